@@ -1,0 +1,114 @@
+"""Frozen settings: what a backbone looks like, and how an engine runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+LINEAR_SITES = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")
+"""The six linear sites of a layer, in the order in which their biases are laid out."""
+NORM_SITES = ("attn_norm", "ffn_norm")
+ADAPTER_SITES = ("after_attn_out", "after_ffn_out")
+
+DType = Literal["bfloat16", "float32"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BackboneConfig:
+    """Shape and constants of an encoder of the BERT family.
+
+    ``family`` names the checkpoint layout (``bert``, ``distilbert``); everything that changes results is a field.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    intermediate_size: int
+    max_positions: int
+    type_vocab_size: int = 2
+    activation: str = "gelu"
+    norm_eps: float = 1e-12
+    pooler: bool = True
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}")
+
+    def dims(self, site: str) -> tuple[int, int]:
+        """(inputs, outputs) of a linear site's weight."""
+        d, f = self.hidden_size, self.intermediate_size
+        return {"ffn_in": (d, f), "ffn_out": (f, d)}.get(site, (d, d))
+
+    def linear_sites(self) -> tuple[str, ...]:
+        return (*LINEAR_SITES, "pooler") if self.pooler else LINEAR_SITES
+
+    def site_layers(self, site: str) -> tuple[int, ...]:
+        """The layers that have ``site``; sites outside the layers count as one layer, 0."""
+        return (0,) if site in ("pooler", "embeddings_norm") else tuple(range(self.layers))
+
+    def bias_layout(self) -> Mapping[tuple[int, str], slice]:
+        """Where each bias stands in the one flat bias vector that a row gathers (layer, site) -> slice."""
+        layout: dict[tuple[int, str], slice] = {}
+        start = 0
+
+        def place(layer: int, site: str, size: int) -> None:
+            nonlocal start
+            layout[layer, site] = slice(start, start + size)
+            start += size
+
+        place(0, "embeddings_norm", self.hidden_size)
+        for layer in range(self.layers):
+            for site in LINEAR_SITES:
+                place(layer, site, self.dims(site)[1])
+            for site in NORM_SITES:
+                place(layer, site, self.hidden_size)
+        if self.pooler:
+            place(0, "pooler", self.hidden_size)
+        return layout
+
+    def bias_size(self) -> int:
+        return max(part.stop for part in self.bias_layout().values())
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BackboneConfig:
+        return cls(**data)
+
+
+NAMED_BACKBONES: Mapping[str, BackboneConfig] = {
+    "minilm-l6": BackboneConfig("bert", 30522, 384, 6, 12, 1536, 512),
+    "distilbert": BackboneConfig("distilbert", 30522, 768, 6, 12, 3072, 512, type_vocab_size=0, pooler=False),
+    "bert-base": BackboneConfig("bert", 30522, 768, 12, 12, 3072, 512),
+    "bert-large": BackboneConfig("bert", 30522, 1024, 24, 16, 4096, 512),
+}
+"""Sizes that can be initialised at random (benchmarks)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineSettings:
+    """How one engine batches, compiles and bounds itself. Times are seconds."""
+
+    dtype: DType = "bfloat16"
+    max_length: int = 512
+    """Longest query in tokens; lowered to what the backbone's positions allow."""
+    max_batch_tokens: int = 1024
+    max_batch_rows: int = 32
+    slots: int = 32
+    """Fewest task slots a class's bank is made with; it also gets room for twice the tasks known at start."""
+    policy: Literal["fixed", "alpha"] = "alpha"
+    fixed_batch: int = 16
+    trigger: Literal["hungry", "lazy"] = "hungry"
+    lazy_wait: float = 0.005
+    lazy_size: int = 32
+    latency_target: float = 0.1
+    max_queue: int = 4096
+    in_flight: int = 2
+    """Batches dispatched but not yet fetched, per replica."""
+    background_compile: bool = True
+    stall_seconds: float = 60.0
+    """Work that makes no progress for this long makes the engine not live."""

@@ -1,0 +1,130 @@
+"""Banks: the stacked device arrays that hold many tasks' deltas of one class. Slot 0 is the no-op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jpets.config import BackboneConfig
+from jpets.deltas import HEAD, class_method, method_named
+from jpets.deltas.bitfit import BIAS_CLASS
+from jpets.deltas.protocol import ArraySpec, ClassKey, Contribution
+from jpets.types import Task
+
+SlotArrays = Mapping[str, npt.NDArray[Any]]
+
+
+def lower_task(task: Task, config: BackboneConfig) -> list[Contribution]:
+    """Everything a task puts into banks: its deltas' slots, its head's, one bias slot for all that change biases.
+
+    Two deltas of equal method on one task go to classes of their own (``ordinal``).
+    """
+    found: list[Contribution] = []
+    biases: list[Contribution] = []
+    for delta in task.deltas:
+        for part in method_named(delta.method).lower(delta, config):
+            if part.key == BIAS_CLASS:
+                biases.append(part)
+            else:
+                ordinal = sum(other.key.method == part.key.method for other in found)
+                key = ClassKey(part.key.method, part.key.sites, part.key.layers, part.key.options, ordinal)
+                found.append(Contribution(key, part.arrays))
+    if biases:
+        own = np.zeros(config.bias_size(), bool)
+        values = np.zeros(config.bias_size(), np.float32)
+        for part in biases:
+            if "own" in part.arrays:
+                own |= part.arrays["own"]
+                values = np.where(part.arrays["own"], part.arrays["values"], values)
+        change = sum((part.arrays["change"] for part in biases if "change" in part.arrays), np.zeros_like(values))
+        found.append(Contribution(BIAS_CLASS, {"own": own, "values": values, "change": change}))
+    head = HEAD.contribution(task.head)
+    return [*found, head] if head else found
+
+
+def storage_dtype(spec: ArraySpec, dtype: str) -> np.dtype[Any]:
+    """bf16 is kept as uint16: writing one slot of a bf16 bank converts the whole bank on a CPU."""
+    if spec.dtype == "param":
+        return np.dtype(np.uint16 if dtype == "bfloat16" else np.float32)
+    return np.dtype(spec.dtype)
+
+
+def _store(values: npt.NDArray[Any], spec: ArraySpec, dtype: str) -> npt.NDArray[Any]:
+    if spec.dtype == "param" and dtype == "bfloat16":
+        return values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    return values.astype(storage_dtype(spec, dtype))
+
+
+def slot_arrays(
+    part: Contribution, key: ClassKey, config: BackboneConfig, dtype: str, base_bias: npt.NDArray[np.float32]
+) -> SlotArrays:
+    """``part`` padded to the shapes of class ``key`` (which covers it) and in the bank's storage format."""
+    specs = class_method(key.method).bank_arrays(key, config)
+    if key == BIAS_CLASS:
+        bias = np.where(part.arrays["own"], part.arrays["values"], base_bias) + part.arrays["change"]
+        return {"bias": _store(bias[None], specs["bias"], dtype)}
+    places = [key.layers.index(layer) for layer in part.key.layers]
+    padded: dict[str, npt.NDArray[Any]] = {}
+    for name, spec in specs.items():
+        full = np.full(spec.shape, spec.fill, np.float32 if spec.dtype == "param" else storage_dtype(spec, dtype))
+        if name in part.arrays:
+            source = part.arrays[name]
+            for at, place in enumerate(places):
+                full[(place, *(slice(0, size) for size in source.shape[1:]))] = source[at]
+        padded[name] = _store(full, spec, dtype)
+    return padded
+
+
+class Bank:
+    """The device arrays of one class, [slots, layers, ...]. Only the thread that owns the device may write."""
+
+    def __init__(
+        self,
+        key: ClassKey,
+        slots: int,
+        config: BackboneConfig,
+        dtype: str,
+        base_bias: npt.NDArray[np.float32],
+        sharding: jax.sharding.Sharding,
+    ) -> None:
+        self.key = key
+        self.slots = slots
+        specs = class_method(key.method).bank_arrays(key, config)
+        self.arrays: dict[str, jax.Array] = {}
+        for name, spec in specs.items():
+            kind = storage_dtype(spec, dtype)
+            fill = base_bias if key == BIAS_CLASS else np.asarray(spec.fill, np.float32)
+            first = jnp.asarray(_store(np.broadcast_to(fill, spec.shape), spec, dtype))
+            make = jax.jit(lambda row, n=slots: jnp.broadcast_to(row, (n, *row.shape)), out_shardings=sharding)
+            self.arrays[name] = make(first)
+            assert self.arrays[name].dtype == kind
+        contents = {name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in self.arrays.items()}
+        slot = jax.ShapeDtypeStruct((), np.int32)
+        # Compiled now: the first write must not make queries wait for a compilation.
+        self._update = jax.jit(_write_slot, donate_argnums=0).lower(self.arrays, contents, slot).compile()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def write(self, slot: int, arrays: SlotArrays) -> None:
+        """Puts one slot's contents in place. The old arrays are donated: no program may still be handed them."""
+        assert 0 < slot < self.slots
+        self.arrays = self._update(self.arrays, dict(arrays), np.int32(slot))
+
+
+def _write_slot(
+    bank: dict[str, jax.Array], values: dict[str, jax.Array], slot: jax.Array
+) -> dict[str, jax.Array]:
+    return {name: bank[name].at[slot].set(values[name], mode="promise_in_bounds") for name in bank}
+
+
+def tightest(key: ClassKey, classes: Sequence[ClassKey]) -> ClassKey | None:
+    """The cheapest of ``classes`` that covers ``key``."""
+    return min((own for own in classes if own.covers(key)), key=ClassKey.volume, default=None)

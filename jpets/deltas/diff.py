@@ -1,0 +1,224 @@
+"""Diff-pruning: x W + x D with a sparse D, and sparse bias differences (Guo et al. 2020; PetS section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, Float
+
+from jpets.config import BackboneConfig
+from jpets.deltas.bitfit import BIAS_CLASS, bias_sites
+from jpets.deltas.merge import map_kernels
+from jpets.deltas.protocol import (
+    ArraySpec,
+    Bound,
+    ClassKey,
+    Contribution,
+    Method,
+    Params,
+    Place,
+    TensorSpec,
+    covered_layers,
+    covered_sites,
+    normal,
+    site_layers,
+)
+from jpets.deltas.view import HeavyView
+from jpets.errors import InvalidTask
+from jpets.types import Delta
+from pallas_kernels.sparse_matmul import sparse_matmul
+
+Entries = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+
+
+def diff_delta(
+    weights: Mapping[str, Mapping[int, npt.NDArray[Any]]],
+    biases: Mapping[str, Mapping[int, npt.NDArray[Any]]],
+    layers: Sequence[int],
+) -> Delta:
+    """A delta from dense differences ``weights[site][layer]`` [in, out] and ``biases[site][layer]`` that are mostly zero."""
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for site, by_layer in weights.items():
+        parts: list[Entries] = []
+        for layer in site_layers(site, tuple(layers)):
+            cols, rows = np.nonzero(by_layer[layer].T)
+            parts.append((rows, cols, by_layer[layer][rows, cols]))
+        tensors |= _stack(site, parts)
+    for site, by_layer in biases.items():
+        found = [(np.flatnonzero(by_layer[at]), by_layer[at]) for at in site_layers(site, tuple(layers))]
+        tensors[f"{site}/bias_cols"] = np.concatenate([at for at, _ in found]).astype(np.uint16)
+        tensors[f"{site}/bias_values"] = np.concatenate([value[at] for at, value in found]).astype(np.float32)
+        tensors[f"{site}/bias_offsets"] = np.cumsum([0, *(len(at) for at, _ in found)]).astype(np.int32)
+    settings = {"sites": list(weights), "bias_sites": list(biases), "layers": list(layers)}
+    return Delta("diff", settings, tensors)
+
+
+def _stack(site: str, parts: Sequence[Entries]) -> dict[str, npt.NDArray[Any]]:
+    rows, cols, values = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    return {
+        f"{site}/rows": rows.astype(np.uint16),
+        f"{site}/cols": cols.astype(np.uint16),
+        f"{site}/values": values.astype(np.float32),
+        f"{site}/layer_offsets": np.cumsum([0, *(len(part[0]) for part in parts)]).astype(np.int32),
+    }
+
+
+def count_step(count: int) -> int:
+    """Non-zeros a layer, rounded up so that tasks of like density share a class: an eighth of a power of two."""
+    step = max(64, 2 ** max(0, count.bit_length() - 3))
+    return -(-count // step) * step
+
+
+class Diff(Method):
+    """Settings: ``sites``, ``bias_sites``, ``layers``. Tensors of a weight: ``rows``, ``cols`` (sorted by column),
+    ``values``, ``layer_offsets`` [layers + 1]; of a bias: ``bias_cols``, ``bias_values``, ``bias_offsets``."""
+
+    name = "diff"
+    kind = "heavy"
+
+    def _sites(self, settings: Mapping[str, Any], config: BackboneConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        sites = covered_sites(settings, config) if settings.get("sites", True) else ()
+        known = bias_sites(config)
+        biased = settings.get("bias_sites", ())
+        if set(biased) - set(known) or not (sites or biased):
+            raise InvalidTask(f"diff: bias_sites must be some of {list(known)}, got {list(biased)}")
+        return sites, tuple(site for site in known if site in biased)
+
+    def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
+        layers = covered_layers(settings, config)
+        sites, biased = self._sites(settings, config)
+        specs: dict[str, TensorSpec] = {}
+        for site in sites:
+            specs |= {f"{site}/{part}": TensorSpec((None,), "index") for part in ("rows", "cols")}
+            specs[f"{site}/values"] = TensorSpec((None,))
+            specs[f"{site}/layer_offsets"] = TensorSpec((len(site_layers(site, layers)) + 1,), "index")
+        for site in biased:
+            specs[f"{site}/bias_cols"] = TensorSpec((None,), "index")
+            specs[f"{site}/bias_values"] = TensorSpec((None,))
+            specs[f"{site}/bias_offsets"] = TensorSpec((len(site_layers(site, layers)) + 1,), "index")
+        return specs
+
+    def check(self, delta: Delta, config: BackboneConfig) -> None:
+        sites, biased = self._sites(delta.settings, config)
+        layout = config.bias_layout()
+        for site in sites:
+            inputs, outputs = config.dims(site)
+            _check_entries(delta, site, ("rows", "cols", "values"), "layer_offsets", (inputs, outputs))
+        for site in biased:
+            part = layout[0, site]
+            _check_entries(delta, site, ("bias_cols", "bias_values"), "bias_offsets", (part.stop - part.start,))
+
+    def init(self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float) -> Delta:
+        """``density`` (0.005 by default) of every weight and bias."""
+        layers, density = covered_layers(settings, config), float(settings.get("density", 0.005))
+        layout = config.bias_layout()
+        sites = covered_sites(settings, config)
+
+        def sparse(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+            dense = np.zeros(int(np.prod(shape)), np.float32)
+            count = max(1, round(dense.size * density))
+            dense[rng.choice(dense.size, count, replace=False)] = normal(rng, scale, (count,))
+            return dense.reshape(shape)
+
+        weights = {site: {layer: sparse(config.dims(site)) for layer in site_layers(site, layers)} for site in sites}
+        biases = {site: {layer: sparse((config.dims(site)[1],)) for layer in weights[site]} for site in sites}
+        assert all((layer, site) in layout for site in biases for layer in biases[site])
+        return diff_delta(weights, biases, layers)
+
+    def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
+        layers, layout = covered_layers(delta.settings, config), config.bias_layout()
+        sites, biased = self._sites(delta.settings, config)
+        found: list[Contribution] = []
+        sizes: list[tuple[str, int]] = []
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for site in sites:
+            if site == "pooler":
+                continue
+            parts = list(_by_layer(delta, site))
+            size = count_step(max(len(rows) for rows, _, _ in parts))
+            sizes.append((site, size))
+            fills = {"rows": 0, "cols": 65535, "values": 0}
+            for i, (name, fill) in enumerate(fills.items()):
+                arrays[f"{site}/{name}"] = np.stack(
+                    [np.pad(part[i], (0, size - len(part[i])), constant_values=fill) for part in parts]
+                )
+        if sizes:
+            found.append(Contribution(ClassKey("diff", tuple(sizes), layers), arrays))
+        if biased:
+            change = np.zeros(config.bias_size(), np.float32)
+            for site in biased:
+                offsets = delta.tensors[f"{site}/bias_offsets"]
+                for at, layer in enumerate(site_layers(site, layers)):
+                    part = slice(int(offsets[at]), int(offsets[at + 1]))
+                    cols = layout[layer, site].start + delta.tensors[f"{site}/bias_cols"][part].astype(np.int64)
+                    change[cols] = delta.tensors[f"{site}/bias_values"][part]
+            found.append(Contribution(BIAS_CLASS, {"change": change}))
+        return found
+
+    def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
+        specs: dict[str, ArraySpec] = {}
+        for site, count in key.sites:
+            shape = (len(key.layers), count)
+            specs[f"{site}/rows"] = ArraySpec(shape, "uint16")
+            specs[f"{site}/cols"] = ArraySpec(shape, "uint16", fill=65535)
+            specs[f"{site}/values"] = ArraySpec(shape)
+        return specs
+
+    def total(
+        self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]
+    ) -> Float[Array, "t o"]:
+        view, bank = bound.view, bound.bank
+        assert isinstance(view, HeavyView)
+        rows, cols, values = (bank[f"{place.site}/{name}"] for name in ("rows", "cols", "values"))
+        at = bound.key.layers.index(place.layer)
+        return sparse_matmul(x, y, rows, cols, values, view.runs, view.size, at, (place.column, place.width))
+
+    def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
+        layers, layout = covered_layers(delta.settings, config), config.bias_layout()
+        sites, biased = self._sites(delta.settings, config)
+        entries = {
+            (layer, site): part
+            for site in sites
+            for layer, part in zip(site_layers(site, layers), _by_layer(delta, site), strict=True)
+        }
+        merged = map_kernels(
+            params,
+            config,
+            {at: lambda w, e=e: w.at[e[0], e[1]].add(jnp.asarray(e[2], w.dtype)) for at, e in entries.items()},
+        )
+        bias = merged["bias"]
+        for site in biased:
+            offsets = delta.tensors[f"{site}/bias_offsets"]
+            for at, layer in enumerate(site_layers(site, layers)):
+                part = slice(int(offsets[at]), int(offsets[at + 1]))
+                cols = layout[layer, site].start + np.asarray(delta.tensors[f"{site}/bias_cols"][part], np.int64)
+                bias = bias.at[cols].add(jnp.asarray(delta.tensors[f"{site}/bias_values"][part], bias.dtype))
+        return {**merged, "bias": bias}
+
+
+def _by_layer(delta: Delta, site: str) -> list[Entries]:
+    offsets = delta.tensors[f"{site}/layer_offsets"]
+    spans = [slice(int(a), int(b)) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    rows, cols, values = (delta.tensors[f"{site}/{name}"] for name in ("rows", "cols", "values"))
+    return [(rows[span], cols[span], values[span]) for span in spans]
+
+
+def _check_entries(
+    delta: Delta, site: str, names: tuple[str, ...], offsets_name: str, limits: tuple[int, ...]
+) -> None:
+    offsets = delta.tensors[f"{site}/{offsets_name}"].astype(np.int64)
+    arrays = [delta.tensors[f"{site}/{name}"] for name in names]
+    counts = {len(array) for array in arrays}
+    if len(counts) != 1 or offsets[0] != 0 or np.any(np.diff(offsets) < 0) or offsets[-1] != counts.pop():
+        raise InvalidTask(f"diff: {site}/{offsets_name} must rise from 0 to the number of entries of {list(names)}")
+    for array, name, limit in zip(arrays, names, limits, strict=False):
+        if array.size and int(array.max()) >= limit:
+            raise InvalidTask(f"diff: {site}/{name} must be below {limit}, found {int(array.max())}")
+    places = arrays[-2].astype(np.int64) if len(limits) == 1 else arrays[1].astype(np.int64) * limits[0] + arrays[0]
+    inner = np.setdiff1d(np.arange(1, len(places)), offsets)
+    if np.any(places[inner] <= places[inner - 1]):
+        raise InvalidTask(f"diff: entries of {site} must be sorted by column, then row, without repeats, in each layer")

@@ -1,0 +1,60 @@
+"""Weight deltas at the pooler, folded into the task's head before it is loaded.
+
+The pooler runs on one vector a row, once; a task that changes its weight gets it as the first layer of a two-layer head
+instead of code of its own inside the executable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from jpets.config import BackboneConfig
+from jpets.deltas import METHODS
+from jpets.deltas.merge import in_merge_order
+from jpets.deltas.protocol import Params
+from jpets.errors import InvalidTask
+from jpets.types import Delta, Task
+
+WEIGHTS = ("A", "bits", "rows")
+"""Tensors that stand for a changed weight."""
+
+
+def fold_pooler(task: Task, config: BackboneConfig, params: Params) -> Task:
+    """``task``, or, where a delta changes the pooler's weight and the head reads it, one whose head holds that pooler.
+
+    Raises ``InvalidTask`` where the head already has two layers, or is none (embedding).
+    """
+    if task.head.pooling != "pooler" or not any(f"pooler/{name}" in d.tensors for d in task.deltas for name in WEIGHTS):
+        return task
+    if task.head.dense or not task.head.tensors:
+        raise InvalidTask(
+            f"task {task.id!r}: a delta on the pooler's weight needs a one-layer head that reads the pooler; "
+            f"this {task.head.type} head has {'two layers' if task.head.dense else 'none'}"
+        )
+    merged: Params = {"pooler": jnp.asarray(params["pooler"]), "bias": jnp.asarray(params["bias"]), "layers": {}}
+    for delta in in_merge_order(task.deltas):
+        part = pooler_part(delta)
+        if part is not None:
+            merged = METHODS[delta.method].merge(part, config, merged)
+    tensors = {
+        **task.head.tensors,
+        "dense_kernel": np.asarray(merged["pooler"], np.float32),
+        "dense_bias": np.asarray(merged["bias"][config.bias_layout()[0, "pooler"]], np.float32),
+    }
+    head = dataclasses.replace(task.head, tensors=tensors, pooling="cls", activation="tanh")
+    return dataclasses.replace(task, head=head)
+
+
+def pooler_part(delta: Delta) -> Delta | None:
+    """The part of a delta that acts at the pooler, as a delta of its own."""
+    tensors = {name: array for name, array in delta.tensors.items() if name.startswith("pooler/")}
+    if not tensors:
+        return None
+    weighted = any(f"pooler/{name}" in tensors for name in WEIGHTS)
+    settings = {**delta.settings, "sites": ["pooler"] if weighted or delta.method == "bitfit" else []}
+    if "bias_sites" in settings:
+        settings["bias_sites"] = [site for site in settings["bias_sites"] if site == "pooler"]
+    return Delta(delta.method, settings, tensors)

@@ -1,0 +1,138 @@
+"""LoRA: y + x A B at any subset of the linear sites (Hu et al. 2021), ranks free per site and layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, Float
+
+from jpets.config import BackboneConfig
+from jpets.deltas.protocol import (
+    ArraySpec,
+    Bound,
+    ClassKey,
+    Contribution,
+    Method,
+    Params,
+    Place,
+    TensorSpec,
+    covered_layers,
+    covered_sites,
+    normal,
+    site_layers,
+    size_step,
+)
+from jpets.deltas.merge import map_kernels
+from jpets.deltas.view import RowView, SegmentView
+from jpets.errors import InvalidTask
+from jpets.types import Delta
+from pallas_kernels.low_rank import low_rank
+
+Matrices = Mapping[str, Mapping[int, tuple[npt.NDArray[Any], npt.NDArray[Any]]]]
+
+
+def lora_scale(alpha: float, rank: int, rank_stabilised: bool) -> float:
+    """alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (Kalajdzievski 2023)."""
+    return alpha / (rank**0.5 if rank_stabilised else rank)
+
+
+def lora_delta(matrices: Matrices, *, alpha: Mapping[tuple[str, int], float] | float, rank_stabilised: bool = False) -> Delta:
+    """A delta from ``matrices[site][layer] = (A [in, r], B [r, out])``; folds the scale into B, pads ranks with zeros.
+
+    ``alpha`` is one number or one for each (site, layer). Layers that a site leaves out have rank 0 there.
+    """
+    layers = tuple(sorted({layer for site in matrices if site != "pooler" for layer in matrices[site]})) or (0,)
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    ranks: dict[str, list[int]] = {}
+    for site, pairs in matrices.items():
+        covered = site_layers(site, layers)
+        ranks[site] = [pairs[layer][0].shape[1] if layer in pairs else 0 for layer in covered]
+        a0, b0 = next(iter(pairs.values()))
+        a = np.zeros((len(covered), a0.shape[0], max(ranks[site])), np.float32)
+        b = np.zeros((len(covered), max(ranks[site]), b0.shape[1]), np.float32)
+        for at, layer in enumerate(covered):
+            if layer in pairs:
+                r = ranks[site][at]
+                factor = alpha if isinstance(alpha, (int, float)) else alpha[site, layer]
+                a[at, :, :r] = pairs[layer][0]
+                b[at, :r] = pairs[layer][1] * lora_scale(factor, r, rank_stabilised)
+        tensors[f"{site}/A"], tensors[f"{site}/B"] = a, b
+    return Delta("lora", {"sites": list(matrices), "layers": list(layers), "ranks": ranks}, tensors)
+
+
+class Lora(Method):
+    """Settings: ``sites``, ``layers``, ``ranks`` {site: [rank per layer]}. Tensors: ``site/A``, ``site/B``."""
+
+    name = "lora"
+    kind = "light"
+
+    def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
+        layers, sites = covered_layers(settings, config), covered_sites(settings, config)
+        specs: dict[str, TensorSpec] = {}
+        for site in sites:
+            covered = site_layers(site, layers)
+            ranks = settings.get("ranks", {}).get(site)
+            if not isinstance(ranks, Sequence) or len(ranks) != len(covered) or not all(
+                isinstance(r, int) and 0 <= r <= min(config.dims(site)) for r in ranks
+            ) or max(ranks) < 1:
+                raise InvalidTask(f"lora: ranks[{site!r}] must list {len(covered)} ranks, got {ranks!r}")
+            inputs, outputs = config.dims(site)
+            specs[f"{site}/A"] = TensorSpec((len(covered), inputs, max(ranks)))
+            specs[f"{site}/B"] = TensorSpec((len(covered), max(ranks), outputs))
+        return specs
+
+    def check(self, delta: Delta, config: BackboneConfig) -> None:
+        for site, ranks in delta.settings["ranks"].items():
+            for at, rank in enumerate(ranks):
+                if np.any(delta.tensors[f"{site}/A"][at, :, rank:]) and np.any(delta.tensors[f"{site}/B"][at, rank:]):
+                    raise InvalidTask(f"lora: {site} must be zero past its rank {rank} in layer entry {at}")
+
+    def init(self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float) -> Delta:
+        rank = int(settings.get("rank", 8))
+        layers, sites = covered_layers(settings, config), covered_sites(settings, config)
+
+        def pair(site: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+            inputs, outputs = config.dims(site)
+            return normal(rng, scale, (inputs, rank)), normal(rng, scale, (rank, outputs))
+
+        matrices = {site: {layer: pair(site) for layer in site_layers(site, layers)} for site in sites}
+        return lora_delta(matrices, alpha=float(settings.get("alpha", rank)))
+
+    def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
+        layers = covered_layers(delta.settings, config)
+        sites = [site for site in covered_sites(delta.settings, config) if site != "pooler"]
+        if not sites:
+            return []
+        key = ClassKey(
+            "lora", tuple((site, size_step(delta.tensors[f"{site}/A"].shape[-1])) for site in sites), layers
+        )
+        return [Contribution(key, {f"{s}/{n}": delta.tensors[f"{s}/{n}"] for s in sites for n in ("A", "B")})]
+
+    def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
+        specs: dict[str, ArraySpec] = {}
+        for site, rank in key.sites:
+            inputs, outputs = config.dims(site)
+            specs[f"{site}/A"] = ArraySpec((len(key.layers), inputs, rank))
+            specs[f"{site}/B"] = ArraySpec((len(key.layers), rank, outputs))
+        return specs
+
+    def total(
+        self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]
+    ) -> Float[Array, "t o"]:
+        view = bound.view
+        assert isinstance(view, (RowView, SegmentView))
+        at = bound.key.layers.index(place.layer)
+        a, b = bound.bank[f"{place.site}/A"], bound.bank[f"{place.site}/B"]
+        return view.add(y, low_rank(view.segments(x), a, b, view.slots, at), place.column)
+
+    def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
+        layers = covered_layers(delta.settings, config)
+        products = {
+            (layer, site): delta.tensors[f"{site}/A"][at] @ delta.tensors[f"{site}/B"][at]
+            for site in covered_sites(delta.settings, config)
+            for at, layer in enumerate(site_layers(site, layers))
+        }
+        return map_kernels(params, config, {place: lambda w, ab=ab: w + ab for place, ab in products.items()})

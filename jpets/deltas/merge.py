@@ -1,0 +1,51 @@
+"""Changing single weights inside a backbone's parameter tree, for the methods' dense forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jpets.config import BackboneConfig
+from jpets.deltas.protocol import Params
+from jpets.types import Delta
+
+FUSED = {"query": 0, "key": 1, "value": 2}
+"""Query, key and value lie side by side in one ``qkv`` weight; the number is the site's block of columns."""
+
+Change = Callable[[Float[Array, "i o"]], Float[Array, "i o"]]
+
+
+def in_merge_order(deltas: Sequence[Delta]) -> list[Delta]:
+    """Whole biases before differences to them, as the unified representation adds them up."""
+    return sorted(deltas, key=lambda delta: delta.method != "bitfit")
+
+
+def kernel(params: Params, config: BackboneConfig, layer: int, site: str) -> Float[Array, "i o"]:
+    """One linear site's weight out of a parameter tree."""
+    if site == "pooler":
+        return params["pooler"]
+    if site in FUSED:
+        d = config.hidden_size
+        return params["layers"][layer]["qkv"][:, FUSED[site] * d : (FUSED[site] + 1) * d]
+    return params["layers"][layer][site]
+
+
+def map_kernels(params: Params, config: BackboneConfig, changes: Mapping[tuple[int, str], Change]) -> Params:
+    """A copy of ``params`` with ``changes[layer, site]`` applied to those weights; untouched leaves are shared."""
+    changed = {place: change(kernel(params, config, *place)) for place, change in changes.items()}
+
+    def place_in(layer: int, leaves: Params) -> Params:
+        own = {site: w for (at, site), w in changed.items() if at == layer and site in leaves}
+        if any((layer, site) in changed for site in FUSED):
+            parts = [
+                changed[layer, site] if (layer, site) in changed else kernel(params, config, layer, site)
+                for site in FUSED
+            ]
+            own["qkv"] = jnp.concatenate(parts, axis=1)
+        return {**leaves, **own}
+
+    layers = {layer: place_in(layer, leaves) for layer, leaves in params["layers"].items()}
+    pooler = {"pooler": changed[0, "pooler"]} if (0, "pooler") in changed else {}
+    return {**params, "layers": layers, **pooler}

@@ -1,0 +1,205 @@
+"""The delta protocol: what one file in this folder has to say about one PET method.
+
+Data goes three ways through it. A task file's tensors are checked against ``tensors``. ``lower`` turns a delta into
+*contributions*, the arrays of one bank slot for one or more classes (a sparse difference gives one to ``diff`` and one
+to ``bias``). Inside an executable ``Sites`` calls the hooks of every class in the batch in the order of the unified
+representation: ``weight``, ``total``, then the bias, then ``after``.
+
+``merge`` is the independent, dense form of the same delta: it serves one-copy-a-task baselines, tests and training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, Float
+
+from jpets.config import BackboneConfig
+from jpets.deltas.view import ClassView
+from jpets.errors import InvalidTask
+from jpets.types import Delta
+
+Kind = Literal["light", "heavy", "bias", "head"]
+Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class ClassKey:
+    """Shape class of a delta: all deltas of a class share a bank and the code that reads it.
+
+    ``sites`` pairs each site with its size step (rank, bottleneck, non-zeros; 0 where the method has none);
+    ``options`` are settings that change the code (an activation). ``ordinal`` counts deltas of equal method on one task.
+    """
+
+    method: str
+    sites: tuple[tuple[str, int], ...] = ()
+    layers: tuple[int, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+    ordinal: int = 0
+
+    def covers(self, other: ClassKey) -> bool:
+        """Whether a delta of class ``other`` fits into this class's bank, padded."""
+        mine = dict(self.sites)
+        return (
+            (self.method, self.options, self.ordinal) == (other.method, other.options, other.ordinal)
+            and set(other.layers) <= set(self.layers)
+            and all(mine.get(site, -1) >= size for site, size in other.sites)
+        )
+
+    def volume(self) -> int:
+        """Grows with what a row of this class costs; picks the tightest of several classes that cover."""
+        return len(self.layers) * sum(1 + size for _, size in self.sites)
+
+    def option(self, name: str) -> str:
+        return dict(self.options)[name]
+
+    def __str__(self) -> str:
+        sites = "+".join(f"{site}:{size}" if size else site for site, size in self.sites)
+        return "/".join([self.method, *([sites] if sites else []), *(value for _, value in self.options)])
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """One bank array without its slot axis. Integer arrays are indices padded with ``fill``; bits are ``uint8``."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["param", "uint8", "uint16", "float32"] = "param"
+    fill: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+    """What one delta puts into one slot of ``key``'s bank: arrays no larger than the class's."""
+
+    key: ClassKey
+    arrays: Mapping[str, npt.NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """Shape and kind that a task file's tensor must have; ``None`` in a shape is any size."""
+
+    shape: tuple[int | None, ...]
+    kind: Literal["float", "index", "bits"] = "float"
+
+
+class Place(NamedTuple):
+    """A linear site inside an executable. Sites may share one product: this one's outputs are y[:, column : + width]."""
+
+    layer: int
+    site: str
+    column: int
+    width: int
+
+
+class Bound(Protocol):
+    """A class inside an executable: its key, its bank's arrays [slots, layers, ...] and where its rows stand."""
+
+    @property
+    def key(self) -> ClassKey: ...
+    @property
+    def bank(self) -> Mapping[str, Array]: ...
+    @property
+    def view(self) -> ClassView: ...
+
+
+class Method:
+    """Base of every method; the hooks do nothing unless a method overrides them."""
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+
+    def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
+        """The tensors a task file must hold. Raises ``InvalidTask`` on settings that make no sense."""
+        raise NotImplementedError
+
+    def check(self, delta: Delta, config: BackboneConfig) -> None:
+        """Checks beyond names and shapes (index ranges, order). Raises ``InvalidTask``."""
+
+    def init(self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float) -> Delta:
+        """A random delta, every tensor drawn with standard deviation ``scale`` (tests, benchmarks)."""
+        raise NotImplementedError
+
+    def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
+        """The slot contents of this delta, in f32."""
+        raise NotImplementedError
+
+    def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
+        """The arrays of one slot of ``key``'s bank."""
+        raise NotImplementedError
+
+    def weight(
+        self,
+        bound: Bound,
+        place: Place,
+        x: Float[Array, "t i"],
+        y: Float[Array, "t o"],
+        w: Float[Array, "i p"],
+    ) -> Float[Array, "t o"]:
+        """Step 1: rows whose weight itself changes; ``w`` is the shared weight."""
+        return y
+
+    def total(
+        self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]
+    ) -> Float[Array, "t o"]:
+        """Step 2: sums onto the site's outputs."""
+        return y
+
+    def after(
+        self, bound: Bound, layer: int, site: str, y: Float[Array, "t d"], normed: Float[Array, "t d"]
+    ) -> Float[Array, "t d"]:
+        """Step 5: after the bias of ``attn_out`` or ``ffn_out``. ``normed`` is norm(y + residual)."""
+        return y
+
+    def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
+        """Backbone parameters with this delta folded in densely; differentiable in the delta's float tensors.
+
+        Raises ``NotImplementedError`` for methods that are not a change of the weights.
+        """
+        raise NotImplementedError(f"{self.name} cannot be merged into dense weights")
+
+
+def covered_layers(settings: Mapping[str, Any], config: BackboneConfig) -> tuple[int, ...]:
+    """``settings['layers']``, all layers by default; checked."""
+    layers = tuple(settings.get("layers", range(config.layers)))
+    valid = all(isinstance(layer, int) and 0 <= layer < config.layers for layer in layers)
+    if not layers or not valid or list(layers) != sorted(set(layers)):
+        raise InvalidTask(f"layers must be increasing numbers from 0 to {config.layers - 1}, got {list(layers)}")
+    return layers
+
+
+def covered_sites(settings: Mapping[str, Any], config: BackboneConfig) -> tuple[str, ...]:
+    """``settings['sites']``, the six linear sites of a layer by default; checked and in canonical order."""
+    known = config.linear_sites()
+    sites = settings.get("sites", known[:6])
+    unknown = [site for site in sites if site not in known]
+    if not sites or unknown:
+        raise InvalidTask(f"sites must be a non-empty subset of {list(known)}, got {list(sites)}")
+    return tuple(site for site in known if site in sites)
+
+
+def site_layers(site: str, layers: tuple[int, ...]) -> tuple[int, ...]:
+    """The layers on a tensor's leading axis for one site; sites outside the layers have one, 0."""
+    return (0,) if site in ("pooler", "embeddings_norm") else layers
+
+
+def size_step(size: int) -> int:
+    """Rounds a rank, bottleneck or label count up to its class's step: 4, 8, 16, 24, 32, 48, 64, 96, ..."""
+    power = 4
+    while power < size:
+        power *= 2
+    return power * 3 // 4 if power >= 32 and size <= power * 3 // 4 else power
+
+
+def normal(rng: np.random.Generator, scale: float, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    return (rng.standard_normal(shape, np.float32) * np.float32(scale)).astype(np.float32)
+
+
+def full_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """A spec's shape where no size is left open."""
+    assert None not in spec.shape
+    return tuple(size for size in spec.shape if size is not None)

@@ -1,0 +1,114 @@
+"""The unified representation inside an executable: what the model calls wherever a delta may act (PetS section 3.1).
+
+``Sites`` runs the steps in their fixed order over all rows of any mixture of tasks: weight, sums, bias, adapter, norm.
+It exists only while a program is traced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jpets.config import BackboneConfig
+from jpets.deltas.protocol import ClassKey, Method, Place
+from jpets.deltas.view import BiasView, ClassView
+from pallas_kernels.numerics import dot, take_slots
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundClass:
+    """A class with its bank and its rows' places in this batch."""
+
+    key: ClassKey
+    bank: Mapping[str, Array]
+    view: ClassView
+    method: Method
+
+    def acts_on(self, layer: int, site: str) -> bool:
+        return layer in self.key.layers and any(name == site for name, _ in self.key.sites)
+
+
+class Sites:
+    """``rows`` is the number of rows N; ``row_of_token`` [T] is None in a rectangular bucket, where T = N L."""
+
+    def __init__(
+        self,
+        config: BackboneConfig,
+        base_bias: Float[Array, " b"],
+        rows: int,
+        row_of_token: Int[Array, " t"] | None,
+        bound: Sequence[BoundClass] = (),
+    ) -> None:
+        self.config = config
+        self.rows = rows
+        self.row_of_token = row_of_token
+        self.classes = [b for b in bound if b.method.kind in ("light", "heavy")]
+        self.layout = config.bias_layout()
+        self.base_bias = base_bias
+        (bias,) = [b for b in bound if b.method.kind == "bias"] or [None]
+        self.row_bias: Float[Array, "n b"] | None = None
+        if bias is not None:
+            assert isinstance(bias.view, BiasView)
+            self.row_bias = take_slots(bias.bank["bias"], bias.view.slots, 0)
+
+    def linear(self, layer: int, sites: Sequence[str], x: Float[Array, "t i"], w: Float[Array, "i o"]) -> Float[Array, "t o"]:
+        """Steps 1 to 3 for sites that share one product: weight, sums, bias. f32 [T, outputs of all ``sites``]."""
+        x = x.astype(w.dtype)
+        y = dot(x, w)
+        places = []
+        column = 0
+        for site in sites:
+            width = self.config.dims(site)[1]
+            places.append(Place(layer, site, column, width))
+            column += width
+        for step in ("weight", "total"):
+            for bound in self.classes:
+                for place in places:
+                    if bound.acts_on(layer, place.site):
+                        if step == "weight":
+                            own = w[:, place.column : place.column + place.width]
+                            y = bound.method.weight(bound, place, x, y, own)
+                        else:
+                            y = bound.method.total(bound, place, x, y)
+        return y + self.bias(layer, sites, y.shape[0])
+
+    def bias(self, layer: int, sites: Sequence[str], tokens: int) -> Float[Array, "#t o"]:
+        """Step 3: the biases of neighbouring sites, each token with its task's own, f32."""
+        part = slice(self.layout[layer, sites[0]].start, self.layout[layer, sites[-1]].stop)
+        if self.row_bias is None:
+            return self.base_bias[part].astype(jnp.float32)[None]
+        own = self.row_bias[:, part].astype(jnp.float32)  # [N, o]
+        if self.row_of_token is not None:
+            return own.at[self.row_of_token].get(mode="fill", fill_value=0)
+        length = tokens // self.rows
+        return jnp.broadcast_to(own[:, None], (self.rows, length, own.shape[1])).reshape(tokens, -1)
+
+    def pooler(self, x: Float[Array, "n d"], w: Float[Array, "d d"]) -> Float[Array, "n d"]:
+        """The pooler's product and bias, on rows; weight deltas of this site are folded into the task's head."""
+        part = self.layout[0, "pooler"]
+        own = self.base_bias[None, part] if self.row_bias is None else self.row_bias[:, part]
+        return dot(x, w) + own.astype(jnp.float32)
+
+    def norm(self, layer: int, site: str, x: Float[Array, "t d"], scale: Float[Array, " d"]) -> Float[Array, "t d"]:
+        """Layer norm in f32 with the task's own bias."""
+        mean = x.mean(-1, keepdims=True)
+        centred = x - mean
+        variance = (centred * centred).mean(-1, keepdims=True)
+        unit = centred * jax.lax.rsqrt(variance + self.config.norm_eps)
+        return unit * scale.astype(jnp.float32) + self.bias(layer, [site], x.shape[0])
+
+    def close(
+        self, layer: int, site: str, y: Float[Array, "t d"], residual: Float[Array, "t d"], scale: Float[Array, " d"]
+    ) -> Float[Array, "t d"]:
+        """Steps 5 and 6 behind ``attn_out`` or ``ffn_out``: adapters, residual, norm."""
+        after, norm = f"after_{site}", site.split("_")[0] + "_norm"
+        adapters = [bound for bound in self.classes if bound.acts_on(layer, after)]
+        if adapters:
+            shared = self.norm(layer, norm, y + residual, scale)
+            for bound in adapters:
+                y = bound.method.after(bound, layer, after, y, shared)
+        return self.norm(layer, norm, y + residual, scale)

@@ -1,0 +1,96 @@
+"""Where a class's rows stand in a macro-batch: static shapes, with the places as traced integers.
+
+Rows of a macro-batch are ordered so that the rows of one class are neighbours. A light class then sees a short window
+of the batch, at a place that changes from batch to batch without a new compilation:
+
+``RowView``      rectangular bucket: ``R`` rows of ``L`` tokens from row ``first`` on; nothing is gathered.
+``SegmentView``  packed bucket: ``G`` segments of at most ``S`` tokens, gathered from the window and gathered back.
+``Runs``         heavy classes: one run of tokens a query, looped over (``pallas_kernels.windows``).
+
+A window may cover rows of other tasks. They hold slot 0 and keep their bits: results are selected, not added as zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.windows import Runs
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowView:
+    """``slots.shape[0]`` rows of ``length`` tokens each, starting at row ``first``."""
+
+    first: Int[Array, ""]
+    slots: Int[Array, " r"]
+    length: int = dataclasses.field(metadata={"static": True})
+
+    def segments(self, x: Float[Array, "t i"]) -> Float[Array, "r l i"]:
+        window = jax.lax.dynamic_slice_in_dim(x, self.first * self.length, self.slots.shape[0] * self.length)
+        return window.reshape(self.slots.shape[0], self.length, x.shape[-1])
+
+    def add(self, y: Float[Array, "t o"], delta: Float[Array, "r l p"], column: int = 0) -> Float[Array, "t o"]:
+        """``y`` with ``delta`` added at the window's own rows and columns ``column + [0, p)``."""
+        r, l, p = delta.shape
+        at = (self.first * self.length, column)
+        window = jax.lax.dynamic_slice(y, at, (r * l, p))
+        own = jnp.broadcast_to((self.slots > 0)[:, None], (r, l)).reshape(r * l, 1)
+        return jax.lax.dynamic_update_slice(y, jnp.where(own, window + delta.reshape(r * l, p), window), at)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SegmentView:
+    """``tokens`` [G, S]: packed position of each cell (T = empty). ``cells`` [W]: for the W tokens from ``first`` on,
+    their place in the flattened segments (past the end: not of this class)."""
+
+    tokens: Int[Array, "g s"]
+    slots: Int[Array, " g"]
+    first: Int[Array, ""]
+    cells: Int[Array, " w"]
+
+    def segments(self, x: Float[Array, "t i"]) -> Float[Array, "g s i"]:
+        return x.at[self.tokens].get(mode="fill", fill_value=0)
+
+    def add(self, y: Float[Array, "t o"], delta: Float[Array, "g s p"], column: int = 0) -> Float[Array, "t o"]:
+        """``y`` with ``delta`` added at the class's own tokens and columns ``column + [0, p)``."""
+        flat = delta.reshape(-1, delta.shape[-1])
+        at = (self.first, column)
+        window = jax.lax.dynamic_slice(y, at, (self.cells.shape[0], delta.shape[-1]))
+        own = self.cells < flat.shape[0]
+        sums = window + flat.at[self.cells].get(mode="fill", fill_value=0)
+        return jax.lax.dynamic_update_slice(y, jnp.where(own[:, None], sums, window), at)
+
+
+LightView = RowView | SegmentView
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HeavyView:
+    """Runs of at most ``size`` tokens."""
+
+    runs: Runs
+    size: int = dataclasses.field(metadata={"static": True})
+
+
+class BiasView(NamedTuple):
+    """Each row's slot in the bias bank, in row order; slot 0 is the backbone's own."""
+
+    slots: Int[Array, " n"]
+
+
+class HeadView(NamedTuple):
+    """The rows whose pooled vector a head class reads (past the end: none), and their slots."""
+
+    rows: Int[Array, " r"]
+    slots: Int[Array, " r"]
+
+
+ClassView = RowView | SegmentView | HeavyView | BiasView | HeadView

@@ -1,0 +1,1 @@
+"""Batch assembly, buckets, executables, the host loop and the engine."""

@@ -1,0 +1,259 @@
+"""From queries to the arrays of one macro-batch: order, packing, attention groups, class windows. Pure numpy.
+
+Rows are ordered by the set of light classes they use (Gray-code order, so that each class's rows are mostly
+neighbours), and packed one after the other in that order. Attention groups pick their rows by length, independently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.deltas import class_method
+from jpets.deltas.protocol import ClassKey
+from jpets.deltas.view import BiasView, ClassView, HeadView, HeavyView, RowView, SegmentView
+from jpets.engine.bucket import Bucket, Variant, capacity, level_of, windowed
+from jpets.model.batch import PackedBatch, Rows
+from pallas_kernels.packed_attention import AttentionGroup
+from pallas_kernels.windows import Runs
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One query as the device sees it: tokens, its task's slot in each class, how it is pooled."""
+
+    ids: Ints
+    types: Ints
+    slots: Mapping[ClassKey, int]
+    pooling: int
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadPlace:
+    """Where a row's logits stand: array ``head`` of the outputs, and either one cell or one per token."""
+
+    head: int
+    cells: tuple[Ints, Ints]
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembled:
+    """A batch ready to run. ``order[i]`` is where query i stands among the output rows."""
+
+    batch: PackedBatch
+    views: tuple[ClassView, ...]
+    order: Ints
+    heads: tuple[HeadPlace | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """Rows in packing order: query numbers, lengths and first tokens."""
+
+    bucket: Bucket
+    queries: Ints
+    lengths: Ints
+    starts: Ints
+
+
+def _gray_rank(members: Sequence[bool]) -> int:
+    code = 0
+    for member in members:
+        code = code << 1 | member
+    rank = code
+    while code := code >> 1:
+        rank ^= code
+    return rank
+
+
+def _lay_out(rows: Sequence[Row], bucket: Bucket) -> _Layout:
+    used = {key for row in rows for key in row.slots if windowed(key)}
+    counts = {key: sum(key in row.slots for row in rows) for key in used}
+    keys = sorted(used, key=lambda key: (-counts[key], key))
+    ranks = [_gray_rank([key in row.slots for key in keys]) for row in rows]
+    queries = np.array(sorted(range(len(rows)), key=lambda q: (ranks[q], q)), np.int32)
+    lengths = np.array([rows[q].length for q in queries], np.int32)
+    if bucket.rectangular:
+        starts = np.arange(len(rows), dtype=np.int32) * bucket.longest
+    else:
+        starts = (np.cumsum(lengths) - lengths).astype(np.int32)
+    return _Layout(bucket, queries, lengths, starts)
+
+
+def _class_members(layout: _Layout, rows: Sequence[Row], key: ClassKey) -> Ints:
+    """Places in packing order of the rows that use a class."""
+    return np.array([at for at, q in enumerate(layout.queries) if key in rows[q].slots], np.int32)
+
+
+def _units(layout: _Layout, members: Ints) -> tuple[int, int]:
+    """(segments or rows a class takes, tokens its window spans)."""
+    bucket = layout.bucket
+    first, last = members[0], members[-1]
+    if bucket.rectangular:
+        return int(last - first + 1), 0
+    segments = int((-(-layout.lengths[members] // bucket.segment)).sum())
+    return segments, int(layout.starts[last] + layout.lengths[last] - layout.starts[first])
+
+
+def class_needs(rows: Sequence[Row], bucket: Bucket) -> dict[ClassKey, int]:
+    """The level of room each class needs when these rows run in ``bucket``."""
+    layout = _lay_out(rows, bucket)
+    needs: dict[ClassKey, int] = {}
+    for key in sorted({key for row in rows for key in row.slots}):
+        needs[key] = 4
+        if windowed(key):
+            units, span = _units(layout, _class_members(layout, rows, key))
+            most = bucket.most_segments()
+            level = level_of(units / most)
+            while span > min(bucket.tokens, capacity(bucket, level) * bucket.segment) and level < 4:
+                level *= 2
+            needs[key] = level
+    return needs
+
+
+def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, pad_id: int) -> Assembled:
+    """Arrays for ``rows`` in ``bucket``, with a view for every class of ``variant``, in its order.
+
+    The bucket must hold the rows and the variant cover their needs; both are asserted.
+    """
+    assert bucket.holds(np.array([row.length for row in rows])), (bucket, [row.length for row in rows])
+    layout = _lay_out(rows, bucket)
+    t = bucket.tokens
+    ids, positions, types = (np.full(t, fill, np.int32) for fill in (pad_id, 0, 0))
+    for at, q in enumerate(layout.queries):
+        span = slice(layout.starts[at], layout.starts[at] + layout.lengths[at])
+        ids[span], types[span] = rows[q].ids, rows[q].types
+        positions[span] = np.arange(layout.lengths[at])
+    groups, cells, row_of_token, row_at = _attention(layout)
+    order = np.empty(len(rows), np.int32)
+    order[layout.queries] = row_at
+    first_token = np.full(bucket.rows, t, np.int32)
+    pooling = np.zeros(bucket.rows, np.int32)
+    first_token[row_at] = layout.starts
+    pooling[order] = [row.pooling for row in rows]
+    batch = PackedBatch(ids, positions, types, groups, cells, row_of_token, Rows(first_token, pooling))  # type: ignore[arg-type]
+    views: list[ClassView] = []
+    heads: list[HeadPlace | None] = [None] * len(rows)
+    head = -1
+    for key in variant.classes():
+        members = _class_members(layout, rows, key)
+        head += key.method == "head"
+        views.append(_view(layout, rows, key, members, variant, row_at, heads, head))
+    return Assembled(batch, tuple(views), order, tuple(heads))
+
+
+def _attention(layout: _Layout) -> tuple[tuple[AttentionGroup, ...], Ints | None, Ints | None, Ints]:
+    """Groups, cells and row_of_token as ``PackedBatch`` has them, and each packed row's number in row order."""
+    bucket, t = layout.bucket, layout.bucket.tokens
+    if bucket.rectangular:
+        lengths = np.zeros(bucket.rows, np.int32)
+        lengths[: len(layout.lengths)] = layout.lengths
+        return (AttentionGroup(None, lengths),), None, None, np.arange(len(layout.lengths), dtype=np.int32)  # type: ignore[arg-type]
+    row_of_token = np.full(t, bucket.rows, np.int32)
+    cells = np.full(t, sum(n * length for n, length in bucket.groups), np.int32)
+    row_at = np.empty(len(layout.lengths), np.int32)
+    waiting = list(np.argsort(layout.lengths, kind="stable"))
+    groups: list[AttentionGroup] = []
+    row_base = cell_base = 0
+    for n, longest in bucket.groups:
+        fitting = int(np.searchsorted(layout.lengths[waiting], longest, side="right")) if waiting else 0
+        taken, waiting = waiting[: min(n, fitting)], waiting[min(n, fitting) :]
+        tokens = np.full((n, longest), t, np.int32)
+        lengths = np.zeros(n, np.int32)
+        for j, at in enumerate(taken):
+            start, length = layout.starts[at], layout.lengths[at]
+            span = np.arange(start, start + length, dtype=np.int32)
+            tokens[j, :length], lengths[j], row_at[at] = span, length, row_base + j
+            cells[span], row_of_token[span] = cell_base + j * longest + np.arange(length), row_base + j
+        groups.append(AttentionGroup(tokens, lengths))  # type: ignore[arg-type]
+        row_base, cell_base = row_base + n, cell_base + n * longest
+    assert not waiting
+    return tuple(groups), cells, row_of_token, row_at
+
+
+def _view(
+    layout: _Layout,
+    rows: Sequence[Row],
+    key: ClassKey,
+    members: Ints,
+    variant: Variant,
+    row_at: Ints,
+    heads: list[HeadPlace | None],
+    head: int,
+) -> ClassView:
+    bucket, kind = layout.bucket, class_method(key.method).kind
+    slot_of = {int(at): rows[layout.queries[at]].slots[key] for at in members}
+    if windowed(key):
+        make = _row_view if bucket.rectangular else _segment_view
+        return make(layout, members, slot_of, capacity(bucket, variant.level(key)), heads if kind == "head" else None, head)
+    if kind == "heavy":
+        return _heavy_view(layout, slot_of)
+    if kind == "bias":
+        slots = np.zeros(bucket.rows, np.int32)
+        slots[row_at[members]] = list(slot_of.values())
+        return BiasView(slots)  # type: ignore[arg-type]
+    at_rows, slots = np.full(bucket.rows, bucket.rows, np.int32), np.zeros(bucket.rows, np.int32)
+    for j, at in enumerate(members):
+        at_rows[j], slots[j] = row_at[at], slot_of[int(at)]
+        heads[layout.queries[at]] = HeadPlace(head, (np.array([j], np.int32), np.zeros(1, np.int32)))
+    return HeadView(at_rows, slots)  # type: ignore[arg-type]
+
+
+def _row_view(
+    layout: _Layout, members: Ints, slot_of: Mapping[int, int], room: int, heads: list[HeadPlace | None] | None, head: int
+) -> RowView:
+    first = min(int(members[0]), layout.bucket.rows - room) if len(members) else 0
+    slots = np.zeros(room, np.int32)
+    for at in members:
+        slots[at - first] = slot_of[int(at)]
+        if heads is not None:
+            length = layout.lengths[at]
+            heads[layout.queries[at]] = HeadPlace(
+                head, (np.full(length, at - first, np.int32), np.arange(length, dtype=np.int32))
+            )
+    return RowView(np.int32(first), slots, layout.bucket.longest)  # type: ignore[arg-type]
+
+
+def _segment_view(
+    layout: _Layout, members: Ints, slot_of: Mapping[int, int], room: int, heads: list[HeadPlace | None] | None, head: int
+) -> SegmentView:
+    t, size = layout.bucket.tokens, layout.bucket.segment
+    width = min(t, room * size)
+    first = min(int(layout.starts[members[0]]), t - width) if len(members) else 0
+    tokens, slots = np.full((room, size), t, np.int32), np.zeros(room, np.int32)
+    cells = np.full(width, room * size, np.int32)
+    segment = 0
+    for at in members:
+        start, length = int(layout.starts[at]), int(layout.lengths[at])
+        flat = segment * size + np.arange(length, dtype=np.int32)
+        tokens.reshape(-1)[flat] = np.arange(start, start + length)
+        cells[start - first : start - first + length] = flat
+        taken = -(-length // size)
+        slots[segment : segment + taken] = slot_of[int(at)]
+        if heads is not None:
+            heads[layout.queries[at]] = HeadPlace(head, (flat // size, flat % size))
+        segment += taken
+    return SegmentView(tokens, slots, np.int32(first), cells)  # type: ignore[arg-type]
+
+
+def _heavy_view(layout: _Layout, slot_of: Mapping[int, int]) -> HeavyView:
+    bucket, size = layout.bucket, layout.bucket.run
+    most = bucket.most_runs()
+    slots, starts, offsets, lengths = (np.zeros(most, np.int32) for _ in range(4))
+    k = 0
+    for at, slot in slot_of.items():
+        end = layout.starts[at] + layout.lengths[at]
+        for begin in range(int(layout.starts[at]), int(end), size):
+            starts[k] = min(begin, bucket.tokens - size)
+            slots[k], offsets[k], lengths[k] = slot, begin - starts[k], min(size, end - begin)
+            k += 1
+    return HeavyView(Runs(np.int32(k), slots, starts, offsets, lengths), size)  # type: ignore[arg-type]

@@ -1,0 +1,175 @@
+"""Static shapes. A bucket is a token count and up to three attention groups; a variant is what classes it makes room for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.deltas import class_method
+from jpets.deltas.protocol import ClassKey, Kind
+
+MAX_GROUPS = 3
+LEVELS = (1, 2, 4)
+"""Room that a variant gives a light class, in quarters of the bucket."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Bucket:
+    """``tokens`` packed tokens; ``groups`` ((N, L), ...) rows of at most L tokens, ascending in L."""
+
+    tokens: int
+    groups: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        lengths = [length for _, length in self.groups]
+        if not 1 <= len(self.groups) <= MAX_GROUPS or lengths != sorted(set(lengths)):
+            raise ValueError(f"a bucket has one to {MAX_GROUPS} groups of rising length, got {self.groups}")
+
+    @property
+    def rectangular(self) -> bool:
+        """T = N L in one group: tokens already are padded rows, and nothing is gathered."""
+        return len(self.groups) == 1 and self.tokens == self.groups[0][0] * self.groups[0][1]
+
+    @property
+    def rows(self) -> int:
+        return sum(n for n, _ in self.groups)
+
+    @property
+    def longest(self) -> int:
+        return self.groups[-1][1]
+
+    @property
+    def segment(self) -> int:
+        """Tokens of one segment of a light class in a packed bucket."""
+        return min(32, self.longest)
+
+    @property
+    def run(self) -> int:
+        """Tokens that one step over a heavy class covers."""
+        return min(self.longest if self.rectangular else 64, 128, self.tokens)
+
+    def most_segments(self) -> int:
+        """Segments (rectangular: rows) that any batch in this bucket can need."""
+        return self.rows if self.rectangular else self.rows + self.tokens // self.segment
+
+    def most_runs(self) -> int:
+        return self.rows + self.tokens // self.run
+
+    def holds(self, lengths: npt.NDArray[np.int_]) -> bool:
+        """Whether rows of these lengths fit: each in a group that is long enough, and all in ``tokens``."""
+        if len(lengths) == 0 or len(lengths) > self.rows:
+            return False
+        if not self.rectangular and int(lengths.sum()) > self.tokens:
+            return False
+        room = 0
+        bounds = [0, *(length for _, length in self.groups)]
+        for at in range(len(self.groups) - 1, -1, -1):
+            room += self.groups[at][0]
+            if int(np.count_nonzero(lengths > bounds[at])) > room:
+                return False
+        return bool(lengths.max() <= self.longest)
+
+    def __str__(self) -> str:
+        return f"{self.tokens}:" + "+".join(f"{n}x{length}" for n, length in self.groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """Room for classes: ``light`` class -> quarters of the bucket; ``others`` are there or not (heavy, bias, head)."""
+
+    light: tuple[tuple[ClassKey, int], ...] = ()
+    others: tuple[ClassKey, ...] = ()
+
+    def level(self, key: ClassKey) -> int:
+        return dict(self.light).get(key, 4 if key in self.others else 0)
+
+    def covers(self, needs: Mapping[ClassKey, int]) -> bool:
+        return all(self.level(key) >= level for key, level in needs.items())
+
+    def classes(self) -> tuple[ClassKey, ...]:
+        return (*(key for key, _ in self.light), *self.others)
+
+    def has(self, kind: Kind) -> bool:
+        return any(class_method(key.method).kind == kind for key in self.classes())
+
+    def __str__(self) -> str:
+        names = [f"{key}@{level}" for key, level in self.light] + [str(key) for key in self.others]
+        return ",".join(names) or "bare"
+
+
+def windowed(key: ClassKey) -> bool:
+    """Classes that see a window of the batch, and so come in levels: light ones, and heads that read tokens."""
+    method = class_method(key.method)
+    return method.kind == "light" or (method.kind == "head" and key.option("reads") == "tokens")
+
+
+def make_variant(needs: Mapping[ClassKey, int]) -> Variant:
+    """The tightest variant for ``needs`` (class -> level)."""
+    light = tuple(sorted((key, level) for key, level in needs.items() if windowed(key)))
+    return Variant(light, tuple(sorted(key for key in needs if not windowed(key))))
+
+
+def widest(classes: Iterable[ClassKey], *, heavy: bool) -> Variant:
+    """Room for any mixture of ``classes``, of the light ones alone unless ``heavy``."""
+    return make_variant({key: 4 for key in classes if heavy or class_method(key.method).kind != "heavy"})
+
+
+def level_of(share: float) -> int:
+    """The smallest level that gives ``share`` (0 to 1) of the bucket."""
+    return next(level for level in LEVELS if share * 4 <= level + 1e-9 or level == LEVELS[-1])
+
+
+def capacity(bucket: Bucket, level: int) -> int:
+    """Segments (rectangular: rows) that ``level`` quarters of a bucket hold."""
+    return -(-bucket.most_segments() * level // 4)
+
+
+def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket, ...]:
+    """The fixed menu. The first ones together hold any batch within the limits; the rest only fit more tightly.
+
+    Rectangular single rows serve lone queries; packed ones hold mixtures: most rows short, some of medium length, one long.
+    """
+    lengths = [length for length in (16, 32, 64, 128, 256, 512) if length < max_length] + [max_length]
+    singles = [Bucket(length, ((1, length),)) for length in lengths]
+    packed = []
+    tokens = 64
+    while tokens <= max_tokens:
+        for size in (tokens, tokens * 3 // 2):
+            if size <= max_tokens:
+                packed += [mixed_bucket(size, max_length, max_rows), even_bucket(size, max_length, max_rows)]
+        tokens *= 2
+    return tuple(dict.fromkeys([*singles, *packed]))
+
+
+def core_buckets(menu: Sequence[Bucket], max_length: int, max_tokens: int) -> tuple[Bucket, ...]:
+    """The part of the menu that must be ready before the first query: together they hold any batch of the menu's."""
+    singles = {32, 128, max_length}
+    packed = {128, 512, max_tokens}
+    return tuple(b for b in menu if (b.longest in singles if b.rectangular else len(b.groups) > 1 and b.tokens in packed))
+
+
+def mixed_bucket(tokens: int, max_length: int, max_rows: int) -> Bucket:
+    """Many short rows, a quarter as many of medium length and one that fills the bucket or the model."""
+    longest = min(tokens, max_length)
+    rows = max(2, min(max_rows, tokens // 8))
+    short, medium = min(32, longest), min(128, longest)
+    groups = {short: rows}
+    if medium > short:
+        groups[medium] = max(1, min(rows, tokens // 64))
+    if longest > medium:
+        groups[longest] = max(1, tokens // max_length)
+    return Bucket(tokens, tuple((n, length) for length, n in sorted(groups.items())))
+
+
+def even_bucket(tokens: int, max_length: int, max_rows: int) -> Bucket:
+    """Short rows of like length: no room, and so no cost, for long ones."""
+    length = min(64, max_length, tokens)
+    return Bucket(tokens, ((max(1, min(max_rows, tokens // 16)), length),))
+
+
+def cheapest(buckets: Sequence[Bucket], lengths: npt.NDArray[np.int_]) -> Bucket | None:
+    """The smallest bucket that holds these rows."""
+    return min((b for b in buckets if b.holds(lengths)), default=None)

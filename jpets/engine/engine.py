@@ -1,0 +1,277 @@
+"""The engine: queries in, results out, for any mixture of tasks over one backbone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+
+import jax
+import numpy as np
+
+from jpets.config import EngineSettings
+from jpets.deltas.bank import lower_task, slot_arrays, tightest
+from jpets.deltas.fold import fold_pooler
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.assembly import Row
+from jpets.engine.background import BackgroundCompiler
+from jpets.engine.bucket import Bucket, Variant, bucket_menu, core_buckets, widest
+from jpets.engine.host_loop import HostLoop
+from jpets.engine.pending import Pending, PendingQueue
+from jpets.engine.planner import Plan, Planner
+from jpets.engine.profile import CostTable, measure
+from jpets.engine.program import Family, Program, ProgramKey, ProgramStore, compile_program
+from jpets.engine.replica import Replica
+from jpets.engine.results import failure
+from jpets.engine.stats import Stats
+from jpets.engine.tasks import DEFAULT_TENANT, Resident, TaskTable
+from jpets.errors import InvalidTask, JpetsError, Saturated
+from jpets.model.batch import POOLINGS
+from jpets.tokenizing import TextEncoder
+from jpets.types import LoadedBackbone, Preprocessing, Query, Result, Task
+
+log = logging.getLogger(__name__)
+
+COARSE_REPEATS = 2
+"""Timed runs of each core program at a first start; ``jpets profile`` measures better."""
+MOST_PADDING = 2
+"""A class is merged into one that covers it unless its rows would then cost more than this times as much."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, of how many)."""
+
+
+def default_cache_dir() -> pathlib.Path:
+    base = os.environ.get("JPETS_CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jpets"
+    )
+    return pathlib.Path(base)
+
+
+class Engine:
+    """Serves one backbone's tasks. ``start`` compiles and warms up; ``close`` answers what is running and stops.
+
+    Classes (delta shapes) are fixed at start by ``tasks`` and by ``reserve``, tasks that lend only their shape.
+    """
+
+    def __init__(
+        self,
+        backbone: LoadedBackbone,
+        tasks: Iterable[Task] = (),
+        settings: EngineSettings | None = None,
+        *,
+        reserve: Iterable[Task] = (),
+        cache_dir: pathlib.Path | None = None,
+        buckets: Sequence[Bucket] | None = None,
+    ) -> None:
+        self.settings = settings or EngineSettings()
+        self.backbone = backbone
+        config = backbone.config
+        longest = min(self.settings.max_length, config.max_positions)
+        self.text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, longest)
+        self._base_bias = np.asarray(backbone.params["bias"], np.float32)
+        first = list(tasks)
+        self._start_tasks = first
+        family = Family(config, self.settings.dtype, self._class_slots(first, list(reserve)))
+        most_tokens = max(longest, self.settings.max_batch_tokens)
+        self.menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, self.settings.max_batch_rows)
+        self._core = self.menu if buckets else core_buckets(self.menu, longest, most_tokens)
+        self.cache_dir = cache_dir or default_cache_dir()
+        device = jax.local_devices()[0]
+        self.replicas = [
+            Replica(family, backbone.params, self.text.pad_id, jax.sharding.SingleDeviceSharding(device))
+        ]
+        self.stats = Stats()
+        self.tasks = TaskTable(dict(family.slots))
+        self.pending = PendingQueue(self.settings.max_queue)
+        self.store = ProgramStore(self.cache_dir / "programs", device)
+        self.costs = CostTable(self.cache_dir / "costs" / f"{self.store.family_name(family)}.json", family)
+        self.compiler = BackgroundCompiler(
+            family, self.store, self.cache_dir / "programs", self._add_everywhere, device.platform
+        )
+        self._loops = [self._loop(replica) for replica in self.replicas]
+        self._ready = False
+
+    @property
+    def family(self) -> Family:
+        return self.replicas[0].family
+
+    @property
+    def ready(self) -> bool:
+        """Warm: no query will wait for a compilation."""
+        return self._ready and self.live
+
+    @property
+    def live(self) -> bool:
+        return all(loop.live for loop in self._loops)
+
+    def start(self, progress: Progress = lambda what, done, total: None) -> Engine:
+        """Loads or compiles the core programs, measures them once, loads the tasks, starts the threads."""
+        keys = [ProgramKey(bucket, variant) for bucket in self._core for variant in self._variants()]
+        for done, key in enumerate(keys):
+            progress("executables", done, len(keys))
+            self._prepare(key)
+        self.costs.save()
+        progress("executables", len(keys), len(keys))
+        for loop in self._loops:
+            loop.start()
+        for done, task in enumerate(self._start_tasks):
+            progress("tasks", done, len(self._start_tasks))
+            self.add_task(task)
+        progress("tasks", len(self._start_tasks), len(self._start_tasks))
+        self._start_tasks = []
+        self.stats.count_compiles_on(lambda: set().union(*(loop.idents() for loop in self._loops)))
+        self._ready = True
+        if self.settings.background_compile:
+            rest = [b for b in self.menu if b not in self._core and not b.rectangular]
+            self.compiler.start(ProgramKey(b, variant) for variant in self._variants() for b in rest)
+        return self
+
+    def close(self) -> None:
+        """Refuses new queries, answers the waiting ones with an error and those on the device normally."""
+        self._ready = False
+        self.compiler.close()
+        for pending in self.pending.close():
+            if pending.future.set_running_or_notify_cancel():
+                error = Saturated("the server is shutting down; send the request to another one")
+                pending.future.set_result(failure(pending.task, error))
+        for loop in self._loops:
+            loop.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def submit(
+        self,
+        queries: Sequence[Query],
+        *,
+        deadline: float | None = None,
+        priority: int = 0,
+        tenant: str = DEFAULT_TENANT,
+    ) -> list[Future[Result]]:
+        """One future a query, in order; cancel one to drop it. ``deadline`` is seconds from now.
+
+        What is wrong with a single query is in its result's ``error``. Raises ``Saturated`` when the queue is full.
+        """
+        until = None if deadline is None else time.monotonic() + deadline
+        prepared = [self._prepare_query(query, until, priority, tenant) for query in queries]
+        pendings = [item for item in prepared if isinstance(item, Pending)]
+        try:
+            self.pending.put(pendings)
+        except Saturated:
+            for pending in pendings:
+                if pending.resident is not None:
+                    self.tasks.done(pending.resident)
+            raise
+        return [item.future if isinstance(item, Pending) else item for item in prepared]
+
+    def infer(
+        self,
+        queries: Sequence[Query],
+        *,
+        deadline: float | None = None,
+        priority: int = 0,
+        tenant: str = DEFAULT_TENANT,
+    ) -> list[Result]:
+        """``submit`` and wait."""
+        return [f.result() for f in self.submit(queries, deadline=deadline, priority=priority, tenant=tenant)]
+
+    def add_task(self, task: Task, *, tenant: str = DEFAULT_TENANT, version: int | None = None) -> None:
+        """Loads a task; returns when the next query sees it. An older one of the same id serves until then.
+
+        Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it), ``OutOfSpace`` (no free slot).
+        """
+        if task.backbone.fingerprint != self.backbone.fingerprint:
+            raise InvalidTask(
+                f"task {task.id!r} was made for backbone {task.backbone.name!r} ({task.backbone.fingerprint[:19]}...), "
+                f"this engine serves {self.backbone.name!r} ({self.backbone.fingerprint[:19]}...)"
+            )
+        parts = lower_task(fold_pooler(task, self.backbone.config, dict(self.backbone.params)), self.backbone.config)
+        keys = self.tasks.fit(parts)
+        slots = self.tasks.reserve(keys)
+        try:
+            contents = {
+                key: (slots[key], slot_arrays(part, key, self.family.config, self.family.dtype, self._base_bias))
+                for part, key in zip(parts, keys, strict=True)
+            }
+            for done in [replica.stage(contents) for replica in self.replicas]:
+                done.result()
+        except BaseException:
+            self.tasks.release(slots)
+            raise
+        self.tasks.publish(Resident(tenant, task, slots, version))
+
+    def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        """Queries already submitted still get their answer. Raises ``NotFound``."""
+        self.tasks.remove(tenant, task)
+
+    def _prepare_query(
+        self, query: Query, deadline: float | None, priority: int, tenant: str
+    ) -> Pending | Future[Result]:
+        resident: Resident | None = None
+        try:
+            if query.task is not None:
+                resident = self.tasks.acquire(tenant, query.task)
+            task = resident.task if resident else None
+            tokens = self.text.encode(query, task.preprocessing if task else Preprocessing())
+        except JpetsError as error:
+            if resident is not None:
+                self.tasks.done(resident)
+            future: Future[Result] = Future()
+            future.set_result(failure(query.task, error))
+            self.stats.answered(error.code)
+            return future
+        pooling = POOLINGS.index(task.head.pooling if task else "mean")
+        row = Row(tokens.ids, tokens.types, resident.slots if resident else {}, pooling)
+        return Pending(query.task, resident, row, deadline, priority, tenant)
+
+    def _class_slots(self, tasks: Sequence[Task], reserve: Sequence[Task]) -> tuple[tuple[ClassKey, int], ...]:
+        """The fixed classes and their banks' sizes. A class that another one covers is served by that one."""
+        config, params = self.backbone.config, dict(self.backbone.params)
+        counts: Counter[ClassKey] = Counter()
+        for task, weight in [*((task, 1) for task in tasks), *((task, 0) for task in reserve)]:
+            for part in lower_task(fold_pooler(task, config, params), config):
+                counts[part.key] += weight
+        kept: dict[ClassKey, int] = {}
+        for key in sorted(counts, key=ClassKey.volume, reverse=True):
+            cover = tightest(key, [own for own in kept if own.volume() <= MOST_PADDING * key.volume()])
+            kept[cover or key] = kept.get(cover or key, 0) + counts[key]
+        return tuple(sorted((key, max(self.settings.slots, 2 * count) + 1) for key, count in kept.items()))
+
+    def _variants(self) -> list[Variant]:
+        """Room for any mixture of light tasks, and, where there are heavy ones, of all."""
+        keys = [key for key, _ in self.family.slots]
+        return list(dict.fromkeys([widest(keys, heavy=False), widest(keys, heavy=True)]))
+
+    def _prepare(self, key: ProgramKey) -> None:
+        """Loads or compiles a program, and runs it: the first run is slow, and its cost must be known."""
+        program = self.store.load(self.family, key)
+        if program is None:
+            program = compile_program(self.family, key)
+            self.store.save(self.family, program)
+        program.seconds = self.costs.get(key)
+        for replica in self.replicas:
+            replica.add_program(program)
+            seconds = measure(replica, program, COARSE_REPEATS if program.seconds is None else 0)
+        if program.seconds is None:
+            program.seconds = seconds
+            self.costs.set(key, seconds)
+
+    def _loop(self, replica: Replica) -> HostLoop:
+        planner = Planner(replica, self.costs, self.settings, self.menu)
+        return HostLoop(replica, planner, self.pending, self.tasks, self.stats, self.settings, self._want)
+
+    def _want(self, plan: Plan) -> None:
+        if plan.wanted is not None:
+            self.compiler.want(plan.wanted)
+
+    def _add_everywhere(self, program: Program) -> None:
+        for replica in self.replicas:
+            replica.add_program(program)

@@ -1,0 +1,239 @@
+"""The host loop: one thread that owns a device, one that fetches what it computed.
+
+Every dispatch and every bank write happens on the owner thread, so banks can be donated without a lock. While the
+device computes, the owner plans and assembles the next batch; ``in_flight`` bounds how far it runs ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jpets.config import EngineSettings
+from jpets.engine.assembly import Assembled
+from jpets.engine.pending import Pending, PendingQueue
+from jpets.engine.planner import Plan, Planner
+from jpets.engine.replica import Replica
+from jpets.engine.results import failure, row_result
+from jpets.engine.stats import BatchRecord, Stats
+from jpets.engine.tasks import TaskTable
+from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError
+from jpets.model.forward import Outputs
+from jpets.scheduling.trigger import lazy_wait
+from jpets.types import Result, Timing
+
+log = logging.getLogger(__name__)
+
+WINDOW = 256
+"""Waiting queries that are planned over at once, most urgent first."""
+PrefetchHook = Callable[[Sequence[Pending]], None]
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A dispatched batch."""
+
+    plan: Plan
+    assembled: Assembled
+    outputs: Outputs
+    dispatched: float
+
+
+class HostLoop:
+    """Runs one replica. ``want`` hears of programs that batches miss; ``hooks`` see queries before they run."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        planner: Planner,
+        pending: PendingQueue,
+        tasks: TaskTable,
+        stats: Stats,
+        settings: EngineSettings,
+        want: Callable[[Plan], None],
+    ) -> None:
+        self.hooks: list[PrefetchHook] = []
+        self._replica = replica
+        self._planner = planner
+        self._pending = pending
+        self._tasks = tasks
+        self._stats = stats
+        self._settings = settings
+        self._want = want
+        self._fetch: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(settings.in_flight)
+        self._running = 0
+        self._progress = time.monotonic()
+        self._owner = threading.Thread(target=self._own, name="jpets-device", daemon=True)
+        self._completer = threading.Thread(target=self._complete, name="jpets-complete", daemon=True)
+        replica.wake = self._wake
+
+    def start(self) -> None:
+        self._completer.start()
+        self._owner.start()
+
+    def join(self) -> None:
+        """Waits until both threads have ended; the pending queue must have been closed."""
+        for thread in (self._owner, self._completer):
+            if thread.is_alive():
+                thread.join(timeout=30)
+
+    def idents(self) -> set[int]:
+        return {thread.ident for thread in (self._owner, self._completer) if thread.ident is not None}
+
+    @property
+    def live(self) -> bool:
+        """Both threads run, and if there is work, some of it got done within ``stall_seconds``."""
+        if not (self._owner.is_alive() and self._completer.is_alive()):
+            return False
+        busy = len(self._pending) > 0 or self._running > 0
+        return not busy or time.monotonic() - self._progress < self._settings.stall_seconds
+
+    def _wake(self) -> None:
+        with self._pending.changed:
+            self._pending.changed.notify_all()
+
+    def _own(self) -> None:
+        while True:
+            with self._pending.changed:
+                while not (len(self._pending) or self._replica.has_staged or self._pending.closed):
+                    self._pending.changed.wait()
+                    self._progress = time.monotonic()
+            self._replica.apply_staged()
+            if self._pending.closed:
+                self._replica.stop_staging()
+                self._fetch.put(None)
+                return
+            if len(self._pending):
+                self._step()
+
+    def _step(self) -> None:
+        """Schedule -> prefetch -> assemble -> dispatch, for one batch."""
+        self._room.acquire()  # before planning: whoever arrives meanwhile can still join the batch
+        try:
+            dispatched = self._dispatch_next()
+        except BaseException:
+            self._room.release()
+            raise
+        if dispatched is None:
+            self._room.release()
+        else:
+            self._running += 1
+            self._fetch.put(dispatched)
+
+    def _dispatch_next(self) -> InFlight | None:
+        waiting = self._still_wanted(self._pending.most_urgent(WINDOW))
+        if not waiting or self._wait_for_more(waiting):
+            return None
+        chosen = waiting
+        try:
+            plan = self._planner.next_batch(waiting)
+            chosen = list(plan.pendings)
+            self._pending.remove(chosen)
+            for hook in self.hooks:
+                hook(chosen)
+            self._replica.apply_staged()
+            assembled = self._replica.assemble([p.row for p in chosen], plan.program)
+            now = time.monotonic()
+            outputs = self._replica.dispatch(plan.program, assembled)
+        except Exception as error:  # one bad batch must not take the server down
+            log.exception("batch failed")
+            self._pending.remove(chosen)
+            self._fail(chosen, EngineFailure(f"the batch could not be run: {type(error).__name__}"))
+            return None
+        if plan.wanted is not None:
+            self._want(plan)
+        return InFlight(plan, assembled, outputs, now)
+
+    def _still_wanted(self, waiting: list[Pending]) -> list[Pending]:
+        """Drops queries whose client left, and answers those whose deadline passed; neither is computed."""
+        now = time.monotonic()
+        gone = [p for p in waiting if p.future.cancelled() or (p.deadline is not None and p.deadline <= now)]
+        if not gone:
+            return waiting
+        self._pending.remove(gone)
+        late = DeadlineExceeded("the deadline passed before the query was computed; allow more time or send fewer")
+        self._fail(gone, late)
+        dropped = set(map(id, gone))
+        return [p for p in waiting if id(p) not in dropped]
+
+    def _wait_for_more(self, waiting: Sequence[Pending]) -> bool:
+        """Lazy trigger: sleeps if more queries should join first; true when the caller has to look again."""
+        settings = self._settings
+        if settings.trigger == "hungry":
+            return False
+        wait = lazy_wait(
+            oldest_waited=time.monotonic() - min(p.arrived for p in waiting),
+            waiting=len(waiting),
+            predicted=self._planner.predicted(waiting),
+            timeout=settings.lazy_wait,
+            size=settings.lazy_size,
+            latency_target=settings.latency_target,
+        )
+        if wait <= 0:
+            return False
+        with self._pending.changed:
+            self._pending.changed.wait(wait)
+        return True
+
+    def _complete(self) -> None:
+        while (batch := self._fetch.get()) is not None:
+            try:
+                outputs = jax.tree.map(np.asarray, batch.outputs)
+            except Exception as error:  # the device failed; the queries are answered, the loop goes on
+                log.exception("device failed")
+                self._fail(batch.plan.pendings, EngineFailure(f"the device failed: {type(error).__name__}"))
+            else:
+                self._deliver(batch, outputs)
+            self._room.release()
+            self._running -= 1
+            self._progress = time.monotonic()
+
+    def _deliver(self, batch: InFlight, outputs: Outputs) -> None:
+        done = time.monotonic()
+        key, pendings = batch.plan.program.key, batch.plan.pendings
+        bucket, executable, fallback = str(key.bucket), str(key), batch.plan.wanted is not None
+        for at, pending in enumerate(pendings):
+            timing = Timing(
+                batch.dispatched - pending.arrived, done - batch.dispatched, bucket, executable, fallback
+            )
+            task = pending.resident.task if pending.resident else None
+            row, place = int(batch.assembled.order[at]), batch.assembled.heads[at]
+            logits = None
+            if place is not None and task is not None:
+                cells = outputs.logits[place.head][place.cells][:, : task.head.outputs]
+                logits = np.array(cells if task.head.type == "token-classification" else cells[0])
+            result = row_result(
+                task, pending.row.length, timing, bool(outputs.finite[row]), outputs.pooled[row], logits
+            )
+            self._answer(pending, result)
+        self._stats.ran(
+            BatchRecord(
+                rows=len(pendings),
+                real_tokens=sum(p.row.length for p in pendings),
+                computed_tokens=key.bucket.tokens,
+                seconds=done - batch.dispatched,
+                queued=tuple(batch.dispatched - p.arrived for p in pendings),
+                fallback=fallback,
+            )
+        )
+
+    def _fail(self, pendings: Sequence[Pending], error: JpetsError) -> None:
+        for pending in pendings:
+            self._answer(pending, failure(pending.task, error, pending.row.length))
+
+    def _answer(self, pending: Pending, result: Result) -> None:
+        if pending.resident is not None:
+            self._tasks.done(pending.resident)
+        if pending.future.set_running_or_notify_cancel():
+            pending.future.set_result(result)
+            self._stats.answered(result.error.code if result.error else "ok")
+        else:
+            self._stats.answered("cancelled")

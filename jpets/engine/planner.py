@@ -1,0 +1,103 @@
+"""Which waiting queries run next, and in which program: the cheapest that is ready and covers them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jpets.config import EngineSettings
+from jpets.deltas import class_method
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.assembly import Row, class_needs
+from jpets.engine.bucket import Bucket, Variant, make_variant
+from jpets.engine.pending import Pending
+from jpets.engine.profile import CostTable, arithmetic
+from jpets.engine.program import Program, ProgramKey
+from jpets.engine.replica import Replica
+from jpets.errors import EngineFailure
+from jpets.scheduling import policies
+from jpets.scheduling.cost import Shape
+
+WORTHWHILE = 0.9
+"""A program is wanted when its predicted time is below this share of the best ready one's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One batch to run. ``wanted`` is a program not yet compiled that would run it clearly cheaper."""
+
+    pendings: Sequence[Pending]
+    program: Program
+    wanted: ProgramKey | None
+
+
+def is_heavy(row: Row) -> bool:
+    return any(class_method(key.method).kind == "heavy" for key in row.slots)
+
+
+class Planner:
+    """Pure apart from reading the replica's table of ready programs."""
+
+    def __init__(self, replica: Replica, costs: CostTable, settings: EngineSettings, menu: Sequence[Bucket]) -> None:
+        self._replica = replica
+        self._costs = costs
+        self._settings = settings
+        self._menu = menu
+
+    def shapes(self, *, heavy: bool) -> list[Shape]:
+        """Ready shapes that take any mixture of tasks, heavy ones among them if asked, with their costs."""
+        every = [key for key, _ in self._replica.family.slots]
+        needs = {key: 4 for key in every if heavy or class_method(key.method).kind != "heavy"}
+        best: dict[Bucket, float] = {}
+        for program in self._replica.programs:
+            if program.key.variant.covers(needs):
+                bucket = program.key.bucket
+                best[bucket] = min(best.get(bucket, np.inf), self._seconds(program.key, program))
+        return [Shape(b.tokens, b.groups, seconds, b.rectangular) for b, seconds in best.items()]
+
+    def next_batch(self, waiting: Sequence[Pending]) -> Plan:
+        """The batch with the most urgent query of ``waiting`` (most urgent first), by the engine's policy."""
+        lengths = [pending.row.length for pending in waiting]
+        shapes = self.shapes(heavy=any(is_heavy(pending.row) for pending in waiting))
+        settings = self._settings
+        if settings.policy == "alpha":
+            batches = policies.alpha(lengths, shapes, settings.max_batch_rows)
+        else:
+            batches = policies.fixed(lengths, shapes, settings.max_batch_rows, settings.fixed_batch)
+        chosen = next(batch for batch in batches if 0 in batch)
+        return self.place([waiting[q] for q in chosen])
+
+    def place(self, pendings: Sequence[Pending]) -> Plan:
+        """The cheapest ready program for exactly these queries."""
+        rows = [pending.row for pending in pendings]
+        lengths = np.array([row.length for row in rows])
+        needs: dict[Bucket, Mapping[ClassKey, int]] = {}
+
+        def need(bucket: Bucket) -> Mapping[ClassKey, int]:
+            if bucket not in needs:
+                needs[bucket] = class_needs(rows, bucket)
+            return needs[bucket]
+
+        ready = sorted(self._replica.programs, key=lambda program: self._seconds(program.key, program))
+        best = next(
+            (p for p in ready if p.key.bucket.holds(lengths) and p.key.variant.covers(need(p.key.bucket))), None
+        )
+        if best is None:
+            raise EngineFailure(f"no ready program takes {len(rows)} rows of up to {lengths.max()} tokens")
+        bare = min((b for b in self._menu if b.holds(lengths)), key=self._bare_cost)
+        ideal = ProgramKey(bare, make_variant(need(bare)))
+        cheaper = self._costs.estimate(ideal) < WORTHWHILE * self._seconds(best.key, best)
+        return Plan(pendings, best, ideal if cheaper and not self._replica.has_program(ideal) else None)
+
+    def _bare_cost(self, bucket: Bucket) -> float:
+        return arithmetic(self._replica.family.config, ProgramKey(bucket, Variant()))
+
+    def _seconds(self, key: ProgramKey, program: Program) -> float:
+        return program.seconds if program.seconds is not None else self._costs.estimate(key)
+
+    def predicted(self, waiting: Sequence[Pending]) -> float:
+        """Seconds that the next batch of these queries would take."""
+        program = self.next_batch(waiting).program
+        return self._seconds(program.key, program)

@@ -1,0 +1,111 @@
+"""What programs cost: measured once, kept on disk, estimated from their arithmetic until then."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import statistics
+import time
+
+import jax
+import numpy as np
+
+from jpets.config import BackboneConfig
+from jpets.engine.assembly import Row
+from jpets.engine.bucket import Bucket, capacity, windowed
+from jpets.engine.program import Family, Program, ProgramKey
+from jpets.engine.replica import Replica
+
+HEAVY_LOOP = 0.2
+"""Share of the bare cost that the loops over heavy classes add before the first heavy row (measured on a CPU)."""
+
+
+def arithmetic(config: BackboneConfig, key: ProgramKey) -> float:
+    """Multiply-adds of a program, the unit in which unmeasured programs are estimated."""
+    bucket, variant = key.bucket, key.variant
+    d, layers = config.hidden_size, config.layers
+    linear = sum(a * b for a, b in map(config.dims, config.linear_sites()[:6]))
+    total = layers * (bucket.tokens * linear + 2 * d * sum(n * length**2 for n, length in bucket.groups))
+    if variant.has("heavy"):
+        total = int(total * (1 + HEAVY_LOOP))
+    for class_key in variant.classes():
+        if windowed(class_key):
+            length = bucket.longest if bucket.rectangular else bucket.segment
+            cells = capacity(bucket, variant.level(class_key)) * length
+            volume = sum(2 * d * size for _, size in class_key.sites) * len(class_key.layers)
+            total += cells * volume
+    return float(total)
+
+
+class CostTable:
+    """Seconds of each program by its name, in a JSON file that other processes may replace at any time.
+
+    The name of the file carries everything that makes figures stale: backbone shape, number format, device, versions.
+    """
+
+    def __init__(self, path: pathlib.Path, family: Family) -> None:
+        self._path = path
+        self._config = family.config
+        self._seconds: dict[str, float] = {}
+        self._keys: dict[str, ProgramKey] = {}
+        if path.exists():
+            try:
+                stored = json.loads(path.read_text())
+                self._seconds = {str(name): float(value) for name, value in stored.items()}
+            except (ValueError, AttributeError, TypeError):
+                path.unlink(missing_ok=True)  # half-written or foreign: measured again
+
+    def get(self, key: ProgramKey) -> float | None:
+        self._keys[str(key)] = key
+        return self._seconds.get(str(key))
+
+    def set(self, key: ProgramKey, seconds: float) -> None:
+        self._keys[str(key)] = key
+        self._seconds[str(key)] = seconds
+
+    def estimate(self, key: ProgramKey) -> float:
+        """Measured seconds, or arithmetic times the median rate of the measured programs."""
+        if (seconds := self.get(key)) is not None:
+            return seconds
+        rates = [
+            self._seconds[name] / arithmetic(self._config, known)
+            for name, known in self._keys.items()
+            if name in self._seconds
+        ]
+        return arithmetic(self._config, key) * (statistics.median(rates) if rates else 1e-11)
+
+    def save(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(self._seconds, indent=1, sort_keys=True))
+        os.replace(temporary, self._path)
+
+
+def full_rows(bucket: Bucket, vocab_size: int) -> list[Row]:
+    """Rows without deltas that fill a bucket, as even in length as its groups allow."""
+    rng = np.random.default_rng(0)
+    left, rows = bucket.tokens, []
+    for n, longest in reversed(bucket.groups):
+        share = longest if bucket.rectangular else max(1, min(longest, left // max(1, n)))
+        for _ in range(n):
+            length = min(share, left)
+            if length:
+                ids = rng.integers(0, vocab_size, length).astype(np.int32)
+                rows.append(Row(ids, np.zeros_like(ids), {}, 0))
+                left -= length
+    return rows
+
+
+def measure(replica: Replica, program: Program, repeats: int) -> float:
+    """Median seconds of a full bucket without deltas, after one run to warm up. Owner thread, or before it starts."""
+    assembled = replica.assemble(full_rows(program.key.bucket, replica.family.config.vocab_size), program)
+    jax.block_until_ready(replica.dispatch(program, assembled))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(replica.dispatch(program, assembled))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) if times else 0.0
+
+

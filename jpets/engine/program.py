@@ -1,0 +1,206 @@
+"""Executables: one ahead-of-time compiled program for a bucket and a variant, and where their compiled form is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+from jax.experimental import serialize_executable
+
+from jpets.config import BackboneConfig, DType
+from jpets.deltas import class_method
+from jpets.deltas.bank import storage_dtype
+from jpets.deltas.protocol import ClassKey
+from jpets.deltas.sites import BoundClass
+from jpets.deltas.view import ClassView
+from jpets.engine.assembly import Assembled, Row, assemble
+from jpets.engine.bucket import Bucket, Variant
+from jpets.model.batch import PackedBatch
+from jpets.model.encoder import Params, SplitEncoder, cast_params, split
+from jpets.model.forward import Outputs, forward
+
+BankArrays = Mapping[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramKey:
+    """What a program is compiled for."""
+
+    bucket: Bucket
+    variant: Variant
+
+    def __str__(self) -> str:
+        return f"{self.bucket} {self.variant}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What all programs of one engine have in common: backbone shape, number format, slots of each class's bank."""
+
+    config: BackboneConfig
+    dtype: DType
+    slots: tuple[tuple[ClassKey, int], ...]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+def key_to_json(key: ProgramKey) -> str:
+    return json.dumps(dataclasses.asdict(key))
+
+
+def class_key_from(data: Mapping[str, Any]) -> ClassKey:
+    pairs = {name: tuple((str(a), b) for a, b in data[name]) for name in ("sites", "options")}
+    return ClassKey(data["method"], pairs["sites"], tuple(data["layers"]), pairs["options"], data["ordinal"])
+
+
+def family_from_json(text: str) -> Family:
+    data = json.loads(text)
+    slots = tuple((class_key_from(key), count) for key, count in data["slots"])
+    return Family(BackboneConfig.from_dict(data["config"]), data["dtype"], slots)
+
+
+def key_from_json(text: str) -> ProgramKey:
+    data = json.loads(text)
+    bucket = Bucket(data["bucket"]["tokens"], tuple((n, length) for n, length in data["bucket"]["groups"]))
+    variant = Variant(
+        tuple((class_key_from(key), level) for key, level in data["variant"]["light"]),
+        tuple(class_key_from(key) for key in data["variant"]["others"]),
+    )
+    return ProgramKey(bucket, variant)
+
+
+def _run(
+    encoder: SplitEncoder,
+    variant: Variant,
+    params: Params,
+    banks: Sequence[BankArrays],
+    batch: PackedBatch,
+    views: Sequence[ClassView],
+) -> Outputs:
+    bound = [
+        BoundClass(key, bank, view, class_method(key.method))
+        for key, bank, view in zip(variant.classes(), banks, views, strict=True)
+    ]
+    return forward(encoder, params, batch, bound)
+
+
+def _arguments(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None) -> tuple[Any, ...]:
+    """Shapes of a program's arguments, in the order of ``_run``."""
+    config = family.config
+
+    def shape(dims: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
+
+    def bank(of: ClassKey, slots: int) -> dict[str, jax.ShapeDtypeStruct]:
+        specs = class_method(of.method).bank_arrays(of, config)
+        return {n: shape((slots, *s.shape), storage_dtype(s, family.dtype)) for n, s in specs.items()}
+
+    params = jax.eval_shape(functools.partial(cast_params, dtype=family.dtype), split(config).abstract_params())
+    slots = dict(family.slots)
+    banks = tuple(bank(of, slots[of]) for of in key.variant.classes())
+    token = np.zeros(1, np.int32)
+    empty = assemble([Row(token, token, {}, 0)], key.bucket, key.variant, 0)
+    arrays = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype), (empty.batch, empty.views))
+    return (jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype), params), banks, *arrays)
+
+
+@dataclasses.dataclass
+class Program:
+    """A compiled program. ``seconds`` is its profiled run time, None until it was measured."""
+
+    key: ProgramKey
+    compiled: jax.stages.Compiled
+    seconds: float | None = None
+
+    def __call__(self, params: Params, banks: Mapping[ClassKey, BankArrays], assembled: Assembled) -> Outputs:
+        chosen = tuple(banks[key] for key in self.key.variant.classes())
+        outputs: Outputs = self.compiled(params, chosen, assembled.batch, assembled.views)
+        return outputs
+
+
+def compile_program(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None = None) -> Program:
+    """Lowers and compiles; served by JAX's persistent cache where that is set up."""
+    encoder = split(family.config)
+    function = functools.partial(_run, encoder, key.variant)
+    return Program(key, jax.jit(function).lower(*_arguments(family, key, sharding)).compile())
+
+
+class ProgramStore:
+    """A folder of serialised programs. Loading one takes a seventh of lowering and reading the compilation cache.
+
+    Names digest all that a program depends on: its shapes, the versions of JAX and of this code, and the device. What
+    cannot be read is compiled again.
+    """
+
+    def __init__(self, folder: pathlib.Path, device: jax.Device) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._device = device
+        self._base = [jax.__version__, jaxlib.__version__, device.platform, device.device_kind, _cpu(), code_digest()]
+
+    def family_name(self, family: Family) -> str:
+        """A file name that changes with everything that figures or programs of ``family`` depend on."""
+        return hashlib.sha256("\0".join([*self._base, family.to_json()]).encode()).hexdigest()[:40]
+
+    def _path(self, family: Family, key: ProgramKey) -> pathlib.Path:
+        name = hashlib.sha256(key_to_json(key).encode()).hexdigest()[:24]
+        return self._folder / f"{self.family_name(family)}-{name}.program"
+
+    def save(self, family: Family, program: Program) -> None:
+        payload, _, _ = serialize_executable.serialize(program.compiled)
+        handle, temporary = tempfile.mkstemp(dir=self._folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(payload)
+        os.replace(temporary, self._path(family, program.key))
+
+    def load(self, family: Family, key: ProgramKey) -> Program | None:
+        path = self._path(family, key)
+        if not path.exists():
+            return None
+        arguments = _arguments(family, key, None)
+        in_tree = jax.tree.structure((arguments, {}))
+        heads = sum(class_method(of.method).kind == "head" for of in key.variant.classes())
+        out_tree = jax.tree.structure(Outputs(0, 0, (0,) * heads))  # type: ignore[arg-type]
+        try:
+            compiled = serialize_executable.deserialize_and_load(
+                path.read_bytes(), in_tree, out_tree, execution_devices=[self._device]
+            )
+        except (jax.errors.JaxRuntimeError, ValueError, EOFError):
+            path.unlink(missing_ok=True)
+            return None
+        return Program(key, compiled)
+
+
+@functools.cache
+def code_digest() -> str:
+    """Digest of the sources that decide what a program computes."""
+    import jpets
+    import pallas_kernels
+
+    digest = hashlib.sha256()
+    for package in (jpets, pallas_kernels):
+        root = pathlib.Path(next(iter(package.__path__)))
+        for folder in ("model", "deltas", "engine") if package is jpets else (".",):
+            for path in sorted((root / folder).rglob("*.py")):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _cpu() -> str:
+    """What the host's processor can do; a program for a CPU runs only on its like."""
+    info = pathlib.Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    return next((line for line in info.read_text().splitlines() if line.startswith(("flags", "Features"))), "")

@@ -1,0 +1,101 @@
+"""A replica: one device with a backbone, its banks and its programs. Only its own thread touches the device."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+
+from jpets.deltas.bank import Bank, SlotArrays
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.assembly import Assembled, Row, assemble
+from jpets.engine.program import Family, Program, ProgramKey
+from jpets.errors import Saturated
+from jpets.model.encoder import cast_params
+from jpets.model.forward import Outputs
+
+
+class Replica:
+    """``sharding`` places every array; one device today, a mesh slice tomorrow."""
+
+    def __init__(self, family: Family, params: Mapping[str, Any], pad_id: int, sharding: jax.sharding.Sharding) -> None:
+        self.family = family
+        self.pad_id = pad_id
+        self.sharding = sharding
+        self.params = jax.device_put(cast_params(dict(params), family.dtype), sharding)
+        base_bias = np.asarray(params["bias"], np.float32)
+        self.banks = {
+            key: Bank(key, count, family.config, family.dtype, base_bias, sharding) for key, count in family.slots
+        }
+        self._programs: dict[ProgramKey, Program] = {}
+        self._staged: deque[tuple[Mapping[ClassKey, tuple[int, SlotArrays]], Future[None]]] = deque()
+        self._lock = threading.Lock()
+        self._stopped = False
+        self.wake: Callable[[], None] = lambda: None
+        """Called when something is staged, so that an idle owner thread looks."""
+
+    @property
+    def device(self) -> jax.Device:
+        return next(iter(self.sharding.device_set))
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        with self._lock:
+            return list(self._programs.values())
+
+    def has_program(self, key: ProgramKey) -> bool:
+        return key in self._programs
+
+    def add_program(self, program: Program) -> None:
+        with self._lock:
+            self._programs[program.key] = program
+
+    def stage(self, writes: Mapping[ClassKey, tuple[int, SlotArrays]]) -> Future[None]:
+        """Slot contents to be written between two batches; the future is done when the next batch sees them.
+
+        Raises ``Saturated`` once the owner thread has stopped.
+        """
+        done: Future[None] = Future()
+        with self._lock:
+            if self._stopped:
+                raise Saturated("the server is shutting down; send the request to another one")
+            self._staged.append((writes, done))
+        self.wake()
+        return done
+
+    def stop_staging(self) -> None:
+        """Owner thread only, when it ends: applies what is staged and refuses more."""
+        with self._lock:
+            self._stopped = True
+        self.apply_staged()
+
+    @property
+    def has_staged(self) -> bool:
+        return bool(self._staged)
+
+    def apply_staged(self) -> None:
+        """Owner thread only."""
+        while self._staged:
+            writes, done = self._staged.popleft()
+            try:
+                for key, (slot, arrays) in writes.items():
+                    self.banks[key].write(slot, arrays)
+            except Exception as error:  # handed to whoever waits for the write; the loop must go on
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+    def assemble(self, rows: Sequence[Row], program: Program) -> Assembled:
+        return assemble(rows, program.key.bucket, program.key.variant, self.pad_id)
+
+    def dispatch(self, program: Program, assembled: Assembled) -> Outputs:
+        """Owner thread only. Starts the program and returns before it is done."""
+        return program(self.params, {key: bank.arrays for key, bank in self.banks.items()}, assembled)
+
+    def bank_bytes(self) -> dict[ClassKey, int]:
+        return {key: bank.nbytes for key, bank in self.banks.items()}

@@ -1,0 +1,104 @@
+"""From a row's numbers to the answer its head promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.errors import JpetsError, NotFinite
+from jpets.types import (
+    Classification,
+    Embedding,
+    Entity,
+    Failure,
+    FloatArray,
+    Regression,
+    Result,
+    Task,
+    Timing,
+    Tokens,
+)
+
+DEFAULT_THRESHOLD = 0.5
+
+
+def softmax(logits: FloatArray) -> FloatArray:
+    shifted = np.exp(logits - logits.max(-1, keepdims=True))
+    return (shifted / shifted.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def sigmoid(logits: FloatArray) -> FloatArray:
+    return (0.5 * (1.0 + np.tanh(0.5 * logits))).astype(np.float32)
+
+
+def normalized(vector: FloatArray) -> FloatArray:
+    norm = float(np.linalg.norm(vector))
+    return vector / np.float32(norm) if norm > 0 else vector
+
+
+def failure(task: str | None, error: JpetsError, tokens: int = 0, timing: Timing | None = None) -> Failure:
+    return Failure(task=task, tokens=tokens, timing=timing, error=error)
+
+
+def row_result(
+    task: Task | None,
+    tokens: int,
+    timing: Timing,
+    finite: bool,
+    pooled: FloatArray,
+    logits: npt.NDArray[np.float32] | None,
+) -> Result:
+    """The result of one row: ``pooled`` [d]; ``logits`` [C], [tokens, C] for token heads, None without a head."""
+    name = task.id if task else None
+    if not finite or (logits is not None and not np.isfinite(logits).all()):
+        message = "the task's parameters gave NaN or Inf for this text; upload a repaired version of the task"
+        return failure(name, NotFinite(message), tokens, timing)
+    if task is None or task.head.type == "embedding":
+        scaled = normalized(pooled) if task is None or task.head.normalize else pooled
+        return Embedding(task=name, tokens=tokens, timing=timing, embedding=np.array(scaled, np.float32))
+    assert logits is not None
+    if task.head.type == "token-classification":
+        entities = find_entities(logits, task.labels)
+        return Tokens(task=name, tokens=tokens, timing=timing, logits=logits, entities=entities, names=task.labels)
+    if task.head.problem == "regression":
+        return Regression(task=name, tokens=tokens, timing=timing, logits=logits, score=float(logits[0]))
+    return _classification(task, tokens, timing, logits)
+
+
+def _classification(task: Task, tokens: int, timing: Timing, logits: FloatArray) -> Classification:
+    multi = task.head.problem == "multi-label"
+    probs = sigmoid(logits) if multi else softmax(logits)
+    best = int(probs.argmax())
+    chosen: tuple[str, ...] = ()
+    if multi:
+        limits = task.preprocessing.thresholds or (DEFAULT_THRESHOLD,) * len(probs)
+        chosen = tuple(label for label, p, limit in zip(task.labels, probs, limits, strict=True) if p >= limit)
+    return Classification(
+        task=task.id,
+        tokens=tokens,
+        timing=timing,
+        logits=logits,
+        probs=probs,
+        label=task.labels[best],
+        score=float(probs[best]),
+        labels=chosen,
+        names=task.labels,
+    )
+
+
+def find_entities(logits: FloatArray, labels: tuple[str, ...]) -> tuple[Entity, ...]:
+    """Runs of equal labels, IOB2 prefixes understood (B- starts, I- goes on); ``O`` is no entity."""
+    probs = softmax(logits)
+    best = probs.argmax(-1)
+    found: list[Entity] = []
+    for at, index in enumerate(best):
+        label, score = labels[int(index)], float(probs[at, index])
+        prefix, _, name = label.partition("-") if label[:2] in ("B-", "I-") else ("", "", label)
+        if name == "O":
+            continue
+        last = found[-1] if found else None
+        if last and last.end == at and last.label == name and prefix != "B":
+            found[-1] = Entity(name, min(last.score, score), last.start, at + 1)
+        else:
+            found.append(Entity(name, score, at, at + 1))
+    return tuple(found)

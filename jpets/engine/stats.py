@@ -1,0 +1,63 @@
+"""Counters that an engine keeps, read by metrics and tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import jax.monitoring
+
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRecord:
+    """One executed batch. Times are seconds; ``queued`` holds one entry a query."""
+
+    rows: int
+    real_tokens: int
+    computed_tokens: int
+    seconds: float
+    queued: tuple[float, ...]
+    fallback: bool
+
+
+class Stats:
+    """Thread-safe counters. ``observers`` are called with every batch, on the completion thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.answers: Counter[str] = Counter()
+        """Queries answered, by ``ok`` or the error's code."""
+        self.batches = 0
+        self.fallbacks = 0
+        self.real_tokens = 0
+        self.computed_tokens = 0
+        self.request_path_compiles = 0
+        self.observers: list[Callable[[BatchRecord], None]] = []
+
+    def answered(self, outcome: str) -> None:
+        with self._lock:
+            self.answers[outcome] += 1
+
+    def ran(self, record: BatchRecord) -> None:
+        with self._lock:
+            self.batches += 1
+            self.fallbacks += record.fallback
+            self.real_tokens += record.real_tokens
+            self.computed_tokens += record.computed_tokens
+        for observer in self.observers:
+            observer(record)
+
+    def count_compiles_on(self, threads: Callable[[], set[int]]) -> None:
+        """From now on counts every XLA compilation that one of these threads (by ident) has to wait for."""
+
+        def heard(event: str, duration: float, **_: object) -> None:
+            del duration
+            if event == COMPILE_EVENT and threading.get_ident() in threads():
+                with self._lock:
+                    self.request_path_compiles += 1
+
+        jax.monitoring.register_event_duration_secs_listener(heard)

@@ -1,0 +1,93 @@
+"""The exception tree.
+
+    JpetsError
+    |-- InvalidInput (ValueError)          422  the caller's query or file is wrong
+    |   |-- Unparseable                    400
+    |   |-- InputTooLong                   422  more tokens than the model or the task takes
+    |   |-- InvalidTask                    422  a task file or task object that cannot be accepted
+    |   |   `-- UnknownClass               422  its shape class is outside the server's fixed set
+    |   |-- InvalidBackbone                422  a checkpoint that lacks tensors or has them in wrong shapes
+    |   `-- TooLarge                       413  more inputs or bytes than one request may carry
+    |-- NotFound (KeyError)                404  unknown task, version or backbone
+    |-- Conflict                           409  somebody else changed the task first
+    |-- DeadlineExceeded (TimeoutError)    504
+    |-- Saturated                          503  the queue is full, or the server drains
+    |-- OutOfSpace                         507  disk full, or no free slot on the device
+    |-- NotFinite (ArithmeticError)        500  the task's own numbers gave NaN or Inf
+    `-- EngineFailure (RuntimeError)       500  the device or the host loop failed
+
+Every message says what was expected, what was found and what to do. None carries a query's text, a key or a path.
+"""
+
+from __future__ import annotations
+
+
+class JpetsError(Exception):
+    """Base of every error that jpets raises on purpose."""
+
+    code = "internal"
+    status = 500
+    retry_after: int | None = None
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else self.code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidInput(JpetsError, ValueError):
+    code, status = "invalid_input", 422
+
+
+class Unparseable(InvalidInput):
+    code, status = "unparseable", 400
+
+
+class InputTooLong(InvalidInput):
+    code = "input_too_long"
+
+
+class InvalidTask(InvalidInput):
+    code = "invalid_task"
+
+
+class UnknownClass(InvalidTask):
+    code = "unknown_class"
+
+
+class InvalidBackbone(InvalidInput):
+    code = "invalid_backbone"
+
+
+class TooLarge(InvalidInput):
+    code, status = "too_large", 413
+
+
+class NotFound(JpetsError, KeyError):
+    code, status = "not_found", 404
+
+
+class Conflict(JpetsError):
+    code, status = "conflict", 409
+
+
+class DeadlineExceeded(JpetsError, TimeoutError):
+    code, status = "deadline_exceeded", 504
+
+
+class Saturated(JpetsError):
+    code, status, retry_after = "saturated", 503, 1
+
+
+class OutOfSpace(JpetsError):
+    code, status = "out_of_space", 507
+
+
+class NotFinite(JpetsError, ArithmeticError):
+    code, status = "not_finite", 500
+
+
+class EngineFailure(JpetsError, RuntimeError):
+    code, status = "engine_failure", 500

@@ -1,0 +1,67 @@
+"""One macro-batch through the encoder, the poolings and the heads: the function that every executable is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jpets.deltas.head import apply_head
+from jpets.deltas.sites import BoundClass, Sites
+from jpets.model.batch import PackedBatch
+from jpets.model.encoder import Params, SplitEncoder
+
+
+class Outputs(NamedTuple):
+    """``pooled`` [N, d] and ``finite`` [N] in row order; ``logits`` one array a head class, in the order given."""
+
+    pooled: Float[Array, "n d"]
+    finite: Bool[Array, " n"]
+    logits: tuple[Float[Array, "g s c"], ...]
+
+
+def bind_sites(encoder: SplitEncoder, params: Params, batch: PackedBatch, bound: Sequence[BoundClass] = ()) -> Sites:
+    """What the model calls wherever a delta may act in ``batch``."""
+    return Sites(encoder.config, params["bias"], batch.row_count, batch.row_of_token, bound)
+
+
+def encode(
+    encoder: SplitEncoder, params: Params, batch: PackedBatch, bound: Sequence[BoundClass] = ()
+) -> Float[Array, "t d"]:
+    """Final hidden states of the packed tokens, f32."""
+    return encoder.bind(params)(batch, bind_sites(encoder, params, batch, bound))
+
+
+def mean_pool(hidden: Float[Array, "t d"], batch: PackedBatch) -> Float[Array, "n d"]:
+    """Mean over each row's tokens; zeros for rows without any."""
+    means = []
+    for group in batch.groups:
+        n = group.lengths.shape[0]
+        if group.tokens is None:
+            view = hidden.reshape(n, -1, hidden.shape[-1])
+            own = jnp.arange(view.shape[1])[None] < group.lengths[:, None]
+            view = jnp.where(own[..., None], view, 0)
+        else:
+            view = hidden.at[group.tokens].get(mode="fill", fill_value=0)
+        means.append(view.sum(1) / jnp.maximum(group.lengths, 1)[:, None].astype(jnp.float32))
+    return jnp.concatenate(means)
+
+
+def forward(encoder: SplitEncoder, params: Params, batch: PackedBatch, bound: Sequence[BoundClass] = ()) -> Outputs:
+    """Encoder, poolings and heads. ``finite`` is false for a row any of whose hidden values is NaN or Inf."""
+    sites = bind_sites(encoder, params, batch, bound)
+    model = encoder.bind(params)
+    hidden = model(batch, sites)
+    first = hidden.at[batch.rows.first_token].get(mode="fill", fill_value=0)
+    mean = mean_pool(hidden, batch)
+    pooling = batch.rows.pooling[:, None]
+    pooled = jnp.where(pooling == 1, mean, first)
+    if encoder.config.pooler:
+        pooled = jnp.where(pooling == 2, model.pool(first, sites), pooled)
+    heads = [b for b in bound if b.method.kind == "head"]
+    logits = tuple(apply_head(head, hidden, pooled) for head in heads)
+    return Outputs(pooled, jnp.isfinite(mean).all(-1), logits)
+
+

@@ -1,0 +1,1 @@
+"""Batching policies as pure functions over plain data; numpy only."""

@@ -1,0 +1,195 @@
+"""The plain data that passes between the parts: queries, results, deltas, heads, tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.config import BackboneConfig
+from jpets.errors import JpetsError
+
+FloatArray = npt.NDArray[np.float32]
+Tensors = Mapping[str, npt.NDArray[Any]]
+HeadType = Literal["sequence-classification", "token-classification", "embedding"]
+Problem = Literal["single-label", "multi-label", "regression"]
+Pooling = Literal["cls", "mean", "pooler"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Query:
+    """One text, pair of texts or sequence of token ids for one task; ``task=None`` asks the plain backbone.
+
+    Token ids are taken as they are: they must hold the special tokens already. ``truncate`` overrides the task's
+    own rule for texts that are too long; ``None`` keeps it.
+    """
+
+    task: str | None
+    text: str | None = None
+    text_pair: str | None = None
+    input_ids: Sequence[int] | None = None
+    token_type_ids: Sequence[int] | None = None
+    truncate: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Where a query's time went, in seconds, and what ran it."""
+
+    queued: float
+    computed: float
+    bucket: str
+    executable: str
+    fallback: bool
+    """True when a better-fitting executable was still being compiled."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What every answer carries. ``error`` is set, and the numbers are empty, where that row failed."""
+
+    task: str | None
+    tokens: int
+    timing: Timing | None = None
+    error: JpetsError | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classification(Result):
+    """Single label: softmax ``probs`` and the best label. Multi-label: sigmoid ``probs``, ``labels`` over threshold."""
+
+    logits: FloatArray
+    probs: FloatArray
+    label: str | None
+    score: float
+    labels: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """Label names in the order of ``logits``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regression(Result):
+    logits: FloatArray
+    """The predicted value or values, [outputs]."""
+    score: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Entity:
+    """A run of tokens with one label; ``start``/``end`` are token positions, end exclusive."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokens(Result):
+    """Per-token ``logits`` [tokens, labels], special tokens included, and the entities they spell."""
+
+    logits: FloatArray
+    entities: tuple[Entity, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Embedding(Result):
+    embedding: FloatArray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure(Result):
+    """A row that could not be answered; ``error`` says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BackboneRef:
+    """Which backbone a task was trained on."""
+
+    name: str
+    fingerprint: str
+    family: str
+    hidden_size: int
+    layers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """One PET method's parameters for one task.
+
+    ``settings`` are the method's hyper-parameters as in the task file, without ``method``; ``tensors`` maps
+    ``site/name`` to an array whose leading axis runs over the layers covered.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+    tensors: Tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A task's head. Tensors: ``kernel`` [d, C], ``bias`` [C]; two-layer heads add ``dense_kernel`` [d, m], ``dense_bias``.
+
+    An embedding head has no tensors.
+    """
+
+    type: HeadType
+    tensors: Tensors = dataclasses.field(default_factory=dict)
+    problem: Problem = "single-label"
+    pooling: Pooling = "cls"
+    activation: str = "tanh"
+    """Activation after the dense layer of a two-layer head."""
+    normalize: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return int(self.tensors["kernel"].shape[-1]) if "kernel" in self.tensors else 0
+
+    @property
+    def dense(self) -> int:
+        return int(self.tensors["dense_kernel"].shape[-1]) if "dense_kernel" in self.tensors else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """How a task's texts become tokens. ``template`` holds ``{text}``, and ``{text_pair}`` where it takes pairs."""
+
+    max_length: int | None = None
+    truncation: bool = False
+    template: str | None = None
+    prefix: str | None = None
+    thresholds: tuple[float, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a user registers: id, backbone, deltas, head and labels."""
+
+    id: str
+    backbone: BackboneRef
+    deltas: tuple[Delta, ...]
+    head: Head
+    labels: tuple[str, ...] = ()
+    preprocessing: Preprocessing = Preprocessing()
+    created: str | None = None
+    license: str | None = None
+    description: str | None = None
+
+
+class LoadedBackbone(Protocol):
+    """A backbone in host memory, as a checkpoint reader gives it: ``params`` is the encoder's nested dict of arrays."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> BackboneConfig: ...
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+    @property
+    def tokenizer_json(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...

@@ -1,0 +1,32 @@
+"""``low_rank``: for each group g of rows,
+
+    h[g] = act(x[g] @ down[slots[g], layer] + down_bias[slots[g], layer])
+    y[g] =     h[g] @ up[slots[g], layer]   + up_bias[slots[g], layer]
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float, Int, Num
+
+from pallas_kernels.low_rank.reference import low_rank_reference
+
+
+def low_rank(
+    x: Float[Array, "g s i"],
+    down: Num[Array, "slots layers i r"],
+    up: Num[Array, "slots layers r o"],
+    slots: Int[Array, " g"],
+    layer: int,
+    *,
+    activation: str = "identity",
+    down_bias: Num[Array, "slots layers r"] | None = None,
+    up_bias: Num[Array, "slots layers o"] | None = None,
+) -> Float[Array, "g s o"]:
+    """Low-rank product of each group with its own slot's matrices, f32 [g, s, o].
+
+    Banks hold f32, or bf16 as uint16. LoRA (Hu et al. 2021) with its scale folded into ``up``; with an activation and
+    biases the bottleneck adapter (Houlsby et al. 2019; PetS section 2.3).
+    """
+    return low_rank_reference(
+        x, down, up, slots, layer, activation=activation, down_bias=down_bias, up_bias=up_bias
+    )

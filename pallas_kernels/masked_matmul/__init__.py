@@ -1,0 +1,5 @@
+"""x (W . M) for rows whose task masks the shared weight, one bit a weight."""
+
+from pallas_kernels.masked_matmul.api import apply_mask, masked_matmul, pack_planes
+
+__all__ = ["apply_mask", "masked_matmul", "pack_planes"]

@@ -1,0 +1,42 @@
+"""``masked_matmul``: for each run k of tokens, ``y[run] = x[run] @ (w * M[slot[k], layer])``.
+
+Bits lie in planes: bit k of byte c of a row stands for output column ``k * (out / 8) + c``, so that unpacking is eight
+shifts of contiguous bytes and no shuffle.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, Float, UInt8
+
+from pallas_kernels.masked_matmul.reference import apply_mask, masked_matmul_reference
+from pallas_kernels.windows import Runs
+
+__all__ = ["apply_mask", "masked_matmul", "pack_planes"]
+
+
+def masked_matmul(
+    x: Float[Array, "t i"],
+    y: Float[Array, "t o"],
+    w: Float[Array, "i p"],
+    bits: UInt8[Array, "slots layers i p8"],
+    runs: Runs,
+    size: int,
+    layer: int,
+    column: int = 0,
+) -> Float[Array, "t o"]:
+    """``y`` with the runs' rows replaced by x (W . M_task) (MaskBert, PetS section 3.1), f32 [t, o].
+
+    ``size`` is the largest run; the weight's outputs are ``y[:, column : column + p]``, p a multiple of 8.
+    """
+    return masked_matmul_reference(x, y, w, bits, runs, size, layer, column)
+
+
+def pack_planes(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """bool [..., i, o] -> uint8 planes [..., i, o/8]."""
+    *lead, o = mask.shape
+    if o % 8:
+        raise ValueError(f"a mask's output size must be a multiple of 8, got {o}")
+    planes = mask.reshape(*lead, 8, o // 8).astype(np.uint8) << np.arange(8, dtype=np.uint8)[:, None]
+    return np.asarray(planes.sum(-2), np.uint8)

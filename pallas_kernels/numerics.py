@@ -1,0 +1,49 @@
+"""Number formats that the operators share."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
+
+
+def dot(x: Float[Array, "*b i"], w: Float[Array, "i o"]) -> Float[Array, "*b o"]:
+    """x W in the precision of W, accumulated in f32. f32 weights ask for full f32 products (no TF32)."""
+    precision = jax.lax.Precision.HIGHEST if w.dtype == jnp.float32 else None
+    return jax.lax.dot_general(
+        x.astype(w.dtype), w, (((x.ndim - 1,), (0,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
+    )
+
+
+def batched_dot(x: Float[Array, "g s i"], w: Float[Array, "g i o"]) -> Float[Array, "g s o"]:
+    """One product a leading index: row g never meets the numbers of another row."""
+    precision = jax.lax.Precision.HIGHEST if w.dtype == jnp.float32 else None
+    return jax.lax.dot_general(
+        x.astype(w.dtype), w, (((2,), (1,)), ((0,), (0,))), precision=precision, preferred_element_type=jnp.float32
+    )
+
+
+def value_dtype(bank: Num[Array, "..."]) -> jnp.dtype:
+    """The dtype of the numbers that a bank holds: 16-bit banks are bf16 values kept as uint16 (cheap to update)."""
+    return jnp.dtype(jnp.bfloat16 if bank.dtype == jnp.uint16 else bank.dtype)
+
+
+def take_slots(bank: Num[Array, "slots layers *shape"], slots: Int[Array, " g"], layer: int) -> Array:
+    """``bank[slots, layer]`` in the bank's value dtype.
+
+    A select by gather: no other slot's numbers, NaN or not, can enter. Slots are checked on the host.
+    """
+    rows = bank.at[slots, layer].get(mode="promise_in_bounds")
+    return jax.lax.bitcast_convert_type(rows, jnp.bfloat16) if rows.dtype == jnp.uint16 else rows
+
+
+ACTIVATIONS = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "tanh": jnp.tanh,
+    "identity": lambda x: x,
+}

@@ -1,0 +1,27 @@
+"""``sparse_matmul``: for each run k of tokens, ``y[run] += x[run] @ D[slot[k], layer]``, D in column-sorted COO."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float, Num, UInt16
+
+from pallas_kernels.sparse_matmul.reference import sparse_matmul_reference
+from pallas_kernels.windows import Runs
+
+
+def sparse_matmul(
+    x: Float[Array, "t i"],
+    y: Float[Array, "t o"],
+    rows: UInt16[Array, "slots layers n"],
+    cols: UInt16[Array, "slots layers n"],
+    values: Num[Array, "slots layers n"],
+    runs: Runs,
+    size: int,
+    layer: int,
+    columns: tuple[int, int],
+) -> Float[Array, "t o"]:
+    """``y`` with x D_task added on the runs' rows (Diff-pruning, PetS section 3.1), f32 [t, o].
+
+    D's outputs are ``columns`` = (first, width) of y. Non-zeros are sorted by column; unused entries hold a column past it and are dropped. Additions run in the order of
+    the entries, so equal inputs give equal bits.
+    """
+    return sparse_matmul_reference(x, y, rows, cols, values, runs, size, layer, columns)

@@ -1,0 +1,49 @@
+"""A loop over the runs of tokens that belong to heavy tasks, one run after the other, in one executable for any count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+class Runs(NamedTuple):
+    """``count`` runs of tokens, each of one task. Run k covers tokens ``start[k] + offset[k] + [0, length[k])``.
+
+    A window of ``size`` tokens is read at ``start[k]``, which the host has clamped so that it never leaves the batch.
+    """
+
+    count: Int[Array, ""]
+    slots: Int[Array, " k"]
+    starts: Int[Array, " k"]
+    offsets: Int[Array, " k"]
+    lengths: Int[Array, " k"]
+
+
+def over_runs(
+    x: Float[Array, "t i"],
+    y: Float[Array, "t o"],
+    runs: Runs,
+    size: int,
+    columns: tuple[int, int],
+    body: Callable[[Float[Array, "s i"], Float[Array, "s p"], Int[Array, ""]], Float[Array, "s p"]],
+) -> Float[Array, "t o"]:
+    """``y`` with each run's tokens replaced, in ``columns`` = (first, width), by ``body(x_window, y_window, slot)``.
+
+    Other tokens and columns keep their bits.
+    """
+    column, width = columns
+
+    def step(k: Int[Array, ""], out: Float[Array, "t o"]) -> Float[Array, "t o"]:
+        start = runs.starts[k]
+        x_window = jax.lax.dynamic_slice_in_dim(x, start, size)
+        y_window = jax.lax.dynamic_slice(out, (start, column), (size, width))
+        at = jnp.arange(size) - runs.offsets[k]
+        own = (at >= 0) & (at < runs.lengths[k])
+        result = jnp.where(own[:, None], body(x_window, y_window, runs.slots[k]), y_window)
+        return jax.lax.dynamic_update_slice(out, result, (start, column))
+
+    return jax.lax.fori_loop(0, runs.count, step, y)
