@@ -28,22 +28,17 @@ def over_runs(
     y: Float[Array, "t o"],
     runs: Runs,
     size: int,
-    columns: tuple[int, int],
-    body: Callable[[Float[Array, "s i"], Float[Array, "s p"], Int[Array, ""]], Float[Array, "s p"]],
+    body: Callable[[Float[Array, "s i"], Float[Array, "s o"], Int[Array, ""]], Float[Array, "s o"]],
 ) -> Float[Array, "t o"]:
-    """``y`` with each run's tokens replaced, in ``columns`` = (first, width), by ``body(x_window, y_window, slot)``.
-
-    Other tokens and columns keep their bits.
-    """
-    column, width = columns
+    """``y`` with each run's tokens replaced by ``body(x_window, y_window, slot)``; other tokens keep their bits."""
 
     def step(k: Int[Array, ""], out: Float[Array, "t o"]) -> Float[Array, "t o"]:
         start = runs.starts[k]
         x_window = jax.lax.dynamic_slice_in_dim(x, start, size)
-        y_window = jax.lax.dynamic_slice(out, (start, column), (size, width))
+        y_window = jax.lax.dynamic_slice_in_dim(out, start, size)
         at = jnp.arange(size) - runs.offsets[k]
         own = (at >= 0) & (at < runs.lengths[k])
         result = jnp.where(own[:, None], body(x_window, y_window, runs.slots[k]), y_window)
-        return jax.lax.dynamic_update_slice(out, result, (start, column))
+        return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
 
     return jax.lax.fori_loop(0, runs.count, step, y)

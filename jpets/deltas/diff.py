@@ -175,7 +175,7 @@ class Diff(Method):
         assert isinstance(view, HeavyView)
         rows, cols, values = (bank[f"{place.site}/{name}"] for name in ("rows", "cols", "values"))
         at = bound.key.layers.index(place.layer)
-        return sparse_matmul(x, y, rows, cols, values, view.runs, view.size, at, (place.column, place.width))
+        return sparse_matmul(x, y, rows, cols, values, view.runs, view.size, at)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers, layout = covered_layers(delta.settings, config), config.bias_layout()

@@ -126,7 +126,7 @@ class Lora(Method):
         assert isinstance(view, (RowView, SegmentView))
         at = bound.key.layers.index(place.layer)
         a, b = bound.bank[f"{place.site}/A"], bound.bank[f"{place.site}/B"]
-        return view.add(y, low_rank(view.segments(x), a, b, view.slots, at), place.column)
+        return view.add(y, low_rank(view.segments(x), a, b, view.slots, at))
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers = covered_layers(delta.settings, config)

@@ -77,7 +77,7 @@ class Mask(Method):
         view = bound.view
         assert isinstance(view, HeavyView)
         bits, at = bound.bank[f"{place.site}/bits"], bound.key.layers.index(place.layer)
-        return masked_matmul(x, y, w, bits, view.runs, view.size, at, place.column)
+        return masked_matmul(x, y, w, bits, view.runs, view.size, at)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers = covered_layers(delta.settings, config)

@@ -88,12 +88,10 @@ class TensorSpec:
 
 
 class Place(NamedTuple):
-    """A linear site inside an executable. Sites may share one product: this one's outputs are y[:, column : + width]."""
+    """A linear site inside an executable."""
 
     layer: int
     site: str
-    column: int
-    width: int
 
 
 class Bound(Protocol):

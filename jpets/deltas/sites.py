@@ -55,30 +55,32 @@ class Sites:
             assert isinstance(bias.view, BiasView)
             self.row_bias = take_slots(bias.bank["bias"], bias.view.slots, 0)
 
-    def linear(self, layer: int, sites: Sequence[str], x: Float[Array, "t i"], w: Float[Array, "i o"]) -> Float[Array, "t o"]:
-        """Steps 1 to 3 for sites that share one product: weight, sums, bias. f32 [T, outputs of all ``sites``]."""
+    def linear(
+        self, layer: int, sites: Sequence[str], x: Float[Array, "t i"], w: Float[Array, "i o"]
+    ) -> tuple[Float[Array, "t p"], ...]:
+        """Steps 1 to 3 for sites that share one product: weight, sums, bias. f32, one array a site."""
         x = x.astype(w.dtype)
         y = dot(x, w)
-        places = []
+        outputs = []
         column = 0
         for site in sites:
-            width = self.config.dims(site)[1]
-            places.append(Place(layer, site, column, width))
-            column += width
-        for step in ("weight", "total"):
-            for bound in self.classes:
-                for place in places:
-                    if bound.acts_on(layer, place.site):
-                        if step == "weight":
-                            own = w[:, place.column : place.column + place.width]
-                            y = bound.method.weight(bound, place, x, y, own)
-                        else:
-                            y = bound.method.total(bound, place, x, y)
-        return y + self.bias(layer, sites, y.shape[0])
+            columns = slice(column, column := column + self.config.dims(site)[1])
+            outputs.append(self._at_site(Place(layer, site), x, y[:, columns], w[:, columns]))
+        return tuple(outputs)
 
-    def bias(self, layer: int, sites: Sequence[str], tokens: int) -> Float[Array, "#t o"]:
-        """Step 3: the biases of neighbouring sites, each token with its task's own, f32."""
-        part = slice(self.layout[layer, sites[0]].start, self.layout[layer, sites[-1]].stop)
+    def _at_site(
+        self, place: Place, x: Float[Array, "t i"], y: Float[Array, "t p"], w: Float[Array, "i p"]
+    ) -> Float[Array, "t p"]:
+        acting = [bound for bound in self.classes if bound.acts_on(place.layer, place.site)]
+        for bound in acting:
+            y = bound.method.weight(bound, place, x, y, w)
+        for bound in acting:
+            y = bound.method.total(bound, place, x, y)
+        return y + self.bias(place.layer, place.site, y.shape[0])
+
+    def bias(self, layer: int, site: str, tokens: int) -> Float[Array, "#t o"]:
+        """Step 3: a site's bias, each token with its task's own, f32."""
+        part = self.layout[layer, site]
         if self.row_bias is None:
             return self.base_bias[part].astype(jnp.float32)[None]
         own = self.row_bias[:, part].astype(jnp.float32)  # [N, o]
@@ -99,7 +101,7 @@ class Sites:
         centred = x - mean
         variance = (centred * centred).mean(-1, keepdims=True)
         unit = centred * jax.lax.rsqrt(variance + self.config.norm_eps)
-        return unit * scale.astype(jnp.float32) + self.bias(layer, [site], x.shape[0])
+        return unit * scale.astype(jnp.float32) + self.bias(layer, site, x.shape[0])
 
     def close(
         self, layer: int, site: str, y: Float[Array, "t d"], residual: Float[Array, "t d"], scale: Float[Array, " d"]

@@ -35,13 +35,16 @@ class RowView:
         window = jax.lax.dynamic_slice_in_dim(x, self.first * self.length, self.slots.shape[0] * self.length)
         return window.reshape(self.slots.shape[0], self.length, x.shape[-1])
 
-    def add(self, y: Float[Array, "t o"], delta: Float[Array, "r l p"], column: int = 0) -> Float[Array, "t o"]:
-        """``y`` with ``delta`` added at the window's own rows and columns ``column + [0, p)``."""
-        r, l, p = delta.shape
-        at = (self.first * self.length, column)
-        window = jax.lax.dynamic_slice(y, at, (r * l, p))
+    def add(self, y: Float[Array, "t o"], delta: Float[Array, "r l o"]) -> Float[Array, "t o"]:
+        """``y`` with ``delta`` added at the window's own rows."""
+        r, l, o = delta.shape
         own = jnp.broadcast_to((self.slots > 0)[:, None], (r, l)).reshape(r * l, 1)
-        return jax.lax.dynamic_update_slice(y, jnp.where(own, window + delta.reshape(r * l, p), window), at)
+        if r * l == y.shape[0]:  # the window is the batch: nothing to cut out, and the sum fuses with its surroundings
+            return jnp.where(own, y + delta.reshape(r * l, o), y)
+        at = self.first * self.length
+        window = jax.lax.dynamic_slice_in_dim(y, at, r * l)
+        result = jnp.where(own, window + delta.reshape(r * l, o), window)
+        return jax.lax.dynamic_update_slice_in_dim(y, result, at, 0)
 
 
 @jax.tree_util.register_dataclass
@@ -58,14 +61,13 @@ class SegmentView:
     def segments(self, x: Float[Array, "t i"]) -> Float[Array, "g s i"]:
         return x.at[self.tokens].get(mode="fill", fill_value=0)
 
-    def add(self, y: Float[Array, "t o"], delta: Float[Array, "g s p"], column: int = 0) -> Float[Array, "t o"]:
-        """``y`` with ``delta`` added at the class's own tokens and columns ``column + [0, p)``."""
+    def add(self, y: Float[Array, "t o"], delta: Float[Array, "g s o"]) -> Float[Array, "t o"]:
+        """``y`` with ``delta`` added at the class's own tokens."""
         flat = delta.reshape(-1, delta.shape[-1])
-        at = (self.first, column)
-        window = jax.lax.dynamic_slice(y, at, (self.cells.shape[0], delta.shape[-1]))
+        window = jax.lax.dynamic_slice_in_dim(y, self.first, self.cells.shape[0])
         own = self.cells < flat.shape[0]
         sums = window + flat.at[self.cells].get(mode="fill", fill_value=0)
-        return jax.lax.dynamic_update_slice(y, jnp.where(own[:, None], sums, window), at)
+        return jax.lax.dynamic_update_slice_in_dim(y, jnp.where(own[:, None], sums, window), self.first, 0)
 
 
 LightView = RowView | SegmentView

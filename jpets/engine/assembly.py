@@ -15,7 +15,7 @@ import numpy.typing as npt
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.deltas.view import BiasView, ClassView, HeadView, HeavyView, RowView, SegmentView
-from jpets.engine.bucket import Bucket, Variant, capacity, level_of, windowed
+from jpets.engine.bucket import FULL, LEVELS, Bucket, Variant, capacity, windowed
 from jpets.model.batch import PackedBatch, Rows
 from pallas_kernels.packed_attention import AttentionGroup
 from pallas_kernels.windows import Runs
@@ -109,14 +109,14 @@ def class_needs(rows: Sequence[Row], bucket: Bucket) -> dict[ClassKey, int]:
     layout = _lay_out(rows, bucket)
     needs: dict[ClassKey, int] = {}
     for key in sorted({key for row in rows for key in row.slots}):
-        needs[key] = 4
+        needs[key] = FULL
         if windowed(key):
             units, span = _units(layout, _class_members(layout, rows, key))
-            most = bucket.most_segments()
-            level = level_of(units / most)
-            while span > min(bucket.tokens, capacity(bucket, level) * bucket.segment) and level < 4:
-                level *= 2
-            needs[key] = level
+            needs[key] = next(
+                level
+                for level in LEVELS
+                if units <= (room := capacity(bucket, level)) and (level == FULL or span <= room * bucket.segment)
+            )
     return needs
 
 

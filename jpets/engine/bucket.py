@@ -12,8 +12,9 @@ from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey, Kind
 
 MAX_GROUPS = 3
-LEVELS = (1, 2, 4)
-"""Room that a variant gives a light class, in quarters of the bucket."""
+FULL = 8
+LEVELS = (1, 2, 3, 4, 6, FULL)
+"""Room that a variant gives a light class, in eighths of the bucket."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -78,13 +79,13 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """Room for classes: ``light`` class -> quarters of the bucket; ``others`` are there or not (heavy, bias, head)."""
+    """Room for classes: ``light`` class -> eighths of the bucket; ``others`` are there or not (heavy, bias, head)."""
 
     light: tuple[tuple[ClassKey, int], ...] = ()
     others: tuple[ClassKey, ...] = ()
 
     def level(self, key: ClassKey) -> int:
-        return dict(self.light).get(key, 4 if key in self.others else 0)
+        return dict(self.light).get(key, FULL if key in self.others else 0)
 
     def covers(self, needs: Mapping[ClassKey, int]) -> bool:
         return all(self.level(key) >= level for key, level in needs.items())
@@ -114,17 +115,12 @@ def make_variant(needs: Mapping[ClassKey, int]) -> Variant:
 
 def widest(classes: Iterable[ClassKey], *, heavy: bool) -> Variant:
     """Room for any mixture of ``classes``, of the light ones alone unless ``heavy``."""
-    return make_variant({key: 4 for key in classes if heavy or class_method(key.method).kind != "heavy"})
-
-
-def level_of(share: float) -> int:
-    """The smallest level that gives ``share`` (0 to 1) of the bucket."""
-    return next(level for level in LEVELS if share * 4 <= level + 1e-9 or level == LEVELS[-1])
+    return make_variant({key: FULL for key in classes if heavy or class_method(key.method).kind != "heavy"})
 
 
 def capacity(bucket: Bucket, level: int) -> int:
-    """Segments (rectangular: rows) that ``level`` quarters of a bucket hold."""
-    return -(-bucket.most_segments() * level // 4)
+    """Segments (rectangular: rows) that ``level`` eighths of a bucket hold."""
+    return -(-bucket.most_segments() * level // FULL)
 
 
 def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from jpets.config import EngineSettings
 from jpets.deltas.bank import lower_task, slot_arrays, tightest
 from jpets.deltas.fold import fold_pooler
-from jpets.deltas.protocol import ClassKey
+from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.engine.assembly import Row
 from jpets.engine.background import BackgroundCompiler
 from jpets.engine.bucket import Bucket, Variant, bucket_menu, core_buckets, widest
@@ -93,6 +93,7 @@ class Engine:
         self.compiler = BackgroundCompiler(
             family, self.store, self.cache_dir / "programs", self._add_everywhere, device.platform
         )
+        self._planner = Planner(self.replicas[0], self.costs, self.settings, self.menu)
         self._loops = [self._loop(replica) for replica in self.replicas]
         self._ready = False
 
@@ -183,17 +184,28 @@ class Engine:
         """``submit`` and wait."""
         return [f.result() for f in self.submit(queries, deadline=deadline, priority=priority, tenant=tenant)]
 
+    def specialise(self, queries: Sequence[Query], *, tenant: str = DEFAULT_TENANT) -> list[ProgramKey]:
+        """Compiles now what a batch of exactly these queries would run best in, for traffic that is known ahead."""
+        prepared = [self._prepare_query(query, None, 0, tenant) for query in queries]
+        pendings = [item for item in prepared if isinstance(item, Pending)]
+        try:
+            keys = [key for key in [self._planner.ideal([p.row for p in pendings])] if key is not None]
+        finally:
+            for pending in pendings:
+                if pending.resident is not None:
+                    self.tasks.done(pending.resident)
+        for key in keys:
+            program = self.store.load(self.family, key) or compile_program(self.family, key)
+            self.store.save(self.family, program)
+            self._add_everywhere(program)
+        return keys
+
     def add_task(self, task: Task, *, tenant: str = DEFAULT_TENANT, version: int | None = None) -> None:
         """Loads a task; returns when the next query sees it. An older one of the same id serves until then.
 
         Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it), ``OutOfSpace`` (no free slot).
         """
-        if task.backbone.fingerprint != self.backbone.fingerprint:
-            raise InvalidTask(
-                f"task {task.id!r} was made for backbone {task.backbone.name!r} ({task.backbone.fingerprint[:19]}...), "
-                f"this engine serves {self.backbone.name!r} ({self.backbone.fingerprint[:19]}...)"
-            )
-        parts = lower_task(fold_pooler(task, self.backbone.config, dict(self.backbone.params)), self.backbone.config)
+        parts = self._lower(task)
         keys = self.tasks.fit(parts)
         slots = self.tasks.reserve(keys)
         try:
@@ -208,9 +220,21 @@ class Engine:
             raise
         self.tasks.publish(Resident(tenant, task, slots, version))
 
+    def check_task(self, task: Task) -> None:
+        """Raises what ``add_task`` would raise if it were called now; changes nothing."""
+        self.tasks.release(self.tasks.reserve(self.tasks.fit(self._lower(task))))
+
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """Queries already submitted still get their answer. Raises ``NotFound``."""
         self.tasks.remove(tenant, task)
+
+    def _lower(self, task: Task) -> list[Contribution]:
+        if task.backbone.fingerprint != self.backbone.fingerprint:
+            raise InvalidTask(
+                f"task {task.id!r} was made for backbone {task.backbone.name!r} ({task.backbone.fingerprint[:19]}...), "
+                f"this engine serves {self.backbone.name!r} ({self.backbone.fingerprint[:19]}...)"
+            )
+        return lower_task(fold_pooler(task, self.backbone.config, dict(self.backbone.params)), self.backbone.config)
 
     def _prepare_query(
         self, query: Query, deadline: float | None, priority: int, tenant: str

@@ -11,7 +11,7 @@ from jpets.config import EngineSettings
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row, class_needs
-from jpets.engine.bucket import Bucket, Variant, make_variant
+from jpets.engine.bucket import FULL, Bucket, Variant, make_variant
 from jpets.engine.pending import Pending
 from jpets.engine.profile import CostTable, arithmetic
 from jpets.engine.program import Program, ProgramKey
@@ -49,7 +49,7 @@ class Planner:
     def shapes(self, *, heavy: bool) -> list[Shape]:
         """Ready shapes that take any mixture of tasks, heavy ones among them if asked, with their costs."""
         every = [key for key, _ in self._replica.family.slots]
-        needs = {key: 4 for key in every if heavy or class_method(key.method).kind != "heavy"}
+        needs = {key: FULL for key in every if heavy or class_method(key.method).kind != "heavy"}
         best: dict[Bucket, float] = {}
         for program in self._replica.programs:
             if program.key.variant.covers(needs):
@@ -86,10 +86,17 @@ class Planner:
         )
         if best is None:
             raise EngineFailure(f"no ready program takes {len(rows)} rows of up to {lengths.max()} tokens")
-        bare = min((b for b in self._menu if b.holds(lengths)), key=self._bare_cost)
-        ideal = ProgramKey(bare, make_variant(need(bare)))
+        ideal = self.ideal(rows)
+        if ideal is None:
+            return Plan(pendings, best, None)
         cheaper = self._costs.estimate(ideal) < WORTHWHILE * self._seconds(best.key, best)
         return Plan(pendings, best, ideal if cheaper and not self._replica.has_program(ideal) else None)
+
+    def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
+        """The program that would run these rows best, compiled or not; None where the menu has no bucket for them."""
+        lengths = np.array([row.length for row in rows])
+        bucket = min((b for b in self._menu if b.holds(lengths)), key=self._bare_cost, default=None)
+        return ProgramKey(bucket, make_variant(class_needs(rows, bucket))) if bucket else None
 
     def _bare_cost(self, bucket: Bucket) -> float:
         return arithmetic(self._replica.family.config, ProgramKey(bucket, Variant()))

@@ -41,12 +41,13 @@ class Layer(nnx.Module):
         self.ffn_norm = nnx.Param(jnp.ones(d))
 
     def __call__(self, index: int, x: Float[Array, "t d"], batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
-        qkv = sites.linear(index, ("query", "key", "value"), x, self.qkv[...])
-        context = packed_attention(qkv.astype(self.qkv.dtype), batch.groups, batch.cells, sites.config.heads)
-        y = sites.linear(index, ("attn_out",), context, self.attn_out[...])
+        parts = sites.linear(index, ("query", "key", "value"), x, self.qkv[...])
+        q, k, v = (part.astype(self.qkv.dtype) for part in parts)
+        context = packed_attention(q, k, v, batch.groups, batch.cells, sites.config.heads)
+        (y,) = sites.linear(index, ("attn_out",), context, self.attn_out[...])
         x = sites.close(index, "attn_out", y, x, self.attn_norm[...])
-        h = ACTIVATIONS[sites.config.activation](sites.linear(index, ("ffn_in",), x, self.ffn_in[...]))
-        y = sites.linear(index, ("ffn_out",), h, self.ffn_out[...])
+        (h,) = sites.linear(index, ("ffn_in",), x, self.ffn_in[...])
+        (y,) = sites.linear(index, ("ffn_out",), ACTIVATIONS[sites.config.activation](h), self.ffn_out[...])
         return sites.close(index, "ffn_out", y, x, self.ffn_norm[...])
 
 

@@ -19,18 +19,17 @@ __all__ = ["apply_mask", "masked_matmul", "pack_planes"]
 def masked_matmul(
     x: Float[Array, "t i"],
     y: Float[Array, "t o"],
-    w: Float[Array, "i p"],
-    bits: UInt8[Array, "slots layers i p8"],
+    w: Float[Array, "i o"],
+    bits: UInt8[Array, "slots layers i o8"],
     runs: Runs,
     size: int,
     layer: int,
-    column: int = 0,
 ) -> Float[Array, "t o"]:
     """``y`` with the runs' rows replaced by x (W . M_task) (MaskBert, PetS section 3.1), f32 [t, o].
 
-    ``size`` is the largest run; the weight's outputs are ``y[:, column : column + p]``, p a multiple of 8.
+    ``size`` is the largest run; o must be a multiple of 8.
     """
-    return masked_matmul_reference(x, y, w, bits, runs, size, layer, column)
+    return masked_matmul_reference(x, y, w, bits, runs, size, layer)
 
 
 def pack_planes(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:

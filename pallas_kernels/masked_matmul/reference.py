@@ -21,12 +21,11 @@ def apply_mask(w: Float[Array, "i o"], bits: UInt8[Array, "i o8"]) -> Float[Arra
 def masked_matmul_reference(
     x: Float[Array, "t i"],
     y: Float[Array, "t o"],
-    w: Float[Array, "i p"],
-    bits: UInt8[Array, "slots layers i p8"],
+    w: Float[Array, "i o"],
+    bits: UInt8[Array, "slots layers i o8"],
     runs: Runs,
     size: int,
     layer: int,
-    column: int,
 ) -> Float[Array, "t o"]:
     """See ``masked_matmul``."""
 
@@ -34,4 +33,4 @@ def masked_matmul_reference(
         del y_window
         return dot(x_window, apply_mask(w, bits.at[slot, layer].get(mode="promise_in_bounds")))
 
-    return over_runs(x, y, runs, size, (column, w.shape[1]), body)
+    return over_runs(x, y, runs, size, body)

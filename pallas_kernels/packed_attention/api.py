@@ -1,4 +1,4 @@
-"""``packed_attention``: each query attends to its own tokens; queries lie one after the other in [t, 3 d]."""
+"""``packed_attention``: each query attends to its own tokens; queries lie one after the other in [t, d]."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ __all__ = ["AttentionGroup", "packed_attention"]
 
 
 def packed_attention(
-    qkv: Float[Array, "t d3"],
+    q: Float[Array, "t d"],
+    k: Float[Array, "t d"],
+    v: Float[Array, "t d"],
     groups: tuple[AttentionGroup, ...],
     cells: Int[Array, " t"] | None,
     heads: int,
 ) -> Float[Array, "t d"]:
-    """Multi-head self-attention, in the dtype of ``qkv`` with f32 scores and softmax.
+    """Multi-head self-attention, in the dtype of ``q`` with f32 scores and softmax.
 
     ``groups`` hold the queries padded to [N, L] each (at most three: one long text among short ones in a single view
     costs 20 x). ``cells[t]`` is token t's place in the flattened groups; a value past the end reads zeros. With one
     group of ``tokens=None`` the tokens already are [N, L], and nothing is gathered.
     """
-    return packed_attention_reference(qkv, groups, cells, heads)
+    return packed_attention_reference(q, k, v, groups, cells, heads)

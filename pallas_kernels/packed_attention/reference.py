@@ -16,35 +16,39 @@ class AttentionGroup(NamedTuple):
     lengths: Int[Array, " n"]
 
 
-def attend(qkv: Float[Array, "n l d3"], lengths: Int[Array, " n"], heads: int) -> Float[Array, "n l d"]:
+def attend(
+    q: Float[Array, "n l d"], k: Float[Array, "n l d"], v: Float[Array, "n l d"], lengths: Int[Array, " n"], heads: int
+) -> Float[Array, "n l d"]:
     """Scaled dot-product attention with keys past ``lengths`` masked out."""
-    n, l, d3 = qkv.shape
-    size = d3 // (3 * heads)
-    precision = jax.lax.Precision.HIGHEST if qkv.dtype == jnp.float32 else None
-    q, k, v = (part.reshape(n, l, heads, size) for part in jnp.split(qkv, 3, axis=-1))
+    n, l, d = q.shape
+    size = d // heads
+    precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    q, k, v = (part.reshape(n, l, heads, size) for part in (q, k, v))
     scores = jnp.einsum("nqhd,nkhd->nhqk", q, k, precision=precision, preferred_element_type=jnp.float32)
     seen = jnp.arange(l)[None, :] < lengths[:, None]  # [N, L]
     scores = jnp.where(seen[:, None, None, :], scores * size**-0.5, jnp.finfo(jnp.float32).min)
-    probs = jax.nn.softmax(scores, axis=-1).astype(qkv.dtype)
+    probs = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     context = jnp.einsum("nhqk,nkhd->nqhd", probs, v, precision=precision, preferred_element_type=jnp.float32)
-    return context.astype(qkv.dtype).reshape(n, l, heads * size)
+    return context.astype(q.dtype).reshape(n, l, d)
 
 
 def packed_attention_reference(
-    qkv: Float[Array, "t d3"],
+    q: Float[Array, "t d"],
+    k: Float[Array, "t d"],
+    v: Float[Array, "t d"],
     groups: tuple[AttentionGroup, ...],
     cells: Int[Array, " t"] | None,
     heads: int,
 ) -> Float[Array, "t d"]:
     """See ``packed_attention``."""
-    t, d3 = qkv.shape
+    t, d = q.shape
     if cells is None:
         (group,) = groups
         n = group.lengths.shape[0]
-        return attend(qkv.reshape(n, t // n, d3), group.lengths, heads).reshape(t, d3 // 3)
-    views = []
+        return attend(*(part.reshape(n, t // n, d) for part in (q, k, v)), group.lengths, heads).reshape(t, d)
+    contexts = []
     for tokens, lengths in groups:
         assert tokens is not None
-        view = qkv.at[tokens].get(mode="fill", fill_value=0)
-        views.append(attend(view, lengths, heads).reshape(-1, d3 // 3))
-    return jnp.concatenate(views).at[cells].get(mode="fill", fill_value=0)
+        views = (part.at[tokens].get(mode="fill", fill_value=0) for part in (q, k, v))
+        contexts.append(attend(*views, lengths, heads).reshape(-1, d))
+    return jnp.concatenate(contexts).at[cells].get(mode="fill", fill_value=0)

@@ -17,11 +17,10 @@ def sparse_matmul(
     runs: Runs,
     size: int,
     layer: int,
-    columns: tuple[int, int],
 ) -> Float[Array, "t o"]:
     """``y`` with x D_task added on the runs' rows (Diff-pruning, PetS section 3.1), f32 [t, o].
 
-    D's outputs are ``columns`` = (first, width) of y. Non-zeros are sorted by column; unused entries hold a column past it and are dropped. Additions run in the order of
+    Non-zeros are sorted by column; unused entries hold column o or above and are dropped. Additions run in the order of
     the entries, so equal inputs give equal bits.
     """
-    return sparse_matmul_reference(x, y, rows, cols, values, runs, size, layer, columns)
+    return sparse_matmul_reference(x, y, rows, cols, values, runs, size, layer)

@@ -18,7 +18,6 @@ def sparse_matmul_reference(
     runs: Runs,
     size: int,
     layer: int,
-    columns: tuple[int, int],
 ) -> Float[Array, "t o"]:
     """See ``sparse_matmul``."""
 
@@ -30,4 +29,4 @@ def sparse_matmul_reference(
         sums = jnp.zeros((y_window.shape[1], x_window.shape[0]), jnp.float32)
         return y_window + sums.at[col].add(terms, indices_are_sorted=True, mode="drop").T
 
-    return over_runs(x, y, runs, size, columns, body)
+    return over_runs(x, y, runs, size, body)

@@ -1,0 +1,58 @@
+"""A loaded backbone: everything that an engine needs of a shared model, on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import tokenizers
+
+from checkpoints.canonical import FloatArray, Params, from_params, to_params
+from checkpoints.fingerprint import fingerprint
+from jpets.config import BackboneConfig
+from jpets.errors import InvalidBackbone
+from jpets.types import BackboneRef
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Backbone:
+    """``params`` is the encoder's parameter tree in f32 NumPy arrays; weights are [in, out].
+
+    ``tokenizer_json`` is the text of ``tokenizer.json``, for ``tokenizers.Tokenizer.from_str``.
+    """
+
+    name: str
+    config: BackboneConfig
+    params: Params
+    tokenizer_json: str
+    fingerprint: str
+
+    @classmethod
+    def of_tensors(
+        cls, name: str, config: BackboneConfig, tensors: Mapping[str, FloatArray], tokenizer_json: str
+    ) -> Backbone:
+        """A backbone from canonical tensors of the right shapes. Raises ``InvalidBackbone`` for a broken tokenizer."""
+        _check_tokenizer(tokenizer_json, config)
+        own = fingerprint(tensors, tokenizer_json, config)
+        return cls(name, config, to_params(tensors, config), tokenizer_json, own)
+
+    def computed_fingerprint(self) -> str:
+        """The fingerprint of the parameters as they are now."""
+        return fingerprint(from_params(self.params, self.config), self.tokenizer_json, self.config)
+
+    def ref(self) -> BackboneRef:
+        """How task files name this backbone."""
+        config = self.config
+        return BackboneRef(self.name, self.fingerprint, config.family, config.hidden_size, config.layers)
+
+
+def _check_tokenizer(tokenizer_json: str, config: BackboneConfig) -> None:
+    try:
+        vocab = tokenizers.Tokenizer.from_str(tokenizer_json).get_vocab()
+    except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
+        raise InvalidBackbone("tokenizer.json cannot be read; save the fast tokenizer again") from error
+    largest = max(vocab.values(), default=-1)
+    if largest >= config.vocab_size:
+        raise InvalidBackbone(
+            f"tokenizer.json has token id {largest}, expected ids below the model's vocab_size {config.vocab_size}"
+        )

@@ -1,0 +1,90 @@
+"""Content-addressed storage of task files: a blob's name is the sha256 of its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from checkpoints.files import TEMPORARY, write_atomic
+from jpets.errors import NotFound
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
+SUFFIX = ".safetensors"
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Blobs(Protocol):
+    """What the repository needs of a storage. A blob that ``put`` has returned survives a crash."""
+
+    def put(self, data: bytes) -> str:
+        """Stores ``data`` and returns its digest; storing it again is harmless. Raises ``OutOfSpace``."""
+        ...
+
+    def read(self, digest: str) -> bytes:
+        """Raises ``NotFound``."""
+        ...
+
+    def exists(self, digest: str) -> bool: ...
+
+    def delete(self, digest: str) -> None:
+        """Deleting an unknown blob is harmless."""
+        ...
+
+    def list(self) -> Iterator[str]:
+        """Every stored digest."""
+        ...
+
+    def sweep(self, age: float) -> int:
+        """Removes what interrupted writers left more than ``age`` seconds ago; returns how many."""
+        ...
+
+
+class LocalBlobs:
+    """Blobs as files ``<sha256>.safetensors`` in one folder, written temp, fsync, rename, fsync of the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, digest: str) -> Path:
+        """Where a blob lies, stored or not. Raises ``NotFound`` for anything that is no digest."""
+        if not DIGEST.fullmatch(digest):
+            raise NotFound("a blob's name must be 64 hexadecimal digits")
+        return self._folder / f"{digest}{SUFFIX}"
+
+    def put(self, data: bytes) -> str:
+        digest = digest_of(data)
+        path = self.path(digest)
+        if not path.is_file() or path.stat().st_size != len(data):
+            write_atomic(path, data)
+        return digest
+
+    def read(self, digest: str) -> bytes:
+        try:
+            return self.path(digest).read_bytes()
+        except FileNotFoundError as error:
+            raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
+
+    def exists(self, digest: str) -> bool:
+        return self.path(digest).is_file()
+
+    def delete(self, digest: str) -> None:
+        self.path(digest).unlink(missing_ok=True)
+
+    def list(self) -> Iterator[str]:
+        names = (path.name.removesuffix(SUFFIX) for path in self._folder.glob(f"*{SUFFIX}"))
+        return (name for name in names if DIGEST.fullmatch(name))
+
+    def sweep(self, age: float) -> int:
+        limit = time.time() - age
+        stale = [path for path in self._folder.glob(f"{TEMPORARY}*") if path.stat().st_mtime < limit]
+        for path in stale:
+            path.unlink(missing_ok=True)
+        return len(stale)

@@ -1,0 +1,63 @@
+"""Writing files so that a crash leaves the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from jpets.errors import OutOfSpace
+
+TEMPORARY = ".tmp-"
+"""Prefix of files and folders that are being written; what a killed process left behind can be told by it."""
+
+
+def temporary_sibling(path: Path) -> Path:
+    """An unused name next to ``path``."""
+    return path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+
+
+@contextlib.contextmanager
+def space_errors() -> Iterator[None]:
+    """Turns a full disk or quota into ``OutOfSpace``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace("the disk is full; free space or remove tasks, then try again") from error
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Temp file, fsync, rename, fsync of the folder. Raises ``OutOfSpace``; then ``path`` is as it was."""
+    temporary = temporary_sibling(path)
+    try:
+        with space_errors():
+            _write_synced(temporary, data)
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,48 @@
+"""The fingerprint of a backbone: equal where, and only where, a task's numbers mean the same.
+
+It covers the encoder's tensors under canonical names (values as little-endian f32, whatever format they came in), the
+tokenizer, and the settings that change results. Truncation and padding are not part of it: the engine sets its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from checkpoints.canonical import FloatArray
+from jpets.config import BackboneConfig
+from jpets.errors import InvalidBackbone
+
+FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def fingerprint(tensors: Mapping[str, FloatArray], tokenizer_json: str, config: BackboneConfig) -> str:
+    """``sha256:<hex>`` of a backbone given by its canonical tensors. Raises ``InvalidBackbone``."""
+    digest = hashlib.sha256(b"jpets backbone 1\n")
+    settings = {**config.to_dict(), "norm_eps": float(config.norm_eps)}
+    for part in (_canonical_json(settings), canonical_tokenizer(tokenizer_json)):
+        digest.update(f"{len(part)}\n".encode())
+        digest.update(part)
+    for name in sorted(tensors):
+        digest.update(f"{name} {list(tensors[name].shape)}\n".encode())
+        digest.update(np.ascontiguousarray(tensors[name], "<f4").data)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def canonical_tokenizer(tokenizer_json: str) -> bytes:
+    """A ``tokenizer.json`` without truncation and padding, in one spelling."""
+    try:
+        data = json.loads(tokenizer_json)
+    except (ValueError, RecursionError) as error:
+        raise InvalidBackbone("tokenizer.json must be a JSON document; save the fast tokenizer again") from error
+    if not isinstance(data, dict):
+        raise InvalidBackbone(f"tokenizer.json must hold a JSON object, found {type(data).__name__}")
+    return _canonical_json({key: value for key, value in data.items() if key not in ("truncation", "padding")})
+
+
+def _canonical_json(data: object) -> bytes:
+    return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,118 @@
+"""Importing a BERT or DistilBERT backbone from a Hugging Face folder: ``config.json``, tensors, ``tokenizer.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from checkpoints.backbone import Backbone
+from checkpoints.canonical import FloatArray, canonical_shapes
+from checkpoints.families import ACTIVATIONS, FAMILIES, tensor_names
+from checkpoints.tensors import read_tensors
+from jpets.config import BackboneConfig
+from jpets.errors import InvalidBackbone
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+def read_backbone(folder: Path, name: str | None = None) -> Backbone:
+    """A backbone from a Hugging Face folder, with a head or without; the name is the folder's by default.
+
+    Raises ``InvalidBackbone`` with every missing or wrongly shaped tensor, and for settings that cannot be computed.
+    """
+    settings = read_settings(folder)
+    family = family_of(settings)
+    tensors = read_tensors(folder)
+    prefix = f"{family}." if any(key.startswith(f"{family}.") for key in tensors) else ""
+    pooler = any(f"{prefix}{module}.weight" in tensors for _, module, _ in FAMILIES[family].pooler)
+    config = read_config(settings, family, pooler)
+    found = convert(tensors, config, prefix)
+    try:
+        tokenizer_json = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise InvalidBackbone("expected tokenizer.json in the folder; save the fast tokenizer there") from error
+    return Backbone.of_tensors(name or folder.resolve().name, config, found, tokenizer_json)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a folder. Raises ``InvalidBackbone``."""
+    try:
+        settings = json.loads((folder / "config.json").read_bytes())
+    except FileNotFoundError as error:
+        raise InvalidBackbone("expected config.json in the folder, found none") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidBackbone("config.json must be a JSON document; download or save it again") from error
+    if not isinstance(settings, dict):
+        raise InvalidBackbone(f"config.json must hold a JSON object, found {type(settings).__name__}")
+    return settings
+
+
+def family_of(settings: Mapping[str, Any]) -> str:
+    """The supported family that ``config.json`` names. Raises ``InvalidBackbone``."""
+    family = settings.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise InvalidBackbone(f"config.json: model_type must be one of {sorted(FAMILIES)}, found {family!r}")
+    return family
+
+
+def read_config(settings: Mapping[str, Any], family: str, pooler: bool) -> BackboneConfig:
+    """The backbone's shape and constants. Raises ``InvalidBackbone`` naming every setting that cannot be taken."""
+    spec = FAMILIES[family]
+    errors = []
+    for key in spec.sizes.values():
+        if type(settings.get(key)) is not int or settings[key] < 1:
+            errors.append(f"{key} must be a positive number, found {settings.get(key)!r}")
+    types = settings.get("type_vocab_size", 2) if family == "bert" else 0
+    if type(types) is not int or types < 0:
+        errors.append(f"type_vocab_size must be a number, found {types!r}")
+    activation = settings.get(spec.activation, "gelu")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        errors.append(f"{spec.activation} must be one of {sorted(ACTIVATIONS)}, found {activation!r}")
+    eps = settings.get("layer_norm_eps", 1e-12) if family == "bert" else 1e-12
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1:
+        errors.append(f"layer_norm_eps must be a number from 0 to 1, found {eps!r}")
+    if settings.get("position_embedding_type") not in (None, "absolute"):
+        errors.append(f"position_embedding_type must be 'absolute', found {settings['position_embedding_type']!r}")
+    errors += [f"{key} must be false, found true" for key in ("is_decoder", "add_cross_attention") if settings.get(key)]
+    if not errors and settings[spec.sizes["hidden_size"]] % settings[spec.sizes["heads"]]:
+        errors.append(f"{spec.sizes['hidden_size']} must be a multiple of {spec.sizes['heads']}")
+    if errors:
+        raise InvalidBackbone("config.json: " + "; ".join(errors))
+    sizes = {field: settings[key] for field, key in spec.sizes.items()}
+    return BackboneConfig(
+        family=family,
+        **sizes,
+        type_vocab_size=types,
+        activation=ACTIVATIONS[activation],
+        norm_eps=float(eps),
+        pooler=pooler,
+    )
+
+
+def convert(tensors: Tensors, config: BackboneConfig, prefix: str = "") -> dict[str, FloatArray]:
+    """Canonical name -> f32 array. Raises ``InvalidBackbone`` listing every missing or wrongly shaped tensor."""
+    shapes = canonical_shapes(config)
+    found: dict[str, FloatArray] = {}
+    errors = []
+    for name, candidates, transposed in tensor_names(config):
+        if name not in shapes:
+            continue
+        expected = shapes[name][::-1] if transposed else shapes[name]
+        key = next((prefix + each for each in candidates if prefix + each in tensors), None)
+        if key is None:
+            errors.append(f"{prefix}{candidates[0]}: expected {list(expected)}, found nothing")
+        elif tensors[key].shape != expected:
+            errors.append(f"{key}: expected {list(expected)}, found {list(tensors[key].shape)}")
+        elif tensors[key].dtype.name not in ("float32", "float16", "bfloat16", "float64"):
+            errors.append(f"{key}: expected floating-point numbers, found {tensors[key].dtype.name}")
+        else:
+            array = np.asarray(tensors[key], np.float32)
+            found[name] = array.T if transposed else array
+    if errors:
+        raise InvalidBackbone(f"the checkpoint does not fit its config.json: {'; '.join(errors)}")
+    return found

@@ -1,0 +1,110 @@
+"""The native form of a backbone: a folder that loads without conversion.
+
+    backbone.json   {"format": 1, "name", "config": {...}, "fingerprint"}
+    tokenizer.json
+    params/         the parameter tree, written by Orbax
+
+Task files name a backbone by its fingerprint, so reading one checks it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydantic
+
+from checkpoints.backbone import Backbone
+from checkpoints.canonical import Params, canonical_shapes, from_params
+from checkpoints.files import space_errors, sync_folder, temporary_sibling
+from jpets.config import BackboneConfig
+from jpets.errors import Conflict, InvalidBackbone
+
+MANIFEST, TOKENIZER, PARAMS = "backbone.json", "tokenizer.json", "params"
+FORMAT = 1
+
+
+class _Manifest(pydantic.BaseModel):
+    format: int
+    name: str
+    config: BackboneConfig
+    fingerprint: str
+
+
+def is_native(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def write_native(backbone: Backbone, folder: Path) -> None:
+    """Writes ``folder`` whole or not at all. Raises ``Conflict`` where something is there already, ``OutOfSpace``."""
+    if folder.exists():
+        raise Conflict(f"{folder.name} exists already; remove it or choose another name")
+    temporary = temporary_sibling(folder)
+    manifest = _Manifest(format=FORMAT, name=backbone.name, config=backbone.config, fingerprint=backbone.fingerprint)
+    try:
+        with space_errors():
+            temporary.mkdir(parents=True)
+            _save(temporary / PARAMS, backbone.params)
+            (temporary / TOKENIZER).write_text(backbone.tokenizer_json, encoding="utf-8")
+            (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            temporary.rename(folder)
+            sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_native(folder: Path, name: str | None = None, *, verify: bool = True) -> Backbone:
+    """A backbone that ``write_native`` wrote. ``verify`` recomputes the fingerprint. Raises ``InvalidBackbone``."""
+    try:
+        manifest = _Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+        tokenizer_json = (folder / TOKENIZER).read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError, pydantic.ValidationError) as error:
+        raise InvalidBackbone(f"{MANIFEST} or {TOKENIZER} is missing or damaged; import the backbone again") from error
+    if manifest.format != FORMAT:
+        raise InvalidBackbone(f"{MANIFEST}: expected format {FORMAT}, found {manifest.format}; import it again")
+    params = _restore(folder / PARAMS, manifest.config)
+    backbone = Backbone(name or manifest.name, manifest.config, params, tokenizer_json, manifest.fingerprint)
+    if verify and backbone.computed_fingerprint() != manifest.fingerprint:
+        raise InvalidBackbone(
+            f"the parameters or tokenizer do not match the stored fingerprint {manifest.fingerprint}; "
+            "import the backbone again"
+        )
+    return backbone
+
+
+def _save(folder: Path, params: Params) -> None:
+    import orbax.checkpoint as ocp  # half a second, and only this format needs it
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder.resolve(), params)
+
+
+def _restore(folder: Path, config: BackboneConfig) -> Params:
+    import orbax.checkpoint as ocp
+
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            restored = checkpointer.restore(folder.resolve())
+        tree = {**restored, "layers": {int(layer): leaves for layer, leaves in restored["layers"].items()}}
+        tree["layers"] = dict(sorted(tree["layers"].items()))
+        found = {name: array.shape for name, array in from_params(tree, config).items()}
+    except (FileNotFoundError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise InvalidBackbone(f"{PARAMS} is incomplete or damaged; import the backbone again") from error
+    wrong = [
+        f"{name}: expected {list(shape)}, found {list(found[name])}"
+        for name, shape in canonical_shapes(config).items()
+        if found[name] != shape
+    ]
+    if wrong:
+        raise InvalidBackbone(f"{PARAMS} does not fit {MANIFEST}: {'; '.join(wrong)}")
+    return _as_f32(tree)
+
+
+def _as_f32(tree: Mapping[Any, Any]) -> Params:
+    return {
+        key: _as_f32(leaf) if isinstance(leaf, Mapping) else np.ascontiguousarray(leaf, np.float32)
+        for key, leaf in tree.items()
+    }

@@ -1,0 +1,204 @@
+"""The task repository: versions of task files by (tenant, id, version), in a folder.
+
+    catalog.sqlite               what there is
+    blobs/<sha256>.safetensors   the files
+
+An upload writes its blob durably before its row commits. Blobs are removed under the catalogue's write lock, and an
+upload looks again, under the same lock, whether its blob is still there; so no row ever names a missing blob.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from checkpoints.blobs import Blobs, LocalBlobs, digest_of
+from checkpoints.catalog import VERSIONS, Catalog
+from checkpoints.ids import LATEST, check_alias, check_id
+from checkpoints.task_document import TaskDocument
+from checkpoints.task_file import read_bytes, read_task
+from checkpoints.versions import ACTIVE, UPLOADED, StoredTask, TaskRows, list_tasks
+from jpets.errors import JpetsError
+from jpets.types import Task
+
+DEFAULT_TENANT = "default"
+STALE_SECONDS = 3600.0
+"""Age at which a temporary file can only be a dead writer's."""
+Validator = Callable[[bytes, str], Task]
+"""(file's bytes, id) -> the task; raises ``InvalidTask`` for a file that cannot be served."""
+StoredTasks = list[StoredTask]
+
+
+def check_structure(data: bytes, id: str) -> Task:
+    """The validator of a repository that knows no backbone."""
+    return read_task(data, id=id)
+
+
+class Repository:
+    """Thread-safe, and safe across processes on one machine.
+
+    The served version of a task, also called ``latest``, is the newest *active* one. ``put`` activates unless told not
+    to; ``rollback`` withdraws what is newer than its target.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        validator: Validator = check_structure,
+        keep_versions: int = 5,
+        blobs: Blobs | None = None,
+    ) -> None:
+        if keep_versions < 1:
+            raise ValueError(f"keep_versions must be at least 1, got {keep_versions}")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._blobs = blobs or LocalBlobs(Path(folder) / "blobs")
+        self._catalog = Catalog(Path(folder) / "catalog.sqlite")
+        self._validator = validator
+        self._keep = keep_versions
+
+    def put(
+        self,
+        id: str,
+        data: bytes | Path,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        if_match: int | None = None,
+        activate: bool = True,
+        validator: Validator | None = None,
+    ) -> StoredTask:
+        """Stores ``data`` as a new version, the same content too.
+
+        ``if_match``: the newest version must be this one (0: there must be none). ``activate=False`` leaves the served
+        version as it is until ``activate`` is called. On any error nothing has changed.
+        Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``, ``Saturated``.
+        """
+        check_id(id)
+        check_id(tenant, "tenant")
+        content = data if isinstance(data, bytes) else read_bytes(data)
+        task = (validator or self._validator)(content, id)
+        digest = digest_of(content)
+        row = {
+            "digest": digest,
+            "bytes": len(content),
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            "metadata": TaskDocument.of_task(task).to_json(),
+            "state": ACTIVE if activate else UPLOADED,
+        }
+        with self._stored_blob(content, digest), self._catalog.write() as connection:
+            rows = TaskRows(connection, tenant, id)
+            rows.check_match(if_match)
+            if not self._blobs.exists(digest):
+                self._blobs.put(content)
+            version = rows.add(row)
+            rows.retain(self._keep)
+            return rows.find(version)
+
+    def get(self, id: str, tenant: str = DEFAULT_TENANT, version: int | str | None = None) -> StoredTask:
+        """A version by number or alias; by default the served one, or the newest where none is active yet.
+
+        Raises ``NotFound``.
+        """
+        with self._catalog.read() as connection:
+            return TaskRows(connection, tenant, id).find(version)
+
+    def read(self, stored: StoredTask) -> bytes:
+        """The task file. Raises ``NotFound`` where it has been deleted since."""
+        return self._blobs.read(stored.digest)
+
+    def task(self, stored: StoredTask) -> Task:
+        """The task, checked again. Raises ``NotFound``, ``InvalidTask``."""
+        return self._validator(self.read(stored), stored.id)
+
+    def list(
+        self, tenant: str = DEFAULT_TENANT, limit: int = 100, after: str | None = None
+    ) -> tuple[StoredTasks, str | None]:
+        """Up to ``limit`` tasks with ids past ``after``, in the order of their ids, and the next ``after`` or None.
+
+        A task is shown by its served version, or by its newest where none is active yet.
+        """
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, got {limit}")
+        with self._catalog.read() as connection:
+            found = list_tasks(connection, tenant, limit + 1, after or "")
+        return found[:limit], found[limit - 1].id if len(found) > limit else None
+
+    def versions(self, id: str, tenant: str = DEFAULT_TENANT) -> StoredTasks:
+        """Every kept version, the oldest first. Raises ``NotFound``."""
+        with self._catalog.read() as connection:
+            rows = TaskRows(connection, tenant, id)
+            rows.find(None)
+            return rows.all()
+
+    def activate(self, id: str, version: int, tenant: str = DEFAULT_TENANT) -> StoredTask:
+        """Marks a version as loaded; it is served unless a newer one is active. Raises ``NotFound``."""
+        with self._catalog.write() as connection:
+            rows = TaskRows(connection, tenant, id)
+            rows.find(version)
+            rows.activate(version)
+            return rows.find(version)
+
+    def rollback(self, id: str, to: int | str | None = None, tenant: str = DEFAULT_TENANT) -> StoredTask:
+        """Serves version ``to``, by default the active one before the served; newer ones are withdrawn.
+
+        Raises ``NotFound`` where there is no such version.
+        """
+        with self._catalog.write() as connection:
+            rows = TaskRows(connection, tenant, id)
+            target = rows.find(to).version if to is not None else rows.before_served()
+            rows.withdraw_after(target)
+            rows.activate(target)
+            return rows.find(target)
+
+    def alias(self, id: str, name: str, version: int, tenant: str = DEFAULT_TENANT) -> StoredTask:
+        """Points alias ``name`` at a version. Raises ``NotFound``, ``InvalidTask`` for a name that cannot be one."""
+        check_alias(name)
+        with self._catalog.write() as connection:
+            rows = TaskRows(connection, tenant, id)
+            found = rows.find(version)
+            rows.set_alias(name, found.version)
+            return found
+
+    def aliases(self, id: str, tenant: str = DEFAULT_TENANT) -> dict[str, int]:
+        """Alias -> version, ``latest`` included where a version is active."""
+        with self._catalog.read() as connection:
+            rows = TaskRows(connection, tenant, id)
+            served = rows.served()
+            return rows.aliases() | ({LATEST: served} if served is not None else {})
+
+    def delete(self, id: str, tenant: str = DEFAULT_TENANT, if_match: int | None = None) -> None:
+        """Removes every version and alias; ``collect`` frees the space. Raises ``NotFound``, ``Conflict``."""
+        with self._catalog.write() as connection:
+            rows = TaskRows(connection, tenant, id)
+            rows.find(None)
+            rows.check_match(if_match)
+            rows.delete()
+
+    def collect(self, stale_seconds: float = STALE_SECONDS) -> int:
+        """Removes blobs that no version names and files that dead writers left; returns how many."""
+        with self._catalog.write() as connection:
+            used = set(connection.execute(sa.select(VERSIONS.c.digest).distinct()).scalars())
+            unused = [digest for digest in self._blobs.list() if digest not in used]
+            for digest in unused:
+                self._blobs.delete(digest)
+        return len(unused) + self._blobs.sweep(stale_seconds)
+
+    def close(self) -> None:
+        self._catalog.close()
+
+    @contextlib.contextmanager
+    def _stored_blob(self, content: bytes, digest: str) -> Iterator[None]:
+        """Stores a blob for the body to refer to; where that fails, removes it unless a version names it."""
+        try:
+            self._blobs.put(content)
+            yield
+        except BaseException:
+            # What stays behind when this fails too is removed by ``collect``.
+            with contextlib.suppress(JpetsError, OSError, sa.exc.SQLAlchemyError), self._catalog.write() as connection:
+                if connection.execute(sa.select(VERSIONS.c.version).where(VERSIONS.c.digest == digest)).first() is None:
+                    self._blobs.delete(digest)
+            raise

@@ -1,0 +1,137 @@
+"""Reading ``pytorch_model.bin`` without PyTorch, and without running what the pickle inside asks for.
+
+The file is a zip archive: ``<root>/data.pkl`` describes tensors as views into ``<root>/data/<key>``. The pickle may
+name only the functions and storage types below; anything else is refused before it is looked up.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from jpets.errors import InvalidBackbone
+
+Array = npt.NDArray[Any]
+STORAGES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "FloatStorage": np.dtype("<f4"),
+        "DoubleStorage": np.dtype("<f8"),
+        "HalfStorage": np.dtype("<f2"),
+        "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+        "LongStorage": np.dtype("<i8"),
+        "IntStorage": np.dtype("<i4"),
+        "ShortStorage": np.dtype("<i2"),
+        "CharStorage": np.dtype("i1"),
+        "ByteStorage": np.dtype("u1"),
+        "BoolStorage": np.dtype("?"),
+    }
+)
+BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What a damaged or hostile pickle makes the unpickler raise."""
+
+
+def read_torch(path: Path) -> dict[str, Array]:
+    """Name -> array of every tensor in a state dict. Raises ``InvalidBackbone``."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            roots = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("data.pkl")]
+            if len(roots) != 1:
+                raise InvalidBackbone(f"{path.name}: expected one data.pkl in the archive, found {len(roots)}")
+            state = _Reader(archive, roots[0], path.stat().st_size).load()
+    except zipfile.BadZipFile as error:
+        raise InvalidBackbone(
+            f"{path.name}: expected a zip archive as PyTorch writes since 1.6; save the model again as safetensors"
+        ) from error
+    except (*BROKEN, RecursionError, OverflowError, MemoryError, NotImplementedError) as error:
+        if isinstance(error, InvalidBackbone):
+            raise
+        raise InvalidBackbone(f"{path.name}: the pickle inside is damaged; download the file again") from error
+    if not isinstance(state, dict):
+        raise InvalidBackbone(f"{path.name}: expected a dict of tensors, found {type(state).__name__}")
+    return {name: array for name, array in state.items() if isinstance(name, str) and isinstance(array, np.ndarray)}
+
+
+class _Ordered(dict[Any, Any]):
+    """Stands for ``OrderedDict``; the attributes that PyTorch hangs on a state dict are dropped."""
+
+    def __setstate__(self, state: object) -> None:
+        """Ignores the state."""
+
+
+class _Call:
+    """A function for the pickle to call; without a ``__dict__``, so that the pickle cannot change it."""
+
+    __slots__ = ("_function",)
+    _function: Callable[..., Array]
+
+    def __init__(self, function: Callable[..., Array]) -> None:
+        object.__setattr__(self, "_function", function)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+    def __call__(self, *args: Any) -> Array:
+        return self._function(*args)
+
+
+class _Reader(pickle.Unpickler):
+    """Unpickles one archive. ``budget`` bounds the bytes read: the entries of a hostile zip may overlap."""
+
+    def __init__(self, archive: zipfile.ZipFile, root: str, budget: int) -> None:
+        self._archive, self._root, self._budget = archive, root, budget
+        self._storages: dict[str, Array] = {}
+        if f"{root}byteorder" in archive.namelist() and self._bytes("byteorder") != b"little":
+            raise InvalidBackbone("expected little-endian tensors; save the model again as safetensors")
+        super().__init__(io.BytesIO(self._bytes("data.pkl")))
+
+    def _bytes(self, name: str) -> bytes:
+        info = self._archive.getinfo(self._root + name)
+        self._budget -= info.file_size
+        if info.compress_type != zipfile.ZIP_STORED or self._budget < 0:
+            raise InvalidBackbone("expected an archive of uncompressed entries; save the model again as safetensors")
+        return self._archive.read(info)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _Call(_view)
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return _Call(lambda data, requires_grad, hooks: data)
+        if (module, name) == ("collections", "OrderedDict"):
+            return _Ordered
+        if module == "torch" and name in STORAGES:
+            return name
+        raise InvalidBackbone(
+            f"the checkpoint's pickle asks for {module[:80]}.{name[:80]}, which loading tensors does not need; "
+            "do not trust this file, or save the model again as safetensors"
+        )
+
+    def persistent_load(self, pid: Any) -> Array:
+        kind, storage, key, _location, numel = pid
+        if kind != "storage" or not isinstance(key, str) or not isinstance(numel, int):
+            raise pickle.UnpicklingError("unknown persistent id")
+        if key not in self._storages:
+            self._storages[key] = np.frombuffer(self._bytes(f"data/{key}"), np.uint8)
+        return self._storages[key][: numel * STORAGES[storage].itemsize].view(STORAGES[storage])
+
+
+def _view(storage: Array, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Array:
+    """The tensor at ``offset`` of a 1-D storage, copied out; sizes and strides count elements."""
+    if not isinstance(storage, np.ndarray) or len(size) != len(stride) or min((offset, *size, *stride)) < 0:
+        raise pickle.UnpicklingError("impossible view")
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    count = int(np.prod([1, *size], dtype=object))
+    if count == 0:
+        return np.zeros(size, storage.dtype)
+    if last >= storage.size or count > storage.size:
+        raise pickle.UnpicklingError("view outside its storage")
+    steps = tuple(step * storage.itemsize for step in stride)
+    return np.array(np.lib.stride_tricks.as_strided(storage[offset:], size, steps))

@@ -1,0 +1,188 @@
+"""What makes a task acceptable: checks over a task object, whether it came from a file or from a program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+import numpy as np
+
+from checkpoints.fingerprint import FINGERPRINT
+from jpets.config import BackboneConfig
+from jpets.deltas import method_named
+from jpets.deltas.protocol import TensorSpec
+from jpets.errors import InvalidTask
+from jpets.types import BackboneRef, Delta, Head, HeadType, Preprocessing, Task, Tensors
+
+SHOWN_ERRORS = 12
+HEAD_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "identity")
+PLACEHOLDER = re.compile(r"\{text(?:_pair)?\}")
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "float": ("float32", "float16", "bfloat16"),
+    "index": ("uint16", "int32", "uint32", "int64"),
+    "bits": ("uint8",),
+}
+"""The dtypes that a tensor of each kind may have."""
+
+
+def validate(task: Task, config: BackboneConfig | None = None, backbone: BackboneRef | str | None = None) -> None:
+    """Raises ``InvalidTask`` naming what is wrong, what was expected and what was found.
+
+    With ``config`` names and shapes are held against what the methods declare for that backbone; without it only what
+    the task says about itself is checked. ``backbone`` is the reference or the fingerprint that the task must name.
+    """
+    _check_backbone(task.backbone, config, backbone)
+    errors = [*_head_errors(task, config), *_label_errors(task), *_preprocessing_errors(task, config)]
+    for index, delta in enumerate(task.deltas):
+        method_named(delta.method)
+        place = f"delta/{index}/{delta.method}/"
+        errors += _finite_errors(delta.tensors, place)
+        if config is not None:
+            errors += _delta_errors(delta, place, config)
+    errors += _finite_errors(task.head.tensors, "head/")
+    refuse(errors)
+    if config is not None:
+        for index, delta in enumerate(task.deltas):
+            _run_method_check(delta, index, config)
+
+
+def refuse(errors: list[str]) -> None:
+    """Raises ``InvalidTask`` with all ``errors``, unless there are none."""
+    if errors:
+        more = [f"and {len(errors) - SHOWN_ERRORS} more"] if len(errors) > SHOWN_ERRORS else []
+        raise InvalidTask("; ".join([error[:300] for error in errors[:SHOWN_ERRORS]] + more))
+
+
+def _check_backbone(own: BackboneRef, config: BackboneConfig | None, expected: BackboneRef | str | None) -> None:
+    if not FINGERPRINT.fullmatch(own.fingerprint):
+        raise InvalidTask(f"backbone.fingerprint must be sha256: and 64 digits, found {own.fingerprint[:80]!r}")
+    fingerprint = expected.fingerprint if isinstance(expected, BackboneRef) else expected
+    if fingerprint is not None and own.fingerprint != fingerprint:
+        raise InvalidTask(
+            f"the task was made for backbone {own.name[:80]!r} with fingerprint {own.fingerprint}, "
+            f"expected {fingerprint}; load that backbone or convert the task for this one"
+        )
+    if config is not None:
+        found = {"family": own.family, "hidden_size": own.hidden_size, "layers": own.layers}
+        wanted = {"family": config.family, "hidden_size": config.hidden_size, "layers": config.layers}
+        refuse([f"backbone.{k}: expected {wanted[k]!r}, found {found[k]!r}" for k in found if found[k] != wanted[k]])
+
+
+def _delta_errors(delta: Delta, place: str, config: BackboneConfig) -> list[str]:
+    """Names, shapes and dtypes against what the method declares for these settings."""
+    try:
+        specs = method_named(delta.method).tensors(delta.settings, config)
+    except InvalidTask as error:
+        return [f"{place[:-1]}: {error}"]
+    except (TypeError, AttributeError, KeyError, ValueError, IndexError) as error:
+        # Methods take their settings as they are; a value of a wrong JSON type surfaces here.
+        raise InvalidTask(f"{place[:-1]}: a setting has the wrong type ({type(error).__name__})") from error
+    return list(tensor_errors(delta.tensors, specs, place))
+
+
+def _run_method_check(delta: Delta, index: int, config: BackboneConfig) -> None:
+    try:
+        method_named(delta.method).check(delta, config)
+    except InvalidTask as error:
+        raise InvalidTask(f"delta/{index}: {str(error)[:300]}") from error
+    except (TypeError, AttributeError, KeyError, ValueError, IndexError) as error:
+        raise InvalidTask(f"delta/{index}: settings and tensors of {delta.method} do not fit each other") from error
+
+
+def tensor_errors(tensors: Tensors, specs: Mapping[str, TensorSpec], place: str) -> Iterator[str]:
+    """One line for each missing, unexpected, misshapen or mistyped tensor."""
+    for name in sorted(specs.keys() - tensors.keys()):
+        yield f"{place}{name}: expected {_shape(specs[name].shape)}, found nothing"
+    for name in sorted(tensors.keys() - specs.keys()):
+        yield f"{place}{name[:100]}: unexpected tensor {_shape(tensors[name].shape)}"
+    for name in sorted(specs.keys() & tensors.keys()):
+        spec, array = specs[name], tensors[name]
+        fits = len(spec.shape) == array.ndim and all(
+            want in (None, have) for want, have in zip(spec.shape, array.shape, strict=True)
+        )
+        if not fits:
+            yield f"{place}{name}: expected {_shape(spec.shape)}, found {_shape(array.shape)}"
+        if array.dtype.name not in KINDS[spec.kind]:
+            yield f"{place}{name}: expected {' or '.join(KINDS[spec.kind])}, found {array.dtype.name}"
+        elif spec.kind == "index" and array.size and int(array.min()) < 0:
+            yield f"{place}{name}: expected numbers from 0, found {int(array.min())}"
+
+
+def _finite_errors(tensors: Tensors, place: str) -> Iterator[str]:
+    for name, array in tensors.items():
+        if array.dtype.name in KINDS["float"] and not np.isfinite(array).all():
+            what = "NaN" if np.isnan(array).any() else "Inf"
+            yield f"{place}{name[:100]}: expected finite numbers, found {what}"
+
+
+def head_specs(head: Head, hidden_size: int | None) -> dict[str, TensorSpec]:
+    """The tensors that a head of this kind and size has."""
+    if head.type == "embedding":
+        return {}
+    outputs = _width(head.tensors, "kernel")
+    dense = _width(head.tensors, "dense_kernel")
+    if not any(name.startswith("dense_") for name in head.tensors):
+        return {"kernel": TensorSpec((hidden_size, outputs)), "bias": TensorSpec((outputs,))}
+    return {
+        "dense_kernel": TensorSpec((hidden_size, dense)),
+        "dense_bias": TensorSpec((dense,)),
+        "kernel": TensorSpec((dense, outputs)),
+        "bias": TensorSpec((outputs,)),
+    }
+
+
+def _width(tensors: Tensors, name: str) -> int | None:
+    array = tensors.get(name)
+    return int(array.shape[-1]) if array is not None and array.ndim else None
+
+
+def _head_errors(task: Task, config: BackboneConfig | None) -> Iterator[str]:
+    head = task.head
+    hidden_size = config.hidden_size if config is not None else task.backbone.hidden_size
+    yield from tensor_errors(head.tensors, head_specs(head, hidden_size), "head/")
+    if head.type not in get_args(HeadType):
+        yield f"head.type: expected one of {list(get_args(HeadType))}, found {head.type!r}"
+    if any(array.size == 0 for array in head.tensors.values()):
+        yield "head: expected at least one output, found an empty tensor"
+    if head.activation not in HEAD_ACTIVATIONS:
+        yield f"head.activation: expected one of {list(HEAD_ACTIVATIONS)}, found {head.activation[:80]!r}"
+    if head.pooling == "pooler" and config is not None and not config.pooler:
+        yield "head.pooling: expected cls or mean, found pooler, which the backbone does not have"
+
+
+def _label_errors(task: Task) -> Iterator[str]:
+    labels, outputs = task.labels, _width(task.head.tensors, "kernel") or 0
+    if task.head.type == "embedding":
+        if labels:
+            yield f"labels: expected none for an embedding head, found {len(labels)}"
+        return
+    optional = task.head.type == "sequence-classification" and task.head.problem == "regression"
+    if len(labels) != outputs and not (optional and not labels):
+        yield f"labels: expected {outputs}, one for each output of head/kernel, found {len(labels)}"
+    if not all(label.strip() for label in labels):
+        yield "labels: expected non-empty texts, found an empty one"
+    if len(set(labels)) != len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        yield f"labels: expected each once, found {twice[:80]!r} more than once"
+
+
+def _preprocessing_errors(task: Task, config: BackboneConfig | None) -> Iterator[str]:
+    own: Preprocessing = task.preprocessing
+    longest = config.max_positions if config is not None else 1 << 20
+    if own.max_length is not None and not 2 <= own.max_length <= longest:
+        yield f"preprocessing.max_length: expected 2 to {longest} tokens, found {own.max_length}"
+    if own.template is not None:
+        rest = PLACEHOLDER.sub("", own.template)
+        if "{text}" not in own.template or "{" in rest or "}" in rest:
+            yield "preprocessing.template: expected {text}, maybe {text_pair}, and no other braces"
+    if own.thresholds is not None:
+        outputs = _width(task.head.tensors, "kernel") or 0
+        if task.head.type != "sequence-classification" or task.head.problem != "multi-label":
+            yield f"preprocessing.thresholds: expected none for {task.head.type} ({task.head.problem})"
+        elif len(own.thresholds) != outputs or not all(0 <= each <= 1 for each in own.thresholds):
+            yield f"preprocessing.thresholds: expected {outputs} numbers from 0 to 1, found {len(own.thresholds)}"
+
+
+def _shape(shape: tuple[int | None, ...]) -> str:
+    return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"

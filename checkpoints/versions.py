@@ -1,0 +1,167 @@
+"""What a catalogue says about one task: its versions, which is served, which an alias names."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from checkpoints.catalog import ALIASES, TASKS, VERSIONS
+from checkpoints.ids import LATEST, shown
+from jpets.errors import Conflict, NotFound
+
+ACTIVE, UPLOADED, WITHDRAWN = "active", "uploaded", "withdrawn"
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTask:
+    """One version of a task. ``metadata`` is the file's JSON document; ``created`` is the upload, ISO 8601, UTC."""
+
+    tenant: str
+    id: str
+    version: int
+    digest: str
+    bytes: int
+    created: str
+    metadata: Mapping[str, Any]
+    served: bool
+    """Whether queries that name no version get this one."""
+
+
+class TaskRows:
+    """The rows of one (tenant, id), seen through one transaction."""
+
+    def __init__(self, connection: sa.Connection, tenant: str, id: str) -> None:
+        self._connection = connection
+        self._key = {"tenant": tenant, "id": id}
+        self._name = shown(id)
+
+    def add(self, row: Mapping[str, Any]) -> int:
+        """A new version; its number has never been used before."""
+        mine = self._mine(TASKS)
+        newest = self._connection.execute(sa.select(TASKS.c.newest).where(mine)).scalar()
+        version = (newest or 0) + 1
+        if newest is None:
+            self._connection.execute(sa.insert(TASKS).values(**self._key, newest=version))
+        else:
+            self._connection.execute(sa.update(TASKS).where(mine).values(newest=version))
+        self._connection.execute(sa.insert(VERSIONS).values(**self._key, version=version, **row))
+        return version
+
+    def served(self) -> int | None:
+        """The newest active version."""
+        return self._newest(VERSIONS.c.state == ACTIVE)
+
+    def before_served(self) -> int:
+        """The active version that was served before. Raises ``NotFound``."""
+        served = self.served()
+        before = self._newest(VERSIONS.c.state == ACTIVE, VERSIONS.c.version < served) if served is not None else None
+        if before is None:
+            raise NotFound(f"task {self._name} has no earlier version to go back to")
+        return before
+
+    def find(self, version: int | str | None) -> StoredTask:
+        """A version by number or alias, by default the served or else the newest. Raises ``NotFound``."""
+        served = self.served()
+        if version is None:
+            number = served if served is not None else self._newest()
+        elif version == LATEST:
+            number = served
+        elif isinstance(version, str):
+            chosen = sa.select(ALIASES.c.version).where(self._mine(ALIASES), ALIASES.c.name == version)
+            number = self._connection.execute(chosen).scalar()
+        else:
+            number = version
+        chosen_row = sa.select(VERSIONS).where(self._mine(VERSIONS), VERSIONS.c.version == number)
+        row = self._connection.execute(chosen_row).first()
+        if row is None:
+            what = "" if version is None else f" version {shown(version) if isinstance(version, str) else version}"
+            raise NotFound(f"task {self._name}{what} is not in the repository; list the tasks to see what is")
+        return stored_task(row, served)
+
+    def all(self) -> list[StoredTask]:
+        """Every kept version, the oldest first."""
+        served = self.served()
+        rows = self._connection.execute(sa.select(VERSIONS).where(self._mine(VERSIONS)).order_by(VERSIONS.c.version))
+        return [stored_task(row, served) for row in rows]
+
+    def check_match(self, expected: int | None) -> None:
+        """Raises ``Conflict`` unless the newest version that was not rolled back is ``expected`` (0: there is none)."""
+        if expected is None:
+            return
+        found = self._newest(VERSIONS.c.state != WITHDRAWN) or 0
+        if found != expected:
+            raise Conflict(f"task {self._name} is at version {found}, expected {expected}; read it again and retry")
+
+    def activate(self, version: int) -> None:
+        self._set_state(ACTIVE, VERSIONS.c.version == version)
+
+    def withdraw_after(self, version: int) -> None:
+        self._set_state(WITHDRAWN, VERSIONS.c.version > version)
+
+    def aliases(self) -> dict[str, int]:
+        rows = self._connection.execute(sa.select(ALIASES).where(self._mine(ALIASES)))
+        return {row.name: row.version for row in rows}
+
+    def set_alias(self, name: str, version: int) -> None:
+        self._connection.execute(sa.delete(ALIASES).where(self._mine(ALIASES), ALIASES.c.name == name))
+        self._connection.execute(sa.insert(ALIASES).values(**self._key, name=name, version=version))
+
+    def retain(self, keep: int) -> None:
+        """Forgets all but the last ``keep`` versions, the served one and those that have an alias."""
+        numbers = sorted(stored.version for stored in self.all())
+        wanted = {*numbers[-keep:], self.served(), *self.aliases().values()}
+        old = [number for number in numbers if number not in wanted]
+        self._connection.execute(sa.delete(VERSIONS).where(self._mine(VERSIONS), VERSIONS.c.version.in_(old)))
+
+    def delete(self) -> None:
+        for table in (VERSIONS, ALIASES):
+            self._connection.execute(sa.delete(table).where(self._mine(table)))
+
+    def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        return sa.and_(*(table.c[name] == value for name, value in self._key.items()))
+
+    def _newest(self, *conditions: sa.ColumnElement[bool]) -> int | None:
+        newest = sa.select(sa.func.max(VERSIONS.c.version)).where(self._mine(VERSIONS), *conditions)
+        found: int | None = self._connection.execute(newest).scalar()
+        return found
+
+    def _set_state(self, state: str, condition: sa.ColumnElement[bool]) -> None:
+        self._connection.execute(sa.update(VERSIONS).where(self._mine(VERSIONS), condition).values(state=state))
+
+
+def list_tasks(connection: sa.Connection, tenant: str, limit: int, after: str) -> list[StoredTask]:
+    """One version a task, served or else newest: up to ``limit`` tasks with ids past ``after``, by id."""
+    active = sa.func.max(sa.case((VERSIONS.c.state == ACTIVE, VERSIONS.c.version)))
+    tasks = (
+        sa.select(VERSIONS.c.id, active.label("served"), sa.func.max(VERSIONS.c.version).label("newest"))
+        .where(VERSIONS.c.tenant == tenant, VERSIONS.c.id > after)
+        .group_by(VERSIONS.c.id)
+        .order_by(VERSIONS.c.id)
+        .limit(limit)
+        .subquery()
+    )
+    chosen = sa.func.coalesce(tasks.c.served, tasks.c.newest)
+    rows = (
+        sa.select(VERSIONS, tasks.c.served.label("served"))
+        .join(tasks, sa.and_(VERSIONS.c.id == tasks.c.id, VERSIONS.c.version == chosen))
+        .where(VERSIONS.c.tenant == tenant)
+        .order_by(VERSIONS.c.id)
+    )
+    return [stored_task(row, row.served) for row in connection.execute(rows)]
+
+
+def stored_task(row: sa.Row[Any], served: int | None) -> StoredTask:
+    return StoredTask(
+        row.tenant,
+        row.id,
+        row.version,
+        row.digest,
+        row.bytes,
+        row.created,
+        json.loads(row.metadata),
+        row.version == served,
+    )

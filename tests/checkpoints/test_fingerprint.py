@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from checkpoints.canonical import canonical_shapes
+from checkpoints.fingerprint import FINGERPRINT, fingerprint
+
+Tensors = dict[str, np.ndarray]
+
+
+@pytest.fixture
+def tensors(bert: Any) -> Tensors:
+    rng = np.random.default_rng(0)
+    return {name: rng.random(shape, np.float32) for name, shape in canonical_shapes(bert.config).items()}
+
+
+def test_form(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
+    assert FINGERPRINT.fullmatch(fingerprint(tensors, tokenizer_json, bert.config))
+
+
+def test_order_and_memory_layout_do_not_matter(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
+    expected = fingerprint(tensors, tokenizer_json, bert.config)
+    shuffled = {name: np.asfortranarray(tensors[name]) for name in sorted(tensors, reverse=True)}
+    assert fingerprint(shuffled, tokenizer_json, bert.config) == expected
+
+
+def test_every_tensor_matters(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
+    seen = {fingerprint(tensors, tokenizer_json, bert.config)}
+    for name, array in tensors.items():
+        changed = array.copy()
+        changed.flat[-1] += 1
+        seen.add(fingerprint({**tensors, name: changed}, tokenizer_json, bert.config))
+    assert len(seen) == len(tensors) + 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"norm_eps": 1e-5}, {"activation": "relu"}, {"heads": 4}, {"family": "other"}, {"max_positions": 23}]
+)
+def test_settings_matter(tensors: Tensors, tokenizer_json: str, bert: Any, change: dict[str, Any]) -> None:
+    changed = dataclasses.replace(bert.config, **change)
+    assert fingerprint(tensors, tokenizer_json, changed) != fingerprint(tensors, tokenizer_json, bert.config)
+
+
+def test_tokenizer_matters_but_not_its_truncation(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
+    expected = fingerprint(tensors, tokenizer_json, bert.config)
+    data = json.loads(tokenizer_json)
+    cut = {**data, "truncation": {"max_length": 128}, "padding": {"strategy": "BatchLongest"}}
+    assert fingerprint(tensors, json.dumps(cut, indent=2), bert.config) == expected
+    data["model"]["vocab"]["three"] = 6
+    assert fingerprint(tensors, json.dumps(data), bert.config) != expected

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from checkpoints.blobs import digest_of
+from checkpoints.catalog import Catalog
+from checkpoints.repository import Repository
+from checkpoints.task_file import read_task
+from checkpoints.versions import TaskRows
+from jpets.errors import Conflict, InvalidTask, NotFound, OutOfSpace, Saturated
+from jpets.types import Task
+
+MakeTask = Callable[..., Task]
+
+
+def blob_names(tmp_path: Path) -> set[str]:
+    return {path.name for path in (tmp_path / "repository" / "blobs").iterdir()}
+
+
+def test_put_and_get(repository: Repository, files: list[bytes], make_task: MakeTask, tmp_path: Path) -> None:
+    stored = repository.put("sample", files[0])
+    assert (stored.tenant, stored.id, stored.version, stored.served) == ("default", "sample", 1, True)
+    assert (stored.digest, stored.bytes) == (digest_of(files[0]), len(files[0]))
+    assert stored.created.endswith("+00:00")
+    assert stored.metadata["labels"] == ["no", "maybe", "yes"]
+    assert stored.metadata["deltas"][0]["method"] == "lora"
+    assert repository.get("sample") == stored
+    assert repository.read(stored) == files[0]
+    task = repository.task(stored)
+    np.testing.assert_array_equal(task.head.tensors["kernel"], make_task("lora").head.tensors["kernel"])
+    path = tmp_path / "upload.safetensors"
+    path.write_bytes(files[1])
+    assert repository.put("sample", path).digest == digest_of(files[1])
+
+
+def test_every_upload_is_a_version(repository: Repository, files: list[bytes], tmp_path: Path) -> None:
+    assert [repository.put("sample", files[0]).version for _ in range(3)] == [1, 2, 3]
+    assert [stored.served for stored in repository.versions("sample")] == [False, False, True]
+    assert blob_names(tmp_path) == {f"{digest_of(files[0])}.safetensors"}
+
+
+@pytest.mark.parametrize("id", ["", "../x", "a/b", "a\0b", "x" * 300, "Upper", ".hidden", "a\n"])
+def test_bad_ids(repository: Repository, files: list[bytes], tmp_path: Path, id: str) -> None:
+    with pytest.raises(InvalidTask, match="task id must be 1 to 128"):
+        repository.put(id, files[0])
+    with pytest.raises(InvalidTask, match="tenant must be"):
+        repository.put("fine", files[0], tenant=id)
+    with pytest.raises(NotFound):
+        repository.get(id)
+    assert blob_names(tmp_path) == set()
+    assert repository.list() == ([], None)
+
+
+def test_invalid_file_changes_nothing(repository: Repository, files: list[bytes], tmp_path: Path) -> None:
+    repository.put("sample", files[0])
+    with pytest.raises(InvalidTask):
+        repository.put("sample", files[1][:-1])
+
+    def refuse(data: bytes, id: str) -> Task:
+        raise InvalidTask("wrong backbone")
+
+    with pytest.raises(InvalidTask, match="wrong backbone"):
+        repository.put("sample", files[1], validator=refuse)
+    assert [stored.version for stored in repository.versions("sample")] == [1]
+    assert blob_names(tmp_path) == {f"{digest_of(files[0])}.safetensors"}
+
+
+def test_unknown(repository: Repository, files: list[bytes]) -> None:
+    for call in (repository.get, repository.versions, repository.delete, repository.rollback):
+        with pytest.raises(NotFound, match=r"'other' is not in the repository|no earlier version"):
+            call("other")
+    stored = repository.put("sample", files[0], tenant="one")
+    for version in (2, 0, "stable", "latest"):
+        with pytest.raises(NotFound):
+            repository.get("sample", version=version)
+    with pytest.raises(NotFound):
+        repository.get("sample", "one", 2)
+    with pytest.raises(NotFound, match="no earlier version"):
+        repository.rollback("sample", tenant="one")
+    repository.delete("sample", "one")
+    repository.collect()
+    with pytest.raises(NotFound, match="is not stored"):
+        repository.read(stored)
+
+
+def test_tenants_do_not_see_each_other(repository: Repository, files: list[bytes]) -> None:
+    repository.put("sample", files[0], tenant="one")
+    repository.put("sample", files[1], tenant="two")
+    assert repository.get("sample", "one").digest != repository.get("sample", "two").digest
+    repository.delete("sample", "one")
+    assert repository.list("one") == ([], None)
+    assert len(repository.list("two")[0]) == 1
+
+
+def test_if_match(repository: Repository, files: list[bytes], tmp_path: Path) -> None:
+    assert repository.put("sample", files[0], if_match=0).version == 1
+    with pytest.raises(Conflict, match="is at version 1, expected 0"):
+        repository.put("sample", files[1], if_match=0)
+    assert blob_names(tmp_path) == {f"{digest_of(files[0])}.safetensors"}
+    assert repository.put("sample", files[1], if_match=1, activate=False).version == 2
+    with pytest.raises(Conflict, match="is at version 2, expected 1"):
+        repository.put("sample", files[2], if_match=1)
+    repository.rollback("sample", to=1)
+    assert repository.put("sample", files[2], if_match=1).version == 3
+    with pytest.raises(Conflict):
+        repository.delete("sample", if_match=1)
+    repository.delete("sample", if_match=3)
+
+
+def test_activation(repository: Repository, files: list[bytes]) -> None:
+    first = repository.put("sample", files[0], activate=False)
+    assert not first.served
+    assert repository.get("sample") == first == repository.list()[0][0]
+    assert repository.aliases("sample") == {}
+    assert repository.activate("sample", 1).served
+    repository.put("sample", files[1], activate=False)
+    repository.put("sample", files[2], activate=False)
+    assert repository.get("sample").version == repository.get("sample", version="latest").version == 1
+    assert repository.list()[0][0].version == 1
+    assert repository.activate("sample", 3).served
+    assert not repository.activate("sample", 2).served, "an older version that loads late does not replace a newer one"
+    assert repository.get("sample", version="latest").version == 3
+
+
+def test_rollback(repository: Repository, files: list[bytes]) -> None:
+    for data in files[:4]:
+        repository.put("sample", data)
+    back = repository.rollback("sample")
+    assert (back.version, back.served, back.digest) == (3, True, digest_of(files[2]))
+    assert repository.rollback("sample", to=1).served
+    assert repository.get("sample", version="latest").version == 1
+    assert repository.rollback("sample", to=3).served, "a withdrawn version can be served again"
+    assert repository.put("sample", files[4]).version == 5
+    assert repository.get("sample").version == 5
+
+
+def test_aliases(repository: Repository, files: list[bytes]) -> None:
+    for data in files[:3]:
+        repository.put("sample", data)
+    repository.alias("sample", "stable", 2)
+    assert repository.get("sample", version="stable").digest == digest_of(files[1])
+    repository.alias("sample", "stable", 1)
+    assert repository.aliases("sample") == {"stable": 1, "latest": 3}
+    assert repository.rollback("sample", to="stable").version == 1
+    for name in ("latest", "", "7", "a/b", "A"):
+        with pytest.raises(InvalidTask, match="alias must be"):
+            repository.alias("sample", name, 1)
+    with pytest.raises(NotFound):
+        repository.alias("sample", "stable", 9)
+
+
+def test_retention(tmp_path: Path, files: list[bytes]) -> None:
+    repository = Repository(tmp_path / "repository", keep_versions=2)
+    repository.put("sample", files[0])
+    repository.alias("sample", "stable", 1)
+    repository.put("sample", files[1])
+    for data in files[2:]:
+        repository.put("sample", data, activate=False)
+    assert [stored.version for stored in repository.versions("sample")] == [1, 2, 5, 6]
+    assert repository.collect() == 2
+    assert blob_names(tmp_path) == {f"{digest_of(files[at])}.safetensors" for at in (0, 1, 4, 5)}
+    repository.close()
+    with pytest.raises(ValueError, match="at least 1"):
+        Repository(tmp_path / "repository", keep_versions=0)
+
+
+def test_delete_and_collect(repository: Repository, files: list[bytes], tmp_path: Path) -> None:
+    repository.put("sample", files[0])
+    repository.put("other", files[0])
+    repository.put("other", files[1])
+    repository.alias("sample", "stable", 1)
+    repository.delete("sample")
+    assert repository.collect() == 0
+    repository.delete("other")
+    (tmp_path / "repository" / "blobs" / ".tmp-dead").touch()
+    assert repository.collect() == 2
+    assert repository.collect(stale_seconds=-1) == 1
+    assert blob_names(tmp_path) == set()
+    assert repository.put("sample", files[0]).version == 2, "a version number is never used twice"
+    assert repository.aliases("sample") == {"latest": 2}
+
+
+def test_list_is_paged(repository: Repository, files: list[bytes]) -> None:
+    ids = [f"task-{number:02}" for number in range(7)]
+    for id in reversed(ids):
+        repository.put(id, files[0])
+    found, after = [], None
+    while True:
+        page, after = repository.list(limit=3, after=after)
+        assert len(page) <= 3
+        found += page
+        if after is None:
+            break
+    assert [stored.id for stored in found] == ids
+    assert all(stored.served for stored in found)
+    with pytest.raises(ValueError, match="at least 1"):
+        repository.list(limit=0)
+
+
+def test_reopened(repository: Repository, files: list[bytes], tmp_path: Path) -> None:
+    stored = repository.put("sample", files[0])
+    again = Repository(tmp_path / "repository")
+    assert again.get("sample") == stored
+    with sqlite3.connect(tmp_path / "repository" / "catalog.sqlite") as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+    again.close()
+
+
+# --- full disks ---
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_full_disk_changes_nothing(
+    repository: Repository, files: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: int
+) -> None:
+    repository.put("sample", files[0])
+    real, calls = getattr(os, call), []
+
+    def full(*arguments: object) -> object:
+        calls.append(call)
+        if len(calls) > after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*(argument[:100] if isinstance(argument, memoryview) else argument for argument in arguments))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(OutOfSpace):
+            repository.put("sample", files[1])
+    assert blob_names(tmp_path) == {f"{digest_of(files[0])}.safetensors"}
+    assert repository.get("sample").version == 1
+    assert repository.put("sample", files[1]).version == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(sqlite3.SQLITE_FULL, OutOfSpace), (sqlite3.SQLITE_BUSY, Saturated), (1, sa.exc.OperationalError)],
+)
+def test_catalogue_that_cannot_write(
+    repository: Repository,
+    files: list[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    error: type[Exception],
+) -> None:
+    repository.put("sample", files[0])
+
+    def fail(self: TaskRows, row: object) -> int:
+        original = sqlite3.OperationalError("failed")
+        original.sqlite_errorcode = code
+        raise sa.exc.OperationalError("INSERT", {}, original)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskRows, "add", fail)
+        with pytest.raises(error):
+            repository.put("sample", files[1])
+    assert blob_names(tmp_path) == {f"{digest_of(files[0])}.safetensors"}
+    assert [stored.version for stored in repository.versions("sample")] == [1]
+
+
+def test_catalogue_on_a_full_disk(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.sqlite")
+    with pytest.raises(OutOfSpace), catalog.write() as connection:
+        connection.exec_driver_sql("PRAGMA max_page_count=1")
+        connection.exec_driver_sql("CREATE TABLE large (value TEXT)")
+        connection.exec_driver_sql("INSERT INTO large VALUES (hex(zeroblob(100000)))")
+    catalog.close()
+
+
+def test_stored_task_is_frozen(repository: Repository, files: list[bytes]) -> None:
+    stored = repository.put("sample", files[0])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stored.version = 2  # type: ignore[misc]
+    assert read_task(repository.read(stored), id="sample").id == "sample"

@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from checkpoints.task_file import TaskLimits, read_task, task_to_bytes, write_task
+from checkpoints.validation import HEAD_ACTIVATIONS, validate
+from jpets.config import BackboneConfig
+from jpets.deltas import METHODS
+from jpets.errors import InvalidTask
+from jpets.types import BackboneRef, Head, Preprocessing, Task
+from pallas_kernels import numerics
+
+MakeTask = Callable[..., Task]
+OTHER = "sha256:" + "f" * 64
+ALL = ("adapter", "lora", "bitfit", "mask", "diff")
+
+
+def rebuild(data: bytes, tensors: dict[str, Any] | None = None, **document: Any) -> bytes:
+    """The file with tensors replaced (None: removed) and top-level fields of its document replaced (None: removed)."""
+    new = {name: value for name, value in {**document_of(data), **document}.items() if value is not None}
+    found = {**safetensors.numpy.load(data), **(tensors or {})}
+    kept = {name: array for name, array in found.items() if array is not None}
+    return safetensors.numpy.save(kept, metadata={"jpets": json.dumps(new)})
+
+
+def document_of(data: bytes) -> dict[str, Any]:
+    size = int.from_bytes(data[:8], "little")
+    found: dict[str, Any] = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["jpets"])
+    return found
+
+
+def same(left: Task, right: Task) -> bool:
+    pairs = [(left.head.tensors, right.head.tensors)]
+    pairs += [(a.tensors, b.tensors) for a, b in zip(left.deltas, right.deltas, strict=True)]
+    equal = all(a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a) for a, b in pairs)
+
+    def plain(task: Task) -> Task:
+        deltas = tuple(dataclasses.replace(delta, tensors={}) for delta in task.deltas)
+        return dataclasses.replace(task, deltas=deltas, head=dataclasses.replace(task.head, tensors={}))
+
+    return equal and plain(left) == plain(right)
+
+
+def test_every_method_is_tested() -> None:
+    assert set(METHODS) == set(ALL)
+
+
+@pytest.mark.parametrize("methods", [*((name,) for name in ALL), ALL, ("lora", "lora"), ()])
+def test_round_trip(make_task: MakeTask, config: BackboneConfig, tmp_path: Path, methods: tuple[str, ...]) -> None:
+    preprocessing = Preprocessing(max_length=20, truncation=True, template="{text} or {text_pair}?", prefix="query: ")
+    task = make_task(*methods, preprocessing=preprocessing, license="MIT", description="für Tests")
+    write_task(task, tmp_path / "sample.safetensors")
+    again = read_task(tmp_path / "sample.safetensors", config=config, backbone=task.backbone)
+    assert same(again, task)
+    assert [path.name for path in tmp_path.iterdir()] == ["sample.safetensors"]
+    for delta in again.deltas:
+        METHODS[delta.method].lower(delta, config)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(make_task: MakeTask, config: BackboneConfig, dtype: Any) -> None:
+    task = make_task("lora", "diff")
+    data = task_to_bytes(task, dtype)
+    assert len(data) < len(task_to_bytes(task))
+    again = read_task(data, id="sample", config=config)
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    for name, array in task.deltas[0].tensors.items():
+        assert again.deltas[0].tensors[name].dtype == np.float32
+        np.testing.assert_array_equal(again.deltas[0].tensors[name], array.astype(kind).astype(np.float32))
+    assert again.deltas[1].tensors["query/rows"].dtype == np.uint16
+
+
+def test_values_too_large_for_the_stored_format(make_task: MakeTask) -> None:
+    head = Head(
+        "sequence-classification", {"kernel": np.full((16, 3), 1e9, np.float32), "bias": np.zeros(3, np.float32)}
+    )
+    with pytest.raises(InvalidTask, match="head/kernel: expected finite numbers, found Inf"):
+        task_to_bytes(make_task("lora", head=head), "float16")
+
+
+def test_wide_indices_are_narrowed(make_task: MakeTask, config: BackboneConfig) -> None:
+    task = make_task("diff")
+    data = task_to_bytes(task)
+    wide = {n: a.astype(np.int64) for n, a in safetensors.numpy.load(data).items() if a.dtype.kind in "iu"}
+    small = {n: a.astype(np.uint8) for n, a in wide.items() if "cols" in n or "rows" in n}
+    again = read_task(rebuild(data, wide), id="sample", config=config)
+    assert again.deltas[0].tensors["query/cols"].dtype == np.int32
+    METHODS["diff"].lower(again.deltas[0], config)
+    with pytest.raises(InvalidTask, match="expected uint16 or int32"):
+        read_task(rebuild(data, small), id="sample", config=config)
+
+
+def test_head_activations_are_ones_that_heads_compute() -> None:
+    assert set(HEAD_ACTIVATIONS) == set(numerics.ACTIVATIONS)
+
+
+# --- files that are not whole task files ---
+
+
+def test_truncated(make_task: MakeTask, tmp_path: Path) -> None:
+    data = task_to_bytes(make_task("lora"))
+    path = tmp_path / "sample.safetensors"
+    for size in (0, 1, 7, 8, 9, 100, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:size])
+        for source in (path, data[:size]):
+            with pytest.raises(InvalidTask):
+                read_task(source, id="sample")
+
+
+def test_large_header_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "sample.safetensors"
+    with path.open("wb") as file:
+        file.write((100 << 20).to_bytes(8, "little"))
+        file.truncate(101 << 20)
+    with pytest.raises(InvalidTask, match="header may have 1048576 bytes, found 104857600"):
+        read_task(path)
+    with pytest.raises(InvalidTask, match="header may have 1048576 bytes, found 18446744073709551615"):
+        read_task(b"\xff" * 100, id="sample")
+
+
+def test_large_file_is_refused_unread(make_task: MakeTask) -> None:
+    with pytest.raises(InvalidTask, match="may have 1000 bytes"):
+        read_task(task_to_bytes(make_task("lora")), id="sample", limits=TaskLimits(file_bytes=1000))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [None, {}, {"other": "{}"}, {"jpets": ""}, {"jpets": "[]"}, {"jpets": "{"}, {"jpets": "[" * 100000}],
+)
+def test_no_document(metadata: dict[str, str] | None) -> None:
+    with pytest.raises(InvalidTask):
+        read_task(safetensors.numpy.save({"x": np.zeros(1, np.float32)}, metadata=metadata), id="sample")
+
+
+@pytest.mark.parametrize("id", ["", "A", "a b", "../x", "a/b", "a\0", "x" * 300, "-a", "\n", "a\n"])
+def test_bad_ids(make_task: MakeTask, id: str) -> None:
+    with pytest.raises(InvalidTask, match="must be 1 to 128") as caught:
+        read_task(task_to_bytes(make_task("bitfit")), id=id)
+    assert "/" not in caught.value.message
+    with pytest.raises(InvalidTask, match="needs an id"):
+        read_task(b"")
+
+
+# --- documents ---
+
+DOCUMENTS = [
+    ({"format": 2}, "format"),
+    ({"format": "1"}, "format"),
+    ({"surprise": 1}, "surprise: Extra inputs"),
+    ({"backbone": None}, "backbone: Field required"),
+    ({"backbone": {"name": "tiny"}}, "backbone.fingerprint: Field required"),
+    ({"backbone": [1]}, "backbone"),
+    ({"deltas": {"method": "lora"}}, "deltas"),
+    ({"deltas": [{}]}, "deltas.0.method: Field required"),
+    ({"deltas": [{"method": "magic"}]}, "unknown delta method 'magic'"),
+    ({"deltas": [{"method": "bitfit"}] * 17}, "at most 16"),
+    ({"deltas": [{"method": "bitfit", "layers": [0, True]}]}, "deltas.0.layers"),
+    ({"deltas": [{"method": "bitfit", "layers": [[0]]}]}, "deltas.0.layers"),
+    ({"deltas": [{"method": "bitfit", "layers": 7}]}, "delta/0/bitfit: a setting has the wrong type"),
+    ({"deltas": [{"method": "bitfit", "layers": [0, 9]}]}, "layers must be increasing numbers from 0 to 1"),
+    ({"deltas": [{"method": "bitfit", "sites": True}]}, "delta/0/bitfit: a setting has the wrong type"),
+    ({"deltas": [{"method": "bitfit", "sites": ["nowhere"]}]}, "sites must be some of"),
+    ({"head": {"type": "poem"}}, "head.type"),
+    ({"head": {"type": "sequence-classification", "problem": 1}}, "head.problem"),
+    ({"head": {"type": "sequence-classification", "activation": "cosine"}}, "head.activation: expected one of"),
+    ({"head": {"type": "sequence-classification", "normalize": "yes"}}, "head.normalize"),
+    ({"head": {"type": "embedding"}}, r"head/bias: unexpected tensor \[3\]"),
+    ({"labels": ["a", "b"]}, "labels: expected 3, one for each output of head/kernel, found 2"),
+    ({"labels": None}, "labels: expected 3"),
+    ({"labels": ["a", "b", 3]}, "labels.2"),
+    ({"labels": ["a", "b", "a"]}, "labels: expected each once, found 'a'"),
+    ({"labels": ["a", "b", " "]}, "labels: expected non-empty"),
+    ({"labels": "abc"}, "labels"),
+    ({"preprocessing": {"max_length": 25}}, "max_length: expected 2 to 24 tokens, found 25"),
+    ({"preprocessing": {"max_length": 12.5}}, "preprocessing.max_length"),
+    ({"preprocessing": {"truncation": 1}}, "preprocessing.truncation"),
+    ({"preprocessing": {"template": "no place"}}, "template: expected {text}"),
+    ({"preprocessing": {"template": "{text.__class__}{text}"}}, "template: expected {text}"),
+    ({"preprocessing": {"thresholds": [0.5, 0.5, 0.5]}}, "thresholds: expected none"),
+    ({"preprocessing": {"speed": 1}}, "preprocessing.speed"),
+    ({"created": 2025}, "created"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), DOCUMENTS)
+def test_bad_documents(make_task: MakeTask, config: BackboneConfig, change: dict[str, Any], message: str) -> None:
+    data = task_to_bytes(make_task("bitfit"))
+    with pytest.raises(InvalidTask, match=message):
+        read_task(rebuild(data, **change), id="sample", config=config)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "9" * 5000])
+def test_numbers_that_json_should_not_hold(make_task: MakeTask, number: str) -> None:
+    data = task_to_bytes(make_task("bitfit"))
+    text = json.dumps({**document_of(data), "deltas": [{"method": "bitfit", "scale": "X"}]}).replace('"X"', number)
+    with pytest.raises(InvalidTask):
+        read_task(safetensors.numpy.save(safetensors.numpy.load(data), metadata={"jpets": text}), id="sample")
+
+
+def test_lone_surrogates(make_task: MakeTask) -> None:
+    with pytest.raises(InvalidTask):
+        read_task(rebuild(task_to_bytes(make_task("bitfit")), description="\ud800"), id="sample")
+
+
+def test_multi_label_and_regression(make_task: MakeTask, config: BackboneConfig) -> None:
+    head = make_task().head
+    multi = make_task("lora", head=dataclasses.replace(head, problem="multi-label"))
+    validate(dataclasses.replace(multi, preprocessing=Preprocessing(thresholds=(0.1, 0.5, 0.9))), config)
+    for thresholds in ((0.5,), (0.5, 0.5, 1.5)):
+        with pytest.raises(InvalidTask, match="expected 3 numbers from 0 to 1"):
+            validate(dataclasses.replace(multi, preprocessing=Preprocessing(thresholds=thresholds)), config)
+    validate(make_task("lora", head=dataclasses.replace(head, problem="regression"), labels=()), config)
+    embedding = make_task("lora", head=Head("embedding", pooling="mean", normalize=True), labels=())
+    assert same(read_task(task_to_bytes(embedding), id="sample", config=config), embedding)
+    with pytest.raises(InvalidTask, match="labels: expected none"):
+        validate(dataclasses.replace(embedding, labels=("a",)), config)
+    pooled = dataclasses.replace(embedding, head=Head("embedding", pooling="pooler"))
+    validate(pooled, config)
+    with pytest.raises(InvalidTask, match="which the backbone does not have"):
+        validate(pooled, dataclasses.replace(config, pooler=False))
+
+
+# --- tensors ---
+
+
+def test_other_backbone(make_task: MakeTask, config: BackboneConfig) -> None:
+    task = make_task("lora")
+    with pytest.raises(InvalidTask, match=f"with fingerprint {task.backbone.fingerprint}, expected {OTHER}"):
+        read_task(task_to_bytes(task), id="sample", config=config, backbone=OTHER)
+    other = BackboneRef("other", OTHER, "bert", 16, 2)
+    with pytest.raises(InvalidTask, match=f"expected {OTHER}"):
+        read_task(task_to_bytes(task), id="sample", backbone=other)
+    with pytest.raises(InvalidTask, match=r"backbone\.layers: expected 3, found 2"):
+        read_task(task_to_bytes(task), id="sample", config=dataclasses.replace(config, layers=3))
+    with pytest.raises(InvalidTask, match="fingerprint must be sha256"):
+        task_to_bytes(dataclasses.replace(task, backbone=dataclasses.replace(task.backbone, fingerprint="x")))
+
+
+def test_missing_extra_and_misshapen_tensors_are_all_named(make_task: MakeTask, config: BackboneConfig) -> None:
+    changed = {
+        "delta/0/lora/query/A": None,
+        "delta/0/lora/query/C": np.zeros(2, np.float32),
+        "delta/0/lora/key/B": np.zeros((2, 2, 15), np.float32),
+        "delta/0/lora/value/A": np.zeros((2, 16, 2), np.int32),
+        "head/bias": np.zeros(4, np.float32),
+    }
+    with pytest.raises(InvalidTask) as caught:
+        read_task(rebuild(task_to_bytes(make_task("lora")), changed), id="sample", config=config)
+    for line in (
+        "delta/0/lora/query/A: expected [2, 16, 2], found nothing",
+        "delta/0/lora/query/C: unexpected tensor [2]",
+        "delta/0/lora/key/B: expected [2, 2, 16], found [2, 2, 15]",
+        "delta/0/lora/value/A: expected float32 or float16 or bfloat16, found int32",
+        "head/bias: expected [3], found [4]",
+    ):
+        assert line in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["delta/1/lora/query/A", "delta/0/bitfit/query/bias", "delta", "elsewhere"])
+def test_tensors_of_no_delta(make_task: MakeTask, name: str) -> None:
+    data = rebuild(task_to_bytes(make_task("lora")), {name: np.zeros(1, np.float32)})
+    with pytest.raises(InvalidTask, match=f"unexpected tensor '{name}'"):
+        read_task(data, id="sample")
+
+
+@pytest.mark.parametrize(("value", "found"), [(np.nan, "NaN"), (np.inf, "Inf"), (-np.inf, "Inf")])
+@pytest.mark.parametrize("name", ["delta/0/lora/query/A", "head/kernel"])
+def test_not_finite(make_task: MakeTask, name: str, value: float, found: str) -> None:
+    data = task_to_bytes(make_task("lora"))
+    array = safetensors.numpy.load(data)[name].copy()
+    array.flat[3] = value
+    with pytest.raises(InvalidTask, match=f"{name}: expected finite numbers, found {found}"):
+        read_task(rebuild(data, {name: array}), id="sample")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.bool_, np.complex64])
+def test_other_number_formats(make_task: MakeTask, dtype: Any) -> None:
+    data = rebuild(task_to_bytes(make_task("lora")), {"head/bias": np.zeros(3, dtype)})
+    with pytest.raises(InvalidTask):
+        read_task(data, id="sample")
+
+
+def test_indices_out_of_range(make_task: MakeTask, config: BackboneConfig) -> None:
+    task = make_task("diff")
+    data = task_to_bytes(task)
+    rows = task.deltas[0].tensors["query/rows"].astype(np.int32)
+    for bad, message in ((-1, "from 0 to"), (16, "rows must be below 16"), (1 << 40, "from 0 to")):
+        changed = rows.astype(np.int64)
+        changed[0] = bad
+        with pytest.raises(InvalidTask, match=message):
+            read_task(rebuild(data, {"delta/0/diff/query/rows": changed}), id="sample", config=config)
+    negative = {**task.deltas[0].tensors, "query/rows": rows - 100}
+    with pytest.raises(InvalidTask, match="query/rows: expected numbers from 0"):
+        validate(dataclasses.replace(task, deltas=(dataclasses.replace(task.deltas[0], tensors=negative),)), config)
+    dense = METHODS["diff"].init(np.random.default_rng(0), {"density": 0.1}, config, 0.02)
+    unsorted = {**dense.tensors, "query/cols": dense.tensors["query/cols"][::-1].copy()}
+    with pytest.raises(InvalidTask, match="must be sorted"):
+        validate(dataclasses.replace(task, deltas=(dataclasses.replace(dense, tensors=unsorted),)), config)
+
+
+def test_two_layer_head(make_task: MakeTask, config: BackboneConfig) -> None:
+    shapes = {"dense_kernel": (16, 8), "dense_bias": (8,), "kernel": (8, 3), "bias": (3,)}
+    tensors = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    task = make_task("lora", head=Head("token-classification", tensors, activation="relu"))
+    data = task_to_bytes(task)
+    assert same(read_task(data, id="sample", config=config), task)
+    for name, message in (
+        ("dense_bias", r"head/dense_bias: expected \[8\], found nothing"),
+        ("kernel", "head/kernel: expected .*, found nothing"),
+        ("dense_kernel", r"head/dense_kernel: expected \[16, any\], found nothing"),
+    ):
+        with pytest.raises(InvalidTask, match=message):
+            read_task(rebuild(data, {f"head/{name}": None}), id="sample", config=config)
+    with pytest.raises(InvalidTask, match="empty"):
+        empty = {"head/kernel": np.zeros((8, 0), np.float32), "head/bias": np.zeros(0, np.float32)}
+        read_task(rebuild(data, empty, labels=[]), id="sample", config=config)
+    with pytest.raises(InvalidTask, match=r"head/kernel: expected"):
+        read_task(rebuild(data, {"head/kernel": np.ones((), np.float32)}), id="sample", config=config)
+
+
+def test_settings_that_json_cannot_hold(make_task: MakeTask) -> None:
+    task = make_task("lora")
+    delta = dataclasses.replace(task.deltas[0], settings={**task.deltas[0].settings, "callback": print})
+    with pytest.raises(InvalidTask, match="settings must be numbers"):
+        task_to_bytes(dataclasses.replace(task, deltas=(delta,)))
+    delta = dataclasses.replace(
+        task.deltas[0], settings={**task.deltas[0].settings, "layers": range(2), "x": np.int64(3)}
+    )
+    again = read_task(task_to_bytes(dataclasses.replace(task, deltas=(delta,))), id="sample")
+    assert again.deltas[0].settings["layers"] == [0, 1]
