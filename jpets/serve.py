@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import rich.console
 import rich.progress
@@ -171,7 +171,7 @@ class Start:
                 self._service.start(self._engine, progress)
         except Stopped:
             log.info("stopped while starting")
-        except Exception as error:  # the main thread ends the process with it
+        except Exception as error:  # noqa: BLE001 (whatever it is, the main thread ends the process with it)
             self._failure = error
             self._server.should_exit = True
         else:
@@ -181,9 +181,7 @@ class Start:
         options = self._options
         wanted = options.reserve == "always" or (options.reserve == "auto" and not tasks)
         reserve = standard_tasks(self._backbone) if wanted else []
-        return Engine(
-            self._backbone, tasks, options.engine_settings(), reserve=reserve, cache_dir=options.cache_dir
-        )
+        return Engine(self._backbone, tasks, options.engine_settings(), reserve=reserve, cache_dir=options.cache_dir)
 
     def _announce(self) -> None:
         found, _ = self._service.repository.list(limit=1)
@@ -206,7 +204,7 @@ class Display:
             columns = (*rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn())
             self._bars = rich.progress.Progress(*columns, console=rich.console.Console(stderr=True))
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         if self._bars is not None:
             self._bars.start()
         return self

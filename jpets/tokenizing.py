@@ -31,9 +31,8 @@ class TextEncoder:
         self._vocab_size = vocab_size
         self._type_limit = max(1, type_vocab_size)
         self.longest = longest
-        self.pad_id = next(
-            (self._tokenizer.token_to_id(t) for t in ("[PAD]", "<pad>") if self._tokenizer.token_to_id(t) is not None), 0
-        )
+        found = [self._tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
+        self.pad_id: int = next((id for id in found if id is not None), 0)
 
     def encode(self, query: Query, rule: Preprocessing) -> Tokens:
         """Token and type ids of a query, special tokens included.

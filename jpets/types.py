@@ -132,7 +132,7 @@ class Delta:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A task's head. Tensors: ``kernel`` [d, C], ``bias`` [C]; two-layer heads add ``dense_kernel`` [d, m], ``dense_bias``.
+    """A task's head. Tensors: ``kernel`` [d, C], ``bias`` [C]; with two layers ``dense_kernel`` [d, m], ``dense_bias``.
 
     An embedding head has no tensors.
     """

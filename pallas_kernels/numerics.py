@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
@@ -23,7 +25,7 @@ def batched_dot(x: Float[Array, "g s i"], w: Float[Array, "g i o"]) -> Float[Arr
     )
 
 
-def value_dtype(bank: Num[Array, "..."]) -> jnp.dtype:
+def value_dtype(bank: Num[Array, ...]) -> jnp.dtype:
     """The dtype of the numbers that a bank holds: 16-bit banks are bf16 values kept as uint16 (cheap to update)."""
     return jnp.dtype(jnp.bfloat16 if bank.dtype == jnp.uint16 else bank.dtype)
 
@@ -37,7 +39,7 @@ def take_slots(bank: Num[Array, "slots layers *shape"], slots: Int[Array, " g"],
     return jax.lax.bitcast_convert_type(rows, jnp.bfloat16) if rows.dtype == jnp.uint16 else rows
 
 
-ACTIVATIONS = {
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),

@@ -1,4 +1,4 @@
-"""A loop over the runs of tokens that belong to heavy tasks, one run after the other, in one executable for any count."""
+"""A loop over the runs of tokens that belong to heavy tasks: one executable for any number of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jaxtyping import Array, Float, Int
 
 
 class Runs(NamedTuple):
-    """``count`` runs of tokens, each of one task. Run k covers tokens ``start[k] + offset[k] + [0, length[k])``.
+    """``used`` runs of tokens, each of one task. Run k covers tokens ``start[k] + offset[k] + [0, length[k])``.
 
     A window of ``size`` tokens is read at ``start[k]``, which the host has clamped so that it never leaves the batch.
     """
 
-    count: Int[Array, ""]
+    used: Int[Array, ""]
     slots: Int[Array, " k"]
     starts: Int[Array, " k"]
     offsets: Int[Array, " k"]
@@ -41,4 +41,4 @@ def over_runs(
         result = jnp.where(own[:, None], body(x_window, y_window, runs.slots[k]), y_window)
         return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
 
-    return jax.lax.fori_loop(0, runs.count, step, y)
+    return jax.lax.fori_loop(0, runs.used, step, y)

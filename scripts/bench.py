@@ -13,17 +13,14 @@ import os
 import pathlib
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -60,7 +57,9 @@ class RandomBackbone:
     name: str
     config: BackboneConfig
     params: Params
-    tokenizer_json: str = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[PAD]": 0}, "unk_token": "[PAD]"}}'
+    tokenizer_json: str = (
+        '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[PAD]": 0}, "unk_token": "[PAD]"}}'
+    )
     fingerprint: str = "sha256:random"
 
 
@@ -108,10 +107,14 @@ class MergedCopies:
                 banks[part.key] = Bank(part.key, 2, self.config, "bfloat16", base_bias, device)
                 banks[part.key].write(1, slot_arrays(part, part.key, self.config, "bfloat16", base_bias))
                 slots[part.key] = 1
-            for n in lengths[i * per_task : (i + 1) * per_task] if per_task == 1 else [max(lengths[i * per_task : (i + 1) * per_task])]:
+            for n in (
+                lengths[i * per_task : (i + 1) * per_task]
+                if per_task == 1
+                else [max(lengths[i * per_task : (i + 1) * per_task])]
+            ):
                 padded = -(-n // 8) * 8
                 bucket = Bucket(per_task * padded, ((per_task, padded),))
-                key = ProgramKey(bucket, make_variant({k: FULL for k in slots}))
+                key = ProgramKey(bucket, make_variant(dict.fromkeys(slots, FULL)))
                 if key not in self.programs:
                     family = Family(self.config, "bfloat16", tuple((k, 2) for k in slots))
                     self.programs[key] = compile_program(family, key)
@@ -184,8 +187,15 @@ def machine() -> dict[str, Any]:
     info = pathlib.Path("/proc/cpuinfo")
     model = platform.processor()
     if info.exists():
-        model = next((x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), model)
-    return {"cpu": model, "cores": os.cpu_count(), "device": jax.devices()[0].device_kind, "platform": jax.devices()[0].platform}
+        model = next(
+            (x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), model
+        )
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "device": jax.devices()[0].device_kind,
+        "platform": jax.devices()[0].platform,
+    }
 
 
 def versions() -> dict[str, str]:
@@ -225,9 +235,9 @@ def throughput(
     methods: str = "adapter,lora,bitfit,mask,diff",
     systems: str = "pets,seqs,backbone",
     rounds: int = 15,
-    json_out: pathlib.Path | None = typer.Option(None, "--json"),
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Queries a second of one macro-batch: every task's queries together, merged copies in turn, and no deltas at all."""
+    """Queries a second of one macro-batch of all tasks, of merged copies in turn, and without deltas."""
     if init != "random":
         raise typer.BadParameter("only randomly initialised backbones are benchmarked")
     loaded = random_backbone(backbone)
@@ -238,7 +248,9 @@ def throughput(
     ids = [list(range(1000, 1000 + n)) for n in lengths]
     mixed = [Query(made[i // per_task_batch].id, input_ids=ids[i]) for i in range(count)]
     bare = [Query(None, input_ids=tokens) for tokens in ids]
-    settings = EngineSettings(background_compile=False, max_batch_tokens=bucket.tokens, max_batch_rows=count, slots=tasks)
+    settings = EngineSettings(
+        background_compile=False, max_batch_tokens=bucket.tokens, max_batch_rows=count, slots=tasks
+    )
     with tempfile.TemporaryDirectory() as cache:
         engine = Engine(loaded, made, settings, cache_dir=pathlib.Path(cache), buckets=[bucket])
         engine.start(lambda what, done, total: console.log(f"{what} {done}/{total}"))
@@ -261,8 +273,15 @@ def throughput(
     report(
         "throughput",
         {
-            "backbone": backbone, "init": init, "tasks": tasks, "per_task_batch": per_task_batch, "length": length,
-            "length_std": length_std, "methods": methods, "rounds": rounds, "bucket": str(bucket),
+            "backbone": backbone,
+            "init": init,
+            "tasks": tasks,
+            "per_task_batch": per_task_batch,
+            "length": length,
+            "length_std": length_std,
+            "methods": methods,
+            "rounds": rounds,
+            "bucket": str(bucket),
         },
         figures,
         json_out,

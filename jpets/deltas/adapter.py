@@ -1,4 +1,4 @@
-"""Bottleneck adapters: y + act(y Wdown + c) Wup + d behind attention's and the feed-forward's output (PetS section 2.3)."""
+"""Bottleneck adapters: y + act(y Wdown + c) Wup + d behind a sub-layer's output (PetS section 2.3)."""
 
 from __future__ import annotations
 
@@ -64,13 +64,17 @@ class Adapter(Method):
         if not isinstance(m, int) or not 0 < m <= 4 * d:
             raise InvalidTask(f"adapter: bottleneck must be a number from 1 to {4 * d}, got {m!r}")
         if settings.get("activation", "relu") not in ACTIVATIONS:
-            raise InvalidTask(f"adapter: activation must be one of {sorted(ACTIVATIONS)}, got {settings['activation']!r}")
+            raise InvalidTask(
+                f"adapter: activation must be one of {sorted(ACTIVATIONS)}, got {settings['activation']!r}"
+            )
         if settings.get("input", "output") not in INPUTS:
             raise InvalidTask(f"adapter: input must be one of {list(INPUTS)}, got {settings['input']!r}")
         shapes = {"down": (layers, d, m), "down_bias": (layers, m), "up": (layers, m, d), "up_bias": (layers, d)}
         return {f"{site}/{part}": TensorSpec(shapes[part]) for site in sites for part in PARTS}
 
-    def init(self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float) -> Delta:
+    def init(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
+    ) -> Delta:
         full = {**adapter_placement("houlsby", config), "bottleneck": 64, **settings}
         tensors = {name: normal(rng, scale, full_shape(spec)) for name, spec in self.tensors(full, config).items()}
         return Delta("adapter", full, tensors)

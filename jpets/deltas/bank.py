@@ -76,7 +76,8 @@ def slot_arrays(
         if name in part.arrays:
             source = part.arrays[name]
             for at, place in enumerate(places):
-                full[(place, *(slice(0, size) for size in source.shape[1:]))] = source[at]
+                own = full[place]
+                own[tuple(slice(0, size) for size in source.shape[1:])] = source[at]
         padded[name] = _store(full, spec, dtype)
     return padded
 
@@ -119,9 +120,7 @@ class Bank:
         self.arrays = self._update(self.arrays, dict(arrays), np.int32(slot))
 
 
-def _write_slot(
-    bank: dict[str, jax.Array], values: dict[str, jax.Array], slot: jax.Array
-) -> dict[str, jax.Array]:
+def _write_slot(bank: dict[str, jax.Array], values: dict[str, jax.Array], slot: jax.Array) -> dict[str, jax.Array]:
     return {name: bank[name].at[slot].set(values[name], mode="promise_in_bounds") for name in bank}
 
 

@@ -33,7 +33,7 @@ def bias_sites(config: BackboneConfig) -> tuple[str, ...]:
 
 
 class Bitfit(Method):
-    """Settings: ``sites`` (all by default), ``layers``. Tensors: ``site/bias``, whole biases that replace the shared ones."""
+    """Settings: ``sites`` (all by default), ``layers``. Tensors: ``site/bias``, whole biases, which replace."""
 
     name = "bitfit"
     kind = "bias"
@@ -57,7 +57,9 @@ class Bitfit(Method):
             for site in self._sites(settings, config)
         }
 
-    def init(self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float) -> Delta:
+    def init(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
+    ) -> Delta:
         specs = self.tensors(settings, config)
         return Delta("bitfit", settings, {name: normal(rng, scale, full_shape(spec)) for name, spec in specs.items()})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def diff_delta(
     biases: Mapping[str, Mapping[int, npt.NDArray[Any]]],
     layers: Sequence[int],
 ) -> Delta:
-    """A delta from dense differences ``weights[site][layer]`` [in, out] and ``biases[site][layer]`` that are mostly zero."""
+    """A delta from dense, mostly zero differences ``weights[site][layer]`` [in, out] and ``biases[site][layer]``."""
     tensors: dict[str, npt.NDArray[Any]] = {}
     for site, by_layer in weights.items():
         parts: list[Entries] = []
@@ -112,7 +113,9 @@ class Diff(Method):
             part = layout[0, site]
             _check_entries(delta, site, ("bias_cols", "bias_values"), "bias_offsets", (part.stop - part.start,))
 
-    def init(self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float) -> Delta:
+    def init(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
+    ) -> Delta:
         """``density`` (0.005 by default) of every weight and bias."""
         layers, density = covered_layers(settings, config), float(settings.get("density", 0.005))
         layout = config.bias_layout()
@@ -168,9 +171,7 @@ class Diff(Method):
             specs[f"{site}/values"] = ArraySpec(shape)
         return specs
 
-    def total(
-        self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]
-    ) -> Float[Array, "t o"]:
+    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
         view, bank = bound.view, bound.bank
         assert isinstance(view, HeavyView)
         rows, cols, values = (bank[f"{place.site}/{name}"] for name in ("rows", "cols", "values"))
@@ -185,11 +186,7 @@ class Diff(Method):
             for site in sites
             for layer, part in zip(site_layers(site, layers), _by_layer(delta, site), strict=True)
         }
-        merged = map_kernels(
-            params,
-            config,
-            {at: lambda w, e=e: w.at[e[0], e[1]].add(jnp.asarray(e[2], w.dtype)) for at, e in entries.items()},
-        )
+        merged = map_kernels(params, config, _add_entries, entries)
         bias = merged["bias"]
         for site in biased:
             offsets = delta.tensors[f"{site}/bias_offsets"]
@@ -200,25 +197,29 @@ class Diff(Method):
         return {**merged, "bias": bias}
 
 
+def _add_entries(w: Float[Array, "i o"], entries: Entries) -> Float[Array, "i o"]:
+    rows, cols, values = entries
+    return w.at[rows, cols].add(jnp.asarray(values, w.dtype))
+
+
 def _by_layer(delta: Delta, site: str) -> list[Entries]:
     offsets = delta.tensors[f"{site}/layer_offsets"]
-    spans = [slice(int(a), int(b)) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    spans = [slice(int(a), int(b)) for a, b in itertools.pairwise(offsets)]
     rows, cols, values = (delta.tensors[f"{site}/{name}"] for name in ("rows", "cols", "values"))
     return [(rows[span], cols[span], values[span]) for span in spans]
 
 
-def _check_entries(
-    delta: Delta, site: str, names: tuple[str, ...], offsets_name: str, limits: tuple[int, ...]
-) -> None:
+def _check_entries(delta: Delta, site: str, names: tuple[str, ...], offsets_name: str, limits: tuple[int, ...]) -> None:
     offsets = delta.tensors[f"{site}/{offsets_name}"].astype(np.int64)
     arrays = [delta.tensors[f"{site}/{name}"] for name in names]
     counts = {len(array) for array in arrays}
     if len(counts) != 1 or offsets[0] != 0 or np.any(np.diff(offsets) < 0) or offsets[-1] != counts.pop():
         raise InvalidTask(f"diff: {site}/{offsets_name} must rise from 0 to the number of entries of {list(names)}")
     for array, name, limit in zip(arrays, names, limits, strict=False):
-        if array.size and int(array.max()) >= limit:
-            raise InvalidTask(f"diff: {site}/{name} must be below {limit}, found {int(array.max())}")
+        if array.size and not (int(array.min()) >= 0 and int(array.max()) < limit):
+            raise InvalidTask(f"diff: {site}/{name} must lie in 0..{limit - 1}, found {array.min()}..{array.max()}")
     places = arrays[-2].astype(np.int64) if len(limits) == 1 else arrays[1].astype(np.int64) * limits[0] + arrays[0]
-    inner = np.setdiff1d(np.arange(1, len(places)), offsets)
-    if np.any(places[inner] <= places[inner - 1]):
+    first_of_layer = np.zeros(len(places) + 1, bool)
+    first_of_layer[offsets] = True
+    if np.any((np.diff(places) <= 0) & ~first_of_layer[1:-1]):
         raise InvalidTask(f"diff: entries of {site} must be sorted by column, then row, without repeats, in each layer")

@@ -49,9 +49,7 @@ class HeadClass(Method):
         }
 
 
-def apply_head(
-    bound: Bound, hidden: Float[Array, "t d"], pooled: Float[Array, "n d"]
-) -> Float[Array, "g s c"]:
+def apply_head(bound: Bound, hidden: Float[Array, "t d"], pooled: Float[Array, "n d"]) -> Float[Array, "g s c"]:
     """Logits, f32: [R, 1, C] of a class that reads pooled vectors, [G, S, C] (the view's segments) of one on tokens."""
     view, bank = bound.view, bound.bank
     if isinstance(view, HeadView):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from jaxtyping import Array, Float
 
 from jpets.config import BackboneConfig
+from jpets.deltas.merge import map_kernels
 from jpets.deltas.protocol import (
     ArraySpec,
     Bound,
@@ -25,7 +26,6 @@ from jpets.deltas.protocol import (
     site_layers,
     size_step,
 )
-from jpets.deltas.merge import map_kernels
 from jpets.deltas.view import RowView, SegmentView
 from jpets.errors import InvalidTask
 from jpets.types import Delta
@@ -39,7 +39,9 @@ def lora_scale(alpha: float, rank: int, rank_stabilised: bool) -> float:
     return alpha / (rank**0.5 if rank_stabilised else rank)
 
 
-def lora_delta(matrices: Matrices, *, alpha: Mapping[tuple[str, int], float] | float, rank_stabilised: bool = False) -> Delta:
+def lora_delta(
+    matrices: Matrices, *, alpha: Mapping[tuple[str, int], float] | float, rank_stabilised: bool = False
+) -> Delta:
     """A delta from ``matrices[site][layer] = (A [in, r], B [r, out])``; folds the scale into B, pads ranks with zeros.
 
     ``alpha`` is one number or one for each (site, layer). Layers that a site leaves out have rank 0 there.
@@ -75,9 +77,12 @@ class Lora(Method):
         for site in sites:
             covered = site_layers(site, layers)
             ranks = settings.get("ranks", {}).get(site)
-            if not isinstance(ranks, Sequence) or len(ranks) != len(covered) or not all(
-                isinstance(r, int) and 0 <= r <= min(config.dims(site)) for r in ranks
-            ) or max(ranks) < 1:
+            if (
+                not isinstance(ranks, Sequence)
+                or len(ranks) != len(covered)
+                or not all(isinstance(r, int) and 0 <= r <= min(config.dims(site)) for r in ranks)
+                or max(ranks) < 1
+            ):
                 raise InvalidTask(f"lora: ranks[{site!r}] must list {len(covered)} ranks, got {ranks!r}")
             inputs, outputs = config.dims(site)
             specs[f"{site}/A"] = TensorSpec((len(covered), inputs, max(ranks)))
@@ -90,7 +95,9 @@ class Lora(Method):
                 if np.any(delta.tensors[f"{site}/A"][at, :, rank:]) and np.any(delta.tensors[f"{site}/B"][at, rank:]):
                     raise InvalidTask(f"lora: {site} must be zero past its rank {rank} in layer entry {at}")
 
-    def init(self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float) -> Delta:
+    def init(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
+    ) -> Delta:
         rank = int(settings.get("rank", 8))
         layers, sites = covered_layers(settings, config), covered_sites(settings, config)
 
@@ -106,9 +113,7 @@ class Lora(Method):
         sites = [site for site in covered_sites(delta.settings, config) if site != "pooler"]
         if not sites:
             return []
-        key = ClassKey(
-            "lora", tuple((site, size_step(delta.tensors[f"{site}/A"].shape[-1])) for site in sites), layers
-        )
+        key = ClassKey("lora", tuple((site, size_step(delta.tensors[f"{site}/A"].shape[-1])) for site in sites), layers)
         return [Contribution(key, {f"{s}/{n}": delta.tensors[f"{s}/{n}"] for s in sites for n in ("A", "B")})]
 
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
@@ -119,9 +124,7 @@ class Lora(Method):
             specs[f"{site}/B"] = ArraySpec((len(key.layers), rank, outputs))
         return specs
 
-    def total(
-        self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]
-    ) -> Float[Array, "t o"]:
+    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
         view = bound.view
         assert isinstance(view, (RowView, SegmentView))
         at = bound.key.layers.index(place.layer)
@@ -135,4 +138,4 @@ class Lora(Method):
             for site in covered_sites(delta.settings, config)
             for at, layer in enumerate(site_layers(site, layers))
         }
-        return map_kernels(params, config, {place: lambda w, ab=ab: w + ab for place, ab in products.items()})
+        return map_kernels(params, config, lambda w, product: w + product, products)

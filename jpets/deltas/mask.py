@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -43,7 +44,9 @@ class Mask(Method):
             specs[f"{site}/bits"] = TensorSpec((len(site_layers(site, layers)), inputs, outputs // 8), "bits")
         return specs
 
-    def init(self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float) -> Delta:
+    def init(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
+    ) -> Delta:
         """Masks that keep 95 % (PetS Table 4); ``scale`` has no meaning for bits."""
         del scale
         tensors = {}
@@ -82,8 +85,8 @@ class Mask(Method):
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers = covered_layers(delta.settings, config)
         bits = {
-            (layer, site): delta.tensors[f"{site}/bits"][at]
+            (layer, site): jnp.asarray(delta.tensors[f"{site}/bits"][at])
             for site in covered_sites(delta.settings, config)
             for at, layer in enumerate(site_layers(site, layers))
         }
-        return map_kernels(params, config, {at: lambda w, b=b: apply_mask(w, b) for at, b in bits.items()})
+        return map_kernels(params, config, apply_mask, bits)

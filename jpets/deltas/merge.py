@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -14,7 +15,7 @@ from jpets.types import Delta
 FUSED = {"query": 0, "key": 1, "value": 2}
 """Query, key and value lie side by side in one ``qkv`` weight; the number is the site's block of columns."""
 
-Change = Callable[[Float[Array, "i o"]], Float[Array, "i o"]]
+Change = Callable[[Float[Array, "i o"], Any], Float[Array, "i o"]]
 
 
 def in_merge_order(deltas: Sequence[Delta]) -> list[Delta]:
@@ -32,9 +33,9 @@ def kernel(params: Params, config: BackboneConfig, layer: int, site: str) -> Flo
     return params["layers"][layer][site]
 
 
-def map_kernels(params: Params, config: BackboneConfig, changes: Mapping[tuple[int, str], Change]) -> Params:
-    """A copy of ``params`` with ``changes[layer, site]`` applied to those weights; untouched leaves are shared."""
-    changed = {place: change(kernel(params, config, *place)) for place, change in changes.items()}
+def map_kernels(params: Params, config: BackboneConfig, change: Change, parts: Mapping[tuple[int, str], Any]) -> Params:
+    """A copy of ``params`` where ``change(weight, parts[layer, site])`` replaces those weights."""
+    changed = {place: change(kernel(params, config, *place), part) for place, part in parts.items()}
 
     def place_in(layer: int, leaves: Params) -> Params:
         own = {site: w for (at, site), w in changed.items() if at == layer and site in leaves}

@@ -32,7 +32,7 @@ class ClassKey:
     """Shape class of a delta: all deltas of a class share a bank and the code that reads it.
 
     ``sites`` pairs each site with its size step (rank, bottleneck, non-zeros; 0 where the method has none);
-    ``options`` are settings that change the code (an activation). ``ordinal`` counts deltas of equal method on one task.
+    ``options`` are settings that change the code (an activation); ``ordinal`` counts a task's deltas of one method.
     """
 
     method: str
@@ -118,7 +118,9 @@ class Method:
     def check(self, delta: Delta, config: BackboneConfig) -> None:
         """Checks beyond names and shapes (index ranges, order). Raises ``InvalidTask``."""
 
-    def init(self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float) -> Delta:
+    def init(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
+    ) -> Delta:
         """A random delta, every tensor drawn with standard deviation ``scale`` (tests, benchmarks)."""
         raise NotImplementedError
 
@@ -141,9 +143,7 @@ class Method:
         """Step 1: rows whose weight itself changes; ``w`` is the shared weight."""
         return y
 
-    def total(
-        self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]
-    ) -> Float[Array, "t o"]:
+    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
         """Step 2: sums onto the site's outputs."""
         return y
 

@@ -49,7 +49,7 @@ class Sites:
         self.classes = [b for b in bound if b.method.kind in ("light", "heavy")]
         self.layout = config.bias_layout()
         self.base_bias = base_bias
-        (bias,) = [b for b in bound if b.method.kind == "bias"] or [None]
+        bias = next((b for b in bound if b.method.kind == "bias"), None)
         self.row_bias: Float[Array, "n b"] | None = None
         if bias is not None:
             assert isinstance(bias.view, BiasView)

@@ -37,13 +37,15 @@ class RowView:
 
     def add(self, y: Float[Array, "t o"], delta: Float[Array, "r l o"]) -> Float[Array, "t o"]:
         """``y`` with ``delta`` added at the window's own rows."""
-        r, l, o = delta.shape
-        own = jnp.broadcast_to((self.slots > 0)[:, None], (r, l)).reshape(r * l, 1)
-        if r * l == y.shape[0]:  # the window is the batch: nothing to cut out, and the sum fuses with its surroundings
-            return jnp.where(own, y + delta.reshape(r * l, o), y)
+        r, length, o = delta.shape
+        own = jnp.broadcast_to((self.slots > 0)[:, None], (r, length)).reshape(-1, 1)
+        if (
+            r * length == y.shape[0]
+        ):  # the window is the batch: nothing to cut out, and the sum fuses with its surroundings
+            return jnp.where(own, y + delta.reshape(-1, o), y)
         at = self.first * self.length
-        window = jax.lax.dynamic_slice_in_dim(y, at, r * l)
-        result = jnp.where(own, window + delta.reshape(r * l, o), window)
+        window = jax.lax.dynamic_slice_in_dim(y, at, r * length)
+        result = jnp.where(own, window + delta.reshape(-1, o), window)
         return jax.lax.dynamic_update_slice_in_dim(y, result, at, 0)
 
 

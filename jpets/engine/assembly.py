@@ -161,22 +161,19 @@ def _attention(layout: _Layout) -> tuple[tuple[AttentionGroup, ...], Ints | None
     row_of_token = np.full(t, bucket.rows, np.int32)
     cells = np.full(t, sum(n * length for n, length in bucket.groups), np.int32)
     row_at = np.empty(len(layout.lengths), np.int32)
-    waiting = list(np.argsort(layout.lengths, kind="stable"))
+    group_of = bucket.group_of(layout.lengths)
     groups: list[AttentionGroup] = []
     row_base = cell_base = 0
-    for n, longest in bucket.groups:
-        fitting = int(np.searchsorted(layout.lengths[waiting], longest, side="right")) if waiting else 0
-        taken, waiting = waiting[: min(n, fitting)], waiting[min(n, fitting) :]
+    for number, (n, longest) in enumerate(bucket.groups):
         tokens = np.full((n, longest), t, np.int32)
         lengths = np.zeros(n, np.int32)
-        for j, at in enumerate(taken):
+        for j, at in enumerate(np.flatnonzero(group_of == number)):
             start, length = layout.starts[at], layout.lengths[at]
             span = np.arange(start, start + length, dtype=np.int32)
             tokens[j, :length], lengths[j], row_at[at] = span, length, row_base + j
             cells[span], row_of_token[span] = cell_base + j * longest + np.arange(length), row_base + j
         groups.append(AttentionGroup(tokens, lengths))  # type: ignore[arg-type]
         row_base, cell_base = row_base + n, cell_base + n * longest
-    assert not waiting
     return tuple(groups), cells, row_of_token, row_at
 
 
@@ -194,7 +191,9 @@ def _view(
     slot_of = {int(at): rows[layout.queries[at]].slots[key] for at in members}
     if windowed(key):
         make = _row_view if bucket.rectangular else _segment_view
-        return make(layout, members, slot_of, capacity(bucket, variant.level(key)), heads if kind == "head" else None, head)
+        return make(
+            layout, members, slot_of, capacity(bucket, variant.level(key)), heads if kind == "head" else None, head
+        )
     if kind == "heavy":
         return _heavy_view(layout, slot_of)
     if kind == "bias":
@@ -209,7 +208,12 @@ def _view(
 
 
 def _row_view(
-    layout: _Layout, members: Ints, slot_of: Mapping[int, int], room: int, heads: list[HeadPlace | None] | None, head: int
+    layout: _Layout,
+    members: Ints,
+    slot_of: Mapping[int, int],
+    room: int,
+    heads: list[HeadPlace | None] | None,
+    head: int,
 ) -> RowView:
     first = min(int(members[0]), layout.bucket.rows - room) if len(members) else 0
     slots = np.zeros(room, np.int32)
@@ -224,7 +228,12 @@ def _row_view(
 
 
 def _segment_view(
-    layout: _Layout, members: Ints, slot_of: Mapping[int, int], room: int, heads: list[HeadPlace | None] | None, head: int
+    layout: _Layout,
+    members: Ints,
+    slot_of: Mapping[int, int],
+    room: int,
+    heads: list[HeadPlace | None] | None,
+    head: int,
 ) -> SegmentView:
     t, size = layout.bucket.tokens, layout.bucket.segment
     width = min(t, room * size)

@@ -1,4 +1,4 @@
-"""Static shapes. A bucket is a token count and up to three attention groups; a variant is what classes it makes room for."""
+"""Static shapes: buckets (tokens and attention groups) and variants (which classes there is room for)."""
 
 from __future__ import annotations
 
@@ -60,18 +60,21 @@ class Bucket:
         return self.rows + self.tokens // self.run
 
     def holds(self, lengths: npt.NDArray[np.int_]) -> bool:
-        """Whether rows of these lengths fit: each in a group that is long enough, and all in ``tokens``."""
+        """Whether rows of these lengths fit: each in the shortest group that is long enough, and all in ``tokens``.
+
+        A row never borrows a place in a longer group: padding to another length would change its bits with its companions.
+        """
         if len(lengths) == 0 or len(lengths) > self.rows:
             return False
         if not self.rectangular and int(lengths.sum()) > self.tokens:
             return False
-        room = 0
-        bounds = [0, *(length for _, length in self.groups)]
-        for at in range(len(self.groups) - 1, -1, -1):
-            room += self.groups[at][0]
-            if int(np.count_nonzero(lengths > bounds[at])) > room:
-                return False
-        return bool(lengths.max() <= self.longest)
+        groups = self.group_of(lengths)
+        taken = np.bincount(groups, minlength=len(self.groups) + 1)
+        return not taken[-1] and all(count <= n for count, (n, _) in zip(taken, self.groups, strict=False))
+
+    def group_of(self, lengths: npt.NDArray[np.int_]) -> npt.NDArray[np.int_]:
+        """Each row's group; the number of groups for a row that is too long."""
+        return np.searchsorted([length for _, length in self.groups], lengths)
 
     def __str__(self) -> str:
         return f"{self.tokens}:" + "+".join(f"{n}x{length}" for n, length in self.groups)
@@ -124,10 +127,7 @@ def capacity(bucket: Bucket, level: int) -> int:
 
 
 def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket, ...]:
-    """The fixed menu. The first ones together hold any batch within the limits; the rest only fit more tightly.
-
-    Rectangular single rows serve lone queries; packed ones hold mixtures: most rows short, some of medium length, one long.
-    """
+    """The fixed menu: rectangular single rows for lone queries, packed buckets for mixtures of short and long ones."""
     lengths = [length for length in (16, 32, 64, 128, 256, 512) if length < max_length] + [max_length]
     singles = [Bucket(length, ((1, length),)) for length in lengths]
     packed = []
@@ -144,7 +144,9 @@ def core_buckets(menu: Sequence[Bucket], max_length: int, max_tokens: int) -> tu
     """The part of the menu that must be ready before the first query: together they hold any batch of the menu's."""
     singles = {32, 128, max_length}
     packed = {128, 512, max_tokens}
-    return tuple(b for b in menu if (b.longest in singles if b.rectangular else len(b.groups) > 1 and b.tokens in packed))
+    return tuple(
+        b for b in menu if (b.longest in singles if b.rectangular else len(b.groups) > 1 and b.tokens in packed)
+    )
 
 
 def mixed_bucket(tokens: int, max_length: int, max_rows: int) -> Bucket:

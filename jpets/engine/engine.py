@@ -82,9 +82,7 @@ class Engine:
         self._core = self.menu if buckets else core_buckets(self.menu, longest, most_tokens)
         self.cache_dir = cache_dir or default_cache_dir()
         device = jax.local_devices()[0]
-        self.replicas = [
-            Replica(family, backbone.params, self.text.pad_id, jax.sharding.SingleDeviceSharding(device))
-        ]
+        self.replicas = [Replica(family, backbone.params, self.text.pad_id, jax.sharding.SingleDeviceSharding(device))]
         self.stats = Stats()
         self.tasks = TaskTable(dict(family.slots))
         self.pending = PendingQueue(self.settings.max_queue)

@@ -201,9 +201,7 @@ class HostLoop:
         key, pendings = batch.plan.program.key, batch.plan.pendings
         bucket, executable, fallback = str(key.bucket), str(key), batch.plan.wanted is not None
         for at, pending in enumerate(pendings):
-            timing = Timing(
-                batch.dispatched - pending.arrived, done - batch.dispatched, bucket, executable, fallback
-            )
+            timing = Timing(batch.dispatched - pending.arrived, done - batch.dispatched, bucket, executable, fallback)
             task = pending.resident.task if pending.resident else None
             row, place = int(batch.assembled.order[at]), batch.assembled.heads[at]
             logits = None
@@ -211,7 +209,7 @@ class HostLoop:
                 cells = outputs.logits[place.head][place.cells][:, : task.head.outputs]
                 logits = np.array(cells if task.head.type == "token-classification" else cells[0])
             result = row_result(
-                task, pending.row.length, timing, bool(outputs.finite[row]), outputs.pooled[row], logits
+                task, pending.row.length, timing, bool(outputs.finite[row]), np.asarray(outputs.pooled[row]), logits
             )
             self._answer(pending, result)
         self._stats.ran(

@@ -107,5 +107,3 @@ def measure(replica: Replica, program: Program, repeats: int) -> float:
         jax.block_until_ready(replica.dispatch(program, assembled))
         times.append(time.perf_counter() - start)
     return statistics.median(times) if times else 0.0
-
-

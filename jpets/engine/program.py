@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
 
@@ -148,7 +148,14 @@ class ProgramStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._device = device
-        self._base = [jax.__version__, jaxlib.__version__, device.platform, device.device_kind, _cpu(), code_digest()]
+        self._base = [
+            jax.__version__,
+            jaxlib.version.__version__,
+            device.platform,
+            device.device_kind,
+            _cpu(),
+            code_digest(),
+        ]
 
     def family_name(self, family: Family) -> str:
         """A file name that changes with everything that figures or programs of ``family`` depend on."""

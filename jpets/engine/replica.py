@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from jpets.engine.program import Family, Program, ProgramKey
 from jpets.errors import Saturated
 from jpets.model.encoder import cast_params
 from jpets.model.forward import Outputs
+
+log = logging.getLogger(__name__)
 
 
 class Replica:
@@ -86,6 +89,7 @@ class Replica:
                 for key, (slot, arrays) in writes.items():
                     self.banks[key].write(slot, arrays)
             except Exception as error:  # handed to whoever waits for the write; the loop must go on
+                log.exception("bank write failed")
                 done.set_exception(error)
             else:
                 done.set_result(None)

@@ -24,11 +24,11 @@ DEFAULT_THRESHOLD = 0.5
 
 def softmax(logits: FloatArray) -> FloatArray:
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
-    return (shifted / shifted.sum(-1, keepdims=True)).astype(np.float32)
+    return np.asarray(shifted / shifted.sum(-1, keepdims=True), np.float32)
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
-    return (0.5 * (1.0 + np.tanh(0.5 * logits))).astype(np.float32)
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits)), np.float32)
 
 
 def normalized(vector: FloatArray) -> FloatArray:

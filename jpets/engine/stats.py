@@ -54,8 +54,8 @@ class Stats:
     def count_compiles_on(self, threads: Callable[[], set[int]]) -> None:
         """From now on counts every XLA compilation that one of these threads (by ident) has to wait for."""
 
-        def heard(event: str, duration: float, **_: object) -> None:
-            del duration
+        def heard(event: str, duration_secs: float, **_: object) -> None:
+            del duration_secs
             if event == COMPILE_EVENT and threading.get_ident() in threads():
                 with self._lock:
                     self.request_path_compiles += 1

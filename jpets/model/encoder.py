@@ -1,7 +1,7 @@
 """BERT and DistilBERT as Flax NNX modules, and their split form: plain dicts and pure functions.
 
 DistilBERT is the same stack without token types and pooler. All biases of the model are one flat array, so that a
-task's own biases are one gather (``BackboneConfig.bias_layout``). Axis letters: t packed tokens, d hidden, f feed-forward.
+task's own biases are one gather (``BackboneConfig.bias_layout``). Axes: t packed tokens, d hidden, f feed-forward.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Encoder(nnx.Module):
 class SplitEncoder:
     """An encoder taken apart: ``bind(params)`` gives the module for use inside a traced function.
 
-    ``params`` is a plain nested dict of arrays (``abstract_params`` gives shapes): differentiate it, shard it, stack it.
+    ``params`` is a plain nested dict of arrays (``abstract_params`` gives shapes): differentiate it, shard it.
     """
 
     config: BackboneConfig

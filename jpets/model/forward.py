@@ -63,5 +63,3 @@ def forward(encoder: SplitEncoder, params: Params, batch: PackedBatch, bound: Se
     heads = [b for b in bound if b.method.kind == "head"]
     logits = tuple(apply_head(head, hidden, pooled) for head in heads)
     return Outputs(pooled, jnp.isfinite(mean).all(-1), logits)
-
-

@@ -26,10 +26,10 @@ class Shape:
 
 
 def span_costs(lengths: Ints, shapes: Sequence[Shape], most: int) -> Floats:
-    """Costs [n, most] of batching sorted queries: entry (i, k) is the batch of queries i - k .. i, infinite if none holds it.
+    """Costs [n, most] of batching sorted queries: entry (i, k) is queries i - k .. i, infinite where no shape holds them.
 
-    ``lengths`` ascend. A span fits a shape when, for each group, the queries longer than all smaller groups' lengths
-    are no more than the rows of that group and the larger ones.
+    ``lengths`` ascend. A span fits a shape when each group has a row for every query that is too long for the group
+    before it and not for this one.
     """
     n = len(lengths)
     ends = np.arange(n)[:, None]
@@ -44,11 +44,10 @@ def span_costs(lengths: Ints, shapes: Sequence[Shape], most: int) -> Floats:
         fits = valid & (longest <= shape.groups[-1][1])
         if not shape.padded:
             fits &= tokens <= shape.tokens
-        room = 0
-        bounds = [0, *(length for _, length in shape.groups)]
-        for at in range(len(shape.groups) - 1, -1, -1):
-            room += shape.groups[at][0]
-            first_longer = np.searchsorted(lengths, bounds[at], side="right")
-            fits &= ends + 1 - np.maximum(starts, first_longer) <= room
+        first = 0
+        for rows, longest in shape.groups:
+            end = int(np.searchsorted(lengths, longest, side="right"))
+            fits &= np.minimum(ends + 1, end) - np.maximum(starts, first) <= rows
+            first = end
         costs[fits] = shape.seconds
     return costs

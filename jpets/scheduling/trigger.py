@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 
-
-
 def lazy_wait(
     *, oldest_waited: float, waiting: int, predicted: float, timeout: float, size: int, latency_target: float
 ) -> float:

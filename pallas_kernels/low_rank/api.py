@@ -1,7 +1,7 @@
 """``low_rank``: for each group g of rows,
 
-    h[g] = act(x[g] @ down[slots[g], layer] + down_bias[slots[g], layer])
-    y[g] =     h[g] @ up[slots[g], layer]   + up_bias[slots[g], layer]
+h[g] = act(x[g] @ down[slots[g], layer] + down_bias[slots[g], layer])
+y[g] =     h[g] @ up[slots[g], layer]   + up_bias[slots[g], layer]
 """
 
 from __future__ import annotations
@@ -27,6 +27,4 @@ def low_rank(
     Banks hold f32, or bf16 as uint16. LoRA (Hu et al. 2021) with its scale folded into ``up``; with an activation and
     biases the bottleneck adapter (Houlsby et al. 2019; PetS section 2.3).
     """
-    return low_rank_reference(
-        x, down, up, slots, layer, activation=activation, down_bias=down_bias, up_bias=up_bias
-    )
+    return low_rank_reference(x, down, up, slots, layer, activation=activation, down_bias=down_bias, up_bias=up_bias)

@@ -1,4 +1,4 @@
-"""Plain XLA: unpack one task's mask at a time, then a dense product. Unpacking all tasks at once, or unrolling, is slower."""
+"""Plain XLA: one task at a time, unpack its mask, then a dense product (all at once, or unrolled, is slower)."""
 
 from __future__ import annotations
 

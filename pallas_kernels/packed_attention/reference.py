@@ -20,16 +20,16 @@ def attend(
     q: Float[Array, "n l d"], k: Float[Array, "n l d"], v: Float[Array, "n l d"], lengths: Int[Array, " n"], heads: int
 ) -> Float[Array, "n l d"]:
     """Scaled dot-product attention with keys past ``lengths`` masked out."""
-    n, l, d = q.shape
+    n, length, d = q.shape
     size = d // heads
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    q, k, v = (part.reshape(n, l, heads, size) for part in (q, k, v))
+    q, k, v = (part.reshape(n, length, heads, size) for part in (q, k, v))
     scores = jnp.einsum("nqhd,nkhd->nhqk", q, k, precision=precision, preferred_element_type=jnp.float32)
-    seen = jnp.arange(l)[None, :] < lengths[:, None]  # [N, L]
+    seen = jnp.arange(length)[None, :] < lengths[:, None]  # [N, L]
     scores = jnp.where(seen[:, None, None, :], scores * size**-0.5, jnp.finfo(jnp.float32).min)
     probs = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     context = jnp.einsum("nhqk,nkhd->nqhd", probs, v, precision=precision, preferred_element_type=jnp.float32)
-    return context.astype(q.dtype).reshape(n, l, d)
+    return context.astype(q.dtype).reshape(n, length, d)
 
 
 def packed_attention_reference(
@@ -45,10 +45,11 @@ def packed_attention_reference(
     if cells is None:
         (group,) = groups
         n = group.lengths.shape[0]
-        return attend(*(part.reshape(n, t // n, d) for part in (q, k, v)), group.lengths, heads).reshape(t, d)
+        rows = (n, t // n, d)
+        return attend(q.reshape(rows), k.reshape(rows), v.reshape(rows), group.lengths, heads).reshape(t, d)
     contexts = []
     for tokens, lengths in groups:
         assert tokens is not None
-        views = (part.at[tokens].get(mode="fill", fill_value=0) for part in (q, k, v))
-        contexts.append(attend(*views, lengths, heads).reshape(-1, d))
+        query, key, value = (part.at[tokens].get(mode="fill", fill_value=0) for part in (q, k, v))
+        contexts.append(attend(query, key, value, lengths, heads).reshape(-1, d))
     return jnp.concatenate(contexts).at[cells].get(mode="fill", fill_value=0)

@@ -1,0 +1,53 @@
+"""``jpets``: the command line. Each command lives in ``jpets.commands`` and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from jpets.commands import backbone, doctor, profile, query, task
+from jpets.commands.output import report_error
+from jpets.errors import JpetsError
+
+
+class Commands(TyperGroup):
+    """What a user can do something about is one line on standard error, and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # the reader of a pipe has enough; typer ends quietly
+            raise
+        except (JpetsError, OSError) as error:
+            report_error(_one_line(error))
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    name="jpets",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Serve many fine-tuned encoder tasks over one shared backbone. The server itself: python -m jpets.serve",
+)
+app.add_typer(backbone.app, name="backbone")
+app.add_typer(task.app, name="task")
+app.command("query")(query.query)
+app.command("profile")(profile.profile)
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    app()
+
+
+def _one_line(error: JpetsError | OSError) -> str:
+    if isinstance(error, OSError) and not isinstance(error, JpetsError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

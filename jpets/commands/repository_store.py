@@ -1,0 +1,105 @@
+"""Tasks in a repository's folder, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from checkpoints.repository import Repository
+from checkpoints.versions import StoredTask
+from jpets.commands.output import busy
+from jpets.commands.store import TaskDetail, TaskSummary
+from jpets.errors import InvalidInput, NotFound
+
+CATALOG = "catalog.sqlite"
+PAGE = 500
+
+
+class RepositoryStore:
+    """A ``TaskStore``. Files are checked for themselves only: a folder does not know the backbone."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def tasks(self) -> Iterator[TaskSummary]:
+        return map(_summary, stored_tasks(self._repository))
+
+    def get(self, id: str) -> TaskDetail:
+        return _detail(self._repository.get(id))
+
+    def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
+        with busy("store"):
+            return _detail(self._repository.put(id, file, if_match=if_match))
+
+    def read(self, id: str) -> bytes:
+        return self._repository.read(self._repository.get(id))
+
+    def rollback(self, id: str, version: int | None) -> TaskDetail:
+        return _detail(self._repository.rollback(id, version))
+
+    def remove(self, id: str) -> None:
+        self._repository.delete(id)
+        self._repository.collect()
+
+
+@contextlib.contextmanager
+def repository_store(folder: Path, *, create: bool = False) -> Iterator[RepositoryStore]:
+    with open_repository(folder, create=create) as repository:
+        yield RepositoryStore(repository)
+
+
+@contextlib.contextmanager
+def open_repository(folder: Path, *, create: bool = False) -> Iterator[Repository]:
+    """Raises ``NotFound`` where there is none and ``create`` is not set, ``InvalidInput`` for a damaged catalogue."""
+    if not create and not (folder / CATALOG).is_file():
+        raise NotFound(f"{folder} is not a task repository: it has no {CATALOG}; jpets task add makes one")
+    try:
+        repository = Repository(folder)
+        try:
+            yield repository
+        finally:
+            repository.close()
+    except SQLAlchemyError as error:
+        why = getattr(error, "orig", None) or type(error).__name__
+        raise InvalidInput(f"{folder / CATALOG} cannot be used: {why}") from error
+
+
+def stored_tasks(repository: Repository) -> Iterator[StoredTask]:
+    """Every task by id, by its served version where it has one."""
+    after: str | None = None
+    while True:
+        page, after = repository.list(limit=PAGE, after=after)
+        yield from page
+        if after is None:
+            return
+
+
+def _summary(stored: StoredTask) -> TaskSummary:
+    return TaskSummary.model_validate(_fields(stored))
+
+
+def _detail(stored: StoredTask) -> TaskDetail:
+    more = {
+        "created": stored.created,
+        "digest": stored.digest,
+        "loaded": stored.version if stored.served else None,
+        "metadata": dict(stored.metadata),
+    }
+    return TaskDetail.model_validate({**_fields(stored), **more})
+
+
+def _fields(stored: StoredTask) -> dict[str, Any]:
+    document = stored.metadata
+    return {
+        "id": stored.id,
+        "version": stored.version,
+        "backbone": document["backbone"]["name"],
+        "deltas": [{"method": delta["method"]} for delta in document["deltas"]],
+        "head": document["head"]["type"],
+        "labels": document.get("labels", []),
+        "bytes": stored.bytes,
+    }

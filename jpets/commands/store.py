@@ -1,0 +1,107 @@
+"""Where tasks are kept, whatever keeps them: a repository's folder or a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import pydantic
+import typer
+
+RepositoryOption = Annotated[
+    Path | None,
+    typer.Option(envvar="JPETS_REPOSITORY", help="folder of tasks; a running server sees changes when it starts again"),
+]
+ServerOption = Annotated[
+    str | None, typer.Option(envvar="JPETS_SERVER", help="URL of a running server, which sees changes at once")
+]
+
+
+class DeltaSummary(pydantic.BaseModel):
+    method: str
+
+
+class TaskSummary(pydantic.BaseModel):
+    """One task, as ``GET /v1/tasks`` lists it."""
+
+    id: str
+    version: int
+    backbone: str
+    deltas: list[DeltaSummary]
+    head: str
+    labels: list[str]
+    bytes: int
+
+    @property
+    def methods(self) -> str:
+        return ", ".join(delta.method for delta in self.deltas)
+
+
+class TaskDetail(TaskSummary):
+    """One version of a task. ``loaded`` is the version that queries get, if any; ``metadata`` the file's document."""
+
+    created: str
+    digest: str
+    loaded: int | None
+    metadata: dict[str, Any]
+
+
+class TaskStore(Protocol):
+    """Every method raises ``NotFound`` for a task that is not there."""
+
+    def tasks(self) -> Iterator[TaskSummary]:
+        """Every task, by id."""
+        ...
+
+    def get(self, id: str) -> TaskDetail: ...
+
+    def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
+        """A new version; ``if_match`` must be the newest one so far, 0 for none.
+
+        Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``.
+        """
+        ...
+
+    def read(self, id: str) -> bytes:
+        """The task file of the version that is served."""
+        ...
+
+    def rollback(self, id: str, version: int | None) -> TaskDetail:
+        """Serves ``version``, by default the one before the served one."""
+        ...
+
+    def remove(self, id: str) -> None:
+        """Removes every version."""
+        ...
+
+
+@contextlib.contextmanager
+def open_store(
+    context: typer.Context, repository: Path | None, server: str | None, *, create: bool = False
+) -> Iterator[TaskStore]:
+    """The store that a command was told. An option on the command line wins over the other one's variable.
+
+    ``create`` makes a repository where there is none. Raises ``typer.BadParameter`` unless exactly one was given.
+    """
+    given = {"repository": repository, "server": server}
+    named = [name for name in given if _on_command_line(context, name)]
+    chosen = named or [name for name, value in given.items() if value is not None]
+    if len(chosen) != 1:
+        raise typer.BadParameter(f"give exactly one of --repository DIR and --server URL, found {len(chosen)}")
+    if chosen == ["repository"] and repository is not None:
+        from jpets.commands.repository_store import repository_store
+
+        with repository_store(repository, create=create) as store:
+            yield store
+    elif server is not None:
+        from jpets.commands.client import Server
+        from jpets.commands.server_store import ServerStore
+
+        yield ServerStore(Server(server))
+
+
+def _on_command_line(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -1,0 +1,180 @@
+"""``jpets task``: check, add, list, show, export, roll back and remove tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, report_error, size
+from jpets.commands.store import RepositoryOption, ServerOption, TaskDetail, open_store
+from jpets.commands.task_report import TaskReport
+from jpets.errors import InvalidTask
+
+app = typer.Typer(no_args_is_help=True, help="The tasks of a repository's folder or of a running server.")
+
+SHOWN_LABELS = 6
+TaskFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="task file (.safetensors)")]
+TaskId = Annotated[str, typer.Argument(metavar="ID", help="the task's id")]
+
+
+@app.command()
+def check(
+    file: TaskFile,
+    backbone: Annotated[str | None, typer.Option(help="backbone it must fit: folder, package or hub id")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a task file, and say what is in it. Exit code 1 where it cannot be served."""
+    from checkpoints.source import load_backbone
+    from checkpoints.task_file import read_task
+
+    loaded = None
+    if backbone is not None:
+        with busy("read backbone"):
+            loaded = load_backbone(backbone)
+    try:
+        config, fingerprint = (loaded.config, loaded.fingerprint) if loaded is not None else (None, None)
+        # The stem of a file need not be an id until it is added under it.
+        task = read_task(file, id="checked", config=config, backbone=fingerprint)
+    except InvalidTask as error:
+        report = TaskReport.of_error(file, error)
+    else:
+        report = TaskReport.of_task(file, task, complete=loaded is not None)
+    if as_json:
+        print_json(report.to_dict())
+    elif report.problems:
+        report_error(f"{file.name}: {len(report.problems)} problem{'s' * (len(report.problems) > 1)}")
+        for problem in report.problems:
+            report_error(problem)
+    else:
+        print_fields(report.fields())
+    if report.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def add(
+    context: typer.Context,
+    file: TaskFile,
+    id: Annotated[str | None, typer.Option(help="the task's id; the file's stem by default")] = None,
+    if_match: Annotated[int | None, typer.Option(min=0, help="the newest version must be this one, 0: none")] = None,
+    repository: RepositoryOption = None,
+    server: ServerOption = None,
+) -> None:
+    """Add a task file as a new version. A folder does not know its backbone: check the file with --backbone first."""
+    name = file.stem if id is None else id
+    with open_store(context, repository, server, create=True) as store:
+        stored = store.add(name, file, if_match)
+    typer.echo(f"added {name} version {stored.version} ({size(stored.bytes)})")
+
+
+@app.command("list")
+def list_tasks(
+    context: typer.Context,
+    repository: RepositoryOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List every task."""
+    with open_store(context, repository, server) as store:
+        found = list(store.tasks())
+    if as_json:
+        print_json([task.model_dump() for task in found])
+        return
+    rows = [
+        (
+            task.id,
+            task.version,
+            task.methods or "none",
+            task.head,
+            _labels(task.labels),
+            size(task.bytes),
+            task.backbone,
+        )
+        for task in found
+    ]
+    columns = ("id", "version", "methods", "head", "labels", "size", "backbone")
+    print_table(columns, rows, numbers=("version", "size"))
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    id: TaskId,
+    repository: RepositoryOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the version of a task that is served."""
+    with open_store(context, repository, server) as store:
+        task = store.get(id)
+    if as_json:
+        print_json(task.model_dump())
+    else:
+        print_fields(_fields(task))
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    id: TaskId,
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="where to write it; an existing file is replaced")],
+    repository: RepositoryOption = None,
+    server: ServerOption = None,
+) -> None:
+    """Write the task file of the version that is served."""
+    from checkpoints.files import write_atomic
+
+    with open_store(context, repository, server) as store:
+        content = store.read(id)
+    write_atomic(file, content)
+    typer.echo(f"exported {id} to {file} ({size(len(content))})")
+
+
+@app.command()
+def rollback(
+    context: typer.Context,
+    id: TaskId,
+    version: Annotated[int | None, typer.Option(min=1, help="the version to serve; by default the one before")] = None,
+    repository: RepositoryOption = None,
+    server: ServerOption = None,
+) -> None:
+    """Serve an earlier version of a task."""
+    with open_store(context, repository, server) as store:
+        stored = store.rollback(id, version)
+    typer.echo(f"rolled {id} back to version {stored.version}")
+
+
+@app.command()
+def remove(
+    context: typer.Context,
+    id: TaskId,
+    repository: RepositoryOption = None,
+    server: ServerOption = None,
+) -> None:
+    """Remove a task with all its versions."""
+    with open_store(context, repository, server) as store:
+        store.remove(id)
+    typer.echo(f"removed {id}")
+
+
+def _fields(task: TaskDetail) -> list[tuple[str, object]]:
+    return [
+        ("id", task.id),
+        ("version", task.version),
+        ("served", "no version" if task.loaded is None else f"version {task.loaded}"),
+        ("backbone", f"{task.backbone} {task.metadata.get('backbone', {}).get('fingerprint', '')}"),
+        ("methods", task.methods or "none"),
+        ("head", task.head),
+        ("labels", ", ".join(task.labels) or "none"),
+        ("size", f"{size(task.bytes)} ({task.bytes} bytes)"),
+        ("digest", task.digest),
+        ("uploaded", task.created),
+        *((name, task.metadata[name]) for name in ("license", "description") if task.metadata.get(name)),
+    ]
+
+
+def _labels(labels: list[str]) -> str:
+    more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+    return ", ".join(labels[:SHOWN_LABELS]) + more

@@ -1,0 +1,62 @@
+"""The HTTP application: every protocol on one port."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Response
+
+from serving import classify, embeddings, oip, status, tasks
+from serving.context import Context, Here, server_version
+from serving.errors import ErrorBody, install_handlers
+from serving.metrics import CONTENT_TYPE, Metrics
+from serving.middleware import RequestMiddleware
+from serving.service import Service
+from serving.settings import ServingSettings
+
+DESCRIPTION = """
+Thousands of fine-tuned tasks over one shared backbone, any mixture of them in one batch.
+
+Every request may carry `X-Request-Id` (echoed, else generated) and `X-Request-Timeout` (seconds). Errors are
+`{"error": {"code", "message", "request_id"}}`, under `/v2` `{"error": "..."}`: 400 not parseable, 422 parseable but not
+acceptable, 404 unknown, 409 version conflict, 413 too large, 503 saturated, starting or draining (with `Retry-After`),
+504 deadline passed, 507 disk or device full.
+"""
+TAGS = [
+    {"name": "inference", "description": "Labels, entities, values and embeddings of texts"},
+    {"name": "open inference protocol", "description": "A task is a model; so is the plain backbone"},
+    {"name": "tasks", "description": "Which tasks there are"},
+    {"name": "operation", "description": "For people and monitoring"},
+]
+NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 404, 413, 422, 500, 503, 504)
+}
+
+
+def create_app(service: Service, settings: ServingSettings | None = None) -> FastAPI:
+    """The application; it answers health and metrics at once and the rest when ``service`` has started."""
+    settings = settings or ServingSettings()
+    metrics = Metrics(service)
+    app = FastAPI(
+        title="jpets",
+        version=server_version(),
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        redirect_slashes=False,
+        strict_content_type=False,  # Triton's clients send JSON without a content type
+    )
+    app.state.context = Context(service, settings, metrics)
+    app.include_router(oip.router)
+    for module in (classify, embeddings, tasks):
+        app.include_router(module.router, responses=NESTED_ERRORS)
+    app.include_router(status.router)
+    app.add_api_route(
+        "/metrics", render_metrics, tags=["operation"], summary="Prometheus metrics", response_class=Response
+    )
+    install_handlers(app)
+    app.add_middleware(RequestMiddleware, metrics=metrics, max_body_bytes=settings.max_body_bytes)
+    return app
+
+
+async def render_metrics(here: Here) -> Response:
+    return Response(here.metrics.render(), media_type=CONTENT_TYPE)

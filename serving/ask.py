@@ -1,0 +1,81 @@
+"""From a request's queries to their results: one submission, a deadline, and an eye on the client."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from fastapi import Request
+
+from jpets.errors import DeadlineExceeded, InvalidInput, TooLarge
+from jpets.types import Query, Result
+from serving.context import Context
+from serving.errors import ClientGone
+
+TIMEOUT_HEADER = "X-Request-Timeout"
+LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"
+
+
+async def ask(request: Request, here: Context, queries: Sequence[Query], timeout: float | None = None) -> list[Result]:
+    """The results of ``queries`` in order; what is wrong with a single one is in its ``error``.
+
+    They reach the engine as one submission, so they can share a batch. ``timeout`` (seconds) and the request's
+    ``X-Request-Timeout`` bound the wait. When the client leaves, its queries are cancelled.
+    Raises ``TooLarge``, ``Saturated``, ``DeadlineExceeded``, ``InvalidInput``, ``ClientGone``.
+    """
+    check_count(len(queries), here)
+    deadline = _deadline(request, here, timeout)
+    engine = here.service.engine
+    futures = await asyncio.to_thread(engine.submit, queries, deadline=deadline)
+    answers = asyncio.gather(*map(asyncio.wrap_future, futures))
+    gone = asyncio.create_task(_client_leaves(request))
+    try:
+        done, _ = await asyncio.wait((answers, gone), timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+        if answers in done:
+            return list(answers.result())
+        raise ClientGone if gone in done else DeadlineExceeded(LATE)
+    finally:
+        answers.cancel()
+        gone.cancel()
+
+
+def check_count(found: int, here: Context) -> None:
+    """Raises ``TooLarge``, ``InvalidInput``."""
+    if found == 0:
+        raise InvalidInput("the request has no inputs; send at least one")
+    if found > here.settings.max_inputs:
+        raise TooLarge(
+            f"the request has {found} inputs, the limit is {here.settings.max_inputs}; split it into several requests"
+        )
+
+
+def raise_first_error(results: Sequence[Result]) -> None:
+    """For protocols that answer a request as a whole: raises the first row's error, which then names the row."""
+    for index, result in enumerate(results):
+        if result.error is not None:
+            where = f"input {index}: " if len(results) > 1 else ""
+            raise type(result.error)(where + result.error.message)
+
+
+def _deadline(request: Request, here: Context, timeout: float | None) -> float:
+    settings = here.settings
+    asked = [] if timeout is None else [timeout]
+    header = request.headers.get(TIMEOUT_HEADER)
+    if header is not None:
+        try:
+            asked.append(float(header))
+        except ValueError:
+            asked.append(math.nan)
+    if any(not 0 < seconds <= settings.longest_timeout for seconds in asked):
+        raise InvalidInput(
+            f"the timeout ({TIMEOUT_HEADER} in seconds, the parameter in microseconds) must be above 0 and at most "
+            f"{settings.longest_timeout:g} seconds"
+        )
+    return min(asked, default=settings.request_timeout)
+
+
+async def _client_leaves(request: Request) -> None:
+    """Ends when the client closes its connection; the body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,107 @@
+"""Errors as JSON. Nothing of a query, a key or a path of the machine gets into an answer or a log."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from jpets.errors import InvalidInput, JpetsError, Unparseable
+
+log = logging.getLogger(__name__)
+
+INFERENCE_PROTOCOL = "/v2"
+CLIENT_GONE = 499
+"""Status in metrics of a request whose client left; nobody receives it."""
+SHOWN_ERRORS = 4
+HTTP_CODES = {400: "unparseable", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+
+
+class ClientGone(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+class ErrorDetail(BaseModel):
+    code: str
+    message: str
+    request_id: str
+
+
+class ErrorBody(BaseModel):
+    """What every error outside ``/v2`` looks like."""
+
+    error: ErrorDetail
+
+
+class InferenceErrorBody(BaseModel):
+    """What every error under ``/v2`` looks like."""
+
+    error: str
+
+
+def error_response(
+    scope: Mapping[str, object], status: int, code: str, message: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """An error in the shape of the protocol that ``scope``'s path belongs to."""
+    path = str(scope["path"])
+    if path == INFERENCE_PROTOCOL or path.startswith(INFERENCE_PROTOCOL + "/"):
+        return JSONResponse({"error": message}, status, headers)
+    state = scope.get("state")
+    request_id = state.get("request_id", "") if isinstance(state, dict) else ""
+    return JSONResponse({"error": {"code": code, "message": message, "request_id": request_id}}, status, headers)
+
+
+def install_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(JpetsError, _jpets_error)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientGone, _client_gone)
+
+
+def retry_headers(error: JpetsError) -> dict[str, str] | None:
+    return {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
+
+
+def log_unexpected(error: BaseException, request_id: str) -> None:
+    """Type and places only: the text of an unforeseen exception may quote a query."""
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
+    places = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
+    log.error("unexpected error", extra={"type": type(error).__name__, "at": places, "request_id": request_id})
+
+
+async def _jpets_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, JpetsError)
+    return error_response(request.scope, error.status, error.code, error.message, retry_headers(error))
+
+
+async def _invalid_request(request: Request, error: Exception) -> Response:
+    """FastAPI's validation errors, without the values that it found."""
+    assert isinstance(error, RequestValidationError)
+    found = error.errors()
+    if any(each["type"] == "json_invalid" for each in found):
+        return error_response(request.scope, Unparseable.status, Unparseable.code, "the body is not valid JSON")
+    lines = []
+    for each in found[:SHOWN_ERRORS]:
+        where = ".".join(str(part)[:40] for part in each["loc"] if part != "body") or "body"
+        lines.append(f"{where}: {each['msg'].removeprefix('Value error, ')}")
+    more = [f"and {len(found) - SHOWN_ERRORS} more"] if len(found) > SHOWN_ERRORS else []
+    message = "; ".join(lines + more)
+    return error_response(request.scope, InvalidInput.status, InvalidInput.code, message)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = HTTP_CODES.get(error.status_code, "invalid_request")
+    return error_response(request.scope, error.status_code, code, str(error.detail), error.headers)
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    del request, error
+    return Response(status_code=CLIENT_GONE)

@@ -1,0 +1,100 @@
+"""The server's options: from the command line, the environment (``JPETS_...``) or a TOML file, in this order."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from jpets.config import DType, EngineSettings
+from jpets.errors import InvalidInput
+from serving.settings import MIB, ServingSettings
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+Reserve = Literal["auto", "always", "never"]
+
+
+class Options(BaseSettings):
+    """Everything that ``python -m jpets.serve`` can be told."""
+
+    model_config = SettingsConfigDict(env_prefix="JPETS_", extra="forbid", frozen=True, env_ignore_empty=True)
+
+    backbone: str | None = None
+    repository: Path | None = None
+    demo: bool = False
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+    dtype: DType = "bfloat16"
+    cache_dir: Path | None = None
+    max_length: int = Field(512, ge=8)
+    max_batch_tokens: int = Field(1024, ge=64)
+    max_batch_rows: int = Field(32, ge=1)
+    max_queue: int = Field(4096, ge=1)
+    slots: int = Field(32, ge=1)
+    reserve: Reserve = "auto"
+    max_inputs: int = Field(1024, ge=1)
+    max_body_mb: int = Field(16, ge=1)
+    max_task_mb: int = Field(512, ge=1)
+    request_timeout: float = Field(60.0, gt=0, le=3600)
+    grace: float = Field(10.0, ge=0)
+    log_level: LogLevel = "info"
+    log_json: bool = False
+
+    @model_validator(mode="after")
+    def _something_to_serve(self) -> Self:
+        if not self.demo and self.backbone is None:
+            raise ValueError("give --backbone PATH|NAME, or --demo")
+        return self
+
+    def engine_settings(self) -> EngineSettings:
+        return EngineSettings(
+            dtype=self.dtype,
+            max_length=self.max_length,
+            max_batch_tokens=self.max_batch_tokens,
+            max_batch_rows=self.max_batch_rows,
+            max_queue=self.max_queue,
+            slots=self.slots,
+        )
+
+    def serving_settings(self) -> ServingSettings:
+        return ServingSettings(
+            request_timeout=self.request_timeout,
+            max_inputs=self.max_inputs,
+            max_body_bytes=self.max_body_mb * MIB,
+            max_task_bytes=self.max_task_mb * MIB,
+        )
+
+
+def read_options(given: dict[str, Any], config: Path | None = None) -> Options:
+    """Options from what the command line gave (``None``: not given), the environment and the file ``config``.
+
+    Raises ``InvalidInput`` naming every option that cannot be.
+    """
+
+    class WithFile(Options):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config)
+
+    if config is not None and not config.is_file():
+        raise InvalidInput("--config: there is no such file")
+    try:
+        return WithFile(**{name: value for name, value in given.items() if value is not None})
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"--config: not valid TOML, {error}") from error
+    except ValidationError as error:
+        lines = []
+        for each in error.errors(include_url=False):
+            name = ".".join(map(str, each["loc"]))
+            lines.append((f"{name}: " if name else "") + each["msg"].removeprefix("Value error, "))
+        raise InvalidInput("; ".join(lines)) from error

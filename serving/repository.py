@@ -1,0 +1,76 @@
+"""What the front end needs of a task repository."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from jpets.types import Task
+
+Validator = Callable[[bytes, str], Task]
+"""(file's bytes, id) -> the task; raises ``InvalidTask`` for a file that cannot be served."""
+
+
+class StoredTask(Protocol):
+    """One version of a task. ``metadata`` is the task file's JSON document."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def created(self) -> str: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+    @property
+    def served(self) -> bool: ...
+
+
+class TaskRepository(Protocol):
+    """Versions of task files by id. Every method raises ``NotFound`` for what is not there."""
+
+    def put(
+        self, id: str, data: Path, *, if_match: int | None = None, validator: Validator | None = None
+    ) -> StoredTask:
+        """Stores a new version, which is then the served one. On any error nothing has changed.
+
+        ``validator`` replaces the repository's own. Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``.
+        """
+        ...
+
+    def get(self, id: str, *, version: int | str | None = None) -> StoredTask:
+        """A version by number or alias, by default the served one."""
+        ...
+
+    def list(self, *, limit: int = 100, after: str | None = None) -> tuple[Sequence[StoredTask], str | None]:
+        """Up to ``limit`` tasks by id, past ``after``, and the next ``after`` or None."""
+        ...
+
+    def read(self, stored: Any) -> bytes:
+        """The task file."""
+        ...
+
+    def task(self, stored: Any) -> Task:
+        """The task, checked. Raises ``InvalidTask``."""
+        ...
+
+    def activate(self, id: str, version: int) -> StoredTask:
+        """Makes ``version`` the served one unless a newer one is."""
+        ...
+
+    def rollback(self, id: str, to: int | str | None = None) -> StoredTask:
+        """Serves version ``to``, by default the one served before, and withdraws the newer ones."""
+        ...
+
+    def delete(self, id: str, *, if_match: int | None = None) -> None:
+        """Raises ``Conflict``."""
+        ...
+
+    def collect(self) -> int:
+        """Frees the space of what was deleted."""
+        ...

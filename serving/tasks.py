@@ -1,0 +1,228 @@
+"""``/v1/tasks``: upload, list, read, export, roll back and delete tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import re
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, StrictInt
+from starlette.responses import JSONResponse
+
+from jpets.errors import InvalidInput, OutOfSpace, TooLarge
+from serving.context import Context, Here
+from serving.errors import ClientGone
+from serving.fields import Text
+from serving.repository import StoredTask
+
+FILE_TYPE = "application/octet-stream"
+ETAG = re.compile(r'(?:W/)?"?(\d{1,9})"?')
+CHUNK = 1 << 20
+"""Bytes that are gathered before a write."""
+ANY = "*"
+
+router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
+IfMatch = Annotated[str | None, Header(description="the version that must be the newest one; 409 where it is not")]
+IfNoneMatch = Annotated[str | None, Header(description="`*`: the task must not exist yet; 409 where it does")]
+
+
+class DeltaSummary(BaseModel):
+    method: str
+
+
+class TaskSummary(BaseModel):
+    id: str
+    version: int
+    backbone: str
+    deltas: list[DeltaSummary]
+    head: str
+    labels: list[str]
+    bytes: int
+
+
+class TaskDetail(TaskSummary):
+    """``metadata`` is the task file's own document; ``loaded`` is the version that queries get now, if any."""
+
+    created: str
+    digest: str
+    loaded: int | None
+    metadata: dict[str, Any]
+
+
+class TaskPage(BaseModel):
+    """``next`` is the ``after`` of the next page, null on the last one."""
+
+    tasks: list[TaskSummary]
+    next: str | None
+
+
+class RollbackRequest(BaseModel):
+    """``version`` is a number or an alias; by default the version served before."""
+
+    model_config = ConfigDict(extra="forbid")
+    version: StrictInt | Text | None = None
+
+
+@router.get("", response_model=TaskPage, summary="List tasks by id, a page at a time")
+async def list_tasks(
+    here: Here,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[str | None, Query(max_length=128)] = None,
+) -> TaskPage:
+    found, following = await asyncio.to_thread(here.service.repository.list, limit=limit, after=after)
+    return TaskPage(tasks=[TaskSummary(**_summary(stored)) for stored in found], next=following)
+
+
+@router.put(
+    "/{id}",
+    response_model=TaskDetail,
+    status_code=201,
+    summary="Upload a task file as a new version",
+    openapi_extra={
+        "requestBody": {"required": True, "content": {FILE_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+    },
+)
+async def put_task(
+    request: Request, here: Here, id: str, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+) -> JSONResponse:
+    """201: the next query sees it. On any error nothing has changed, and the old version goes on serving."""
+    expected = _expected(if_match, if_none_match)
+    here.service.check_open()
+    async with _received(request, here) as file:
+        stored = await asyncio.to_thread(here.service.put_task, id, file, expected)
+    return _answer(here, stored, 201)
+
+
+@router.get("/{id}", response_model=TaskDetail, summary="Read a task's description")
+async def get_task(
+    request: Request, here: Here, id: str, version: Annotated[str | None, Query(max_length=64)] = None
+) -> Response:
+    """With `Accept: application/octet-stream` the task file itself. `version` is a number or an alias."""
+    if request.headers.get("accept", "").split(";")[0].strip() == FILE_TYPE:
+        return await get_file(here, id, version)
+    stored = await asyncio.to_thread(here.service.repository.get, id, version=_version(version))
+    return _answer(here, stored, 200)
+
+
+@router.get(
+    "/{id}/file", response_class=Response, responses={200: {"content": {FILE_TYPE: {}}}}, summary="Export a task file"
+)
+async def get_file(here: Here, id: str, version: Annotated[str | None, Query(max_length=64)] = None) -> Response:
+    """The very bytes that were uploaded."""
+    repository = here.service.repository
+    stored = await asyncio.to_thread(repository.get, id, version=_version(version))
+    content = await asyncio.to_thread(repository.read, stored)
+    name = f'attachment; filename="{stored.id}.safetensors"'
+    return Response(content, headers={**_etag(stored), "Content-Disposition": name}, media_type=FILE_TYPE)
+
+
+@router.post("/{id}/rollback", response_model=TaskDetail, summary="Serve an earlier version")
+async def rollback(here: Here, id: str, body: RollbackRequest | None = None) -> JSONResponse:
+    """200: the next query sees it. Versions newer than the target are withdrawn."""
+    stored = await asyncio.to_thread(here.service.rollback, id, body.version if body else None)
+    return _answer(here, stored, 200)
+
+
+@router.delete("/{id}", status_code=204, response_class=Response, summary="Delete a task with all its versions")
+async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response:
+    """Queries that are already on their way still get their answer."""
+    await asyncio.to_thread(here.service.delete_task, id, _expected(if_match, None))
+    return Response(status_code=204)
+
+
+def _summary(stored: StoredTask) -> dict[str, Any]:
+    document = stored.metadata
+    return {
+        "id": stored.id,
+        "version": stored.version,
+        "backbone": document["backbone"]["name"],
+        "deltas": [{"method": delta["method"]} for delta in document["deltas"]],
+        "head": document["head"]["type"],
+        "labels": list(document.get("labels", ())),
+        "bytes": stored.bytes,
+    }
+
+
+def _answer(here: Context, stored: StoredTask, status: int) -> JSONResponse:
+    more = {
+        "created": stored.created,
+        "digest": stored.digest,
+        "loaded": here.service.version(stored.id),
+        "metadata": dict(stored.metadata),
+    }
+    return JSONResponse({**_summary(stored), **more}, status, _etag(stored))
+
+
+def _etag(stored: StoredTask) -> dict[str, str]:
+    return {"ETag": f'"{stored.version}"'}
+
+
+def _version(given: str | None) -> int | str | None:
+    return int(given) if given is not None and given.isdecimal() else given
+
+
+def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
+    """The version that must be the newest, 0 for none at all."""
+    if if_none_match is not None:
+        if if_none_match != ANY or if_match is not None:
+            raise InvalidInput("If-None-Match must be * and the only condition")
+        return 0
+    if if_match is None:
+        return None
+    found = ETAG.fullmatch(if_match)
+    if found is None:
+        raise InvalidInput('If-Match must be one version, for example "3"')
+    return int(found[1])
+
+
+@contextlib.asynccontextmanager
+async def _received(request: Request, here: Context) -> AsyncIterator[Path]:
+    """The body in a temporary file, which is gone afterwards. Raises ``TooLarge``, ``OutOfSpace``, ``ClientGone``."""
+    limit = here.settings.max_task_bytes
+    declared = request.headers.get("content-length", "0")
+    if not declared.isdecimal() or int(declared) > limit:
+        raise _too_large(limit)
+    with _space_errors(), tempfile.NamedTemporaryFile(dir=here.settings.upload_folder, prefix="jpets-") as file:
+        size = 0
+        waiting = bytearray()
+        async for chunk in _chunks(request):
+            waiting += chunk
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            if len(waiting) >= CHUNK:
+                await asyncio.to_thread(file.write, bytes(waiting))
+                waiting.clear()
+        await asyncio.to_thread(file.write, bytes(waiting))
+        file.flush()
+        yield Path(file.name)
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"a task file may have {limit} bytes; this one has more")
+
+
+@contextlib.contextmanager
+def _space_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace("the disk is full; free space or remove tasks, then try again") from error
+        raise

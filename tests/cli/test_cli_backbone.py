@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from checkpoints.backbone import Backbone
+from checkpoints.native import is_native
+
+
+def test_import_writes_a_native_backbone_with_the_same_fingerprint(run, fixtures, backbone: Backbone, tmp_path) -> None:
+    native = tmp_path / "native"
+    result = run("backbone", "import", fixtures / "tiny-bert", native, "--name", "small")
+    assert result.exit_code == 0
+    assert is_native(native)
+    assert backbone.fingerprint in result.stdout
+    assert "small" in result.stdout
+    shown = json.loads(run("backbone", "show", native, "--json").stdout)
+    assert (shown["name"], shown["fingerprint"]) == ("small", backbone.fingerprint)
+    assert shown["config"] == backbone.config.to_dict()
+    assert shown["bytes"] == 4 * shown["parameters"]
+
+
+def test_show_names_shape_and_fingerprint(run, fixtures: Path, backbone: Backbone) -> None:
+    result = run("backbone", "show", fixtures / "tiny-bert")
+    assert result.exit_code == 0
+    assert "3 layers, hidden size 64" in result.stdout
+    assert backbone.fingerprint in result.stdout
+
+
+def test_import_into_something_that_exists_changes_nothing(run, fixtures: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    result = run("backbone", "import", fixtures / "tiny-bert", tmp_path / "mine")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert "exists already" in result.stderr
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_a_folder_without_a_model_is_one_line(run, tmp_path: Path) -> None:
+    result = run("backbone", "show", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_name_that_nothing_has(run) -> None:
+    result = run("backbone", "show", "no-such-model-anywhere")
+    assert result.exit_code == 1
+    assert "no folder and no installed package" in result.stderr

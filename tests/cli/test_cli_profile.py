@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from checkpoints.backbone import Backbone
+from checkpoints.task_file import read_task
+from jpets.config import EngineSettings
+from jpets.engine import engine as engine_module
+from jpets.engine.engine import Engine
+from jpets.engine.program import ProgramKey
+
+
+@pytest.fixture(autouse=True)
+def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bucket instead of five: compiling is not what these tests are about."""
+    monkeypatch.setattr(engine_module, "core_buckets", lambda menu, longest, tokens: menu[:1])
+
+
+def test_costs_are_what_the_next_engine_reads(
+    run, fixtures: Path, task_file: Path, backbone: Backbone, tmp_path
+) -> None:
+    cache, out = tmp_path / "cache", tmp_path / "costs.json"
+    arguments = ("profile", "--backbone", fixtures / "tiny-bert", task_file, "--repeats", 2)
+    result = run(*arguments, "--cache-dir", cache, "--json", out)
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(out.read_text())
+    assert (report["fingerprint"], report["repeats"]) == (backbone.fingerprint, 2)
+    assert len(report["programs"]) == 1
+    for program in report["programs"]:
+        assert program["bucket"] in result.stdout
+        assert program["tokens_per_second"] == pytest.approx(program["tokens"] / program["seconds"])
+
+    engine = Engine(backbone, [read_task(task_file)], EngineSettings(), cache_dir=cache)
+    variant = engine._variants()[0]
+    known = {str(bucket): engine.costs.get(ProgramKey(bucket, variant)) for bucket in engine.menu}
+    assert {name: seconds for name, seconds in known.items() if seconds is not None} == {
+        program["bucket"]: program["seconds"] for program in report["programs"]
+    }
+
+
+def test_a_task_of_another_backbone(run, fixtures: Path, task_file: Path, tmp_path: Path) -> None:
+    result = run("profile", "--backbone", fixtures / "tiny-distilbert", task_file, "--cache-dir", tmp_path / "cache")
+    assert result.exit_code == 1
+    assert "was made for backbone" in result.stderr
+
+
+def test_two_files_of_one_name(run, fixtures: Path, task_file: Path, tmp_path: Path) -> None:
+    result = run("profile", "--backbone", fixtures / "tiny-bert", task_file, task_file, "--cache-dir", tmp_path)
+    assert result.exit_code == 1
+    assert "must differ" in result.stderr
+
+
+def test_an_unknown_dtype_is_a_usage_error(run) -> None:
+    assert run("profile", "--backbone", "any", "--dtype", "int8").exit_code == 2

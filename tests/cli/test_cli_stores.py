@@ -1,0 +1,84 @@
+"""Which store a command works on, and what it says where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jpets.commands import repository_store, server_store
+
+
+def test_neither_store_is_a_usage_error(run) -> None:
+    result = run("task", "list")
+    assert result.exit_code == 2
+    assert "exactly one of --repository DIR and --server URL" in " ".join(result.stderr.split())
+
+
+def test_both_stores_are_a_usage_error(run, tmp_path: Path) -> None:
+    result = run("task", "list", "--repository", tmp_path, "--server", "http://127.0.0.1:1")
+    assert result.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_both_variables_are_a_usage_error(run, tmp_path: Path) -> None:
+    env = {"JPETS_REPOSITORY": str(tmp_path), "JPETS_SERVER": "http://127.0.0.1:1"}
+    assert run("task", "list", env=env).exit_code == 2
+
+
+def test_a_variable_names_the_store(run, task_file: Path, tmp_path: Path) -> None:
+    env = {"JPETS_REPOSITORY": str(tmp_path / "repository")}
+    assert run("task", "add", task_file, env=env).exit_code == 0
+    assert [task["id"] for task in json.loads(run("task", "list", "--json", env=env).stdout)] == ["topic"]
+
+
+def test_an_option_wins_over_the_other_ones_variable(run, task_file: Path, tmp_path: Path) -> None:
+    env = {"JPETS_SERVER": "http://127.0.0.1:1"}
+    assert run("task", "add", task_file, "--repository", tmp_path / "repository", env=env).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [("list",), ("show", "topic"), ("remove", "topic"), ("rollback", "topic")])
+def test_only_add_makes_a_repository(run, tmp_path: Path, command: tuple[str, ...]) -> None:
+    result = run("task", *command, "--repository", tmp_path / "mistyped")
+    assert result.exit_code == 1
+    assert "is not a task repository" in result.stderr
+    assert not (tmp_path / "mistyped").exists()
+
+
+def test_a_damaged_catalogue_is_one_line(run, tmp_path: Path) -> None:
+    (tmp_path / "catalog.sqlite").write_bytes(b"no database" * 100)
+    result = run("task", "list", "--repository", tmp_path)
+    assert result.exit_code == 1
+    assert "file is not a database" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("task", "list"), ("query", "topic", "text")])
+def test_an_unreachable_server(run, closed_port: int, command: tuple[str, ...]) -> None:
+    result = run(*command, "--server", f"http://127.0.0.1:{closed_port}")
+    assert result.exit_code == 1
+    assert f"no answer from http://127.0.0.1:{closed_port} (Connection refused)" in result.stderr
+    assert "python -m jpets.serve" in result.stderr
+
+
+def test_a_url_without_a_scheme_is_a_usage_error(run) -> None:
+    assert run("task", "list", "--server", "127.0.0.1:8080").exit_code == 2
+
+
+@pytest.mark.parametrize("path", ["", "/broken"])
+def test_a_server_that_is_not_jpets(run, foreign_server: str, path: str) -> None:
+    result = run("task", "list", "--server", foreign_server + path)
+    assert result.exit_code == 1
+    assert "is not that of a jpets server" in result.stderr
+
+
+def test_lists_go_over_all_pages(run, server: str, task_file: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(repository_store, "PAGE", 2)
+    monkeypatch.setattr(server_store, "PAGE", 2)
+    for number in range(5):
+        run("task", "add", task_file, "--id", f"task-{number}", "--repository", tmp_path / "repository")
+    stored = json.loads(run("task", "list", "--json", "--repository", tmp_path / "repository").stdout)
+    assert [task["id"] for task in stored] == [f"task-{number}" for number in range(5)]
+    served = json.loads(run("task", "list", "--json", "--server", server).stdout)
+    assert [task["id"] for task in served] == ["mood", "names", "price", "tags", "vectors"]

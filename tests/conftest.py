@@ -1,0 +1,28 @@
+"""Settings that every test runs under: several CPU devices, strict promotion, shapes checked in the array functions."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "tests"))
+install_import_hook(["pallas_kernels", "jpets.model.encoder", "jpets.model.forward"], "beartype.beartype")
+
+
+@pytest.fixture(scope="session")
+def fixtures() -> pathlib.Path:
+    return pathlib.Path(__file__).parent / "fixtures"

@@ -1,0 +1,27 @@
+"""An HTTP client that talks to the application in process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from serving.app import create_app
+from serving.service import Service
+from serving.settings import ServingSettings
+
+Call = Callable[..., httpx.Response]
+"""(method, path, **what httpx takes) -> the response"""
+
+
+def client_of(service: Service, settings: ServingSettings) -> Call:
+    """Calls a fresh application around ``service``."""
+    app = create_app(service, settings)
+
+    async def send(method: str, path: str, request: dict[str, Any]) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.request(method, path, **request)
+
+    return lambda method, path, **request: asyncio.run(send(method, path, request))

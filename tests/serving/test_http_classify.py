@@ -1,0 +1,122 @@
+"""/v1/classify: every head, mixtures, errors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from clients import Call
+
+from jpets.engine.engine import Engine
+from jpets.types import Classification, Embedding, Query, Regression, Tokens
+
+PATH = "/v1/classify"
+
+
+def test_answers_what_the_engine_computes(call: Call, engine: Engine) -> None:
+    texts = ["hello world", "a longer text of some words"]
+    expected = engine.infer([Query("topic", text) for text in texts])
+    answer = call("POST", PATH, json={"model": "topic", "input": texts, "top_k": 2}).json()
+    assert (answer["object"], answer["model"]) == ("list", "topic")
+    assert [item["index"] for item in answer["data"]] == [0, 1]
+    for item, result in zip(answer["data"], expected, strict=True):
+        assert isinstance(result, Classification)
+        assert (item["label"], item["num_classes"]) == (result.label, 3)
+        np.testing.assert_allclose(item["probs"], result.probs, rtol=1e-5)
+        assert math.isclose(sum(item["probs"]), 1, rel_tol=1e-5)
+        assert item["top"][0]["label"] == result.label
+        assert len(item["top"]) == 2
+        assert item["top"][0]["prob"] >= item["top"][1]["prob"]
+    tokens = sum(result.tokens for result in expected)
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def test_one_text_needs_no_list(call: Call) -> None:
+    data = call("POST", PATH, json={"model": "topic", "input": "hello"}).json()["data"]
+    assert len(data) == 1
+    assert "top" not in data[0]
+
+
+def test_mixed_request_shares_a_batch_and_answers_by_head(call: Call, engine: Engine) -> None:
+    models = ["topic", "tags", "price", "names", "vectors", None, "tiny-bert"]
+    batches = engine.stats.batches
+    answer = call("POST", PATH, json={"inputs": [{"model": m, "text": "hello world"} for m in models]})
+    assert answer.status_code == 200
+    data = answer.json()["data"]
+    assert engine.stats.batches == batches + 1
+    assert [item["model"] for item in data] == models
+    results = engine.infer([Query(m if m != "tiny-bert" else None, "hello world") for m in models])
+    topic, tags, price, names, vectors, plain, _ = results
+    assert isinstance(topic, Classification) and data[0]["label"] == topic.label
+    assert isinstance(tags, Classification) and data[1]["labels"] == list(tags.labels)
+    assert "labels" not in data[0]
+    assert isinstance(price, Regression)
+    np.testing.assert_allclose(data[2]["values"], price.logits, rtol=1e-4)
+    assert isinstance(names, Tokens)
+    assert [(e["label"], e["start"], e["end"]) for e in data[3]["entities"]] == [
+        (e.label, e.start, e.end) for e in names.entities
+    ]
+    assert isinstance(vectors, Embedding) and isinstance(plain, Embedding)
+    np.testing.assert_allclose(data[4]["embedding"], vectors.embedding, atol=1e-5)
+    np.testing.assert_allclose(data[5]["embedding"], plain.embedding, atol=1e-5)
+    assert data[5]["embedding"] == data[6]["embedding"]
+
+
+def test_mixed_request_fails_row_by_row(call: Call) -> None:
+    inputs = [
+        {"model": "topic", "text": "fine", "text_pair": "a pair"},
+        {"model": "no-such", "text": "hello"},
+        {"model": "topic", "text": " "},
+        {"model": "broken", "text": "hello"},
+    ]
+    data = call("POST", PATH, json={"inputs": inputs}).json()["data"]
+    assert "error" not in data[0]
+    codes = [item["error"]["code"] for item in data[1:]]
+    assert codes == ["not_found", "invalid_input", "not_finite"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "part"),
+    [
+        ({"model": "no-such", "input": "a"}, 404, "no-such"),
+        ({"model": "topic", "input": "  "}, 422, "empty"),
+        ({"model": "topic", "input": ["fine", ""]}, 422, "input 1: the text is empty"),
+        ({"model": "topic", "input": []}, 422, "no inputs"),
+        ({"model": "topic", "input": "word " * 100}, 422, "the limit is 64"),
+        ({"model": "vectors", "input": "a"}, 422, "/v1/embeddings"),
+        ({"model": "tiny-bert", "input": "a"}, 422, "/v1/embeddings"),
+        ({"model": "broken", "input": "a"}, 500, "NaN"),
+        ({"model": "topic", "input": ["a"] * 10_000}, 413, "10000 inputs, the limit is 1024"),
+        ({"inputs": [{"text": "a"}] * 1025}, 413, "1025 inputs"),
+        ({"model": "topic"}, 422, "either model and input, or inputs"),
+        ({"model": "topic", "input": "a", "inputs": []}, 422, "either model and input, or inputs"),
+        ({"model": "topic", "input": 3}, 422, "input"),
+        ({"model": "topic", "input": "a", "top_k": 0}, 422, "top_k"),
+        ({"model": "topic", "input": "a", "beam": 1}, 422, "beam"),
+        ({"model": "m" * 300, "input": "a"}, 422, "model"),
+        ([1, 2], 422, "body"),
+    ],
+)
+def test_refusals(call: Call, body: object, status: int, part: str) -> None:
+    answer = call("POST", PATH, json=body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert part in error["message"]
+    assert error["request_id"] == answer.headers["x-request-id"]
+
+
+def test_too_long_names_both_lengths_and_fits_when_truncated(call: Call, engine: Engine) -> None:
+    text = "a " * 100
+    message = call("POST", PATH, json={"model": "topic", "input": text}).json()["error"]["message"]
+    assert "102 tokens" in message and "64" in message
+    answer = call("POST", PATH, json={"model": "topic", "input": text, "truncate": True})
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["prompt_tokens"] == 64
+
+
+def test_half_a_surrogate_pair_is_refused(call: Call) -> None:
+    body = b'{"model": "topic", "input": "secret \\ud800"}'
+    answer = call("POST", PATH, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert "secret" not in answer.text

@@ -1,0 +1,271 @@
+"""Tiny backbones, tasks and an independent computation of what a task should answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints.backbone import Backbone
+from checkpoints.source import load_backbone
+from jpets.config import BackboneConfig
+from jpets.deltas import METHODS, class_method
+from jpets.deltas.adapter import adapter_placement
+from jpets.deltas.bank import Bank, lower_task, slot_arrays, tightest
+from jpets.deltas.fold import fold_pooler
+from jpets.deltas.merge import in_merge_order
+from jpets.deltas.protocol import ClassKey, Contribution
+from jpets.deltas.sites import BoundClass
+from jpets.engine.assembly import Assembled, Row, assemble
+from jpets.engine.bucket import Bucket, Variant
+from jpets.model.batch import POOLINGS
+from jpets.model.encoder import Params, cast_params, split
+from jpets.model.forward import Outputs, forward
+from jpets.types import Delta, Head, Task
+
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "adapter": {"bottleneck": 12},
+    "lora": {"sites": ["query", "value"], "rank": 3},
+    "bitfit": {},
+    "mask": {},
+    "diff": {"density": 0.03},
+}
+"""One row a method: the settings that the shared tests draw random deltas with."""
+
+
+@functools.cache
+def tiny(name: str = "tiny-bert") -> Backbone:
+    return load_backbone(FIXTURES / name)
+
+
+def device_params(backbone: Backbone) -> Params:
+    return jax.tree.map(jnp.asarray, dict(backbone.params))
+
+
+def on_device(assembled: Assembled) -> Assembled:
+    """The batch as device arrays, for use outside of a compiled program."""
+    batch, views = jax.tree.map(jnp.asarray, (assembled.batch, assembled.views))
+    return dataclasses.replace(assembled, batch=batch, views=views)
+
+
+def sharding() -> jax.sharding.Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def make_head(
+    rng: np.random.Generator,
+    hidden: int,
+    outputs: int,
+    *,
+    two_layers: bool = False,
+    kind: str = "sequence-classification",
+    pooling: str = "cls",
+    **more: Any,
+) -> Head:
+    tensors = {"kernel": rng.normal(0, 0.2, (hidden, outputs)), "bias": rng.normal(0, 0.2, outputs)}
+    if two_layers:
+        tensors |= {"dense_kernel": rng.normal(0, 0.2, (hidden, hidden)), "dense_bias": rng.normal(0, 0.2, hidden)}
+    floats = {name: value.astype(np.float32) for name, value in tensors.items()}
+    return Head(kind, floats, pooling=pooling, **more)  # type: ignore[arg-type]
+
+
+def make_task(backbone: Backbone, name: str, deltas: Sequence[Delta], head: Head, **more: Any) -> Task:
+    labels = tuple(f"label-{i}" for i in range(head.outputs))
+    return Task(name, backbone.ref(), tuple(deltas), head, labels, **more)
+
+
+def random_delta(method: str, config: BackboneConfig, seed: int = 0, **settings: Any) -> Delta:
+    return METHODS[method].init(np.random.default_rng(seed), {**SETTINGS[method], **settings}, config, 0.1)
+
+
+def method_tasks(backbone: Backbone) -> list[Task]:
+    """One task a method, heads of all kinds, and two tasks that carry several deltas."""
+    rng, config = np.random.default_rng(7), backbone.config
+    heads = [
+        make_head(rng, config.hidden_size, 3, two_layers=True),
+        make_head(rng, config.hidden_size, 5, kind="token-classification"),
+        make_head(rng, config.hidden_size, 2, pooling="mean"),
+        make_head(rng, config.hidden_size, 6, pooling="pooler" if config.pooler else "mean"),
+        make_head(rng, config.hidden_size, 4),
+    ]
+    tasks = [
+        make_task(backbone, method, [random_delta(method, config, seed)], heads[seed])
+        for seed, method in enumerate(METHODS)
+    ]
+    several = [random_delta(method, config, 20 + i) for i, method in enumerate(("lora", "adapter", "diff", "bitfit"))]
+    last = "pooler" if config.pooler else "mean"
+    masked = [
+        random_delta("mask", config, 30, sites=list(config.linear_sites())),
+        random_delta("lora", config, 31),
+        random_delta("lora", config, 32),
+    ]
+    return [
+        *tasks,
+        make_task(backbone, "several", several, make_head(rng, config.hidden_size, 3)),
+        make_task(backbone, "masked-lora", masked, make_head(rng, config.hidden_size, 3, pooling=last)),
+    ]
+
+
+class Bench:
+    """Tasks in banks, ready to run in any bucket and variant without an engine."""
+
+    def __init__(self, backbone: Backbone, tasks: Sequence[Task], dtype: str = "float32") -> None:
+        self.backbone, self.config = backbone, backbone.config
+        self.encoder = split(self.config)
+        self.params = cast_params(device_params(backbone), dtype)
+        self.tasks: dict[str | None, Task] = {task.id: task for task in tasks}
+        self.banks: dict[ClassKey, Bank] = {}
+        self.slots: dict[str | None, dict[ClassKey, int]] = {None: {}}
+        self.base, self.dtype = np.asarray(backbone.params["bias"], np.float32), dtype
+        for number, task in enumerate(tasks, 1):
+            self.slots[task.id] = {}
+            for part in self.parts(task):
+                key = tightest(part.key, list(self.banks)) or part.key
+                if key not in self.banks:
+                    self.banks[key] = Bank(key, len(tasks) + 1, self.config, dtype, self.base, sharding())
+                self.slots[task.id][key] = number
+            self.write(task)
+        self._compiled: dict[tuple[Bucket, Variant], Any] = {}
+
+    def parts(self, task: Task) -> list[Contribution]:
+        return lower_task(fold_pooler(task, self.config, dict(self.backbone.params)), self.config)
+
+    def write(self, task: Task) -> None:
+        """Puts a task of known shape into the slots of its id."""
+        for part in self.parts(task):
+            for key, slot in self.slots[task.id].items():
+                if key.covers(part.key):
+                    self.banks[key].write(slot, slot_arrays(part, key, self.config, self.dtype, self.base))
+
+    def row(self, task: str | None, ids: np.ndarray) -> Row:
+        head = self.tasks[task].head if task is not None else None
+        pooling = POOLINGS.index(head.pooling if head else "mean")
+        if head and any(f"pooler/{w}" in d.tensors for d in self.tasks[task].deltas for w in ("A", "bits", "rows")):
+            pooling = 0 if head.pooling == "pooler" else pooling
+        return Row(ids.astype(np.int32), np.zeros(len(ids), np.int32), self.slots[task], pooling)
+
+    def run(self, rows: Sequence[Row], bucket: Bucket, variant: Variant) -> tuple[Assembled, Outputs]:
+        assembled = assemble(rows, bucket, variant, 0)
+        if (bucket, variant) not in self._compiled:
+
+            def program(params: Params, banks: Any, batch: Any, views: Any) -> Outputs:
+                bound = [
+                    BoundClass(key, bank, view, class_method(key.method))
+                    for key, bank, view in zip(variant.classes(), banks, views, strict=True)
+                ]
+                return forward(self.encoder, params, batch, bound)
+
+            self._compiled[bucket, variant] = jax.jit(program)
+        banks = tuple(self.banks[key].arrays for key in variant.classes())
+        outputs = self._compiled[bucket, variant](self.params, banks, assembled.batch, assembled.views)
+        return assembled, jax.tree.map(np.asarray, outputs)
+
+
+def row_answer(assembled: Assembled, outputs: Outputs, query: int, labels: int) -> dict[str, np.ndarray]:
+    """What the device says about one query: pooled vector, finite flag and logits."""
+    row, place = int(assembled.order[query]), assembled.heads[query]
+    answer = {"pooled": np.asarray(outputs.pooled[row]), "finite": np.asarray(outputs.finite[row])}
+    if place is not None:
+        answer["logits"] = np.asarray(outputs.logits[place.head][place.cells])[:, :labels]
+    return answer
+
+
+ACTIVATE = {
+    "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
+    "swish": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    from math import erf as scalar
+
+    return np.vectorize(scalar)(x)
+
+
+def dense_hidden(backbone: Backbone, task: Task | None, ids: np.ndarray, types: np.ndarray | None = None) -> Any:
+    """Final hidden states [L, d] and pooler output in numpy f64, from dense merged weights and adapters inline.
+
+    Independent of the served path: no banks, no packing, no gathers, no jpets.model.
+    """
+    config, layout = backbone.config, backbone.config.bias_layout()
+    params = device_params(backbone)
+    adapters: list[Delta] = []
+    for delta in in_merge_order(task.deltas if task else ()):
+        if delta.method == "adapter":
+            adapters.append(delta)
+        else:
+            params = METHODS[delta.method].merge(delta, config, params)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+
+    def bias(layer: int, site: str) -> np.ndarray:
+        return p["bias"][layout[layer, site]]
+
+    def norm(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + config.norm_eps) * scale + shift
+
+    def adapt(site: str, layer: int, y: np.ndarray, normed: np.ndarray) -> np.ndarray:
+        for delta in adapters:
+            settings = delta.settings
+            if site in settings["sites"] and layer in settings["layers"]:
+                at = list(settings["layers"]).index(layer)
+                part = {name: delta.tensors[f"{site}/{name}"][at] for name in ("down", "down_bias", "up", "up_bias")}
+                read = normed if settings["input"] == "normed" else y
+                hidden = ACTIVATE[settings["activation"]](read @ part["down"] + part["down_bias"])
+                y = y + hidden @ part["up"] + part["up_bias"]
+        return y
+
+    length, d, heads = len(ids), config.hidden_size, config.heads
+    x = p["word"][ids] + p["position"][:length]
+    if config.type_vocab_size:
+        x = x + p["token_type"][types if types is not None else np.zeros(length, int)]
+    x = norm(x, p["embeddings_norm"], bias(0, "embeddings_norm"))
+    for layer in range(config.layers):
+        w = p["layers"][layer]
+        q, k, v = (
+            (x @ w["qkv"][:, i * d : (i + 1) * d] + bias(layer, site)).reshape(length, heads, -1)
+            for i, site in enumerate(("query", "key", "value"))
+        )
+        scores = np.einsum("qhs,khs->hqk", q, k) / np.sqrt(d // heads)
+        probs = np.exp(scores - scores.max(-1, keepdims=True))
+        probs /= probs.sum(-1, keepdims=True)
+        context = np.einsum("hqk,khs->qhs", probs, v).reshape(length, d)
+        y = context @ w["attn_out"] + bias(layer, "attn_out")
+        y = adapt("after_attn_out", layer, y, norm(y + x, w["attn_norm"], bias(layer, "attn_norm")))
+        x = norm(y + x, w["attn_norm"], bias(layer, "attn_norm"))
+        h = x @ w["ffn_in"] + bias(layer, "ffn_in")
+        h = h * 0.5 * (1 + erf(h / np.sqrt(2)))
+        y = h @ w["ffn_out"] + bias(layer, "ffn_out")
+        y = adapt("after_ffn_out", layer, y, norm(y + x, w["ffn_norm"], bias(layer, "ffn_norm")))
+        x = norm(y + x, w["ffn_norm"], bias(layer, "ffn_norm"))
+    pooled = np.tanh(x[0] @ p["pooler"] + bias(0, "pooler")) if config.pooler else None
+    return x, pooled
+
+
+def dense_answer(backbone: Backbone, task: Task | None, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Pooled vector and logits that ``row_answer`` should agree with."""
+    hidden, pooler = dense_hidden(backbone, task, ids)
+    if task is None:
+        return {"pooled": hidden.mean(0)}
+    head = task.head
+    pooled = {"cls": hidden[0], "mean": hidden.mean(0), "pooler": pooler}[head.pooling]
+    read = hidden if head.type == "token-classification" else pooled[None]
+    if head.dense:
+        read = ACTIVATE[head.activation](read @ head.tensors["dense_kernel"] + head.tensors["dense_bias"])
+    return {"pooled": pooled, "logits": read @ head.tensors["kernel"] + head.tensors["bias"]}
+
+
+def houlsby(config: BackboneConfig, **more: Any) -> dict[str, Any]:
+    return {**adapter_placement("houlsby", config), **more}
+
+
+def load_json(path: pathlib.Path) -> Any:
+    return json.loads(path.read_text())
