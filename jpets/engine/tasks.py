@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from jpets.deltas.bank import tightest
 from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.errors import NotFound, OutOfSpace, UnknownClass
-from jpets.types import Task
+from jpets.types import Pooling, Task
 
 DEFAULT_TENANT = "default"
 
@@ -21,6 +21,8 @@ class Resident:
     tenant: str
     task: Task
     slots: Mapping[ClassKey, int]
+    pooling: Pooling
+    """Which vector the head on the device reads; not always the task's own (``fold_pooler``)."""
     version: int | None = None
     queries: int = 0
     removed: bool = False
