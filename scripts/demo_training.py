@@ -145,7 +145,8 @@ def in_batches(
 
 
 def accuracy(logits: Float[Array, "n c"], labels: Int[Array, " n"]) -> float:
-    return float((logits.argmax(-1) == labels).mean())
+    """Share of rows whose best class is their label, to four digits."""
+    return round(float((logits.argmax(-1) == labels).mean()), 4)
 
 
 def cross_entropy(logits: Float[Array, "n c"], labels: Int[Array, " n"]) -> Float[Array, ""]:

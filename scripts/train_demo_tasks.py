@@ -255,7 +255,7 @@ def train_question(
         "method": method,
         "train": int(train.labels.shape[0]),
         "test": int(test.labels.shape[0]),
-        "majority": float(jnp.bincount(test.labels).max() / test.labels.shape[0]),
+        "majority": round(float(jnp.bincount(test.labels).max() / test.labels.shape[0]), 4),
         "frozen": accuracy(features["test"] @ frozen["kernel"] + frozen["bias"], test.labels),
         "accuracy": served_accuracy(path, setting, test),
         "full": full_accuracy(setting, rates["full"], test),

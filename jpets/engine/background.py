@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 import jax
 
+from jpets.engine.compilation import use_compilation_cache
 from jpets.engine.program import (
     Family,
     Program,
@@ -127,7 +128,9 @@ def main() -> None:
     """The child: compiles what it is told until standard input ends."""
     with contextlib.suppress(OSError):
         os.nice(19)
-    store = ProgramStore(pathlib.Path(sys.argv[1]), jax.local_devices()[0])
+    folder = pathlib.Path(sys.argv[1])
+    use_compilation_cache(folder.parent)
+    store = ProgramStore(folder, jax.local_devices()[0])
     family = family_from_json(sys.stdin.readline())
     for line in sys.stdin:
         store.save(family, compile_program(family, key_from_json(line)))

@@ -59,10 +59,10 @@ class Bucket:
     def most_runs(self) -> int:
         return self.rows + self.tokens // self.run
 
-    def holds(self, lengths: npt.NDArray[np.int_]) -> bool:
+    def holds(self, lengths: npt.NDArray[np.integer]) -> bool:
         """Whether rows of these lengths fit: each in the shortest group that is long enough, and all in ``tokens``.
 
-        A row never borrows a place in a longer group: padding to another length would change its bits with its companions.
+        A row never borrows a place in a longer group: its bits would then change with its companions.
         """
         if len(lengths) == 0 or len(lengths) > self.rows:
             return False
@@ -72,7 +72,7 @@ class Bucket:
         taken = np.bincount(groups, minlength=len(self.groups) + 1)
         return not taken[-1] and all(count <= n for count, (n, _) in zip(taken, self.groups, strict=False))
 
-    def group_of(self, lengths: npt.NDArray[np.int_]) -> npt.NDArray[np.int_]:
+    def group_of(self, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
         """Each row's group; the number of groups for a row that is too long."""
         return np.searchsorted([length for _, length in self.groups], lengths)
 

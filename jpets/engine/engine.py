@@ -203,7 +203,7 @@ class Engine:
 
         Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it), ``OutOfSpace`` (no free slot).
         """
-        parts = self._lower(task)
+        folded, parts = self._lower(task)
         keys = self.tasks.fit(parts)
         slots = self.tasks.reserve(keys)
         try:
@@ -216,23 +216,24 @@ class Engine:
         except BaseException:
             self.tasks.release(slots)
             raise
-        self.tasks.publish(Resident(tenant, task, slots, version))
+        self.tasks.publish(Resident(tenant, task, slots, folded.head.pooling, version))
 
     def check_task(self, task: Task) -> None:
         """Raises what ``add_task`` would raise if it were called now; changes nothing."""
-        self.tasks.release(self.tasks.reserve(self.tasks.fit(self._lower(task))))
+        self.tasks.release(self.tasks.reserve(self.tasks.fit(self._lower(task)[1])))
 
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """Queries already submitted still get their answer. Raises ``NotFound``."""
         self.tasks.remove(tenant, task)
 
-    def _lower(self, task: Task) -> list[Contribution]:
+    def _lower(self, task: Task) -> tuple[Task, list[Contribution]]:
         if task.backbone.fingerprint != self.backbone.fingerprint:
             raise InvalidTask(
                 f"task {task.id!r} was made for backbone {task.backbone.name!r} ({task.backbone.fingerprint[:19]}...), "
                 f"this engine serves {self.backbone.name!r} ({self.backbone.fingerprint[:19]}...)"
             )
-        return lower_task(fold_pooler(task, self.backbone.config, dict(self.backbone.params)), self.backbone.config)
+        folded = fold_pooler(task, self.backbone.config, dict(self.backbone.params))
+        return folded, lower_task(folded, self.backbone.config)
 
     def _prepare_query(
         self, query: Query, deadline: float | None, priority: int, tenant: str
@@ -250,7 +251,7 @@ class Engine:
             future.set_result(failure(query.task, error))
             self.stats.answered(error.code)
             return future
-        pooling = POOLINGS.index(task.head.pooling if task else "mean")
+        pooling = POOLINGS.index(resident.pooling if resident else "mean")
         row = Row(tokens.ids, tokens.types, resident.slots if resident else {}, pooling)
         return Pending(query.task, resident, row, deadline, priority, tenant)
 

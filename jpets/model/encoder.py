@@ -126,7 +126,7 @@ def random_params(config: BackboneConfig, seed: int = 0) -> Params:
 def cast_params(params: Params, dtype: str) -> Params:
     """Weights and biases in ``dtype``; norm scales stay f32."""
 
-    def cast(path: tuple[Any, ...], leaf: Array) -> Array:
+    def cast(path: tuple[Any, ...], leaf: Any) -> Array:
         name = str(path[-1].key)
         return jnp.asarray(leaf, jnp.float32 if name.endswith("_norm") else jnp.dtype(dtype))
 

@@ -26,7 +26,7 @@ class Shape:
 
 
 def span_costs(lengths: Ints, shapes: Sequence[Shape], most: int) -> Floats:
-    """Costs [n, most] of batching sorted queries: entry (i, k) is queries i - k .. i, infinite where no shape holds them.
+    """Costs [n, most] of batching sorted queries: entry (i, k) is queries i - k .. i; infinite: no shape.
 
     ``lengths`` ascend. A span fits a shape when each group has a row for every query that is too long for the group
     before it and not for this one.
@@ -45,9 +45,9 @@ def span_costs(lengths: Ints, shapes: Sequence[Shape], most: int) -> Floats:
         if not shape.padded:
             fits &= tokens <= shape.tokens
         first = 0
-        for rows, longest in shape.groups:
-            end = int(np.searchsorted(lengths, longest, side="right"))
-            fits &= np.minimum(ends + 1, end) - np.maximum(starts, first) <= rows
-            first = end
+        for rows, limit in shape.groups:
+            past = int(np.searchsorted(lengths, limit, side="right"))
+            fits &= np.minimum(ends + 1, past) - np.maximum(starts, first) <= rows
+            first = past
         costs[fits] = shape.seconds
     return costs

@@ -7,11 +7,11 @@ import functools
 
 import numpy as np
 import pytest
+from support import Bench, dense_answer, method_tasks, row_answer, tiny
 
 from jpets.engine.assembly import class_needs
 from jpets.engine.bucket import Bucket, make_variant, widest
 from jpets.types import Task
-from support import Bench, dense_answer, method_tasks, row_answer, tiny
 
 RECTANGLE = Bucket(16 * 16, ((16, 16),))
 PACKED = Bucket(256, ((14, 16), (6, 32), (2, 128)))
@@ -80,7 +80,7 @@ def test_a_row_keeps_its_bits_among_other_companions_and_at_other_places(bucket:
         places = rng.permutation(len(rows))
         assembled, outputs = own.run([rows[at] for at in places], bucket, variant)
         answers = []
-        for probe, task in enumerate(tasks[:5] + [None]):
+        for probe, task in enumerate([*tasks[:5], None]):
             labels = own.tasks[task].head.outputs if task else 0
             answers.append(row_answer(assembled, outputs, int(np.flatnonzero(places == probe)[0]), labels))
         seen.append(answers)

@@ -10,21 +10,21 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support import FIXTURES, Bench, device_params, make_task, on_device, row_answer, tiny
 
 from checkpoints.torch_file import read_torch
+from jpets.deltas import class_method
 from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.diff import diff_delta
 from jpets.deltas.lora import lora_delta
 from jpets.deltas.protocol import ClassKey
+from jpets.deltas.sites import BoundClass
 from jpets.engine.assembly import Row, assemble
 from jpets.engine.bucket import Bucket, Variant, widest
 from jpets.model.encoder import split
 from jpets.model.forward import bind_sites, encode
-from jpets.deltas.sites import BoundClass
-from jpets.deltas import class_method
 from jpets.types import Delta, Head
 from pallas_kernels.masked_matmul import pack_planes
-from support import FIXTURES, Bench, device_params, make_task, on_device, row_answer, tiny
 
 HF_SITES = {
     "attention.self.query": "query",
