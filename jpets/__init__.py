@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from jpets.errors import JpetsError
-from jpets.types import (
-    Classification,
-    Embedding,
-    Failure,
-    Query,
-    Regression,
-    Result,
-    Task,
-    Tokens,
-)
-
 if TYPE_CHECKING:
+    from jpets.errors import JpetsError
     from jpets.pretrained import Engine
+    from jpets.types import (
+        Classification,
+        Embedding,
+        Failure,
+        Query,
+        Regression,
+        Result,
+        Task,
+        Tokens,
+    )
+
+_HOME = {
+    "Engine": "jpets.pretrained",
+    "JpetsError": "jpets.errors",
+    **dict.fromkeys(
+        ("Classification", "Embedding", "Failure", "Query", "Regression", "Result", "Task", "Tokens"), "jpets.types"
+    ),
+}
 
 __all__ = [
     "Classification",
@@ -34,9 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``jpets.Engine`` on first use: it imports JAX and the checkpoint readers, which plain data does not need."""
-    if name == "Engine":
-        from jpets.pretrained import Engine
-
-        return Engine
+    """Public names on first use: the command line and the scheduling functions do without JAX."""
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'jpets' has no attribute {name!r}")

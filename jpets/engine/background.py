@@ -50,6 +50,7 @@ class BackgroundCompiler:
         self._seen: set[ProgramKey] = set()
         self._changed = threading.Condition()
         self._closed = False
+        self._busy = False
         self._child: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._work, name="jpets-compile", daemon=True)
         self.compiled = 0
@@ -70,7 +71,7 @@ class BackgroundCompiler:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + self._busy
 
     def close(self) -> None:
         with self._changed:
@@ -90,10 +91,12 @@ class BackgroundCompiler:
                     return
                 key = self._queue.pop(0)
                 self._seen.add(key)
+                self._busy = True
             program = self._store.load(self._family, key) or self._compile(key)
             if program is not None and not self._closed:
                 self.compiled += 1
                 self._add(program)
+            self._busy = False
 
     def _compile(self, key: ProgramKey) -> Program | None:
         try:

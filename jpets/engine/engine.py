@@ -20,7 +20,7 @@ from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.engine.assembly import Row
 from jpets.engine.background import BackgroundCompiler
 from jpets.engine.bucket import Bucket, Variant, bucket_menu, core_buckets, widest
-from jpets.engine.host_loop import HostLoop
+from jpets.engine.host_loop import HostLoop, PrefetchHook
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
 from jpets.engine.profile import CostTable, measure
@@ -84,6 +84,8 @@ class Engine:
         device = jax.local_devices()[0]
         self.replicas = [Replica(family, backbone.params, self.text.pad_id, jax.sharding.SingleDeviceSharding(device))]
         self.stats = Stats()
+        self.hooks: list[PrefetchHook] = []
+        """Called on the owner thread with every batch's queries before it is assembled."""
         self.tasks = TaskTable(dict(family.slots))
         self.pending = PendingQueue(self.settings.max_queue)
         self.store = ProgramStore(self.cache_dir / "programs", device)
@@ -289,7 +291,7 @@ class Engine:
 
     def _loop(self, replica: Replica) -> HostLoop:
         planner = Planner(replica, self.costs, self.settings, self.menu)
-        return HostLoop(replica, planner, self.pending, self.tasks, self.stats, self.settings, self._want)
+        return HostLoop(replica, planner, self.pending, self.tasks, self.stats, self.settings, self._want, self.hooks)
 
     def _want(self, plan: Plan) -> None:
         if plan.wanted is not None:

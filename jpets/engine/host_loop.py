@@ -47,7 +47,9 @@ class InFlight:
 
 
 class HostLoop:
-    """Runs one replica. ``want`` hears of programs that batches miss; ``hooks`` see queries before they run."""
+    """Runs one replica. ``want`` hears of programs that batches miss; ``hooks`` see queries before they run: a
+    prefetcher brings what they need.
+    """
 
     def __init__(
         self,
@@ -58,8 +60,9 @@ class HostLoop:
         stats: Stats,
         settings: EngineSettings,
         want: Callable[[Plan], None],
+        hooks: Sequence[PrefetchHook],
     ) -> None:
-        self.hooks: list[PrefetchHook] = []
+        self._hooks = hooks
         self._replica = replica
         self._planner = planner
         self._pending = pending
@@ -137,7 +140,7 @@ class HostLoop:
             plan = self._planner.next_batch(waiting)
             chosen = list(plan.pendings)
             self._pending.remove(chosen)
-            for hook in self.hooks:
+            for hook in list(self._hooks):
                 hook(chosen)
             self._replica.apply_staged()
             assembled = self._replica.assemble([p.row for p in chosen], plan.program)
@@ -199,7 +202,7 @@ class HostLoop:
     def _deliver(self, batch: InFlight, outputs: Outputs) -> None:
         done = time.monotonic()
         key, pendings = batch.plan.program.key, batch.plan.pendings
-        bucket, executable, fallback = str(key.bucket), str(key), batch.plan.wanted is not None
+        bucket, executable, fallback = str(key.bucket), batch.plan.program.label, batch.plan.wanted is not None
         for at, pending in enumerate(pendings):
             timing = Timing(batch.dispatched - pending.arrived, done - batch.dispatched, bucket, executable, fallback)
             task = pending.resident.task if pending.resident else None

@@ -124,6 +124,13 @@ class Program:
     compiled: jax.stages.Compiled
     seconds: float | None = None
 
+    @functools.cached_property
+    def label(self) -> str:
+        """A short name for timings and logs: bucket, kind of variant, and a digest that tells variants apart."""
+        variant = self.key.variant
+        kind = "heavy" if variant.has("heavy") else "light" if variant.classes() else "bare"
+        return f"{self.key.bucket} {kind}-{hashlib.sha256(str(variant).encode()).hexdigest()[:6]}"
+
     def __call__(self, params: Params, banks: Mapping[ClassKey, BankArrays], assembled: Assembled) -> Outputs:
         chosen = tuple(banks[key] for key in self.key.variant.classes())
         outputs: Outputs = self.compiled(params, chosen, assembled.batch, assembled.views)

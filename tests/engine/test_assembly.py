@@ -1,0 +1,110 @@
+"""Assembly: every token of every query is where the device looks for it, in any bucket and variant."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jpets.deltas.protocol import ClassKey
+from jpets.deltas.view import HeavyView, RowView, SegmentView
+from jpets.engine.assembly import Row, assemble, class_needs
+from jpets.engine.bucket import Bucket, Variant, bucket_menu, core_buckets, make_variant, widest
+
+LORA = ClassKey("lora", (("query", 8),), (0,))
+ADAPTER = ClassKey("adapter", (("after_ffn_out", 16),), (0,), (("activation", "relu"), ("input", "output")))
+MASK = ClassKey("mask", (("query", 0),), (0,))
+CLASSES = [LORA, ADAPTER, MASK]
+BUCKETS = [Bucket(64, ((8, 8),)), Bucket(200, ((10, 8), (6, 32), (2, 150))), Bucket(48, ((12, 16),))]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Bucket, list[Row]]:
+    bucket = draw(st.sampled_from(BUCKETS))
+    rows: list[Row] = []
+    lengths: list[int] = []
+    for number in range(draw(st.integers(1, bucket.rows))):
+        length = draw(st.integers(1, bucket.longest))
+        if not bucket.holds(np.array([*lengths, length])):
+            continue
+        lengths.append(length)
+        uses = draw(st.sets(st.sampled_from(CLASSES)))
+        ids = np.arange(1000 * (number + 1), 1000 * (number + 1) + length, dtype=np.int32)
+        rows.append(Row(ids, np.zeros(length, np.int32), dict.fromkeys(uses, number + 1), number % 3))
+    return bucket, rows
+
+
+def tokens_seen(view: object, ids: np.ndarray, bucket: Bucket) -> dict[int, list[int]]:
+    """slot -> token ids, in order, that a class's code meets with that slot."""
+    seen: dict[int, list[int]] = {}
+    if isinstance(view, RowView):
+        for at, slot in enumerate(np.asarray(view.slots)):
+            first = (int(view.first) + at) * bucket.longest
+            seen.setdefault(int(slot), []).extend(ids[first : first + bucket.longest].tolist())
+    elif isinstance(view, SegmentView):
+        padded = np.append(ids, -1)
+        for cells, slot in zip(np.asarray(view.tokens), np.asarray(view.slots), strict=True):
+            seen.setdefault(int(slot), []).extend(t for t in padded[cells].tolist() if t >= 0)
+    elif isinstance(view, HeavyView):
+        runs = view.runs
+        for k in range(int(runs.used)):
+            assert 0 <= int(runs.starts[k]) <= len(ids) - view.size
+            start = int(runs.starts[k] + runs.offsets[k])
+            assert int(runs.offsets[k] + runs.lengths[k]) <= view.size
+            seen.setdefault(int(runs.slots[k]), []).extend(ids[start : start + int(runs.lengths[k])].tolist())
+    return seen
+
+
+@settings(deadline=None, max_examples=200)
+@given(batches(), st.booleans())
+def test_every_class_meets_exactly_its_rows(made: tuple[Bucket, list[Row]], tight: bool) -> None:
+    bucket, rows = made
+    variant = make_variant(class_needs(rows, bucket)) if tight else widest(CLASSES, heavy=True)
+    assembled = assemble(rows, bucket, variant, 0)
+    ids = np.asarray(assembled.batch.ids)
+    for key, view in zip(variant.classes(), assembled.views, strict=True):
+        seen = tokens_seen(view, ids, bucket)
+        for row in rows:
+            if key in row.slots:
+                found = [token for token in seen[row.slots[key]] if token != 0]
+                assert found == row.ids.tolist()
+        assert set(seen) - {0} == {row.slots[key] for row in rows if key in row.slots}
+        if isinstance(view, SegmentView):
+            cells, tokens = np.asarray(view.cells), np.asarray(view.tokens).reshape(-1)
+            inside = np.flatnonzero(cells < tokens.size)
+            assert (tokens[cells[inside]] == inside + int(view.first)).all()
+
+
+@settings(deadline=None, max_examples=200)
+@given(batches())
+def test_attention_sees_each_query_alone_and_whole(made: tuple[Bucket, list[Row]]) -> None:
+    bucket, rows = made
+    assembled = assemble(rows, bucket, Variant(), 7)
+    batch = assembled.batch
+    ids, first = np.asarray(batch.ids), np.asarray(batch.rows.first_token)
+    lengths = np.concatenate([np.asarray(group.lengths) for group in batch.groups])
+    padded = np.append(ids, -1)
+    views = [
+        padded[np.asarray(g.tokens)] if g.tokens is not None else ids.reshape(bucket.rows, -1) for g in batch.groups
+    ]
+    flat = [row for view in views for row in view]
+    for query, row in enumerate(rows):
+        at = int(assembled.order[query])
+        assert lengths[at] == row.length
+        assert flat[at][: row.length].tolist() == row.ids.tolist()
+        assert ids[first[at] : first[at] + row.length].tolist() == row.ids.tolist()
+        assert np.asarray(batch.positions)[first[at] : first[at] + row.length].tolist() == list(range(row.length))
+        assert int(np.asarray(batch.rows.pooling)[at]) == row.pooling
+        if batch.cells is not None:
+            cells = np.concatenate([view.reshape(-1) for view in views])
+            span = np.asarray(batch.cells)[first[at] : first[at] + row.length]
+            assert cells[span].tolist() == row.ids.tolist()
+            assert (np.asarray(batch.row_of_token)[first[at] : first[at] + row.length] == at).all()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=4))
+def test_the_core_of_the_menu_holds_any_single_query(lengths: list[int]) -> None:
+    core = core_buckets(bucket_menu(512, 1024, 32), 512, 1024)
+    for length in lengths:
+        assert any(bucket.holds(np.array([length])) for bucket in core)
