@@ -24,6 +24,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from served import serve
 
 from jpets.config import NAMED_BACKBONES, BackboneConfig, EngineSettings
 from jpets.deltas import METHODS, class_method
@@ -286,6 +287,22 @@ def throughput(
         figures,
         json_out,
     )
+
+
+@app.command()
+def startup(rounds: int = 5, json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None) -> None:
+    """Seconds from process start to ready of the served demo, with an empty cache and with a warm one."""
+    seconds: dict[str, list[float]] = {"cold": [], "warm": []}
+    resident = 0.0
+    for number in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            for state in seconds:
+                console.log(f"round {number + 1} of {rounds}: {state}")
+                with serve(["--demo", "--cache-dir", cache]) as server:
+                    seconds[state].append(server.seconds_to_ready)
+                    resident = max(resident, server.metrics()["process_resident_memory_bytes"])
+    figures = {state: {"seconds": statistics.median(times), "worst": max(times)} for state, times in seconds.items()}
+    report("startup", {"rounds": rounds, "resident_bytes": resident}, figures, json_out)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ while executables still compile in the background and the rest afterwards, and c
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import json
-import os
 import pathlib
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Annotated, Any
@@ -20,18 +18,16 @@ from typing import Annotated, Any
 import httpx
 import numpy as np
 import typer
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import Progress
+from served import ROOT, Served, serve
 
-ROOT = pathlib.Path(__file__).parents[1]
 SAMPLE = ROOT / "tests" / "data" / "debian_packages.jsonl.gz"
+WAITING = "jpets_background_compiles_waiting"
 console = Console(stderr=True)
 
 
 def read_words() -> list[str]:
-    import gzip
-
     with gzip.open(SAMPLE, "rt") as file:
         return " ".join(json.loads(line)["text"] for line in file).split()
 
@@ -52,15 +48,6 @@ class Traffic:
         start = int(self._rng.integers(len(self._words) - length))
         model = self._tasks[int(self._rng.integers(len(self._tasks)))]
         return {"model": model, "text": " ".join(self._words[start : start + length])}
-
-
-def metrics(client: httpx.Client) -> dict[str, float]:
-    """Sums of the server's counters and gauges by name."""
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(client.get("/metrics").text):
-        for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0) + sample.value
-    return found
 
 
 async def send(url: str, traffic: Traffic, count: int, clients: int, name: str) -> list[float]:
@@ -87,28 +74,6 @@ async def send(url: str, traffic: Traffic, count: int, clients: int, name: str) 
     return seconds
 
 
-def wait_until(client: httpx.Client, ready: str, timeout: float, server: subprocess.Popen[bytes]) -> float:
-    start = time.perf_counter()
-    while time.perf_counter() - start < timeout:
-        if server.poll() is not None:
-            raise RuntimeError(f"the server ended with {server.returncode}")
-        try:
-            if client.get(ready).status_code == 200:
-                return time.perf_counter() - start
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise TimeoutError(f"the server was not ready after {timeout} s")
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def main(
     requests: Annotated[int, typer.Option(help="requests in all")] = 10_000,
     clients: Annotated[int, typer.Option(help="connections that send at a time")] = 8,
@@ -116,37 +81,29 @@ def main(
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Runs the load and prints the figures as JSON."""
-    port, url_cache = free_port(), cache or pathlib.Path(tempfile.mkdtemp(prefix="jpets-soak-"))
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "jpets.serve", "--demo", "--port", str(port), "--cache-dir", str(url_cache)]
-    server = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
-    try:
-        with httpx.Client(base_url=url, timeout=30) as client:
-            figures: dict[str, Any] = {"seconds_to_ready": wait_until(client, "/v2/health/ready", 300, server)}
-            tasks: list[str | None] = [task["id"] for task in client.get("/v1/tasks").json()["tasks"]]
-            traffic = Traffic([*tasks, None], 0)
-            figures |= run_phases(client, url, traffic, requests, clients)
-            figures["resident_bytes"] = metrics(client)["process_resident_memory_bytes"]
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(timeout=60)
+    with contextlib.ExitStack() as stack:
+        folder = cache or stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-soak-"))
+        server = stack.enter_context(serve(["--demo", "--cache-dir", str(folder)]))
+        figures: dict[str, Any] = {"seconds_to_ready": server.seconds_to_ready}
+        figures |= run_phases(server, Traffic([*server.tasks(), None], 0), requests, clients)
+        figures["resident_bytes"] = server.metrics()["process_resident_memory_bytes"]
     text = json.dumps(figures, indent=1)
     if json_out is not None:
         json_out.write_text(text + "\n")
     typer.echo(text)
 
 
-def run_phases(client: httpx.Client, url: str, traffic: Traffic, requests: int, clients: int) -> dict[str, Any]:
-    """Half of the requests while programs compile in the background, half once no more are waiting."""
-    before = metrics(client)
+def run_phases(server: Served, traffic: Traffic, requests: int, clients: int) -> dict[str, Any]:
+    """At most half of the requests while programs compile in the background, the rest once no more are waiting."""
+    before = server.metrics()
     during: list[float] = []
-    while metrics(client)["jpets_background_compiles_waiting"] > 0 and len(during) < requests // 2:
-        during += asyncio.run(send(url, traffic, 100, clients, f"while compiling ({len(during)})"))
+    while server.metrics()[WAITING] > 0 and len(during) < requests // 2:
+        during += asyncio.run(send(server.url, traffic, 100, clients, f"while compiling ({len(during)})"))
     start = time.perf_counter()
-    while metrics(client)["jpets_background_compiles_waiting"] > 0 and time.perf_counter() - start < 900:
+    while server.metrics()[WAITING] > 0 and time.perf_counter() - start < 900:
         time.sleep(1)
-    after = asyncio.run(send(url, traffic, requests - len(during), clients, "afterwards"))
-    end = metrics(client)
+    after = asyncio.run(send(server.url, traffic, requests - len(during), clients, "afterwards"))
+    end = server.metrics()
     total = {name: end[name] - before.get(name, 0) for name in end}
     return {
         "requests": {"while_compiling": len(during), "afterwards": len(after)},

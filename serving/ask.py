@@ -67,11 +67,13 @@ def _deadline(request: Request, here: Context, timeout: float | None) -> float:
             asked.append(float(header))
         except ValueError:
             asked.append(math.nan)
-    if any(not 0 < seconds <= settings.longest_timeout for seconds in asked):
+    if not all(seconds <= settings.longest_timeout for seconds in asked):  # NaN is not
         raise InvalidInput(
-            f"the timeout ({TIMEOUT_HEADER} in seconds, the parameter in microseconds) must be above 0 and at most "
+            f"the timeout ({TIMEOUT_HEADER} in seconds, the parameter in microseconds) must be a number of at most "
             f"{settings.longest_timeout:g} seconds"
         )
+    if any(seconds <= 0 for seconds in asked):
+        raise DeadlineExceeded("the deadline was already past when the request came; nothing was computed")
     return min(asked, default=settings.request_timeout)
 
 
