@@ -6,6 +6,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.config import BackboneConfig
 from jpets.deltas import METHODS
-from jpets.types import Delta, Task
+from jpets.types import Task, Tensors
 
 DEMO = Path(checkpoints.__file__).parent / "demo"
 SAMPLE = Path(__file__).parent / "data" / "debian_packages.jsonl.gz"
@@ -34,7 +35,8 @@ FIELDS = {
     "language": "implemented-in",
     "toolkit": "uitoolkit",
 }
-MOST_ROWS = 96
+ROWS = 64
+"""The same for every task, so that its BERT is compiled twice only: with and without adapters."""
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +58,18 @@ def sample_rows(task: Task) -> tuple[list[str], list[str]]:
         if row["split"] == "test"
         and (answer := row["section"] if field == "section" else row["facets"].get(field)) in task.labels
     ]
-    step = -(-len(answered) // MOST_ROWS)
-    texts, answers = zip(*answered[::step], strict=True)
+    chosen = [answered[i] for i in np.linspace(0, len(answered) - 1, ROWS).astype(int)]
+    texts, answers = zip(*chosen, strict=True)
     return list(texts), list(answers)
 
 
+@partial(jax.jit, static_argnames="config")
 def plain_bert(
     params: Mapping[str, Any],
     config: BackboneConfig,
     ids: Int[Array, "n l"],
     seen: Bool[Array, "n l"],
-    adapter: Delta | None,
+    adapter: Tensors | None,
 ) -> Float[Array, "n l d"]:
     """BERT on a padded batch, written out, with Houlsby adapters where given."""
     layout = config.bias_layout()
@@ -82,7 +85,7 @@ def plain_bert(
         if adapter is None:
             return y
         down, down_bias, up, up_bias = (
-            adapter.tensors[f"after_{site}/{part}"][layer] for part in ("down", "down_bias", "up", "up_bias")
+            adapter[f"after_{site}/{part}"][layer] for part in ("down", "down_bias", "up", "up_bias")
         )
         return y + jax.nn.silu(y @ down + down_bias) @ up + up_bias
 
@@ -117,10 +120,10 @@ def answers_of(task: Task, backbone: Backbone, texts: list[str]) -> list[str]:
     seen = jnp.asarray([each.attention_mask for each in encoded]) == 1
     (delta,) = task.deltas
     params: Any = jax.tree.map(jnp.asarray, backbone.params)
-    adapter = delta if delta.method == "adapter" else None
+    adapter = dict(delta.tensors) if delta.method == "adapter" else None
     if adapter is None:
         params = METHODS[delta.method].merge(delta, backbone.config, params)
-    hidden = jax.jit(lambda p: plain_bert(p, backbone.config, ids, seen, adapter))(params)
+    hidden = plain_bert(params, backbone.config, ids, seen, adapter)
     pooled = jnp.where(seen[..., None], hidden, 0).sum(1) / seen.sum(1, keepdims=True).astype(jnp.float32)
     logits = pooled @ task.head.tensors["kernel"] + task.head.tensors["bias"]
     return [task.labels[int(best)] for best in logits.argmax(-1)]
@@ -156,7 +159,8 @@ def test_answers_on_the_sample_are_as_good_as_recorded(question: str, backbone: 
     accuracy = np.mean([a == b for a, b in zip(found, answers, strict=True)])
     majority = Counter(answers).most_common(1)[0][1] / len(answers)
     assert accuracy > majority + 0.15, (accuracy, majority)
-    assert abs(accuracy - RESULTS[question]["accuracy"]) <= 0.12
+    expected = np.mean([RESULTS[question]["recall"][answer] for answer in answers])  # the sample favours rare labels
+    assert abs(accuracy - expected) <= 0.12, (accuracy, expected)
 
 
 def test_a_mask_keeps_about_95_per_cent(backbone: Backbone) -> None:

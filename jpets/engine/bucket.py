@@ -127,26 +127,33 @@ def capacity(bucket: Bucket, level: int) -> int:
 
 
 def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket, ...]:
-    """The fixed menu: rectangular single rows for lone queries, packed buckets for mixtures of short and long ones."""
+    """The fixed menu: rectangular single rows for lone queries, packed buckets for mixtures of short and long ones.
+
+    ``max_tokens`` is at least ``max_length``.
+    """
     lengths = [length for length in (16, 32, 64, 128, 256, 512) if length < max_length] + [max_length]
     singles = [Bucket(length, ((1, length),)) for length in lengths]
-    packed = []
-    tokens = 64
-    while tokens <= max_tokens:
-        for size in (tokens, tokens * 3 // 2):
-            if size <= max_tokens:
-                packed += [mixed_bucket(size, max_length, max_rows), even_bucket(size, max_length, max_rows)]
-        tokens *= 2
+    steps = [size for power in range(6, 20) for size in (2**power, 3 * 2 ** (power - 1)) if size < max_tokens]
+    packed = [
+        shape(size, max_length, max_rows)
+        for size in sorted({*steps, max_tokens})
+        for shape in (mixed_bucket, even_bucket)
+    ]
     return tuple(dict.fromkeys([*singles, *packed]))
 
 
-def core_buckets(menu: Sequence[Bucket], max_length: int, max_tokens: int) -> tuple[Bucket, ...]:
-    """The part of the menu that must be ready before the first query: together they hold any batch of the menu's."""
-    singles = {32, 128, max_length}
-    packed = {128, 512, max_tokens}
-    return tuple(
-        b for b in menu if (b.longest in singles if b.rectangular else len(b.groups) > 1 and b.tokens in packed)
-    )
+def core_programs(menu: Sequence[Bucket], light: Variant, heavy: Variant) -> list[tuple[Bucket, Variant]]:
+    """What must be ready before the first query, the smallest part of the menu that takes any batch without much waste.
+
+    Heavy variants take longest to compile, so they get only two buckets: the second alone holds any single query.
+    """
+    mixed = [b for b in menu if len(b.groups) > 1 or b.tokens == menu[-1].tokens]
+    largest = max(mixed, key=lambda b: (b.longest, b.tokens))
+    packed = list(dict.fromkeys([*(b for b in mixed if b.tokens in (128, 512)), largest]))
+    longest = max(b.longest for b in menu)
+    singles = [b for b in menu if b.rectangular and b.longest in (32, 128, longest)]
+    chosen = [(b, light) for b in [*singles, *packed]]
+    return list(dict.fromkeys([*chosen, *((b, heavy) for b in dict.fromkeys([packed[0], largest]))]))
 
 
 def mixed_bucket(tokens: int, max_length: int, max_rows: int) -> Bucket:

@@ -19,7 +19,7 @@ from jpets.deltas.fold import fold_pooler
 from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.engine.assembly import Row
 from jpets.engine.background import BackgroundCompiler
-from jpets.engine.bucket import Bucket, Variant, bucket_menu, core_buckets, widest
+from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
 from jpets.engine.host_loop import HostLoop, PrefetchHook
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
@@ -79,7 +79,10 @@ class Engine:
         family = Family(config, self.settings.dtype, self._class_slots(first, list(reserve)))
         most_tokens = max(longest, self.settings.max_batch_tokens)
         self.menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, self.settings.max_batch_rows)
-        self._core = self.menu if buckets else core_buckets(self.menu, longest, most_tokens)
+        light, heavy = (widest([key for key, _ in family.slots], heavy=h) for h in (False, True))
+        self._every = [ProgramKey(b, variant) for variant in dict.fromkeys([light, heavy]) for b in self.menu]
+        core = core_programs(self.menu, light, heavy)
+        self._core = self._every if buckets else [ProgramKey(*pair) for pair in core]
         self.cache_dir = cache_dir or default_cache_dir()
         device = jax.local_devices()[0]
         self.replicas = [Replica(family, backbone.params, self.text.pad_id, jax.sharding.SingleDeviceSharding(device))]
@@ -112,12 +115,11 @@ class Engine:
 
     def start(self, progress: Progress = lambda what, done, total: None) -> Engine:
         """Loads or compiles the core programs, measures them once, loads the tasks, starts the threads."""
-        keys = [ProgramKey(bucket, variant) for bucket in self._core for variant in self._variants()]
-        for done, key in enumerate(keys):
-            progress("executables", done, len(keys))
+        for done, key in enumerate(self._core):
+            progress("executables", done, len(self._core))
             self._prepare(key)
         self.costs.save()
-        progress("executables", len(keys), len(keys))
+        progress("executables", len(self._core), len(self._core))
         for loop in self._loops:
             loop.start()
         for done, task in enumerate(self._start_tasks):
@@ -128,8 +130,7 @@ class Engine:
         self.stats.count_compiles_on(lambda: set().union(*(loop.idents() for loop in self._loops)))
         self._ready = True
         if self.settings.background_compile:
-            rest = [b for b in self.menu if b not in self._core and not b.rectangular]
-            self.compiler.start(ProgramKey(b, variant) for variant in self._variants() for b in rest)
+            self.compiler.start(key for key in self._every if key not in self._core)
         return self
 
     def close(self) -> None:
@@ -269,11 +270,6 @@ class Engine:
             cover = tightest(key, [own for own in kept if own.volume() <= MOST_PADDING * key.volume()])
             kept[cover or key] = kept.get(cover or key, 0) + counts[key]
         return tuple(sorted((key, max(self.settings.slots, 2 * count) + 1) for key, count in kept.items()))
-
-    def _variants(self) -> list[Variant]:
-        """Room for any mixture of light tasks, and, where there are heavy ones, of all."""
-        keys = [key for key, _ in self.family.slots]
-        return list(dict.fromkeys([widest(keys, heavy=False), widest(keys, heavy=True)]))
 
     def _prepare(self, key: ProgramKey) -> None:
         """Loads or compiles a program, and runs it: the first run is slow, and its cost must be known."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jpets.deltas.protocol import ClassKey
 from jpets.deltas.view import HeavyView, RowView, SegmentView
 from jpets.engine.assembly import Row, assemble, class_needs
-from jpets.engine.bucket import Bucket, Variant, bucket_menu, core_buckets, make_variant, widest
+from jpets.engine.bucket import Bucket, Variant, bucket_menu, core_programs, make_variant, widest
 
 LORA = ClassKey("lora", (("query", 8),), (0,))
 ADAPTER = ClassKey("adapter", (("after_ffn_out", 16),), (0,), (("activation", "relu"), ("input", "output")))
@@ -103,8 +103,13 @@ def test_attention_sees_each_query_alone_and_whole(made: tuple[Bucket, list[Row]
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 512), min_size=1, max_size=4))
-def test_the_core_of_the_menu_holds_any_single_query(lengths: list[int]) -> None:
-    core = core_buckets(bucket_menu(512, 1024, 32), 512, 1024)
-    for length in lengths:
-        assert any(bucket.holds(np.array([length])) for bucket in core)
+@given(st.integers(1, 600), st.integers(0, 2000), st.integers(1, 64), st.data())
+def test_the_core_takes_any_single_query(max_length: int, more: int, rows: int, data: st.DataObject) -> None:
+    menu = bucket_menu(max_length, max_length + more, rows)
+    light, heavy = widest(CLASSES, heavy=False), widest(CLASSES, heavy=True)
+    core = core_programs(menu, light, heavy)
+    assert len(core) <= 8
+    assert {bucket for bucket, _ in core} <= set(menu)
+    length = np.array([data.draw(st.integers(1, max_length))])
+    for variant in (light, heavy):
+        assert any(bucket.holds(length) for bucket, own in core if own == variant)
