@@ -11,6 +11,7 @@ import numpy as np
 from checkpoints.fingerprint import FINGERPRINT
 from jpets.config import BackboneConfig
 from jpets.deltas import method_named
+from jpets.deltas.fold import folds_pooler
 from jpets.deltas.protocol import TensorSpec
 from jpets.errors import InvalidTask
 from jpets.types import BackboneRef, Delta, Head, HeadType, Preprocessing, Task, Tensors
@@ -42,6 +43,7 @@ def validate(task: Task, config: BackboneConfig | None = None, backbone: Backbon
             errors += _delta_errors(delta, place, config)
     errors += _finite_errors(task.head.tensors, "head/")
     refuse(errors)
+    folds_pooler(task)
     if config is not None:
         for index, delta in enumerate(task.deltas):
             _run_method_check(delta, index, config)

@@ -9,7 +9,6 @@ from typing import Any, Self
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.config import DType, EngineSettings
-from jpets.engine.compilation import use_compilation_cache
 from jpets.engine.engine import Engine as CoreEngine
 from jpets.engine.engine import default_cache_dir
 from jpets.engine.tasks import DEFAULT_TENANT
@@ -42,7 +41,6 @@ class Engine(CoreEngine):
         added later. ``settings`` are fields of ``EngineSettings``. Raises ``InvalidBackbone``, ``InvalidTask``.
         """
         folder = pathlib.Path(cache_dir) if cache_dir is not None else default_cache_dir()
-        use_compilation_cache(folder)
         backbone = load_backbone(source)
 
         def load(task: TaskSource) -> Task:

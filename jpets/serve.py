@@ -25,8 +25,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
-from jpets.engine.compilation import use_compilation_cache
-from jpets.engine.engine import Engine, default_cache_dir
+from jpets.engine.engine import Engine
 from jpets.errors import InvalidBackbone, JpetsError, NotFound
 from jpets.standard import standard_tasks
 from jpets.types import Task
@@ -99,7 +98,6 @@ def run(options: Options) -> None:
             _add_demo_tasks(repository)
         service = Service(repository, backbone.ref(), _validator(backbone))
         server = DrainingServer(options, service)
-        use_compilation_cache(options.cache_dir or default_cache_dir())
         start = Start(options, service, server, backbone, f"http://{_address(listener)}")
         start.begin()
         server.run(sockets=[listener])

@@ -45,12 +45,17 @@ class TextEncoder:
             return self._check_ids(query, rule)
         assert query.text is not None
         text, pair = self._prepare(query.text, query.text_pair, rule)
-        first = self._tokenizer.encode(text, add_special_tokens=False)
-        second = self._tokenizer.encode(pair, add_special_tokens=False) if pair is not None else None
+        try:
+            first = self._tokenizer.encode(text, add_special_tokens=False)
+            second = self._tokenizer.encode(pair, add_special_tokens=False) if pair is not None else None
+        except (TypeError, UnicodeError) as error:  # a lone surrogate, or no string at all
+            raise InvalidInput("the text is not valid Unicode") from error
         limit = min(self.longest, rule.max_length or self.longest)
         extra = self._tokenizer.num_special_tokens_to_add(second is not None)
         found = len(first) + (len(second) if second else 0) + extra
         if found > limit:
+            if extra >= limit:
+                raise InputTooLong(f"the limit of {limit} tokens leaves no room beside {extra} special tokens")
             if not (rule.truncation if query.truncate is None else query.truncate):
                 raise InputTooLong(
                     f"the text has {found} tokens, the limit is {limit}; shorten it or ask for truncation"
@@ -73,10 +78,10 @@ class TextEncoder:
         return (rule.prefix or "") + text, pair
 
     def _check_ids(self, query: Query, rule: Preprocessing) -> Tokens:
-        ids = np.asarray(query.input_ids)
-        types = np.zeros(len(ids), np.int32) if query.token_type_ids is None else np.asarray(query.token_type_ids)
-        if ids.ndim != 1 or not len(ids) or not np.issubdtype(ids.dtype, np.integer):
-            raise InvalidInput("input_ids must be a non-empty flat sequence of integers")
+        ids = _flat_integers("input_ids", query.input_ids)
+        types = np.zeros_like(ids)
+        if query.token_type_ids is not None:
+            types = _flat_integers("token_type_ids", query.token_type_ids)
         if ids.min() < 0 or ids.max() >= self._vocab_size:
             raise InvalidInput(f"input_ids must lie in 0..{self._vocab_size - 1}, found {ids.min()}..{ids.max()}")
         if types.shape != ids.shape or types.min() < 0 or types.max() >= self._type_limit:
@@ -85,6 +90,16 @@ class TextEncoder:
         if len(ids) > limit:
             raise InputTooLong(f"input_ids holds {len(ids)} tokens, the limit is {limit}; ids are never truncated")
         return Tokens(ids.astype(np.int32), types.astype(np.int32))
+
+
+def _flat_integers(name: str, values: object) -> npt.NDArray[np.integer]:
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):  # ragged, or beyond 64 bits
+        array = np.empty(0)
+    if array.ndim != 1 or not len(array) or not np.issubdtype(array.dtype, np.integer):
+        raise InvalidInput(f"{name} must be a non-empty flat sequence of integers")
+    return array
 
 
 def _truncate(first: Encoding, second: Encoding | None, room: int) -> tuple[Encoding, Encoding | None]:

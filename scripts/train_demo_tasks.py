@@ -62,7 +62,7 @@ EXAMPLES = {"topic": 2000, "role": 2000, "toolkit": 4000, "ecosystem": 2000, "la
 """Most training examples (toolkit has 3,299). More of them, and more epochs, where the gain was smallest."""
 EPOCHS = {"topic": 2, "role": 2, "toolkit": 3, "ecosystem": 2, "language": 2}
 METHOD_OF = {"topic": "adapter", "role": "lora", "toolkit": "bitfit", "ecosystem": "mask", "language": "diff"}
-RATES = {"adapter": 2e-3, "lora": 2e-3, "bitfit": 1e-2, "mask": 3e-2, "diff": 2e-3, "full": 1e-4}
+RATES = {"adapter": 2e-3, "lora": 2e-3, "bitfit": 1e-2, "mask": 3e-2, "diff": 5e-3, "full": 1e-4}
 """Learning rates. A mask's scores are in units of their matrix's root mean square; diff searches at ``full``'s rate."""
 BOTTLENECK, RANK = 32, 8
 DENSITY = 0.005

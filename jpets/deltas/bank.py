@@ -15,6 +15,7 @@ from jpets.config import BackboneConfig
 from jpets.deltas import HEAD, class_method, method_named
 from jpets.deltas.bitfit import BIAS_CLASS
 from jpets.deltas.protocol import ArraySpec, ClassKey, Contribution
+from jpets.errors import InvalidTask
 from jpets.types import Task
 
 SlotArrays = Mapping[str, npt.NDArray[Any]]
@@ -33,6 +34,8 @@ def lower_task(task: Task, config: BackboneConfig) -> list[Contribution]:
                 biases.append(part)
             else:
                 ordinal = sum(other.key.method == part.key.method for other in found)
+                if ordinal and not class_method(part.key.method).repeatable:
+                    raise InvalidTask(f"task {task.id!r} has two {part.key.method} deltas; merge them into one")
                 key = ClassKey(part.key.method, part.key.sites, part.key.layers, part.key.options, ordinal)
                 found.append(Contribution(key, part.arrays))
     if biases:

@@ -27,13 +27,8 @@ def fold_pooler(task: Task, config: BackboneConfig, params: Params) -> Task:
 
     Raises ``InvalidTask`` where the head already has two layers, or is none (embedding).
     """
-    if task.head.pooling != "pooler" or not any(f"pooler/{name}" in d.tensors for d in task.deltas for name in WEIGHTS):
+    if not folds_pooler(task):
         return task
-    if task.head.dense or not task.head.tensors:
-        raise InvalidTask(
-            f"task {task.id!r}: a delta on the pooler's weight needs a one-layer head that reads the pooler; "
-            f"this {task.head.type} head has {'two layers' if task.head.dense else 'none'}"
-        )
     merged: Params = {"pooler": jnp.asarray(params["pooler"]), "bias": jnp.asarray(params["bias"]), "layers": {}}
     for delta in in_merge_order(task.deltas):
         part = pooler_part(delta)
@@ -46,6 +41,22 @@ def fold_pooler(task: Task, config: BackboneConfig, params: Params) -> Task:
     }
     head = dataclasses.replace(task.head, tensors=tensors, pooling="cls", activation="tanh")
     return dataclasses.replace(task, head=head)
+
+
+def folds_pooler(task: Task) -> bool:
+    """Whether the head reads a pooler whose weight a delta changes.
+
+    Raises ``InvalidTask`` where the head already has two layers, or none (embedding).
+    """
+    changed = any(f"pooler/{name}" in delta.tensors for delta in task.deltas for name in WEIGHTS)
+    if not changed or task.head.pooling != "pooler" or task.head.type == "token-classification":
+        return False
+    if task.head.dense or not task.head.tensors:
+        raise InvalidTask(
+            f"a delta on the pooler's weight needs a one-layer head that reads the pooler; this {task.head.type} head "
+            f"has {'two layers' if task.head.dense else 'none'}"
+        )
+    return True
 
 
 def pooler_part(delta: Delta) -> Delta | None:

@@ -35,6 +35,7 @@ class Mask(Method):
 
     name = "mask"
     kind = "heavy"
+    repeatable = False  # the second would replace what the first computed
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers = covered_layers(settings, config)

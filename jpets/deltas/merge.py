@@ -19,8 +19,9 @@ Change = Callable[[Float[Array, "i o"], Any], Float[Array, "i o"]]
 
 
 def in_merge_order(deltas: Sequence[Delta]) -> list[Delta]:
-    """Whole biases before differences to them, as the unified representation adds them up."""
-    return sorted(deltas, key=lambda delta: delta.method != "bitfit")
+    """What replaces before what adds, as in the unified representation: whole biases, masks, then sums."""
+    first = ("bitfit", "mask")
+    return sorted(deltas, key=lambda delta: first.index(delta.method) if delta.method in first else len(first))
 
 
 def kernel(params: Params, config: BackboneConfig, layer: int, site: str) -> Float[Array, "i o"]:

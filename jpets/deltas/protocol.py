@@ -110,6 +110,8 @@ class Method:
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
+    repeatable: ClassVar[bool] = True
+    """Whether one task may carry several deltas of this method."""
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         """The tensors a task file must hold. Raises ``InvalidTask`` on settings that make no sense."""

@@ -7,6 +7,7 @@ The child compiles and writes to the program store; the parent only loads the re
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pathlib
 import subprocess
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterable
 
 import jax
 
-from jpets.engine.compilation import use_compilation_cache
 from jpets.engine.program import (
     Family,
     Program,
@@ -29,7 +29,10 @@ from jpets.engine.program import (
     key_to_json,
 )
 
-MOST_PROGRAMS = 64
+log = logging.getLogger(__name__)
+
+MOST_PROGRAMS = 96
+MOST_WANTED = 1024
 WANTED_OFTEN = 16
 """Batches that must have missed a program before it is compiled."""
 
@@ -64,6 +67,8 @@ class BackgroundCompiler:
         """Notes that a batch would have run better in ``key``."""
         with self._changed:
             if key not in self._seen and len(self._seen) < MOST_PROGRAMS:
+                if len(self._wanted) > MOST_WANTED:
+                    self._wanted = Counter(dict(self._wanted.most_common(MOST_PROGRAMS)))
                 self._wanted[key] += 1
                 if self._wanted[key] == WANTED_OFTEN:
                     self._queue.append(key)
@@ -92,10 +97,16 @@ class BackgroundCompiler:
                 key = self._queue.pop(0)
                 self._seen.add(key)
                 self._busy = True
-            program = self._store.load(self._family, key) or self._compile(key)
-            if program is not None and not self._closed:
-                self.compiled += 1
-                self._add(program)
+            try:
+                program = self._store.load(self._family, key) or self._compile(key)
+                if program is None:
+                    self.failed += 1
+                elif not self._closed:
+                    self._add(program)
+                    self.compiled += 1
+            except Exception:  # one program less; the queries run in others
+                log.exception("a program could not be added")
+                self.failed += 1
             self._busy = False
 
     def _compile(self, key: ProgramKey) -> Program | None:
@@ -108,7 +119,6 @@ class BackgroundCompiler:
                 return self._store.load(self._family, key)
         except OSError:
             pass  # the child died; counted, and the next program starts a fresh one
-        self.failed += 1
         return None
 
     def _running_child(self) -> subprocess.Popen[str]:
@@ -120,7 +130,12 @@ class BackgroundCompiler:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, "JAX_PLATFORMS": self._platform, "PYTHONPATH": os.pathsep.join(paths)},
+                env={
+                    **os.environ,
+                    "JAX_PLATFORMS": self._platform,
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the parent
+                },
             )
             assert self._child.stdin is not None
             self._child.stdin.write(self._family.to_json() + "\n")
@@ -132,7 +147,6 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(19)
     folder = pathlib.Path(sys.argv[1])
-    use_compilation_cache(folder.parent)
     store = ProgramStore(folder, jax.local_devices()[0])
     family = family_from_json(sys.stdin.readline())
     for line in sys.stdin:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import jax
 import numpy as np
@@ -26,10 +27,10 @@ from jpets.engine.planner import Plan, Planner
 from jpets.engine.profile import CostTable, measure
 from jpets.engine.program import Family, Program, ProgramKey, ProgramStore, compile_program
 from jpets.engine.replica import Replica
-from jpets.engine.results import failure
+from jpets.engine.results import check_answers, failure
 from jpets.engine.stats import Stats
 from jpets.engine.tasks import DEFAULT_TENANT, Resident, TaskTable
-from jpets.errors import InvalidTask, JpetsError, Saturated
+from jpets.errors import EngineFailure, InvalidTask, JpetsError, Saturated
 from jpets.model.batch import POOLINGS
 from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Preprocessing, Query, Result, Task
@@ -82,7 +83,7 @@ class Engine:
         light, heavy = (widest([key for key, _ in family.slots], heavy=h) for h in (False, True))
         self._every = [ProgramKey(b, variant) for variant in dict.fromkeys([light, heavy]) for b in self.menu]
         core = core_programs(self.menu, light, heavy)
-        self._core = self._every if buckets else [ProgramKey(*pair) for pair in core]
+        self.core = self._every if buckets else [ProgramKey(*pair) for pair in core]
         self.cache_dir = cache_dir or default_cache_dir()
         device = jax.local_devices()[0]
         self.replicas = [Replica(family, backbone.params, self.text.pad_id, jax.sharding.SingleDeviceSharding(device))]
@@ -94,7 +95,7 @@ class Engine:
         self.store = ProgramStore(self.cache_dir / "programs", device)
         self.costs = CostTable(self.cache_dir / "costs" / f"{self.store.family_name(family)}.json", family)
         self.compiler = BackgroundCompiler(
-            family, self.store, self.cache_dir / "programs", self._add_everywhere, device.platform
+            family, self.store, self.cache_dir / "programs", self._add_tried, device.platform
         )
         self._planner = Planner(self.replicas[0], self.costs, self.settings, self.menu)
         self._loops = [self._loop(replica) for replica in self.replicas]
@@ -115,11 +116,11 @@ class Engine:
 
     def start(self, progress: Progress = lambda what, done, total: None) -> Engine:
         """Loads or compiles the core programs, measures them once, loads the tasks, starts the threads."""
-        for done, key in enumerate(self._core):
-            progress("executables", done, len(self._core))
+        for done, key in enumerate(self.core):
+            progress("executables", done, len(self.core))
             self._prepare(key)
         self.costs.save()
-        progress("executables", len(self._core), len(self._core))
+        progress("executables", len(self.core), len(self.core))
         for loop in self._loops:
             loop.start()
         for done, task in enumerate(self._start_tasks):
@@ -127,10 +128,10 @@ class Engine:
             self.add_task(task)
         progress("tasks", len(self._start_tasks), len(self._start_tasks))
         self._start_tasks = []
-        self.stats.count_compiles_on(lambda: set().union(*(loop.idents() for loop in self._loops)))
+        self.stats.count_compiles_on({ident for loop in self._loops for ident in loop.idents()})
         self._ready = True
         if self.settings.background_compile:
-            self.compiler.start(key for key in self._every if key not in self._core)
+            self.compiler.start(key for key in self._every if key not in self.core)
         return self
 
     def close(self) -> None:
@@ -138,6 +139,8 @@ class Engine:
         self._ready = False
         self.compiler.close()
         for pending in self.pending.close():
+            if pending.resident is not None:
+                self.tasks.done(pending.resident)
             if pending.future.set_running_or_notify_cancel():
                 error = Saturated("the server is shutting down; send the request to another one")
                 pending.future.set_result(failure(pending.task, error))
@@ -163,14 +166,13 @@ class Engine:
         What is wrong with a single query is in its result's ``error``. Raises ``Saturated`` when the queue is full.
         """
         until = None if deadline is None else time.monotonic() + deadline
-        prepared = [self._prepare_query(query, until, priority, tenant) for query in queries]
-        pendings = [item for item in prepared if isinstance(item, Pending)]
+        prepared: list[Pending | Future[Result]] = []
         try:
-            self.pending.put(pendings)
-        except Saturated:
-            for pending in pendings:
-                if pending.resident is not None:
-                    self.tasks.done(pending.resident)
+            for query in queries:
+                prepared.append(self._prepare_query(query, until, priority, tenant))
+            self.pending.put([item for item in prepared if isinstance(item, Pending)])
+        except BaseException:
+            self._give_back(prepared)
             raise
         return [item.future if isinstance(item, Pending) else item for item in prepared]
 
@@ -185,21 +187,16 @@ class Engine:
         """``submit`` and wait."""
         return [f.result() for f in self.submit(queries, deadline=deadline, priority=priority, tenant=tenant)]
 
-    def specialise(self, queries: Sequence[Query], *, tenant: str = DEFAULT_TENANT) -> list[ProgramKey]:
+    def specialise(self, queries: Sequence[Query], *, tenant: str = DEFAULT_TENANT) -> ProgramKey | None:
         """Compiles now what a batch of exactly these queries would run best in, for traffic that is known ahead."""
         prepared = [self._prepare_query(query, None, 0, tenant) for query in queries]
-        pendings = [item for item in prepared if isinstance(item, Pending)]
-        try:
-            keys = [key for key in [self._planner.ideal([p.row for p in pendings])] if key is not None]
-        finally:
-            for pending in pendings:
-                if pending.resident is not None:
-                    self.tasks.done(pending.resident)
-        for key in keys:
+        self._give_back(prepared)
+        key = self._planner.ideal([item.row for item in prepared if isinstance(item, Pending)])
+        if key is not None:
             program = self.store.load(self.family, key) or compile_program(self.family, key)
             self.store.save(self.family, program)
             self._add_everywhere(program)
-        return keys
+        return key
 
     def add_task(self, task: Task, *, tenant: str = DEFAULT_TENANT, version: int | None = None) -> None:
         """Loads a task; returns when the next query sees it. An older one of the same id serves until then.
@@ -214,8 +211,8 @@ class Engine:
                 key: (slots[key], slot_arrays(part, key, self.family.config, self.family.dtype, self._base_bias))
                 for part, key in zip(parts, keys, strict=True)
             }
-            for done in [replica.stage(contents) for replica in self.replicas]:
-                done.result()
+            for done in [replica.stage(partial(replica.write, contents)) for replica in self.replicas]:
+                self._wait_for(done)
         except BaseException:
             self.tasks.release(slots)
             raise
@@ -229,14 +226,30 @@ class Engine:
         """Queries already submitted still get their answer. Raises ``NotFound``."""
         self.tasks.remove(tenant, task)
 
+    def _wait_for(self, done: Future[None]) -> None:
+        """Waits as long as there is a thread that can do it."""
+        while True:
+            try:
+                return done.result(timeout=1.0)
+            except TimeoutError:
+                if not self.live and not done.done():
+                    raise EngineFailure("the engine is not running; start it, or start a new one") from None
+
     def _lower(self, task: Task) -> tuple[Task, list[Contribution]]:
         if task.backbone.fingerprint != self.backbone.fingerprint:
             raise InvalidTask(
                 f"task {task.id!r} was made for backbone {task.backbone.name!r} ({task.backbone.fingerprint[:19]}...), "
                 f"this engine serves {self.backbone.name!r} ({self.backbone.fingerprint[:19]}...)"
             )
+        check_answers(task)
         folded = fold_pooler(task, self.backbone.config, dict(self.backbone.params))
         return folded, lower_task(folded, self.backbone.config)
+
+    def _give_back(self, prepared: Iterable[Pending | Future[Result]]) -> None:
+        """Lets go of the tasks of queries that will not run."""
+        for item in prepared:
+            if isinstance(item, Pending) and item.resident is not None:
+                self.tasks.done(item.resident)
 
     def _prepare_query(
         self, query: Query, deadline: float | None, priority: int, tenant: str
@@ -247,9 +260,11 @@ class Engine:
                 resident = self.tasks.acquire(tenant, query.task)
             task = resident.task if resident else None
             tokens = self.text.encode(query, task.preprocessing if task else Preprocessing())
-        except JpetsError as error:
+        except BaseException as error:
             if resident is not None:
                 self.tasks.done(resident)
+            if not isinstance(error, JpetsError):
+                raise
             future: Future[Result] = Future()
             future.set_result(failure(query.task, error))
             self.stats.answered(error.code)
@@ -269,21 +284,32 @@ class Engine:
         for key in sorted(counts, key=ClassKey.volume, reverse=True):
             cover = tightest(key, [own for own in kept if own.volume() <= MOST_PADDING * key.volume()])
             kept[cover or key] = kept.get(cover or key, 0) + counts[key]
-        return tuple(sorted((key, max(self.settings.slots, 2 * count) + 1) for key, count in kept.items()))
+        return tuple(sorted((key, self._bank_size(count)) for key, count in kept.items()))
+
+    def _bank_size(self, tasks: int) -> int:
+        """Room for twice the tasks, in powers of two: one task more must not make every stored program stale."""
+        wanted = max(self.settings.slots, 2 * tasks) + 1
+        return 1 << (wanted - 1).bit_length()
 
     def _prepare(self, key: ProgramKey) -> None:
         """Loads or compiles a program, and runs it: the first run is slow, and its cost must be known."""
+        known = self.costs.get(key)
+        repeats = COARSE_REPEATS if known is None else 0
         program = self.store.load(self.family, key)
+        if program is not None:
+            try:
+                seconds = measure(self.replicas[0], program, repeats)
+            except jax.errors.JaxRuntimeError:
+                log.exception("a stored program does not run and is compiled again")
+                self.store.forget(self.family, key)
+                program = None
         if program is None:
             program = compile_program(self.family, key)
             self.store.save(self.family, program)
-        program.seconds = self.costs.get(key)
-        for replica in self.replicas:
-            replica.add_program(program)
-            seconds = measure(replica, program, COARSE_REPEATS if program.seconds is None else 0)
-        if program.seconds is None:
-            program.seconds = seconds
-            self.costs.set(key, seconds)
+            seconds = measure(self.replicas[0], program, repeats)
+        program.seconds = seconds if known is None else known
+        self.costs.set(key, program.seconds)
+        self._add_everywhere(program)
 
     def _loop(self, replica: Replica) -> HostLoop:
         planner = Planner(replica, self.costs, self.settings, self.menu)
@@ -296,3 +322,9 @@ class Engine:
     def _add_everywhere(self, program: Program) -> None:
         for replica in self.replicas:
             replica.add_program(program)
+
+    def _add_tried(self, program: Program) -> None:
+        """A program that comes while queries are served runs once between two batches before it gets any."""
+        for replica in self.replicas:
+            self._wait_for(replica.stage(partial(measure, replica, program, 0)))
+        self._add_everywhere(program)

@@ -24,7 +24,7 @@ from jpets.engine.replica import Replica
 from jpets.engine.results import failure, row_result
 from jpets.engine.stats import BatchRecord, Stats
 from jpets.engine.tasks import TaskTable
-from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError
+from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError, Saturated
 from jpets.model.forward import Outputs
 from jpets.scheduling.trigger import lazy_wait
 from jpets.types import Result, Timing
@@ -133,23 +133,27 @@ class HostLoop:
 
     def _dispatch_next(self) -> InFlight | None:
         waiting = self._still_wanted(self._pending.most_urgent(WINDOW))
-        if not waiting or self._wait_for_more(waiting):
+        if not waiting:
             return None
-        chosen = waiting
+        taken: list[Pending] = []
         try:
+            if self._wait_for_more(waiting):
+                return None
             plan = self._planner.next_batch(waiting)
-            chosen = list(plan.pendings)
-            self._pending.remove(chosen)
+            taken = self._pending.remove(plan.pendings)
+            if len(taken) < len(plan.pendings):  # somebody closed the queue, and answers the others
+                raise Saturated("the server is shutting down; send the request to another one")
             for hook in list(self._hooks):
-                hook(chosen)
+                hook(taken)
             self._replica.apply_staged()
-            assembled = self._replica.assemble([p.row for p in chosen], plan.program)
+            assembled = self._replica.assemble([p.row for p in taken], plan.program)
             now = time.monotonic()
             outputs = self._replica.dispatch(plan.program, assembled)
         except Exception as error:  # one bad batch must not take the server down
-            log.exception("batch failed")
-            self._pending.remove(chosen)
-            self._fail(chosen, EngineFailure(f"the batch could not be run: {type(error).__name__}"))
+            if not isinstance(error, JpetsError):
+                log.exception("batch failed")
+                error = EngineFailure(f"the batch could not be run: {type(error).__name__}")
+            self._fail(taken or self._pending.remove(waiting), error)
             return None
         if plan.wanted is not None:
             self._want(plan)
@@ -161,9 +165,8 @@ class HostLoop:
         gone = [p for p in waiting if p.future.cancelled() or (p.deadline is not None and p.deadline <= now)]
         if not gone:
             return waiting
-        self._pending.remove(gone)
         late = DeadlineExceeded("the deadline passed before the query was computed; allow more time or send fewer")
-        self._fail(gone, late)
+        self._fail(self._pending.remove(gone), late)
         dropped = set(map(id, gone))
         return [p for p in waiting if id(p) not in dropped]
 
@@ -189,48 +192,57 @@ class HostLoop:
     def _complete(self) -> None:
         while (batch := self._fetch.get()) is not None:
             try:
-                outputs = jax.tree.map(np.asarray, batch.outputs)
+                self._deliver(batch, jax.tree.map(np.asarray, batch.outputs))
             except Exception as error:  # the device failed; the queries are answered, the loop goes on
                 log.exception("device failed")
                 self._fail(batch.plan.pendings, EngineFailure(f"the device failed: {type(error).__name__}"))
-            else:
-                self._deliver(batch, outputs)
-            self._room.release()
-            self._running -= 1
-            self._progress = time.monotonic()
+            finally:
+                self._room.release()
+                self._running -= 1
+                self._progress = time.monotonic()
 
     def _deliver(self, batch: InFlight, outputs: Outputs) -> None:
         done = time.monotonic()
-        key, pendings = batch.plan.program.key, batch.plan.pendings
-        bucket, executable, fallback = str(key.bucket), batch.plan.program.label, batch.plan.wanted is not None
+        pendings, program = batch.plan.pendings, batch.plan.program
+        bucket, fallback = program.key.bucket, batch.plan.wanted is not None
         for at, pending in enumerate(pendings):
-            timing = Timing(batch.dispatched - pending.arrived, done - batch.dispatched, bucket, executable, fallback)
-            task = pending.resident.task if pending.resident else None
-            row, place = int(batch.assembled.order[at]), batch.assembled.heads[at]
-            logits = None
-            if place is not None and task is not None:
-                cells = outputs.logits[place.head][place.cells][:, : task.head.outputs]
-                logits = np.array(cells if task.head.type == "token-classification" else cells[0])
-            result = row_result(
-                task, pending.row.length, timing, bool(outputs.finite[row]), np.asarray(outputs.pooled[row]), logits
-            )
+            waited = batch.dispatched - pending.arrived
+            timing = Timing(waited, done - batch.dispatched, str(bucket), program.label, fallback)
+            try:
+                result = self._result(batch.assembled, outputs, at, pending, timing)
+            except Exception as error:  # one row's head must not cost the others their answers
+                log.exception("a row could not be answered")
+                problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")
+                result = failure(pending.task, problem, pending.row.length, timing)
             self._answer(pending, result)
         self._stats.ran(
             BatchRecord(
                 rows=len(pendings),
                 real_tokens=sum(p.row.length for p in pendings),
-                computed_tokens=key.bucket.tokens,
+                computed_tokens=bucket.tokens,
                 seconds=done - batch.dispatched,
                 queued=tuple(batch.dispatched - p.arrived for p in pendings),
                 fallback=fallback,
             )
         )
 
+    def _result(self, assembled: Assembled, outputs: Outputs, at: int, pending: Pending, timing: Timing) -> Result:
+        task = pending.resident.task if pending.resident else None
+        row, place = int(assembled.order[at]), assembled.heads[at]
+        logits = None
+        if place is not None and task is not None:
+            cells = outputs.logits[place.head][place.cells][:, : task.head.outputs]
+            logits = np.array(cells if task.head.type == "token-classification" else cells[0])
+        pooled = np.asarray(outputs.pooled[row])
+        return row_result(task, pending.row.length, timing, bool(outputs.finite[row]), pooled, logits)
+
     def _fail(self, pendings: Sequence[Pending], error: JpetsError) -> None:
         for pending in pendings:
             self._answer(pending, failure(pending.task, error, pending.row.length))
 
     def _answer(self, pending: Pending, result: Result) -> None:
+        if pending.future.done() and not pending.future.cancelled():
+            return  # a batch that failed half-way has answered some of its queries
         if pending.resident is not None:
             self._tasks.done(pending.resident)
         if pending.future.set_running_or_notify_cancel():

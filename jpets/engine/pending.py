@@ -62,10 +62,13 @@ class PendingQueue:
         with self.changed:
             return sorted(self._items, key=lambda pending: pending.urgency)[:count]
 
-    def remove(self, items: Sequence[Pending]) -> None:
-        gone = set(map(id, items))
+    def remove(self, items: Sequence[Pending]) -> list[Pending]:
+        """Takes these out; returns those that were still in. Whoever took a query out is the one to answer it."""
+        wanted = set(map(id, items))
         with self.changed:
-            self._items = [pending for pending in self._items if id(pending) not in gone]
+            found = {id(pending) for pending in self._items if id(pending) in wanted}
+            self._items = [pending for pending in self._items if id(pending) not in found]
+        return [pending for pending in items if id(pending) in found]
 
     def close(self) -> list[Pending]:
         """Refuses from now on; returns what is still waiting."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import logging
 import pathlib
 import statistics
 import time
@@ -14,8 +14,10 @@ import numpy as np
 from jpets.config import BackboneConfig
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import Bucket, capacity, windowed
-from jpets.engine.program import Family, Program, ProgramKey
+from jpets.engine.program import Family, Program, ProgramKey, write_atomically
 from jpets.engine.replica import Replica
+
+log = logging.getLogger(__name__)
 
 HEAVY_LOOP = 0.2
 """Share of the bare cost that the loops over heavy classes add before the first heavy row (measured on a CPU)."""
@@ -38,6 +40,10 @@ def arithmetic(config: BackboneConfig, key: ProgramKey) -> float:
     return float(total)
 
 
+FIRST_RATE = 1e-11
+"""Seconds a multiply-add before anything was measured."""
+
+
 class CostTable:
     """Seconds of each program by its name, in a JSON file that other processes may replace at any time.
 
@@ -48,7 +54,8 @@ class CostTable:
         self._path = path
         self._config = family.config
         self._seconds: dict[str, float] = {}
-        self._keys: dict[str, ProgramKey] = {}
+        self._rates: dict[str, float] = {}
+        self._rate = FIRST_RATE
         if path.exists():
             try:
                 stored = json.loads(path.read_text())
@@ -57,44 +64,43 @@ class CostTable:
                 path.unlink(missing_ok=True)  # half-written or foreign: measured again
 
     def get(self, key: ProgramKey) -> float | None:
-        self._keys[str(key)] = key
         return self._seconds.get(str(key))
 
     def set(self, key: ProgramKey, seconds: float) -> None:
-        self._keys[str(key)] = key
         self._seconds[str(key)] = seconds
+        self.rate(key, seconds)
+
+    def rate(self, key: ProgramKey, seconds: float) -> None:
+        """Lets a measured program count for the estimates of others."""
+        self._rates[str(key)] = seconds / arithmetic(self._config, key)
+        self._rate = statistics.median(self._rates.values())
 
     def estimate(self, key: ProgramKey) -> float:
         """Measured seconds, or arithmetic times the median rate of the measured programs."""
         if (seconds := self.get(key)) is not None:
             return seconds
-        rates = [
-            self._seconds[name] / arithmetic(self._config, known)
-            for name, known in self._keys.items()
-            if name in self._seconds
-        ]
-        return arithmetic(self._config, key) * (statistics.median(rates) if rates else 1e-11)
+        return arithmetic(self._config, key) * self._rate
 
     def save(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(self._seconds, indent=1, sort_keys=True))
-        os.replace(temporary, self._path)
+        """A full or read-only disk only costs the next start its time."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, json.dumps(self._seconds, indent=1, sort_keys=True).encode())
+        except OSError as error:
+            log.warning("the cost table could not be kept: %s", error.strerror)
 
 
 def full_rows(bucket: Bucket, vocab_size: int) -> list[Row]:
     """Rows without deltas that fill a bucket, as even in length as its groups allow."""
     rng = np.random.default_rng(0)
-    left, rows = bucket.tokens, []
+    lengths: list[int] = []
     for n, longest in reversed(bucket.groups):
-        share = longest if bucket.rectangular else max(1, min(longest, left // max(1, n)))
+        share = longest if bucket.rectangular else max(1, min(longest, (bucket.tokens - sum(lengths)) // n))
         for _ in range(n):
-            length = min(share, left)
-            if length:
-                ids = rng.integers(0, vocab_size, length).astype(np.int32)
-                rows.append(Row(ids, np.zeros_like(ids), {}, 0))
-                left -= length
-    return rows
+            if bucket.holds(np.array([*lengths, share])):
+                lengths.append(share)
+    ids = [rng.integers(0, vocab_size, length).astype(np.int32) for length in lengths]
+    return [Row(row, np.zeros_like(row), {}, 0) for row in ids]
 
 
 def measure(replica: Replica, program: Program, repeats: int) -> float:

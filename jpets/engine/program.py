@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 from jpets.config import BackboneConfig, DType
 from jpets.deltas import class_method
@@ -30,7 +34,10 @@ from jpets.model.batch import PackedBatch
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
 from jpets.model.forward import Outputs, forward
 
+log = logging.getLogger(__name__)
+
 BankArrays = Mapping[str, jax.Array]
+UNUSED_SECONDS = 30 * 24 * 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,10 +145,27 @@ class Program:
 
 
 def compile_program(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None = None) -> Program:
-    """Lowers and compiles; served by JAX's persistent cache where that is set up."""
+    """Lowers and compiles, always anew: ``ProgramStore`` is what remembers."""
     encoder = split(family.config)
     function = functools.partial(_run, encoder, key.variant)
-    return Program(key, jax.jit(function).lower(*_arguments(family, key, sharding)).compile())
+    lowered = jax.jit(function).lower(*_arguments(family, key, sharding))
+    with _no_compilation_cache():
+        return Program(key, lowered.compile())
+
+
+@contextlib.contextmanager
+def _no_compilation_cache() -> Iterator[None]:
+    """Keeps JAX's own cache out: an executable that it served lacks its code when it is serialised again."""
+    if not (jax.config.values["jax_enable_compilation_cache"] and jax.config.values["jax_compilation_cache_dir"]):
+        yield
+        return
+    compilation_cache.reset_cache()
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
 
 
 class ProgramStore:
@@ -155,6 +179,7 @@ class ProgramStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._device = device
+        self._sweep()
         self._base = [
             jax.__version__,
             jaxlib.version.__version__,
@@ -173,15 +198,30 @@ class ProgramStore:
         return self._folder / f"{self.family_name(family)}-{name}.program"
 
     def save(self, family: Family, program: Program) -> None:
+        """A full or read-only disk only costs the next start its time."""
         payload, _, _ = serialize_executable.serialize(program.compiled)
-        handle, temporary = tempfile.mkstemp(dir=self._folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-        os.replace(temporary, self._path(family, program.key))
+        try:
+            write_atomically(self._path(family, program.key), payload)
+        except OSError as error:
+            log.warning("a program could not be kept: %s", error.strerror)
+
+    def forget(self, family: Family, key: ProgramKey) -> None:
+        with contextlib.suppress(OSError):
+            self._path(family, key).unlink()
+
+    def _sweep(self) -> None:
+        """Removes what nobody has loaded for a long time, above all programs of older versions."""
+        for path in self._folder.glob("*.program"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > UNUSED_SECONDS:
+                    path.unlink()
 
     def load(self, family: Family, key: ProgramKey) -> Program | None:
         path = self._path(family, key)
-        if not path.exists():
+        try:
+            payload = path.read_bytes()
+            os.utime(path)
+        except OSError:
             return None
         arguments = _arguments(family, key, None)
         in_tree = jax.tree.structure((arguments, {}))
@@ -189,12 +229,29 @@ class ProgramStore:
         out_tree = jax.tree.structure(Outputs(0, 0, (0,) * heads))  # type: ignore[arg-type]
         try:
             compiled = serialize_executable.deserialize_and_load(
-                path.read_bytes(), in_tree, out_tree, execution_devices=[self._device]
+                payload, in_tree, out_tree, execution_devices=[self._device]
             )
-        except (jax.errors.JaxRuntimeError, ValueError, EOFError):
-            path.unlink(missing_ok=True)
+        except Exception:  # a damaged file raises whatever the unpickler or XLA stumbled over
+            log.exception("a stored program could not be loaded and is compiled again")
+            self.forget(family, key)
             return None
         return Program(key, compiled)
+
+
+def write_atomically(path: pathlib.Path, content: bytes) -> None:
+    """A whole file or none, also when several processes write it or the machine stops."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 @functools.cache
@@ -206,8 +263,9 @@ def code_digest() -> str:
     digest = hashlib.sha256()
     for package in (jpets, pallas_kernels):
         root = pathlib.Path(next(iter(package.__path__)))
-        for folder in ("model", "deltas", "engine") if package is jpets else (".",):
-            for path in sorted((root / folder).rglob("*.py")):
+        parts = ("config.py", "model", "deltas", "engine") if package is jpets else (".",)
+        for part in parts:
+            for path in sorted((root / part).rglob("*.py")) or [root / part]:
                 digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -36,7 +36,7 @@ class Replica:
             key: Bank(key, count, family.config, family.dtype, base_bias, sharding) for key, count in family.slots
         }
         self._programs: dict[ProgramKey, Program] = {}
-        self._staged: deque[tuple[Mapping[ClassKey, tuple[int, SlotArrays]], Future[None]]] = deque()
+        self._staged: deque[tuple[Callable[[], object], Future[None]]] = deque()
         self._lock = threading.Lock()
         self._stopped = False
         self.wake: Callable[[], None] = lambda: None
@@ -58,8 +58,8 @@ class Replica:
         with self._lock:
             self._programs[program.key] = program
 
-    def stage(self, writes: Mapping[ClassKey, tuple[int, SlotArrays]]) -> Future[None]:
-        """Slot contents to be written between two batches; the future is done when the next batch sees them.
+    def stage(self, action: Callable[[], object]) -> Future[None]:
+        """Work for the owner thread between two batches; the next batch sees what it did once the future is done.
 
         Raises ``Saturated`` once the owner thread has stopped.
         """
@@ -67,12 +67,12 @@ class Replica:
         with self._lock:
             if self._stopped:
                 raise Saturated("the server is shutting down; send the request to another one")
-            self._staged.append((writes, done))
+            self._staged.append((action, done))
         self.wake()
         return done
 
     def stop_staging(self) -> None:
-        """Owner thread only, when it ends: applies what is staged and refuses more."""
+        """Owner thread only, when it ends: does what is staged and refuses more."""
         with self._lock:
             self._stopped = True
         self.apply_staged()
@@ -84,15 +84,19 @@ class Replica:
     def apply_staged(self) -> None:
         """Owner thread only."""
         while self._staged:
-            writes, done = self._staged.popleft()
+            action, done = self._staged.popleft()
             try:
-                for key, (slot, arrays) in writes.items():
-                    self.banks[key].write(slot, arrays)
-            except Exception as error:  # handed to whoever waits for the write; the loop must go on
-                log.exception("bank write failed")
+                action()
+            except Exception as error:  # handed to whoever waits for it; the loop must go on
+                log.exception("staged work failed")
                 done.set_exception(error)
             else:
                 done.set_result(None)
+
+    def write(self, contents: Mapping[ClassKey, tuple[int, SlotArrays]]) -> None:
+        """Owner thread only. Puts (slot, arrays) into each class's bank."""
+        for key, (slot, arrays) in contents.items():
+            self.banks[key].write(slot, arrays)
 
     def assemble(self, rows: Sequence[Row], program: Program) -> Assembled:
         return assemble(rows, program.key.bucket, program.key.variant, self.pad_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from jpets.errors import JpetsError, NotFinite
+from jpets.errors import InvalidTask, JpetsError, NotFinite
 from jpets.types import (
     Classification,
     Embedding,
@@ -20,6 +20,18 @@ from jpets.types import (
 )
 
 DEFAULT_THRESHOLD = 0.5
+
+
+def check_answers(task: Task) -> None:
+    """Raises ``InvalidTask`` where the head's outputs and what the task says about them do not go together."""
+    named = task.head.type != "embedding" and task.head.problem != "regression"
+    limits = task.preprocessing.thresholds
+    for what, found in (
+        ("labels", len(task.labels) if named else None),
+        ("thresholds", len(limits) if limits else None),
+    ):
+        if found is not None and found != task.head.outputs:
+            raise InvalidTask(f"task {task.id!r} has {found} {what} for {task.head.outputs} outputs; give one for each")
 
 
 def softmax(logits: FloatArray) -> FloatArray:
@@ -50,7 +62,8 @@ def row_result(
 ) -> Result:
     """The result of one row: ``pooled`` [d]; ``logits`` [C], [tokens, C] for token heads, None without a head."""
     name = task.id if task else None
-    if not finite or (logits is not None and not np.isfinite(logits).all()):
+    numbers = pooled if logits is None else logits
+    if not (finite and np.isfinite(numbers).all()):
         message = "the task's parameters gave NaN or Inf for this text; upload a repaired version of the task"
         return failure(name, NotFinite(message), tokens, timing)
     if task is None or task.head.type == "embedding":

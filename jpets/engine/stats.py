@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
 import jax.monitoring
+
+log = logging.getLogger(__name__)
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -49,15 +53,20 @@ class Stats:
             self.real_tokens += record.real_tokens
             self.computed_tokens += record.computed_tokens
         for observer in self.observers:
-            observer(record)
+            try:
+                observer(record)
+            except Exception:  # who watches must not harm who is watched
+                log.exception("an observer failed")
 
-    def count_compiles_on(self, threads: Callable[[], set[int]]) -> None:
+    def count_compiles_on(self, threads: set[int]) -> None:
         """From now on counts every XLA compilation that one of these threads (by ident) has to wait for."""
+        own = weakref.ref(self)  # listeners live as long as the process; an engine's figures need not
 
         def heard(event: str, duration_secs: float, **_: object) -> None:
             del duration_secs
-            if event == COMPILE_EVENT and threading.get_ident() in threads():
-                with self._lock:
-                    self.request_path_compiles += 1
+            stats = own()
+            if stats is not None and event == COMPILE_EVENT and threading.get_ident() in threads:
+                with stats._lock:
+                    stats.request_path_compiles += 1
 
         jax.monitoring.register_event_duration_secs_listener(heard)

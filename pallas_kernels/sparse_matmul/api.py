@@ -20,7 +20,7 @@ def sparse_matmul(
 ) -> Float[Array, "t o"]:
     """``y`` with x D_task added on the runs' rows (Diff-pruning, PetS section 3.1), f32 [t, o].
 
-    Non-zeros are sorted by column; unused entries hold column o or above and are dropped. Additions run in the order of
-    the entries, so equal inputs give equal bits.
+    Non-zeros are sorted by column; unused entries hold column o or above and are dropped. On a CPU additions run in the
+    order of the entries, so equal inputs give equal bits.
     """
     return sparse_matmul_reference(x, y, rows, cols, values, runs, size, layer)

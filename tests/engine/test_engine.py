@@ -78,11 +78,14 @@ def test_what_is_wrong_with_one_query_is_in_its_own_result(engine: Engine) -> No
             Query("mask", input_ids=[1, 10**6]),
             Query("mask", input_ids=list(range(5, 80))),
             Query("mask"),
+            Query("mask", "half a pair \ud800"),
+            Query("mask", input_ids=[[1, 2], [3]]),  # type: ignore[list-item]
             Query("mask", TEXT),
         ]
     )
     kinds = [type(result.error) for result in results]
-    expected = [NotFound, InvalidInput, InputTooLong, type(None), InvalidInput, InputTooLong, InvalidInput, type(None)]
+    expected = [NotFound, InvalidInput, InputTooLong, type(None), InvalidInput, InputTooLong]
+    expected += [InvalidInput, InvalidInput, InvalidInput, type(None)]
     assert kinds == expected
     assert "402" in str(results[2].error)
     assert "64" in str(results[2].error)
@@ -160,6 +163,12 @@ def test_tasks_that_do_not_fit_are_refused_and_change_nothing(engine: Engine) ->
     foreign = dataclasses.replace(tasks_by_name()["mask"], backbone=tiny("tiny-distilbert").ref())
     with pytest.raises(InvalidTask, match="was made for backbone"):
         engine.add_task(foreign)
+    unnamed = dataclasses.replace(tasks_by_name()["mask"], labels=())
+    with pytest.raises(InvalidTask, match="0 labels for 6 outputs"):
+        engine.add_task(unnamed)
+    masks = dataclasses.replace(tasks_by_name()["mask"], deltas=tasks_by_name()["mask"].deltas * 2)
+    with pytest.raises(InvalidTask, match="two mask deltas"):
+        engine.add_task(masks)
     added = []
     with pytest.raises(OutOfSpace, match="no free slot"):
         for number in range(100):
