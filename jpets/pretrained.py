@@ -12,6 +12,7 @@ from jpets.config import DType, EngineSettings
 from jpets.engine.engine import Engine as CoreEngine
 from jpets.engine.engine import default_cache_dir
 from jpets.engine.tasks import DEFAULT_TENANT
+from jpets.engine.xla_flags import set_xla_flags
 from jpets.types import Task
 
 TaskSource = Task | str | pathlib.Path
@@ -40,6 +41,7 @@ class Engine(CoreEngine):
         ``tasks`` are task files, whose id is the file's stem, or task objects; ``reserve`` lends only shapes, for tasks
         added later. ``settings`` are fields of ``EngineSettings``. Raises ``InvalidBackbone``, ``InvalidTask``.
         """
+        set_xla_flags()
         folder = pathlib.Path(cache_dir) if cache_dir is not None else default_cache_dir()
         backbone = load_backbone(source)
 

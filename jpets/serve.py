@@ -26,6 +26,7 @@ from checkpoints.repository import Repository
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.engine.engine import Engine
+from jpets.engine.xla_flags import set_xla_flags
 from jpets.errors import InvalidBackbone, JpetsError, NotFound
 from jpets.standard import standard_tasks
 from jpets.types import Task
@@ -89,6 +90,7 @@ def main(
 
 def run(options: Options) -> None:
     """Serves until a signal ends it. Raises what keeps it from starting."""
+    set_xla_flags()
     set_up_logging(options.log_level, options.log_json)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(options.host, options.port))

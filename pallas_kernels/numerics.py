@@ -33,10 +33,13 @@ def value_dtype(bank: Num[Array, ...]) -> jnp.dtype:
 def take_slots(bank: Num[Array, "slots layers *shape"], slots: Int[Array, " g"], layer: int) -> Array:
     """``bank[slots, layer]`` in the bank's value dtype.
 
-    A select by gather: no other slot's numbers, NaN or not, can enter. Slots are checked on the host.
+    A selection, never a sum: no other slot's numbers, NaN or not, can enter. Slots are checked on the host.
     """
     rows = bank.at[slots, layer].get(mode="promise_in_bounds")
-    return jax.lax.bitcast_convert_type(rows, jnp.bfloat16) if rows.dtype == jnp.uint16 else rows
+    if rows.dtype != jnp.uint16:
+        return rows
+    # The barrier keeps XLA from fusing the reinterpretation into the gather, which it then does number by number.
+    return jax.lax.bitcast_convert_type(jax.lax.optimization_barrier(rows), jnp.bfloat16)
 
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {

@@ -34,6 +34,7 @@ from jpets.engine.assembly import Row, assemble
 from jpets.engine.bucket import FULL, Bucket, make_variant
 from jpets.engine.engine import Engine
 from jpets.engine.program import Family, Program, ProgramKey, compile_program
+from jpets.engine.xla_flags import set_xla_flags
 from jpets.model.encoder import Params, cast_params, random_params
 from jpets.types import BackboneRef, Head, Query, Task
 
@@ -241,6 +242,7 @@ def throughput(
     """Queries a second of one macro-batch of all tasks, of merged copies in turn, and without deltas."""
     if init != "random":
         raise typer.BadParameter("only randomly initialised backbones are benchmarked")
+    set_xla_flags()
     loaded = random_backbone(backbone)
     made = random_tasks(loaded, methods.split(","), tasks)
     count = tasks * per_task_batch

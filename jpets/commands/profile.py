@@ -42,7 +42,10 @@ def profile(
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task
     from jpets.engine.engine import Engine
+    from jpets.engine.xla_flags import set_xla_flags
     from jpets.standard import standard_tasks
+
+    set_xla_flags()
 
     with busy("read backbone"):
         loaded = load_backbone(backbone)

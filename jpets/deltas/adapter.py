@@ -55,6 +55,7 @@ class Adapter(Method):
 
     name = "adapter"
     kind = "light"
+    repeatable = False  # whether the second would read the first one's output is nobody's convention
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers, m, d = len(covered_layers(settings, config)), settings.get("bottleneck"), config.hidden_size
@@ -99,7 +100,13 @@ class Adapter(Method):
         return specs
 
     def after(
-        self, bound: Bound, layer: int, site: str, y: Float[Array, "t d"], normed: Float[Array, "t d"]
+        self,
+        bound: Bound,
+        layer: int,
+        site: str,
+        y: Float[Array, "t d"],
+        normed: Float[Array, "t d"],
+        total: Float[Array, "t d"],
     ) -> Float[Array, "t d"]:
         view, bank = bound.view, bound.bank
         assert isinstance(view, (RowView, SegmentView))
@@ -114,4 +121,4 @@ class Adapter(Method):
             down_bias=bank[f"{site}/down_bias"],
             up_bias=bank[f"{site}/up_bias"],
         )
-        return view.add(y, delta)
+        return view.add(total, delta)

@@ -150,10 +150,20 @@ class Method:
         return y
 
     def after(
-        self, bound: Bound, layer: int, site: str, y: Float[Array, "t d"], normed: Float[Array, "t d"]
+        self,
+        bound: Bound,
+        layer: int,
+        site: str,
+        y: Float[Array, "t d"],
+        normed: Float[Array, "t d"],
+        total: Float[Array, "t d"],
     ) -> Float[Array, "t d"]:
-        """Step 5: after the bias of ``attn_out`` or ``ffn_out``. ``normed`` is norm(y + residual)."""
-        return y
+        """Step 5: after the bias of ``attn_out`` or ``ffn_out``; returns ``total`` with this method's part added.
+
+        ``y`` is the sub-layer's output, ``total`` is y + residual (added to first, so that no copy of y has to be
+        kept), ``normed`` is norm(y + residual).
+        """
+        return total
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         """Backbone parameters with this delta folded in densely; differentiable in the delta's float tensors.

@@ -108,9 +108,10 @@ class Sites:
     ) -> Float[Array, "t d"]:
         """Steps 5 and 6 behind ``attn_out`` or ``ffn_out``: adapters, residual, norm."""
         after, norm = f"after_{site}", site.split("_")[0] + "_norm"
+        total = y + residual
         adapters = [bound for bound in self.classes if bound.acts_on(layer, after)]
         if adapters:
-            shared = self.norm(layer, norm, y + residual, scale)
+            normed = self.norm(layer, norm, total, scale)
             for bound in adapters:
-                y = bound.method.after(bound, layer, after, y, shared)
-        return self.norm(layer, norm, y + residual, scale)
+                total = bound.method.after(bound, layer, after, y, normed, total)
+        return self.norm(layer, norm, total, scale)

@@ -106,6 +106,7 @@ class BackgroundCompiler:
                     self.compiled += 1
             except Exception:  # one program less; the queries run in others
                 log.exception("a program could not be added")
+                self._store.forget(self._family, key)
                 self.failed += 1
             self._busy = False
 

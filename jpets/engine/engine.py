@@ -193,9 +193,7 @@ class Engine:
         self._give_back(prepared)
         key = self._planner.ideal([item.row for item in prepared if isinstance(item, Pending)])
         if key is not None:
-            program = self.store.load(self.family, key) or compile_program(self.family, key)
-            self.store.save(self.family, program)
-            self._add_everywhere(program)
+            self._add_tried(self.store.load(self.family, key) or self._compile(key))
         return key
 
     def add_task(self, task: Task, *, tenant: str = DEFAULT_TENANT, version: int | None = None) -> None:
@@ -304,12 +302,17 @@ class Engine:
                 self.store.forget(self.family, key)
                 program = None
         if program is None:
-            program = compile_program(self.family, key)
-            self.store.save(self.family, program)
+            program = self._compile(key)
             seconds = measure(self.replicas[0], program, repeats)
         program.seconds = seconds if known is None else known
         self.costs.set(key, program.seconds)
         self._add_everywhere(program)
+
+    def _compile(self, key: ProgramKey) -> Program:
+        """A program compiled here and kept; one that was loaded must not be kept again, it would lack its code."""
+        program = compile_program(self.family, key)
+        self.store.save(self.family, program)
+        return program
 
     def _loop(self, replica: Replica) -> HostLoop:
         planner = Planner(replica, self.costs, self.settings, self.menu)

@@ -186,6 +186,7 @@ class ProgramStore:
             device.platform,
             device.device_kind,
             _cpu(),
+            os.environ.get("XLA_FLAGS", ""),
             code_digest(),
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
@@ -20,6 +21,9 @@ def low_rank_reference(
     up_bias: Num[Array, "slots layers o"] | None,
 ) -> Float[Array, "g s o"]:
     """See ``low_rank``."""
+    # Ties the gathers to this layer's input. Otherwise XLA may gather for all layers at the start, and the matrices
+    # have left the caches by the time they are used.
+    x, slots = jax.lax.optimization_barrier((x, slots))
     h = batched_dot(x, take_slots(down, slots, layer))
     if down_bias is not None:
         h = h + take_slots(down_bias, slots, layer).astype(jnp.float32)[:, None]

@@ -1,0 +1,17 @@
+"""Settings of XLA that can only be made before its first use in a process."""
+
+from __future__ import annotations
+
+import os
+
+FLAGS = ("--xla_cpu_enable_concurrency_optimized_scheduler=false",)
+"""XLA's default order on a CPU starts the gathers of every layer at once. What they fetch for all layers then needs so
+much memory that each run gets fresh pages from the system, which costs 4 % of a BERT-base batch with adapters."""
+
+
+def set_xla_flags() -> None:
+    """Adds our flags to ``XLA_FLAGS`` where the user has not set them. Entry points call it before they touch JAX."""
+    given = os.environ.get("XLA_FLAGS", "")
+    missing = [flag for flag in FLAGS if flag.partition("=")[0] not in given]
+    if missing:
+        os.environ["XLA_FLAGS"] = " ".join([given, *missing]).strip()
