@@ -31,7 +31,8 @@ from jpets.engine.program import (
 
 log = logging.getLogger(__name__)
 
-MOST_PROGRAMS = 96
+MOST_PROGRAMS = 40
+"""Added in the background; each keeps about 16 MB of host memory (MiniLM)."""
 MOST_WANTED = 1024
 WANTED_OFTEN = 16
 """Batches that must have missed a program before it is compiled."""

@@ -22,6 +22,7 @@ from jpets.engine.assembly import Row
 from jpets.engine.background import BackgroundCompiler
 from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
 from jpets.engine.host_loop import HostLoop, PrefetchHook
+from jpets.engine.memory import return_free_memory
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
 from jpets.engine.profile import CostTable, measure
@@ -128,10 +129,13 @@ class Engine:
             self.add_task(task)
         progress("tasks", len(self._start_tasks), len(self._start_tasks))
         self._start_tasks = []
+        return_free_memory()
         self.stats.count_compiles_on({ident for loop in self._loops for ident in loop.idents()})
         self._ready = True
         if self.settings.background_compile:
-            self.compiler.start(key for key in self._every if key not in self.core)
+            rest = [key for key in self._every if key not in self.core]
+            lone = [key for key in rest if key.bucket.rectangular and key.variant.has("heavy")]
+            self.compiler.start(key for key in rest if key not in lone)
         return self
 
     def close(self) -> None:
@@ -331,3 +335,4 @@ class Engine:
         for replica in self.replicas:
             self._wait_for(replica.stage(partial(measure, replica, program, 0)))
         self._add_everywhere(program)
+        return_free_memory()
