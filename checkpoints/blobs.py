@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import time
@@ -46,6 +47,13 @@ class Blobs(Protocol):
         ...
 
 
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
 class LocalBlobs:
     """Blobs as files ``<sha256>.safetensors`` in one folder, written temp, fsync, rename, fsync of the folder."""
 
@@ -62,7 +70,7 @@ class LocalBlobs:
     def put(self, data: bytes) -> str:
         digest = digest_of(data)
         path = self.path(digest)
-        if not path.is_file() or path.stat().st_size != len(data):
+        if _size(path) != len(data):
             write_atomic(path, data)
         return digest
 
@@ -83,8 +91,10 @@ class LocalBlobs:
         return (name for name in names if DIGEST.fullmatch(name))
 
     def sweep(self, age: float) -> int:
-        limit = time.time() - age
-        stale = [path for path in self._folder.glob(f"{TEMPORARY}*") if path.stat().st_mtime < limit]
-        for path in stale:
-            path.unlink(missing_ok=True)
-        return len(stale)
+        limit, removed = time.time() - age, 0
+        for path in self._folder.glob(f"{TEMPORARY}*"):
+            with contextlib.suppress(FileNotFoundError):  # its writer has just finished
+                if path.stat().st_mtime < limit:
+                    path.unlink()
+                    removed += 1
+        return removed

@@ -16,7 +16,7 @@ from jpets.engine.program import ProgramKey
 @pytest.fixture(autouse=True)
 def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """One bucket instead of five: compiling is not what these tests are about."""
-    monkeypatch.setattr(engine_module, "core_buckets", lambda menu, longest, tokens: menu[:1])
+    monkeypatch.setattr(engine_module, "core_programs", lambda menu, light, heavy: [(menu[0], light)])
 
 
 def test_costs_are_what_the_next_engine_reads(
@@ -34,7 +34,7 @@ def test_costs_are_what_the_next_engine_reads(
         assert program["tokens_per_second"] == pytest.approx(program["tokens"] / program["seconds"])
 
     engine = Engine(backbone, [read_task(task_file)], EngineSettings(), cache_dir=cache)
-    variant = engine._variants()[0]
+    variant = engine.core[0].variant
     known = {str(bucket): engine.costs.get(ProgramKey(bucket, variant)) for bucket in engine.menu}
     assert {name: seconds for name, seconds in known.items() if seconds is not None} == {
         program["bucket"]: program["seconds"] for program in report["programs"]

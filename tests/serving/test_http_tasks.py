@@ -193,9 +193,10 @@ def test_concurrent_uploads_of_one_id_are_serialised(
 ) -> None:
     files = {seed: upload("race", seed=seed) for seed in range(6)}
     answers = {}
+    call = client_of(service, settings)  # made once: building an application is not thread-safe, and no server does it
 
     def put(seed: int) -> None:
-        answers[seed] = client_of(service, settings)("PUT", "/v1/tasks/race", content=files[seed]).json()
+        answers[seed] = call("PUT", "/v1/tasks/race", content=files[seed]).json()
 
     threads = [threading.Thread(target=put, args=(seed,)) for seed in files]
     for thread in threads:
