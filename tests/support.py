@@ -15,7 +15,7 @@ import numpy as np
 
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
-from jpets.config import BackboneConfig
+from jpets.config import BackboneConfig, EngineSettings
 from jpets.deltas import METHODS, class_method
 from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.bank import Bank, lower_task, slot_arrays, tightest
@@ -39,6 +39,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "diff": {"density": 0.03},
 }
 """One row a method: the settings that the shared tests draw random deltas with."""
+
+ENGINE_BUCKETS = [Bucket(32, ((1, 32),)), Bucket(256, ((14, 16), (4, 64)))]
+ENGINE_SETTINGS = EngineSettings(dtype="float32", max_length=64, max_batch_rows=16, slots=10, background_compile=False)
 
 
 @functools.cache

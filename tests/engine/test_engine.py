@@ -8,7 +8,16 @@ from concurrent.futures import CancelledError, wait
 
 import numpy as np
 import pytest
-from support import dense_answer, make_head, make_task, method_tasks, random_delta, tiny
+from support import (
+    ENGINE_BUCKETS,
+    ENGINE_SETTINGS,
+    dense_answer,
+    make_head,
+    make_task,
+    method_tasks,
+    random_delta,
+    tiny,
+)
 
 from jpets.engine.engine import Engine
 from jpets.errors import (
@@ -233,10 +242,22 @@ def test_nothing_compiles_on_the_request_path(engine: Engine) -> None:
     assert engine.stats.request_path_compiles == 0
 
 
-def test_closing_answers_everything(tmp_path: object) -> None:
-    from conftest import BUCKETS, SETTINGS
+def test_fixed_batches_and_the_lazy_trigger(tmp_path: object) -> None:
+    settings = dataclasses.replace(
+        ENGINE_SETTINGS, policy="fixed", fixed_batch=3, trigger="lazy", lazy_wait=0.2, lazy_size=6, latency_target=100.0
+    )
+    with Engine(tiny(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
+        own.start()
+        results = own.infer([Query(None, TEXT)] * 6)
+        assert all(result.error is None for result in results)
+        assert own.stats.batches == 2
+        (alone,) = own.infer([Query(None, TEXT)])  # fewer than lazy_size: starts when lazy_wait is over
+        assert alone.error is None
+        assert own.stats.batches == 3
 
-    own = Engine(tiny(), [], SETTINGS, cache_dir=tmp_path, buckets=BUCKETS).start()  # type: ignore[arg-type]
+
+def test_closing_answers_everything(tmp_path: object) -> None:
+    own = Engine(tiny(), [], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS).start()  # type: ignore[arg-type]
     assert own.ready
     futures = own.submit([Query(None, TEXT)] * 200)
     own.close()
