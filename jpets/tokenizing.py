@@ -65,10 +65,6 @@ class TextEncoder:
         types = np.array(whole.type_ids, np.int32) % self._type_limit
         return Tokens(np.array(whole.ids, np.int32), types)
 
-    def tokens_of(self, ids: Ints) -> list[str]:
-        """The tokens behind ids, as the tokenizer spells them."""
-        return [self._tokenizer.id_to_token(int(i)) or "" for i in ids]
-
     def _prepare(self, text: str, pair: str | None, rule: Preprocessing) -> tuple[str, str | None]:
         if not text.strip():
             raise InvalidInput("the text is empty; send at least one character that is not white space")

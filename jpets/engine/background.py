@@ -51,7 +51,7 @@ class BackgroundCompiler:
         self._platform = platform
         self._queue: list[ProgramKey] = []
         self._wanted: Counter[ProgramKey] = Counter()
-        self._seen: set[ProgramKey] = set()
+        self._asked: set[ProgramKey] = set()
         self._changed = threading.Condition()
         self._closed = False
         self._busy = False
@@ -62,16 +62,18 @@ class BackgroundCompiler:
 
     def start(self, queue: Iterable[ProgramKey]) -> None:
         self._queue = list(queue)
+        self._asked = set(self._queue)
         self._thread.start()
 
     def want(self, key: ProgramKey) -> None:
         """Notes that a batch would have run better in ``key``."""
         with self._changed:
-            if key not in self._seen and len(self._seen) < MOST_PROGRAMS:
+            if key not in self._asked and len(self._asked) < MOST_PROGRAMS:
                 if len(self._wanted) > MOST_WANTED:
                     self._wanted = Counter(dict(self._wanted.most_common(MOST_PROGRAMS)))
                 self._wanted[key] += 1
                 if self._wanted[key] == WANTED_OFTEN:
+                    self._asked.add(key)
                     self._queue.append(key)
                     self._changed.notify()
 
@@ -87,6 +89,9 @@ class BackgroundCompiler:
             self._child.kill()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
+        if self._child is not None:
+            with contextlib.suppress(OSError), self._child:  # closes its pipes and waits for its end
+                pass
 
     def _work(self) -> None:
         while True:
@@ -96,7 +101,6 @@ class BackgroundCompiler:
                 if self._closed:
                     return
                 key = self._queue.pop(0)
-                self._seen.add(key)
                 self._busy = True
             try:
                 program = self._store.load(self._family, key) or self._compile(key)

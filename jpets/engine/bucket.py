@@ -173,8 +173,3 @@ def even_bucket(tokens: int, max_length: int, max_rows: int) -> Bucket:
     """Short rows of like length: no room, and so no cost, for long ones."""
     length = min(64, max_length, tokens)
     return Bucket(tokens, ((max(1, min(max_rows, tokens // 16)), length),))
-
-
-def cheapest(buckets: Sequence[Bucket], lengths: npt.NDArray[np.int_]) -> Bucket | None:
-    """The smallest bucket that holds these rows."""
-    return min((b for b in buckets if b.holds(lengths)), default=None)

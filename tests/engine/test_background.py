@@ -1,0 +1,29 @@
+"""Programs that are compiled by the child process while queries are served."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+
+from support import ENGINE_SETTINGS, tiny
+
+from jpets.engine.engine import Engine
+from jpets.types import Query
+
+
+def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathlib.Path) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=32, max_batch_tokens=64)
+    with Engine(tiny(), [], settings, cache_dir=tmp_path).start() as own:
+        expected = len(own.menu)
+        assert len(own.core) < expected
+        end = time.monotonic() + 120
+        while own.compiler.waiting and time.monotonic() < end:
+            (result,) = own.infer([Query(None, "some text")])
+            assert result.error is None
+        programs = own.replicas[0].programs
+        assert {program.key.bucket for program in programs} == set(own.menu)
+        assert (own.compiler.compiled, own.compiler.failed) == (expected - len(own.core), 0)
+        own.compiler.want(programs[0].key)  # asked for already, or there: nothing is compiled twice
+        assert own.compiler.waiting == 0
+        assert own.stats.request_path_compiles == 0
