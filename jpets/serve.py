@@ -62,6 +62,9 @@ def main(
     max_batch_rows: Annotated[int | None, typer.Option(help="most texts in a batch  [32]")] = None,
     max_queue: Annotated[int | None, typer.Option(help="most texts that wait; more get 503  [4096]")] = None,
     slots: Annotated[int | None, typer.Option(help="fewest tasks that each class has room for  [32]")] = None,
+    program_memory_mb: Annotated[
+        int | None, typer.Option(help="host memory (MiB) that compiled programs may take  [1024]")
+    ] = None,
     reserve: Annotated[
         str | None,
         typer.Option(help="room for tasks of standard shapes: auto (where there are no tasks), always, never  [auto]"),

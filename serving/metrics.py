@@ -92,9 +92,11 @@ def _counters(engine: Engine) -> Iterator[Metric]:
         ("jpets_request_path_compiles", "Compilations that queries had to wait for", stats.request_path_compiles),
         ("jpets_background_compiles", "Programs added in the background", compiler.compiled),
         ("jpets_background_compile_failures", "Programs that could not be compiled", compiler.failed),
+        ("jpets_programs_evicted", "Idle programs that left for wanted ones", compiler.memory.evicted),
     ):
         yield CounterMetricFamily(name, text, value=count)
     yield GaugeMetricFamily("jpets_background_compiles_waiting", "Programs yet to be compiled", value=compiler.waiting)
+    yield GaugeMetricFamily("jpets_program_bytes", "Host memory of programs, estimated", value=compiler.memory.used)
     yield GaugeMetricFamily("jpets_queue_depth", "Queries waiting for a batch", value=len(engine.pending))
     yield GaugeMetricFamily("jpets_resident_tasks", "Tasks on the device", value=len(engine.tasks.all()))
 

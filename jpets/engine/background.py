@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import pathlib
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -28,30 +30,41 @@ from jpets.engine.program import (
     key_from_json,
     key_to_json,
 )
+from jpets.engine.program_memory import IDLE_SECONDS, ProgramMemory
 
 log = logging.getLogger(__name__)
 
-MOST_PROGRAMS = 40
-"""Added in the background; each keeps about 16 MB of host memory (MiniLM)."""
 MOST_WANTED = 1024
 WANTED_OFTEN = 16
 """Batches that must have missed a program before it is compiled."""
 
 
 class BackgroundCompiler:
-    """First the ``queue`` given at start, then whatever batches keep missing. ``add`` receives each loaded program."""
+    """Brings whatever batches keep missing, and until then the ``menu`` given at start while ``memory`` has room.
+
+    ``add`` receives each loaded program.
+    """
 
     def __init__(
-        self, family: Family, store: ProgramStore, folder: pathlib.Path, add: Callable[[Program], None], platform: str
+        self,
+        family: Family,
+        store: ProgramStore,
+        folder: pathlib.Path,
+        add: Callable[[Program], None],
+        memory: ProgramMemory,
+        platform: str,
     ) -> None:
         self._family = family
         self._store = store
         self._folder = folder
         self._add = add
+        self.memory = memory
         self._platform = platform
+        self._menu: list[ProgramKey] = []
         self._queue: list[ProgramKey] = []
         self._wanted: Counter[ProgramKey] = Counter()
-        self._asked: set[ProgramKey] = set()
+        self._not_before: dict[ProgramKey, float] = {}
+        """When a program may be asked for again: never while it is queued or there, later once it had to go."""
         self._changed = threading.Condition()
         self._closed = False
         self._busy = False
@@ -60,26 +73,27 @@ class BackgroundCompiler:
         self.compiled = 0
         self.failed = 0
 
-    def start(self, queue: Iterable[ProgramKey]) -> None:
-        self._queue = list(queue)
-        self._asked = set(self._queue)
+    def start(self, menu: Iterable[ProgramKey]) -> None:
+        self._menu = list(menu)
         self._thread.start()
 
     def want(self, key: ProgramKey) -> None:
         """Notes that a batch would have run better in ``key``."""
         with self._changed:
-            if key not in self._asked and len(self._asked) < MOST_PROGRAMS:
-                if len(self._wanted) > MOST_WANTED:
-                    self._wanted = Counter(dict(self._wanted.most_common(MOST_PROGRAMS)))
-                self._wanted[key] += 1
-                if self._wanted[key] == WANTED_OFTEN:
-                    self._asked.add(key)
-                    self._queue.append(key)
-                    self._changed.notify()
+            if time.monotonic() < self._not_before.get(key, 0.0):
+                return
+            if len(self._wanted) > MOST_WANTED:
+                self._wanted = Counter(dict(self._wanted.most_common(MOST_WANTED // 2)))
+            self._wanted[key] += 1
+            if self._wanted[key] >= WANTED_OFTEN:
+                del self._wanted[key]
+                self._not_before[key] = math.inf
+                self._queue.append(key)
+                self._changed.notify()
 
     @property
     def waiting(self) -> int:
-        return len(self._queue) + self._busy
+        return len(self._menu) + len(self._queue) + self._busy
 
     def close(self) -> None:
         with self._changed:
@@ -96,24 +110,42 @@ class BackgroundCompiler:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._closed:
+                while not (self._menu or self._queue or self._closed):
                     self._changed.wait()
                 if self._closed:
                     return
-                key = self._queue.pop(0)
+                wanted = bool(self._queue)
+                key = self._queue.pop(0) if wanted else self._menu.pop(0)
                 self._busy = True
             try:
-                program = self._store.load(self._family, key) or self._compile(key)
-                if program is None:
-                    self.failed += 1
-                elif not self._closed:
-                    self._add(program)
-                    self.compiled += 1
+                self._bring(key, wanted)
             except Exception:  # one program less; the queries run in others
                 log.exception("a program could not be added")
                 self._store.forget(self._family, key)
                 self.failed += 1
             self._busy = False
+
+    def _bring(self, key: ProgramKey, wanted: bool) -> None:
+        """Adds a program if it is still missing and there is room; only for a wanted one do idle ones leave."""
+        self._not_before[key] = math.inf
+        if self.memory.has(key):
+            return
+        gone: list[ProgramKey] | None = None
+        if wanted or not self.memory.full:
+            program = self._store.load(self._family, key) or self._compile(key)
+            if program is None:
+                self.failed += 1
+                return
+            gone = self.memory.make_room(program, evict=wanted)
+            if gone is not None and not self._closed:
+                self._add(program)
+                self.memory.added(program)
+                self.compiled += 1
+        for absent in [key] if gone is None else gone:
+            self._not_before[absent] = time.monotonic() + IDLE_SECONDS
+        if gone is None and not wanted:
+            with self._changed:
+                self._menu.clear()  # what is left of it comes only if batches miss it
 
     def _compile(self, key: ProgramKey) -> Program | None:
         try:

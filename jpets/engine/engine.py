@@ -27,6 +27,7 @@ from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
 from jpets.engine.profile import CostTable, measure
 from jpets.engine.program import Family, Program, ProgramKey, ProgramStore, compile_program
+from jpets.engine.program_memory import ProgramMemory
 from jpets.engine.replica import Replica
 from jpets.engine.results import check_answers, failure
 from jpets.engine.stats import Stats
@@ -95,8 +96,9 @@ class Engine:
         self.pending = PendingQueue(self.settings.max_queue)
         self.store = ProgramStore(self.cache_dir / "programs", device)
         self.costs = CostTable(self.cache_dir / "costs" / f"{self.store.family_name(family)}.json", family)
+        memory = ProgramMemory(self.replicas, self.settings.program_memory_mb * 2**20)
         self.compiler = BackgroundCompiler(
-            family, self.store, self.cache_dir / "programs", self._add_tried, device.platform
+            family, self.store, self.cache_dir / "programs", self._add_tried, memory, device.platform
         )
         self._planner = Planner(self.replicas[0], self.costs, self.settings, self.menu)
         self._loops = [self._loop(replica) for replica in self.replicas]
@@ -335,4 +337,3 @@ class Engine:
         for replica in self.replicas:
             self._wait_for(replica.stage(partial(measure, replica, program, 0)))
         self._add_everywhere(program)
-        return_free_memory()

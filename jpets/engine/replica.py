@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -58,6 +59,11 @@ class Replica:
         with self._lock:
             self._programs[program.key] = program
 
+    def drop_program(self, key: ProgramKey) -> None:
+        """A batch that was planned for it still runs in it."""
+        with self._lock:
+            self._programs.pop(key, None)
+
     def stage(self, action: Callable[[], object]) -> Future[None]:
         """Work for the owner thread between two batches; the next batch sees what it did once the future is done.
 
@@ -103,6 +109,7 @@ class Replica:
 
     def dispatch(self, program: Program, assembled: Assembled) -> Outputs:
         """Owner thread only. Starts the program and returns before it is done."""
+        program.last_used = time.monotonic()
         return program(self.params, {key: bank.arrays for key, bank in self.banks.items()}, assembled)
 
     def bank_bytes(self) -> dict[ClassKey, int]:

@@ -8,7 +8,10 @@ import time
 
 from support import ENGINE_SETTINGS, tiny
 
+from jpets.engine.background import WANTED_OFTEN
+from jpets.engine.bucket import Variant
 from jpets.engine.engine import Engine
+from jpets.engine.program import ProgramKey
 from jpets.types import Query
 
 
@@ -27,3 +30,20 @@ def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathl
         own.compiler.want(programs[0].key)  # asked for already, or there: nothing is compiled twice
         assert own.compiler.waiting == 0
         assert own.stats.request_path_compiles == 0
+
+
+def test_without_room_only_what_is_needed_stays(tmp_path: pathlib.Path) -> None:
+    settings = dataclasses.replace(
+        ENGINE_SETTINGS, background_compile=True, max_length=32, max_batch_tokens=64, program_memory_mb=0
+    )
+    with Engine(tiny(), [], settings, cache_dir=tmp_path).start() as own:
+        missing = next(ProgramKey(b, Variant()) for b in own.menu if ProgramKey(b, Variant()) not in own.core)
+        for _ in range(WANTED_OFTEN):
+            own.compiler.want(missing)
+        end = time.monotonic() + 120
+        while own.compiler.waiting and time.monotonic() < end:
+            time.sleep(0.01)
+        assert {program.key for program in own.replicas[0].programs} == set(own.core)
+        assert (own.compiler.compiled, own.compiler.failed, own.compiler.waiting) == (0, 0, 0)
+        (result,) = own.infer([Query(None, "some text")])
+        assert result.error is None

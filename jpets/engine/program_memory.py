@@ -1,0 +1,71 @@
+"""Host memory of compiled programs: what they take, and which ones leave when better ones need the room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from jpets.engine.memory import return_free_memory
+from jpets.engine.program import Program, ProgramKey
+from jpets.engine.replica import Replica
+
+IDLE_SECONDS = 60.0
+"""A program that ran no batch for this long may leave for one that batches miss."""
+
+
+class ProgramMemory:
+    """Keeps the programs of ``replicas`` within ``budget`` bytes of host memory.
+
+    Programs that were there from the start (the core) always stay: together they take any batch. Only one thread calls
+    this, the one that adds programs.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], budget: int) -> None:
+        self._replicas = replicas
+        self._budget = budget
+        self._added: set[ProgramKey] = set()
+        self.evicted = 0
+
+    @property
+    def used(self) -> int:
+        """Bytes of all programs, the core's included; replicas of one host share them."""
+        return sum(program.host_bytes for program in self._programs().values())
+
+    @property
+    def full(self) -> bool:
+        return self.used >= self._budget
+
+    def has(self, key: ProgramKey) -> bool:
+        return all(replica.has_program(key) for replica in self._replicas)
+
+    def make_room(self, program: Program, *, evict: bool) -> list[ProgramKey] | None:
+        """Lets idle programs go if it may, the longest idle first, until ``program`` fits; returns them.
+
+        None, and nothing goes, where it does not fit.
+        """
+        programs = self._programs()
+        missing = sum(each.host_bytes for each in programs.values()) + program.host_bytes - self._budget
+        horizon = time.monotonic() - IDLE_SECONDS
+        idle = [p for key, p in programs.items() if evict and key in self._added and p.last_used < horizon]
+        leaving: list[ProgramKey] = []
+        for each in sorted(idle, key=lambda p: p.last_used):
+            if missing <= 0:
+                break
+            leaving.append(each.key)
+            missing -= each.host_bytes
+        if missing > 0:
+            return None
+        for key in leaving:
+            for replica in self._replicas:
+                replica.drop_program(key)
+            self._added.discard(key)
+        self.evicted += len(leaving)
+        return leaving
+
+    def added(self, program: Program) -> None:
+        """From now on ``program`` may have to leave."""
+        self._added.add(program.key)
+        return_free_memory()
+
+    def _programs(self) -> dict[ProgramKey, Program]:
+        return {program.key: program for replica in self._replicas for program in replica.programs}

@@ -1,0 +1,81 @@
+"""Which programs stay when host memory for them is short."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from jpets.engine.bucket import Bucket, Variant
+from jpets.engine.program import HOST_BYTES_PER_STORED_BYTE, Program, ProgramKey
+from jpets.engine.program_memory import IDLE_SECONDS, ProgramMemory
+
+CORE, FIRST, SECOND, THIRD = (ProgramKey(Bucket(tokens, ((1, tokens),)), Variant()) for tokens in (8, 16, 32, 64))
+
+
+class Shelf:
+    """As much of a replica as the memory looks at."""
+
+    def __init__(self) -> None:
+        self.kept: dict[ProgramKey, Program] = {}
+
+    @property
+    def programs(self) -> list[Program]:
+        return list(self.kept.values())
+
+    def has_program(self, key: ProgramKey) -> bool:
+        return key in self.kept
+
+    def drop_program(self, key: ProgramKey) -> None:
+        del self.kept[key]
+
+
+def program(key: ProgramKey, size: int, idle: float = 0.0) -> Program:
+    compiled: Any = None
+    return Program(key, compiled, stored_bytes=size, last_used=time.monotonic() - idle)
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def memory(shelf: Shelf) -> ProgramMemory:
+    """Room for ten stored bytes; a core program of four, and two later ones of three that have been idle for long."""
+    replica: Any = shelf
+    own = ProgramMemory([replica], 10 * HOST_BYTES_PER_STORED_BYTE)
+    shelf.kept[CORE] = program(CORE, 4, idle=9 * IDLE_SECONDS)
+    for key, idle in ((FIRST, 3), (SECOND, 2)):
+        shelf.kept[key] = program(key, 3, idle=idle * IDLE_SECONDS)
+        own.added(shelf.kept[key])
+    return own
+
+
+def test_the_longest_idle_leaves_for_a_wanted_one(memory: ProgramMemory, shelf: Shelf) -> None:
+    assert memory.full and memory.used == 10 * HOST_BYTES_PER_STORED_BYTE
+    assert memory.make_room(program(THIRD, 3), evict=True) == [FIRST]
+    assert set(shelf.kept) == {CORE, SECOND} and memory.evicted == 1 and not memory.full
+
+
+def test_as_many_leave_as_needed(memory: ProgramMemory, shelf: Shelf) -> None:
+    assert memory.make_room(program(THIRD, 5), evict=True) == [FIRST, SECOND]
+    assert set(shelf.kept) == {CORE}
+
+
+def test_the_core_stays_and_nothing_leaves_in_vain(memory: ProgramMemory, shelf: Shelf) -> None:
+    assert memory.make_room(program(THIRD, 7), evict=True) is None
+    assert set(shelf.kept) == {CORE, FIRST, SECOND} and memory.evicted == 0
+
+
+def test_nothing_leaves_for_what_nobody_wanted(memory: ProgramMemory, shelf: Shelf) -> None:
+    assert memory.make_room(program(THIRD, 1), evict=False) is None
+    shelf.drop_program(SECOND)
+    assert memory.make_room(program(THIRD, 3), evict=False) == []
+
+
+def test_what_is_in_use_stays(memory: ProgramMemory, shelf: Shelf) -> None:
+    shelf.kept[FIRST].last_used = time.monotonic()
+    assert memory.make_room(program(THIRD, 3), evict=True) == [SECOND]
+    assert memory.make_room(program(SECOND, 3), evict=True) == []
