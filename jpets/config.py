@@ -110,7 +110,7 @@ class EngineSettings:
     in_flight: int = 2
     """Batches dispatched but not yet fetched, per replica."""
     background_compile: bool = True
-    program_memory_mb: int = 1024
+    program_memory_mb: int = 896
     """Host memory for compiled programs (MiB, estimated). What is needed to be ready stays whatever it takes."""
     stall_seconds: float = 60.0
     """Work that makes no progress for this long makes the engine not live."""

@@ -63,7 +63,7 @@ def main(
     max_queue: Annotated[int | None, typer.Option(help="most texts that wait; more get 503  [4096]")] = None,
     slots: Annotated[int | None, typer.Option(help="fewest tasks that each class has room for  [32]")] = None,
     program_memory_mb: Annotated[
-        int | None, typer.Option(help="host memory (MiB) that compiled programs may take  [1024]")
+        int | None, typer.Option(help="host memory (MiB) that compiled programs may take  [896]")
     ] = None,
     reserve: Annotated[
         str | None,

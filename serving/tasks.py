@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, StrictInt
@@ -20,6 +20,7 @@ from serving.context import Context, Here
 from serving.errors import ClientGone
 from serving.fields import Text
 from serving.repository import StoredTask
+from serving.schemas import TaskDetail, TaskPage, TaskSummary
 
 FILE_TYPE = "application/octet-stream"
 ETAG = re.compile(r'(?:W/)?"?(\d{1,9})"?')
@@ -30,36 +31,6 @@ ANY = "*"
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
 IfMatch = Annotated[str | None, Header(description="the version that must be the newest one; 409 where it is not")]
 IfNoneMatch = Annotated[str | None, Header(description="`*`: the task must not exist yet; 409 where it does")]
-
-
-class DeltaSummary(BaseModel):
-    method: str
-
-
-class TaskSummary(BaseModel):
-    id: str
-    version: int
-    backbone: str
-    deltas: list[DeltaSummary]
-    head: str
-    labels: list[str]
-    bytes: int
-
-
-class TaskDetail(TaskSummary):
-    """``metadata`` is the task file's own document; ``loaded`` is the version that queries get now, if any."""
-
-    created: str
-    digest: str
-    loaded: int | None
-    metadata: dict[str, Any]
-
-
-class TaskPage(BaseModel):
-    """``next`` is the ``after`` of the next page, null on the last one."""
-
-    tasks: list[TaskSummary]
-    next: str | None
 
 
 class RollbackRequest(BaseModel):
@@ -76,7 +47,7 @@ async def list_tasks(
     after: Annotated[str | None, Query(max_length=128)] = None,
 ) -> TaskPage:
     found, following = await asyncio.to_thread(here.service.repository.list, limit=limit, after=after)
-    return TaskPage(tasks=[TaskSummary(**_summary(stored)) for stored in found], next=following)
+    return TaskPage(tasks=[TaskSummary.of(stored) for stored in found], next=following)
 
 
 @router.put(
@@ -136,27 +107,9 @@ async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response
     return Response(status_code=204)
 
 
-def _summary(stored: StoredTask) -> dict[str, Any]:
-    document = stored.metadata
-    return {
-        "id": stored.id,
-        "version": stored.version,
-        "backbone": document["backbone"]["name"],
-        "deltas": [{"method": delta["method"]} for delta in document["deltas"]],
-        "head": document["head"]["type"],
-        "labels": list(document.get("labels", ())),
-        "bytes": stored.bytes,
-    }
-
-
 def _answer(here: Context, stored: StoredTask, status: int) -> JSONResponse:
-    more = {
-        "created": stored.created,
-        "digest": stored.digest,
-        "loaded": here.service.version(stored.id),
-        "metadata": dict(stored.metadata),
-    }
-    return JSONResponse({**_summary(stored), **more}, status, _etag(stored))
+    detail = TaskDetail.of(stored, loaded=here.service.version(stored.id))
+    return JSONResponse(detail.model_dump(), status, _etag(stored))
 
 
 def _etag(stored: StoredTask) -> dict[str, str]:

@@ -12,6 +12,7 @@ import typer
 from jpets.commands.client import Server
 from jpets.commands.output import JsonOption, print_json, print_table, report_error, reporting
 from jpets.errors import InvalidInput
+from serving.schemas import ClassifyItem
 
 PER_REQUEST = 256
 ALL_LABELS = 1 << 16
@@ -20,43 +21,8 @@ SHOWN_TEXT = 60
 STDIN = "-"
 
 
-class LabelProb(pydantic.BaseModel):
-    label: str
-    prob: float
-
-
-class Entity(pydantic.BaseModel):
-    """A run of tokens; ``end`` is exclusive."""
-
-    label: str
-    score: float
-    start: int
-    end: int
-
-
-class Refusal(pydantic.BaseModel):
-    code: str
-    message: str
-
-
-class Item(pydantic.BaseModel):
-    """The answer to one text; its task's head decides which fields there are, and ``error`` stands in their place."""
-
-    index: int
-    model: str | None = None
-    label: str | None = None
-    probs: list[float] | None = None
-    num_classes: int | None = None
-    top: list[LabelProb] | None = None
-    labels: list[str] | None = None
-    values: list[float] | None = None
-    entities: list[Entity] | None = None
-    embedding: list[float] | None = None
-    error: Refusal | None = None
-
-
 class Answer(pydantic.BaseModel):
-    data: list[Item]
+    data: list[ClassifyItem]
 
 
 def query(
@@ -94,9 +60,9 @@ def _expanded(texts: Sequence[str]) -> Iterator[str]:
             yield text
 
 
-def _answers(server: Server, task: str, texts: Sequence[str], top_k: int | None) -> list[Item]:
+def _answers(server: Server, task: str, texts: Sequence[str], top_k: int | None) -> list[ClassifyItem]:
     """One item a text. The mixed form of the request takes every kind of head, and gives each text its own error."""
-    items: list[Item] = []
+    items: list[ClassifyItem] = []
     more = {} if top_k is None else {"top_k": top_k}
     with reporting() as report:
         for start in range(0, len(texts), PER_REQUEST):
@@ -110,14 +76,14 @@ def _answers(server: Server, task: str, texts: Sequence[str], top_k: int | None)
     return items
 
 
-def _rows(text: str, item: Item, top_k: int | None) -> Iterator[tuple[str, str, str]]:
+def _rows(text: str, item: ClassifyItem, top_k: int | None) -> Iterator[tuple[str, str, str]]:
     """A row for each thing that is said about a text; the text stands in the first."""
     brief = text if len(text) <= SHOWN_TEXT else text[: SHOWN_TEXT - 1] + "…"
     for at, (answer, score) in enumerate(_said(item, top_k)):
         yield "" if at else brief, answer, f"{score:.4f}" if score is not None else ""
 
 
-def _said(item: Item, top_k: int | None) -> list[tuple[str, float | None]]:
+def _said(item: ClassifyItem, top_k: int | None) -> list[tuple[str, float | None]]:
     if item.error is not None:
         return [(f"error: {item.error.message}", None)]
     if item.embedding is not None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from checkpoints.repository import Repository
 from checkpoints.versions import StoredTask
 from jpets.commands.output import busy
-from jpets.commands.store import TaskDetail, TaskSummary
 from jpets.errors import InvalidInput, NotFound
+from serving.schemas import TaskDetail, TaskSummary
 
 CATALOG = "catalog.sqlite"
 PAGE = 500
@@ -26,7 +25,7 @@ class RepositoryStore:
         self._repository = repository
 
     def tasks(self) -> Iterator[TaskSummary]:
-        return map(_summary, stored_tasks(self._repository))
+        return map(TaskSummary.of, stored_tasks(self._repository))
 
     def get(self, id: str) -> TaskDetail:
         return _detail(self._repository.get(id))
@@ -78,28 +77,5 @@ def stored_tasks(repository: Repository) -> Iterator[StoredTask]:
             return
 
 
-def _summary(stored: StoredTask) -> TaskSummary:
-    return TaskSummary.model_validate(_fields(stored))
-
-
 def _detail(stored: StoredTask) -> TaskDetail:
-    more = {
-        "created": stored.created,
-        "digest": stored.digest,
-        "loaded": stored.version if stored.served else None,
-        "metadata": dict(stored.metadata),
-    }
-    return TaskDetail.model_validate({**_fields(stored), **more})
-
-
-def _fields(stored: StoredTask) -> dict[str, Any]:
-    document = stored.metadata
-    return {
-        "id": stored.id,
-        "version": stored.version,
-        "backbone": document["backbone"]["name"],
-        "deltas": [{"method": delta["method"]} for delta in document["deltas"]],
-        "head": document["head"]["type"],
-        "labels": document.get("labels", []),
-        "bytes": stored.bytes,
-    }
+    return TaskDetail.of(stored, loaded=stored.version if stored.served else None)

@@ -6,19 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-import pydantic
-
 from checkpoints.ids import check_id
 from jpets.commands.client import Server
-from jpets.commands.store import TaskDetail, TaskSummary
+from serving.schemas import TaskDetail, TaskPage, TaskSummary
 
 TASKS = "/v1/tasks"
 PAGE = 500
-
-
-class TaskPage(pydantic.BaseModel):
-    tasks: list[TaskSummary]
-    next: str | None
 
 
 class ServerStore:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
-import pydantic
 import typer
+
+from serving.schemas import TaskDetail, TaskSummary
 
 RepositoryOption = Annotated[
     Path | None,
@@ -17,35 +18,6 @@ RepositoryOption = Annotated[
 ServerOption = Annotated[
     str | None, typer.Option(envvar="JPETS_SERVER", help="URL of a running server, which sees changes at once")
 ]
-
-
-class DeltaSummary(pydantic.BaseModel):
-    method: str
-
-
-class TaskSummary(pydantic.BaseModel):
-    """One task, as ``GET /v1/tasks`` lists it."""
-
-    id: str
-    version: int
-    backbone: str
-    deltas: list[DeltaSummary]
-    head: str
-    labels: list[str]
-    bytes: int
-
-    @property
-    def methods(self) -> str:
-        return ", ".join(delta.method for delta in self.deltas)
-
-
-class TaskDetail(TaskSummary):
-    """One version of a task. ``loaded`` is the version that queries get, if any; ``metadata`` the file's document."""
-
-    created: str
-    digest: str
-    loaded: int | None
-    metadata: dict[str, Any]
 
 
 class TaskStore(Protocol):

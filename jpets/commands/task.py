@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, report_error, size
-from jpets.commands.store import RepositoryOption, ServerOption, TaskDetail, open_store
+from jpets.commands.store import RepositoryOption, ServerOption, open_store
 from jpets.commands.task_report import TaskReport
 from jpets.errors import InvalidTask
+from serving.schemas import TaskDetail
 
 app = typer.Typer(no_args_is_help=True, help="The tasks of a repository's folder or of a running server.")
 

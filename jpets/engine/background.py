@@ -34,6 +34,8 @@ from jpets.engine.program_memory import IDLE_SECONDS, ProgramMemory
 
 log = logging.getLogger(__name__)
 
+CHILD_IDLE_SECONDS = 30.0
+"""An idle compiling process ends: it holds 600 MB."""
 MOST_WANTED = 1024
 WANTED_OFTEN = 16
 """Batches that must have missed a program before it is compiled."""
@@ -95,23 +97,33 @@ class BackgroundCompiler:
     def waiting(self) -> int:
         return len(self._menu) + len(self._queue) + self._busy
 
+    @property
+    def child_runs(self) -> bool:
+        return self._child is not None
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._child is not None:
-            self._child.kill()
+        if (child := self._child) is not None:
+            child.kill()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
-        if self._child is not None:
-            with contextlib.suppress(OSError), self._child:  # closes its pipes and waits for its end
+        self._end_child()
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            with contextlib.suppress(OSError), child:  # closes its pipes and waits for its end
                 pass
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 while not (self._menu or self._queue or self._closed):
-                    self._changed.wait()
+                    if not self._changed.wait(CHILD_IDLE_SECONDS if self._child else None):
+                        self._end_child()
                 if self._closed:
                     return
                 wanted = bool(self._queue)
@@ -187,10 +199,11 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     store = ProgramStore(folder, jax.local_devices()[0])
     family = family_from_json(sys.stdin.readline())
-    for line in sys.stdin:
-        store.save(family, compile_program(family, key_from_json(line)))
-        sys.stdout.write("done\n")
-        sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):  # the parent was killed
+        for line in sys.stdin:
+            store.save(family, compile_program(family, key_from_json(line)))
+            sys.stdout.write("done\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

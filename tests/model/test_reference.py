@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
+from reference import Reference, Source, against, reference
 from safetensors.numpy import load_file
 from support import FIXTURES, Bench, device_params, make_task, on_device, row_answer, tiny
 
+from checkpoints.backbone import Backbone
 from checkpoints.torch_file import read_torch
 from jpets.deltas import class_method
 from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.diff import diff_delta
 from jpets.deltas.lora import lora_delta
-from jpets.deltas.protocol import ClassKey
 from jpets.deltas.sites import BoundClass
 from jpets.engine.assembly import Row, assemble
 from jpets.engine.bucket import Bucket, Variant, widest
@@ -39,29 +40,22 @@ HF_SITES = {
 LAYERS = range(3)
 
 
-def inputs(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    data = np.load(FIXTURES / name / "outputs.npz")
-    ids, mask = data["input_ids"], data["attention_mask"]
-    return ids, mask, data["token_type_ids"] if "token_type_ids" in data else np.zeros_like(ids)
-
-
-def fixture_rows(name: str, slots: Mapping[ClassKey, int] = MappingProxyType({}), pooling: int = 0) -> list[Row]:
-    ids, mask, types = inputs(name)
-    return [
-        Row(i[: m.sum()].astype(np.int32), t[: m.sum()].astype(np.int32), slots, pooling)
-        for i, m, t in zip(ids, mask, types, strict=True)
-    ]
-
-
 BUCKETS = [Bucket(6 * 24, ((6, 24),)), Bucket(96, ((5, 22), (2, 24)))]
 
 
 @pytest.mark.parametrize("bucket", BUCKETS, ids=str)
-@pytest.mark.parametrize("name", ["tiny-bert", "tiny-distilbert", "tiny-bert-bin"])
-def test_hidden_states_layer_by_layer(name: str, bucket: Bucket) -> None:
-    folder = "tiny-bert" if name == "tiny-bert-bin" else name
-    backbone, expected = tiny(name), np.load(FIXTURES / folder / "outputs.npz")["hidden_states"]
-    rows = fixture_rows(folder)
+@against("tiny-bert", "tiny-distilbert")
+def test_hidden_states_layer_by_layer(fixture: str, source: Source, bucket: Bucket) -> None:
+    compare_layers(tiny(fixture), reference(fixture, source), bucket)
+
+
+@pytest.mark.parametrize("bucket", BUCKETS, ids=str)
+def test_old_checkpoints_hold_the_same_encoder(bucket: Bucket) -> None:
+    compare_layers(tiny("tiny-bert-bin"), reference("tiny-bert", "kept"), bucket)
+
+
+def compare_layers(backbone: Backbone, wanted: Reference, bucket: Bucket) -> None:
+    rows, expected = wanted.rows, wanted.outputs["hidden_states"]
     assembled = on_device(assemble(rows, bucket, Variant(), 0))
     encoder, params = split(backbone.config), device_params(backbone)
     states = encoder.bind(params).hidden_states(assembled.batch, bind_sites(encoder, params, assembled.batch))
@@ -72,20 +66,20 @@ def test_hidden_states_layer_by_layer(name: str, bucket: Bucket) -> None:
             np.testing.assert_allclose(found, expected[layer, query, : row.length], atol=2e-5, err_msg=f"layer {layer}")
 
 
-def test_pooler_output() -> None:
-    expected = np.load(FIXTURES / "tiny-bert" / "outputs.npz")["pooler_output"]
+@against("tiny-bert")
+def test_pooler_output(fixture: str, source: Source) -> None:
+    wanted = reference(fixture, source)
     own = Bench(tiny(), [])
-    assembled, outputs = own.run(fixture_rows("tiny-bert", pooling=2), BUCKETS[1], Variant())
-    np.testing.assert_allclose(np.asarray(outputs.pooled)[assembled.order], expected, atol=2e-5)
+    assembled, outputs = own.run([replace(row, pooling=2) for row in wanted.rows], BUCKETS[1], Variant())
+    np.testing.assert_allclose(np.asarray(outputs.pooled)[assembled.order], wanted.outputs["pooler_output"], atol=2e-5)
 
 
-def served_hidden(delta: Delta) -> list[np.ndarray]:
-    """Hidden states of the fixture rows with one delta, through bank, packing and windows."""
+def served_hidden(delta: Delta, rows: Sequence[Row]) -> list[np.ndarray]:
+    """Hidden states of ``rows`` with one delta, through bank, packing and windows."""
     backbone = tiny()
     own = Bench(backbone, [make_task(backbone, "t", [delta], Head("embedding"))])
     variant = widest(list(own.banks), heavy=True)
-    rows = fixture_rows("tiny-bert", own.slots["t"])
-    assembled = on_device(assemble(rows, BUCKETS[1], variant, 0))
+    assembled = on_device(assemble([replace(row, slots=own.slots["t"]) for row in rows], BUCKETS[1], variant, 0))
     bound = [
         BoundClass(key, own.banks[key].arrays, view, class_method(key.method))
         for key, view in zip(variant.classes(), assembled.views, strict=True)
@@ -95,14 +89,14 @@ def served_hidden(delta: Delta) -> list[np.ndarray]:
     return [hidden[start : start + row.length] for start, row in zip(starts, rows, strict=True)]
 
 
-def compare(delta: Delta, folder: str) -> None:
-    expected = np.load(FIXTURES / folder / "outputs.npz")["last_hidden_state"]
-    for query, found in enumerate(served_hidden(delta)):
-        np.testing.assert_allclose(found, expected[query, : len(found)], atol=1e-4)
+def compare(delta: Delta, fixture: str, source: Source) -> None:
+    wanted = reference(fixture, source)
+    for query, found in enumerate(served_hidden(delta, wanted.rows)):
+        np.testing.assert_allclose(found, wanted.outputs["last_hidden_state"][query, : len(found)], atol=1e-4)
 
 
-def peft_delta(name: str) -> Delta:
-    folder = FIXTURES / "peft-lora" / name
+def peft_delta(fixture: str) -> Delta:
+    folder = FIXTURES / fixture
     config, tensors = (
         json.loads((folder / "adapter_config.json").read_text()),
         load_file(folder / "adapter_model.safetensors"),
@@ -117,18 +111,18 @@ def peft_delta(name: str) -> Delta:
     return lora_delta(matrices, alpha=config["lora_alpha"], rank_stabilised=config["use_rslora"])
 
 
-@pytest.mark.parametrize("name", ["r8-query-value", "r4-all-rslora"])
-def test_lora_agrees_with_peft(name: str) -> None:
-    compare(peft_delta(name), f"peft-lora/{name}")
+@against("peft-lora/r8-query-value", "peft-lora/r4-all-rslora")
+def test_lora_agrees_with_peft(fixture: str, source: Source) -> None:
+    compare(peft_delta(fixture), fixture, source)
 
 
-@pytest.mark.parametrize("name", ["houlsby", "pfeiffer", "pfeiffer-swish"])
-def test_adapter_agrees_with_adapterhub(name: str) -> None:
-    folder, backbone = FIXTURES / "adapterhub" / name, tiny()
+@against("adapterhub/houlsby", "adapterhub/pfeiffer", "adapterhub/pfeiffer-swish")
+def test_adapter_agrees_with_adapterhub(fixture: str, source: Source) -> None:
+    folder, backbone = FIXTURES / fixture, tiny()
     file = folder / "adapter.safetensors"
     tensors = load_file(file) if file.exists() else read_torch(folder / "pytorch_adapter.bin")
     config = json.loads((folder / "adapter_config.json").read_text())["config"]
-    settings = adapter_placement(name.partition("-")[0], backbone.config)
+    settings = adapter_placement(folder.name.partition("-")[0], backbone.config)
     settings |= {"activation": config["non_linearity"], "bottleneck": 16}
     own: dict[str, np.ndarray] = {}
     parts = {"down": "adapter_down.0.weight", "down_bias": "adapter_down.0.bias"}
@@ -146,10 +140,11 @@ def test_adapter_agrees_with_adapterhub(name: str) -> None:
                 ]
                 stacked.append(array.T if array.ndim == 2 else array)
             own[f"{site}/{part}"] = np.stack(stacked).astype(np.float32)
-    compare(Delta("adapter", settings, own), f"adapterhub/{name}")
+    compare(Delta("adapter", settings, own), fixture, source)
 
 
-def test_bitfit_agrees_with_the_reference() -> None:
+@against("bitfit")
+def test_bitfit_agrees_with_the_reference(fixture: str, source: Source) -> None:
     biases = load_file(FIXTURES / "bitfit" / "biases.safetensors")
     tensors = {
         f"{site}/bias": np.stack([biases[f"encoder.layer.{layer}.{module}.bias"] for layer in LAYERS])
@@ -157,10 +152,11 @@ def test_bitfit_agrees_with_the_reference() -> None:
     }
     tensors["embeddings_norm/bias"] = biases["embeddings.LayerNorm.bias"][None]
     tensors["pooler/bias"] = biases["pooler.dense.bias"][None]
-    compare(Delta("bitfit", {}, tensors), "bitfit")
+    compare(Delta("bitfit", {}, tensors), fixture, source)
 
 
-def test_mask_agrees_with_the_reference() -> None:
+@against("mask")
+def test_mask_agrees_with_the_reference(fixture: str, source: Source) -> None:
     masks = np.load(FIXTURES / "mask" / "masks.npz")
     config = tiny().config
     tensors = {}
@@ -173,10 +169,11 @@ def test_mask_agrees_with_the_reference() -> None:
             for layer in LAYERS
         ]
         tensors[f"{site}/bits"] = pack_planes(np.stack([b.T for b in bits]).astype(bool))
-    compare(Delta("mask", {}, tensors), "mask")
+    compare(Delta("mask", {}, tensors), fixture, source)
 
 
-def test_diff_agrees_with_the_reference() -> None:
+@against("diff")
+def test_diff_agrees_with_the_reference(fixture: str, source: Source) -> None:
     data = np.load(FIXTURES / "diff" / "diff.npz")
     config = tiny().config
     weights: dict[str, dict[int, np.ndarray]] = {}
@@ -197,29 +194,26 @@ def test_diff_agrees_with_the_reference() -> None:
         change = np.zeros(config.hidden_size, np.float32)
         change[data["embeddings.LayerNorm.bias/rows"]] = data["embeddings.LayerNorm.bias/values"]
         biases["embeddings_norm"] = {0: change}
-    compare(diff_delta(weights, biases, list(LAYERS)), "diff")
+    compare(diff_delta(weights, biases, list(LAYERS)), fixture, source)
 
 
-def hf_head(name: str) -> dict[str, np.ndarray]:
-    return load_file(FIXTURES / "tiny-bert-heads" / name / "head.safetensors")
-
-
-@pytest.mark.parametrize("name", ["bert-sequence", "bert-token", "distilbert-sequence"])
-def test_heads_agree_with_the_reference(name: str) -> None:
-    backbone = tiny("tiny-distilbert" if name.startswith("distil") else "tiny-bert")
-    tensors, expected = hf_head(name), np.load(FIXTURES / "tiny-bert-heads" / name / "outputs.npz")["logits"]
+@against("tiny-bert-heads/bert-sequence", "tiny-bert-heads/bert-token", "tiny-bert-heads/distilbert-sequence")
+def test_heads_agree_with_the_reference(fixture: str, source: Source) -> None:
+    backbone = tiny("tiny-distilbert" if "distilbert" in fixture else "tiny-bert")
+    wanted, tensors = reference(fixture, source), load_file(FIXTURES / fixture / "head.safetensors")
     own = {"kernel": tensors["classifier.weight"].T, "bias": tensors["classifier.bias"]}
     if "pre_classifier.weight" in tensors:
         own |= {"dense_kernel": tensors["pre_classifier.weight"].T, "dense_bias": tensors["pre_classifier.bias"]}
-    kind = "token-classification" if name == "bert-token" else "sequence-classification"
-    pooling = "pooler" if name == "bert-sequence" else "cls"
+    kind = "token-classification" if fixture.endswith("bert-token") else "sequence-classification"
+    pooling = "pooler" if fixture.endswith("bert-sequence") and "distilbert" not in fixture else "cls"
     head = Head(kind, own, pooling=pooling, activation="relu")
     bench = Bench(backbone, [make_task(backbone, "t", [], head)])
-    folder = "tiny-distilbert" if name.startswith("distil") else "tiny-bert"
-    rows = fixture_rows(folder, bench.slots["t"], 2 if pooling == "pooler" else 0)
+    rows = [replace(row, slots=bench.slots["t"], pooling=2 if pooling == "pooler" else 0) for row in wanted.rows]
     for bucket in BUCKETS:
         assembled, outputs = bench.run(rows, bucket, widest(list(bench.banks), heavy=True))
         for query, row in enumerate(rows):
             found = row_answer(assembled, outputs, query, head.outputs)["logits"]
-            wanted = expected[query, : row.length] if kind.startswith("token") else expected[query][None]
-            np.testing.assert_allclose(found, wanted, atol=1e-4)
+            logits = wanted.outputs["logits"][query]
+            np.testing.assert_allclose(
+                found, logits[: row.length] if kind.startswith("token") else logits[None], atol=1e-4
+            )

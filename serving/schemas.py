@@ -1,0 +1,113 @@
+"""What the HTTP API answers with, as the server builds it and the command line reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:  # the command line starts without what it would bring
+    from serving.repository import StoredTask
+
+
+class DeltaSummary(BaseModel):
+    method: str
+
+
+class TaskSummary(BaseModel):
+    id: str
+    version: int
+    backbone: str
+    deltas: list[DeltaSummary]
+    head: str
+    labels: list[str]
+    bytes: int
+
+    @property
+    def methods(self) -> str:
+        return ", ".join(delta.method for delta in self.deltas)
+
+    @classmethod
+    def of(cls, stored: StoredTask, **more: Any) -> Self:
+        """``more`` are the fields that a subclass adds."""
+        document = stored.metadata
+        return cls(
+            id=stored.id,
+            version=stored.version,
+            backbone=document["backbone"]["name"],
+            deltas=[DeltaSummary(method=delta["method"]) for delta in document["deltas"]],
+            head=document["head"]["type"],
+            labels=list(document.get("labels", ())),
+            bytes=stored.bytes,
+            **more,
+        )
+
+
+class TaskDetail(TaskSummary):
+    """``metadata`` is the task file's own document; ``loaded`` is the version that queries get now, if any."""
+
+    created: str
+    digest: str
+    loaded: int | None
+    metadata: dict[str, Any]
+
+    @classmethod
+    def of(cls, stored: StoredTask, **more: Any) -> Self:
+        known = {"created": stored.created, "digest": stored.digest, "metadata": dict(stored.metadata)}
+        return super().of(stored, **known, **more)
+
+
+class TaskPage(BaseModel):
+    """``next`` is the ``after`` of the next page, null on the last one."""
+
+    tasks: list[TaskSummary]
+    next: str | None
+
+
+class LabelProb(BaseModel):
+    label: str
+    prob: float
+
+
+class EntityItem(BaseModel):
+    """A run of tokens of one label; ``end`` is exclusive."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+class ItemError(BaseModel):
+    code: str
+    message: str
+
+
+class ClassifyItem(BaseModel):
+    """Which fields there are depends on the task's head; ``error``, in the mixed form only, replaces all others."""
+
+    index: int
+    model: str | None = None
+    label: str | None = None
+    probs: list[float] | None = None
+    num_classes: int | None = None
+    top: list[LabelProb] | None = None
+    labels: list[str] | None = None
+    values: list[float] | None = None
+    entities: list[EntityItem] | None = None
+    embedding: list[float] | None = None
+    error: ItemError | None = None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class ClassifyResponse(BaseModel):
+    id: str
+    object: str = "list"
+    created: int
+    model: str | None
+    data: list[ClassifyItem]
+    usage: Usage
