@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, Response
+from fastapi_offline import FastAPIOffline
 
 from serving import classify, embeddings, oip, status, tasks
 from serving.context import Context, Here, server_version
@@ -37,7 +38,8 @@ def create_app(service: Service, settings: ServingSettings | None = None) -> Fas
     """The application; it answers health and metrics at once and the rest when ``service`` has started."""
     settings = settings or ServingSettings()
     metrics = Metrics(service)
-    app = FastAPI(
+    app = FastAPIOffline(  # /docs works where there is no internet
+        redoc_url=None,
         title="jpets",
         version=server_version(),
         description=DESCRIPTION,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import types
 from concurrent.futures import Future
 from pathlib import Path
@@ -270,7 +271,14 @@ def test_openapi_describes_every_route(call: Call) -> None:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             assert operation["summary"] and set(operation["tags"]) <= tags and operation["tags"], path
-    assert call("GET", "/docs").status_code == 200
+
+
+def test_docs_load_nothing_from_elsewhere(call: Call) -> None:
+    page = call("GET", "/docs")
+    assert page.status_code == 200
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert any(path.endswith(".js") for path in loaded) and any(path.endswith(".css") for path in loaded)
+    assert all(path.startswith("/") and call("GET", path).status_code == 200 for path in loaded)
 
 
 def test_repository_protocol_is_the_repositorys(tmp_path: Path) -> None:
