@@ -10,14 +10,17 @@ from jaxtyping import Array, Float
 
 from jpets.config import ADAPTER_SITES, BackboneConfig
 from jpets.deltas.protocol import (
+    SUM_BYTES,
     ArraySpec,
     Bound,
     ClassKey,
     Contribution,
     Method,
     TensorSpec,
+    Work,
     covered_layers,
     full_shape,
+    layer_bytes,
     normal,
     size_step,
 )
@@ -55,6 +58,7 @@ class Adapter(Method):
 
     name = "adapter"
     kind = "light"
+    step = "adapter"
     repeatable = False  # whether the second would read the first one's output is nobody's convention
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
@@ -99,6 +103,12 @@ class Adapter(Method):
             specs |= {f"{site}/{part}": ArraySpec(shape) for part, shape in shapes.items()}
         return specs
 
+    def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
+        """Two thin products a site; the sub-layer's output is read, the sum with the residual is read and written."""
+        flops = sum(4 * tokens * config.hidden_size * size for _, size in key.sites)
+        moved = 3 * SUM_BYTES * config.hidden_size * len(key.sites)
+        return Work(flops, tasks * layer_bytes(self.bank_arrays(key, config)) + tokens * moved)
+
     def after(
         self,
         bound: Bound,
@@ -111,14 +121,10 @@ class Adapter(Method):
         view, bank = bound.view, bound.bank
         assert isinstance(view, (RowView, SegmentView))
         read = normed if bound.key.option("input") == "normed" else y
-        delta = low_rank(
-            view.segments(read.astype(value_dtype(bank[f"{site}/down"]))),
-            bank[f"{site}/down"],
-            bank[f"{site}/up"],
-            view.slots,
-            bound.key.layers.index(layer),
-            activation=bound.key.option("activation"),
-            down_bias=bank[f"{site}/down_bias"],
-            up_bias=bank[f"{site}/up_bias"],
-        )
-        return view.add(total, delta)
+        at, activation = bound.key.layers.index(layer), bound.key.option("activation")
+
+        def operator(x: Array, slots: Array, down: Array, down_bias: Array, up: Array, up_bias: Array) -> Array:
+            return low_rank(x, down, up, slots, at, activation=activation, down_bias=down_bias, up_bias=up_bias)
+
+        x = view.segments(read.astype(value_dtype(bank[f"{site}/down"])))
+        return view.add(total, bound.launch(operator, x, view.slots, *(bank[f"{site}/{part}"] for part in PARTS)))

@@ -8,14 +8,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jpets.config import BackboneConfig
+from jpets.config import LINEAR_SITES, NORM_SITES, BackboneConfig
 from jpets.deltas.protocol import (
+    PARAM_BYTES,
+    SUM_BYTES,
     ArraySpec,
     ClassKey,
     Contribution,
     Method,
     Params,
     TensorSpec,
+    Work,
     covered_layers,
     full_shape,
     normal,
@@ -37,6 +40,7 @@ class Bitfit(Method):
 
     name = "bitfit"
     kind = "bias"
+    step = "bias"
 
     def _sites(self, settings: Mapping[str, Any], config: BackboneConfig) -> tuple[str, ...]:
         known = bias_sites(config)
@@ -75,6 +79,11 @@ class Bitfit(Method):
 
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
         return {"bias": ArraySpec((1, config.bias_size()))}
+
+    def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
+        """One addition for each bias of a layer; outputs are read and written."""
+        width = sum(config.dims(site)[1] for site in LINEAR_SITES) + len(NORM_SITES) * config.hidden_size
+        return Work(tokens * width, tasks * PARAM_BYTES * width + tokens * 2 * SUM_BYTES * width)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layout, layers, bias = config.bias_layout(), covered_layers(delta.settings, config), params["bias"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from jpets.config import BackboneConfig
 from jpets.deltas.bitfit import BIAS_CLASS, bias_sites
 from jpets.deltas.merge import map_kernels
 from jpets.deltas.protocol import (
+    PARAM_BYTES,
+    SUM_BYTES,
     ArraySpec,
     Bound,
     ClassKey,
@@ -23,8 +26,10 @@ from jpets.deltas.protocol import (
     Params,
     Place,
     TensorSpec,
+    Work,
     covered_layers,
     covered_sites,
+    layer_bytes,
     normal,
     site_layers,
 )
@@ -80,6 +85,7 @@ class Diff(Method):
 
     name = "diff"
     kind = "heavy"
+    step = "sums"
 
     def _sites(self, settings: Mapping[str, Any], config: BackboneConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
         sites = covered_sites(settings, config) if settings.get("sites", True) else ()
@@ -171,12 +177,20 @@ class Diff(Method):
             specs[f"{site}/values"] = ArraySpec(shape)
         return specs
 
+    def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
+        """One multiply-add for each non-zero and token; x is read, y is read and written."""
+        flops = sum(2 * tokens * count for _, count in key.sites)
+        dims = [config.dims(site) for site, _ in key.sites]
+        moved = sum(PARAM_BYTES * inputs + 2 * SUM_BYTES * outputs for inputs, outputs in dims)
+        return Work(flops, tasks * layer_bytes(self.bank_arrays(key, config)) + tokens * moved)
+
     def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
         view, bank = bound.view, bound.bank
         assert isinstance(view, HeavyView)
         rows, cols, values = (bank[f"{place.site}/{name}"] for name in ("rows", "cols", "values"))
         at = bound.key.layers.index(place.layer)
-        return sparse_matmul(x, y, rows, cols, values, view.runs, view.size, at)
+        operator = functools.partial(sparse_matmul, size=view.size, layer=at)
+        return bound.launch(operator, x, y, rows, cols, values, view.runs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers, layout = covered_layers(delta.settings, config), config.bias_layout()

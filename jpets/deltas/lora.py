@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from jaxtyping import Array, Float
 from jpets.config import BackboneConfig
 from jpets.deltas.merge import map_kernels
 from jpets.deltas.protocol import (
+    PARAM_BYTES,
+    SUM_BYTES,
     ArraySpec,
     Bound,
     ClassKey,
@@ -20,8 +23,10 @@ from jpets.deltas.protocol import (
     Params,
     Place,
     TensorSpec,
+    Work,
     covered_layers,
     covered_sites,
+    layer_bytes,
     normal,
     site_layers,
     size_step,
@@ -70,6 +75,7 @@ class Lora(Method):
 
     name = "lora"
     kind = "light"
+    step = "sums"
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers, sites = covered_layers(settings, config), covered_sites(settings, config)
@@ -124,12 +130,20 @@ class Lora(Method):
             specs[f"{site}/B"] = ArraySpec((len(key.layers), rank, outputs))
         return specs
 
+    def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
+        """Two thin products; x is read, y is read and written."""
+        dims = {site: config.dims(site) for site, _ in key.sites}
+        flops = sum(2 * tokens * rank * sum(dims[site]) for site, rank in key.sites)
+        moved = sum(PARAM_BYTES * inputs + 2 * SUM_BYTES * outputs for inputs, outputs in dims.values())
+        return Work(flops, tasks * layer_bytes(self.bank_arrays(key, config)) + tokens * moved)
+
     def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
         view = bound.view
         assert isinstance(view, (RowView, SegmentView))
         at = bound.key.layers.index(place.layer)
         a, b = bound.bank[f"{place.site}/A"], bound.bank[f"{place.site}/B"]
-        return view.add(y, low_rank(view.segments(x), a, b, view.slots, at))
+        operator = functools.partial(low_rank, layer=at)
+        return view.add(y, bound.launch(operator, view.segments(x), a, b, view.slots))
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers = covered_layers(delta.settings, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from jaxtyping import Array, Float
 from jpets.config import BackboneConfig
 from jpets.deltas.merge import map_kernels
 from jpets.deltas.protocol import (
+    PARAM_BYTES,
+    SUM_BYTES,
     ArraySpec,
     Bound,
     ClassKey,
@@ -20,9 +23,11 @@ from jpets.deltas.protocol import (
     Params,
     Place,
     TensorSpec,
+    Work,
     covered_layers,
     covered_sites,
     full_shape,
+    layer_bytes,
     site_layers,
 )
 from jpets.deltas.view import HeavyView
@@ -35,6 +40,7 @@ class Mask(Method):
 
     name = "mask"
     kind = "heavy"
+    step = "weight"
     repeatable = False  # the second would replace what the first computed
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
@@ -70,6 +76,14 @@ class Mask(Method):
             for site, (inputs, outputs) in dims.items()
         }
 
+    def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
+        """A dense product with the task's own weight: bits and shared weight are read for each task, y is written."""
+        dims = [config.dims(site) for site, _ in key.sites]
+        weights = sum(inputs * outputs for inputs, outputs in dims)
+        moved = sum(PARAM_BYTES * inputs + SUM_BYTES * outputs for inputs, outputs in dims)
+        slot = layer_bytes(self.bank_arrays(key, config)) + PARAM_BYTES * weights
+        return Work(2 * tokens * weights, tasks * slot + tokens * moved)
+
     def weight(
         self,
         bound: Bound,
@@ -81,7 +95,8 @@ class Mask(Method):
         view = bound.view
         assert isinstance(view, HeavyView)
         bits, at = bound.bank[f"{place.site}/bits"], bound.key.layers.index(place.layer)
-        return masked_matmul(x, y, w, bits, view.runs, view.size, at)
+        operator = functools.partial(masked_matmul, size=view.size, layer=at)
+        return bound.launch(operator, x, y, w, bits, view.runs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers = covered_layers(delta.settings, config)

@@ -11,7 +11,8 @@ representation: ``weight``, ``total``, then the bias, then ``after``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -24,7 +25,12 @@ from jpets.errors import InvalidTask
 from jpets.types import Delta
 
 Kind = Literal["light", "heavy", "bias", "head"]
+Step = Literal["weight", "sums", "bias", "adapter"]
+"""Steps of the unified representation; what acts in one step may act in any order."""
 Params = dict[str, Any]
+PARAM_BYTES = 2
+SUM_BYTES = 4
+"""Bytes of a weight or an input of a product (bf16), and of a number of the residual stream or a sum (f32)."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -70,6 +76,11 @@ class ArraySpec:
     dtype: Literal["param", "uint8", "uint16", "float32"] = "param"
     fill: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one slot, parameters in bf16."""
+        return math.prod(self.shape) * {"param": PARAM_BYTES, "uint8": 1, "uint16": 2, "float32": 4}[self.dtype]
+
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
@@ -94,6 +105,16 @@ class Place(NamedTuple):
     site: str
 
 
+class Work(NamedTuple):
+    """What one operator costs: floating-point operations, and the bytes it must move if each array moves once.
+
+    A multiply-add is two operations; element-wise parts count only where there is nothing else.
+    """
+
+    flops: int
+    bytes: int
+
+
 class Bound(Protocol):
     """A class inside an executable: its key, its bank's arrays [slots, layers, ...] and where its rows stand."""
 
@@ -103,6 +124,9 @@ class Bound(Protocol):
     def bank(self) -> Mapping[str, Array]: ...
     @property
     def view(self) -> ClassView: ...
+    def launch(self, operator: Callable[..., Array], *arguments: Any) -> Array:
+        """``operator(*arguments)``, on the class's own stream where it has one."""
+        ...
 
 
 class Method:
@@ -110,6 +134,7 @@ class Method:
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
+    step: ClassVar[Step]
     repeatable: ClassVar[bool] = True
     """Whether one task may carry several deltas of this method."""
 
@@ -132,6 +157,10 @@ class Method:
 
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
         """The arrays of one slot of ``key``'s bank."""
+        raise NotImplementedError
+
+    def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
+        """The cost of this class in one layer, all its sites together: ``tokens`` tokens of ``tasks`` slots, bf16."""
         raise NotImplementedError
 
     def weight(
@@ -171,6 +200,11 @@ class Method:
         Raises ``NotImplementedError`` for methods that are not a change of the weights.
         """
         raise NotImplementedError(f"{self.name} cannot be merged into dense weights")
+
+
+def layer_bytes(specs: Mapping[str, ArraySpec]) -> int:
+    """Bytes that one slot holds for one layer; the arrays have a leading layer axis."""
+    return sum(spec.nbytes // spec.shape[0] for spec in specs.values())
 
 
 def covered_layers(settings: Mapping[str, Any], config: BackboneConfig) -> tuple[int, ...]:

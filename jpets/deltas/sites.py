@@ -7,10 +7,12 @@ It exists only while a program is traced.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array, Float, Int
 
 from jpets.config import BackboneConfig
@@ -21,19 +23,35 @@ from pallas_kernels.numerics import dot, take_slots
 
 @dataclasses.dataclass(frozen=True)
 class BoundClass:
-    """A class with its bank and its rows' places in this batch."""
+    """A class with its bank and its rows' places in this batch.
+
+    ``stream`` numbers the device stream of its operators, from 1 (the shared operators run on 0); None: no own one.
+    """
 
     key: ClassKey
     bank: Mapping[str, Array]
     view: ClassView
     method: Method
+    stream: int | None = None
 
     def acts_on(self, layer: int, site: str) -> bool:
         return layer in self.key.layers and any(name == site for name, _ in self.key.sites)
 
+    def launch(self, operator: Callable[..., Array], *arguments: Any) -> Array:
+        """``operator(*arguments)``, as one call that XLA runs beside others where the class has a stream."""
+        if self.stream is None:
+            return operator(*arguments)
+        called = jax.jit(operator)(*arguments)
+        # On the call alone: XLA makes an asynchronous pair of an annotated call, which must not be inlined before.
+        annotated: Array = set_xla_metadata(called, _xla_stream_annotation=str(self.stream), inlineable="false")
+        return annotated
+
 
 class Sites:
-    """``rows`` is the number of rows N; ``row_of_token`` [T] is None in a rectangular bucket, where T = N L."""
+    """``rows`` is the number of rows N; ``row_of_token`` [T] is None in a rectangular bucket, where T = N L.
+
+    Within one step the classes act in the order of ``bound``.
+    """
 
     def __init__(
         self,
