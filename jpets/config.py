@@ -112,5 +112,10 @@ class EngineSettings:
     background_compile: bool = True
     program_memory_mb: int = 896
     """Host memory for compiled programs (MiB, estimated). What is needed to be ready stays whatever it takes."""
+    delta_streams: int = 1
+    """Streams for the delta operators of a GPU (PetS section 4.2); nothing was measured there yet, so 1: they share
+    the backbone's and are only ordered. 0 keeps them in the order of their classes. Other devices have one."""
+    delta_stream_tokens: int = 0
+    """Programs with fewer tokens for each class use two delta streams; to be profiled on each kind of GPU."""
     stall_seconds: float = 60.0
     """Work that makes no progress for this long makes the engine not live."""

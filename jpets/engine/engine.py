@@ -21,6 +21,7 @@ from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.engine.assembly import Row
 from jpets.engine.background import BackgroundCompiler
 from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
+from jpets.engine.delta_order import delta_streams
 from jpets.engine.host_loop import HostLoop, PrefetchHook
 from jpets.engine.memory import return_free_memory
 from jpets.engine.pending import Pending, PendingQueue
@@ -79,7 +80,9 @@ class Engine:
         self._base_bias = np.asarray(backbone.params["bias"], np.float32)
         first = list(tasks)
         self._start_tasks = first
-        family = Family(config, self.settings.dtype, self._class_slots(first, list(reserve)))
+        device = jax.local_devices()[0]
+        streams = delta_streams(self.settings, device.platform)
+        family = Family(config, self.settings.dtype, self._class_slots(first, list(reserve)), streams)
         most_tokens = max(longest, self.settings.max_batch_tokens)
         self.menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, self.settings.max_batch_rows)
         light, heavy = (widest([key for key, _ in family.slots], heavy=h) for h in (False, True))
@@ -87,7 +90,6 @@ class Engine:
         core = core_programs(self.menu, light, heavy)
         self.core = self._every if buckets else [ProgramKey(*pair) for pair in core]
         self.cache_dir = cache_dir or default_cache_dir()
-        device = jax.local_devices()[0]
         self.replicas = [Replica(family, backbone.params, self.text.pad_id, jax.sharding.SingleDeviceSharding(device))]
         self.stats = Stats()
         self.hooks: list[PrefetchHook] = []

@@ -30,6 +30,7 @@ from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import ClassView
 from jpets.engine.assembly import Assembled, Row, assemble
 from jpets.engine.bucket import Bucket, Variant
+from jpets.engine.delta_order import ORDERED, Streams, delta_order
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
 from jpets.model.forward import Outputs, forward
@@ -55,11 +56,13 @@ class ProgramKey:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What all programs of one engine have in common: backbone shape, number format, slots of each class's bank."""
+    """What all programs of one engine have in common: backbone shape, number format, slots of each class's bank, and
+    how delta operators are spread over streams."""
 
     config: BackboneConfig
     dtype: DType
     slots: tuple[tuple[ClassKey, int], ...]
+    streams: Streams = ORDERED
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -77,7 +80,7 @@ def class_key_from(data: Mapping[str, Any]) -> ClassKey:
 def family_from_json(text: str) -> Family:
     data = json.loads(text)
     slots = tuple((class_key_from(key), count) for key, count in data["slots"])
-    return Family(BackboneConfig.from_dict(data["config"]), data["dtype"], slots)
+    return Family(BackboneConfig.from_dict(data["config"]), data["dtype"], slots, Streams(**data["streams"]))
 
 
 def key_from_json(text: str) -> ProgramKey:
@@ -92,17 +95,20 @@ def key_from_json(text: str) -> ProgramKey:
 
 def _run(
     encoder: SplitEncoder,
-    variant: Variant,
+    key: ProgramKey,
+    streams: Streams,
     params: Params,
     banks: Sequence[BankArrays],
     batch: PackedBatch,
     views: Sequence[ClassView],
 ) -> Outputs:
-    bound = [
-        BoundClass(key, bank, view, class_method(key.method))
-        for key, bank, view in zip(variant.classes(), banks, views, strict=True)
-    ]
-    return forward(encoder, params, batch, bound)
+    bound = {
+        of: BoundClass(of, bank, view, class_method(of.method))
+        for of, bank, view in zip(key.variant.classes(), banks, views, strict=True)
+    }
+    turns = delta_order(encoder.config, key.bucket, key.variant, streams)
+    ordered = [dataclasses.replace(bound.pop(turn.key), stream=turn.stream) for turn in turns]
+    return forward(encoder, params, batch, [*ordered, *bound.values()])
 
 
 def _arguments(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None) -> tuple[Any, ...]:
@@ -154,11 +160,15 @@ class Program:
         return outputs
 
 
+def trace_program(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None = None) -> jax.stages.Traced:
+    """The program before it is lowered for a platform."""
+    function = functools.partial(_run, split(family.config), key, family.streams)
+    return jax.jit(function).trace(*_arguments(family, key, sharding))
+
+
 def compile_program(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None = None) -> Program:
     """Lowers and compiles, always anew: ``ProgramStore`` is what remembers."""
-    encoder = split(family.config)
-    function = functools.partial(_run, encoder, key.variant)
-    lowered = jax.jit(function).lower(*_arguments(family, key, sharding))
+    lowered = trace_program(family, key, sharding).lower()
     with _no_compilation_cache():
         return Program(key, lowered.compile())
 
@@ -275,7 +285,7 @@ def code_digest() -> str:
     digest = hashlib.sha256()
     for package in (jpets, pallas_kernels):
         root = pathlib.Path(next(iter(package.__path__)))
-        parts = ("config.py", "model", "deltas", "engine") if package is jpets else (".",)
+        parts = ("config.py", "model", "deltas", "engine", "scheduling/operators.py") if package is jpets else (".",)
         for part in parts:
             for path in sorted((root / part).rglob("*.py")) or [root / part]:
                 digest.update(path.read_bytes())
