@@ -16,18 +16,19 @@ import numpy as np
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from jpets.config import BackboneConfig, EngineSettings
-from jpets.deltas import METHODS, class_method
+from jpets.deltas import METHODS
 from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.bank import Bank, lower_task, slot_arrays, tightest
 from jpets.deltas.fold import fold_pooler
 from jpets.deltas.merge import in_merge_order
 from jpets.deltas.protocol import ClassKey, Contribution
-from jpets.deltas.sites import BoundClass
 from jpets.engine.assembly import Assembled, Row, assemble
 from jpets.engine.bucket import Bucket, Variant
+from jpets.engine.delta_order import ORDERED
+from jpets.engine.program import ProgramKey, run_batch
 from jpets.model.batch import POOLINGS
 from jpets.model.encoder import Params, cast_params, split
-from jpets.model.forward import Outputs, forward
+from jpets.model.forward import Outputs
 from jpets.types import Delta, Head, Task
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -158,14 +159,7 @@ class Bench:
     def run(self, rows: Sequence[Row], bucket: Bucket, variant: Variant) -> tuple[Assembled, Outputs]:
         assembled = assemble(rows, bucket, variant, 0)
         if (bucket, variant) not in self._compiled:
-
-            def program(params: Params, banks: Any, batch: Any, views: Any) -> Outputs:
-                bound = [
-                    BoundClass(key, bank, view, class_method(key.method))
-                    for key, bank, view in zip(variant.classes(), banks, views, strict=True)
-                ]
-                return forward(self.encoder, params, batch, bound)
-
+            program = functools.partial(run_batch, self.encoder, ProgramKey(bucket, variant), ORDERED)
             self._compiled[bucket, variant] = jax.jit(program)
         banks = tuple(self.banks[key].arrays for key in variant.classes())
         outputs = self._compiled[bucket, variant](self.params, banks, assembled.batch, assembled.views)

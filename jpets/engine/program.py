@@ -93,7 +93,7 @@ def key_from_json(text: str) -> ProgramKey:
     return ProgramKey(bucket, variant)
 
 
-def _run(
+def run_batch(
     encoder: SplitEncoder,
     key: ProgramKey,
     streams: Streams,
@@ -102,6 +102,7 @@ def _run(
     batch: PackedBatch,
     views: Sequence[ClassView],
 ) -> Outputs:
+    """What a program computes: ``banks`` and ``views`` in the order of the variant's classes."""
     bound = {
         of: BoundClass(of, bank, view, class_method(of.method))
         for of, bank, view in zip(key.variant.classes(), banks, views, strict=True)
@@ -112,7 +113,7 @@ def _run(
 
 
 def _arguments(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None) -> tuple[Any, ...]:
-    """Shapes of a program's arguments, in the order of ``_run``."""
+    """Shapes of a program's arguments, in the order of ``run_batch``."""
     config = family.config
 
     def shape(dims: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -162,7 +163,7 @@ class Program:
 
 def trace_program(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None = None) -> jax.stages.Traced:
     """The program before it is lowered for a platform."""
-    function = functools.partial(_run, split(family.config), key, family.streams)
+    function = functools.partial(run_batch, split(family.config), key, family.streams)
     return jax.jit(function).trace(*_arguments(family, key, sharding))
 
 
