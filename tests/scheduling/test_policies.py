@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jpets.scheduling.cost import Shape, span_costs
 from jpets.scheduling.policies import alpha, fixed, split_by_cost
-from jpets.scheduling.trigger import lazy_wait
+from jpets.scheduling.trigger import MARGIN, lazy_wait
 
 SHAPES = [
     Shape(16, ((1, 16),), 1.0, padded=True),
@@ -98,10 +98,16 @@ def test_a_query_that_no_shape_holds_is_an_error() -> None:
 
 @settings(deadline=None)
 @given(
-    st.floats(0, 0.2), st.integers(1, 40), st.floats(0, 0.2), st.floats(0, 0.05), st.integers(1, 32), st.floats(0.01, 1)
+    st.floats(0, 0.2),
+    st.integers(1, 40),
+    st.floats(0, 0.2),
+    st.floats(0, 0.05),
+    st.integers(1, 32),
+    st.floats(0.01, 1),
+    st.floats(-1, 1) | st.just(float("inf")),
 )
 def test_lazy_waits_no_longer_than_it_may(
-    waited: float, waiting: int, predicted: float, timeout: float, size: int, target: float
+    waited: float, waiting: int, predicted: float, timeout: float, size: int, target: float, left: float
 ) -> None:
     wait = lazy_wait(
         oldest_waited=waited,
@@ -110,10 +116,22 @@ def test_lazy_waits_no_longer_than_it_may(
         timeout=timeout,
         size=size,
         latency_target=target,
+        left=left,
     )
     assert wait >= 0
-    if waiting >= size or waited >= timeout or waited + predicted > target / 2:
+    if waiting >= size or waited >= timeout or waited + predicted > target / 2 or left <= predicted:
         assert wait == 0
     else:
         assert waited + wait <= timeout + 1e-9
         assert waited + wait + predicted <= target / 2 + 1e-9
+        assert wait == 0 or wait + predicted < left
+
+
+def test_lazy_waits_as_long_as_it_may() -> None:
+    def wait(left: float) -> float:
+        return lazy_wait(
+            oldest_waited=0.0, waiting=1, predicted=0.1, timeout=2.0, size=8, latency_target=10.0, left=left
+        )
+
+    assert wait(left=float("inf")) == wait(left=60.0) == 2.0
+    assert wait(left=1.0) == pytest.approx(1.0 - 0.1 - MARGIN)
