@@ -95,7 +95,7 @@ class Engine:
         self.hooks: list[PrefetchHook] = []
         """Called on the owner thread with every batch's queries before it is assembled."""
         self.tasks = TaskTable(dict(family.slots))
-        self.pending = PendingQueue(self.settings.max_queue)
+        self.pending = PendingQueue(self.settings.max_queue, self._left)
         self.store = ProgramStore(self.cache_dir / "programs", device)
         self.costs = CostTable(self.cache_dir / "costs" / f"{self.store.family_name(family)}.json", family)
         memory = ProgramMemory(self.replicas, self.settings.program_memory_mb * 2**20)
@@ -321,6 +321,13 @@ class Engine:
         program = compile_program(self.family, key)
         self.store.save(self.family, program)
         return program
+
+    def _left(self, pending: Pending) -> None:
+        """The client left before its query was computed."""
+        if pending.resident is not None:
+            self.tasks.done(pending.resident)
+        pending.future.set_running_or_notify_cancel()
+        self.stats.answered("cancelled")
 
     def _loop(self, replica: Replica) -> HostLoop:
         planner = Planner(replica, self.costs, self.settings, self.menu)

@@ -7,6 +7,7 @@ device computes, the owner plans and assembles the next batch; ``in_flight`` bou
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -24,7 +25,7 @@ from jpets.engine.replica import Replica
 from jpets.engine.results import failure, row_result
 from jpets.engine.stats import BatchRecord, Stats
 from jpets.engine.tasks import TaskTable
-from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError, Saturated
+from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError
 from jpets.model.forward import Outputs
 from jpets.scheduling.trigger import lazy_wait
 from jpets.types import Result, Timing
@@ -132,7 +133,13 @@ class HostLoop:
             self._fetch.put(dispatched)
 
     def _dispatch_next(self) -> InFlight | None:
-        waiting = self._still_wanted(self._pending.most_urgent(WINDOW))
+        """One batch on its way, or ``None`` where nothing was left to run.
+
+        A query whose deadline has passed is answered so, wherever in the queue it stands, and is never computed.
+        """
+        late = DeadlineExceeded("the deadline passed before the query was computed; allow more time or send fewer")
+        self._fail(self._pending.expire(time.monotonic()), late)
+        waiting = self._pending.most_urgent(WINDOW)
         if not waiting:
             return None
         taken: list[Pending] = []
@@ -140,9 +147,11 @@ class HostLoop:
             if self._wait_for_more(waiting):
                 return None
             plan = self._planner.next_batch(waiting)
-            taken = self._pending.remove(plan.pendings)
-            if len(taken) < len(plan.pendings):  # somebody closed the queue, and answers the others
-                raise Saturated("the server is shutting down; send the request to another one")
+            taken = self._pending.serve(plan.pendings)
+            if not taken:
+                return None
+            if len(taken) < len(plan.pendings):  # clients left while it was planned
+                plan = self._planner.place(taken)
             for hook in list(self._hooks):
                 hook(taken)
             self._replica.apply_staged()
@@ -159,29 +168,20 @@ class HostLoop:
             self._want(plan)
         return InFlight(plan, assembled, outputs, now)
 
-    def _still_wanted(self, waiting: list[Pending]) -> list[Pending]:
-        """Drops queries whose client left, and answers those whose deadline passed; neither is computed."""
-        now = time.monotonic()
-        gone = [p for p in waiting if p.future.cancelled() or (p.deadline is not None and p.deadline <= now)]
-        if not gone:
-            return waiting
-        late = DeadlineExceeded("the deadline passed before the query was computed; allow more time or send fewer")
-        self._fail(self._pending.remove(gone), late)
-        dropped = set(map(id, gone))
-        return [p for p in waiting if id(p) not in dropped]
-
     def _wait_for_more(self, waiting: Sequence[Pending]) -> bool:
         """Lazy trigger: sleeps if more queries should join first; true when the caller has to look again."""
         settings = self._settings
         if settings.trigger == "hungry":
             return False
+        now, deadline = time.monotonic(), self._pending.earliest_deadline()
         wait = lazy_wait(
-            oldest_waited=time.monotonic() - min(p.arrived for p in waiting),
+            oldest_waited=now - min(p.arrived for p in waiting),
             waiting=len(waiting),
             predicted=self._planner.predicted(waiting),
             timeout=settings.lazy_wait,
             size=settings.lazy_size,
             latency_target=settings.latency_target,
+            left=math.inf if deadline is None else deadline - now,
         )
         if wait <= 0:
             return False

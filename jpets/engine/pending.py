@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
+
+from sortedcontainers import SortedDict, SortedList
 
 from jpets.engine.assembly import Row
 from jpets.engine.tasks import Resident
 from jpets.errors import Saturated
+from jpets.scheduling.order import due, interleave, starting_time
 from jpets.types import Result
 
 
@@ -26,54 +32,183 @@ class Pending:
     tenant: str
     future: Future[Result] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
+    number: int = field(default_factory=itertools.count().__next__)
+    """Unique in the process, and rising: whoever came first has the lower one."""
 
     @property
-    def urgency(self) -> tuple[int, float]:
-        """Higher priority first, then whoever waits longest."""
-        return -self.priority, self.arrived
+    def tokens(self) -> int:
+        return self.row.length
+
+    @property
+    def party(self) -> tuple[int, str]:
+        """Whom it counts for when batches are shared out fairly."""
+        return self.priority, self.tenant
+
+
+class Backlog:
+    """Waiting queries of one priority, by tenant, and the tenants' virtual times (tokens).
+
+    A tenant that has nothing waiting is forgotten once the least backlogged time has caught up with its own, as it
+    would start there anyway. So what is kept is bounded by what waits and by what was served a little ahead of it.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, SortedList] = {}
+        """tenant -> (due, number, pending), most urgent first."""
+        self._places: dict[str, tuple[float, int]] = {}
+        """tenant -> (virtual time, a number that rises with every tenant that becomes backlogged)."""
+        self._backlogged: SortedList = SortedList()
+        """(virtual time, number, tenant) of those with queries waiting."""
+        self._idle: SortedList = SortedList()
+        """The same of those without, as far as they are not forgotten."""
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._backlogged)
+
+    def add(self, pending: Pending) -> None:
+        tenant = pending.tenant
+        if tenant not in self._queues:
+            known = self._places.get(tenant)
+            if known is not None:
+                self._idle.remove((*known, tenant))
+            least = self._backlogged[0][0] if self._backlogged else None
+            self._places[tenant] = starting_time(known[0] if known else None, least), next(self._numbers)
+            self._backlogged.add((*self._places[tenant], tenant))
+            self._queues[tenant] = SortedList()
+        self._queues[tenant].add(self._entry(pending))
+
+    def remove(self, pending: Pending) -> None:
+        tenant = pending.tenant
+        self._queues[tenant].remove(self._entry(pending))
+        if not self._queues[tenant]:
+            del self._queues[tenant]
+            self._backlogged.remove((*self._places[tenant], tenant))
+            self._idle.add((*self._places[tenant], tenant))
+            self._forget()
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Counts tokens that a backlogged tenant is being served."""
+        time, number = self._places[tenant]
+        self._backlogged.remove((time, number, tenant))
+        self._places[tenant] = time + tokens, number
+        self._backlogged.add((*self._places[tenant], tenant))
+        self._forget()
+
+    def ordered(self) -> Iterator[Pending]:
+        """Most urgent first; read before anything changes."""
+        queues = ((time, (entry[2] for entry in self._queues[tenant])) for time, _, tenant in self._backlogged)
+        return interleave(queues, lambda pending: pending.tokens)
+
+    def _forget(self) -> None:
+        while self._idle and not (self._backlogged and self._idle[0][0] > self._backlogged[0][0]):
+            del self._places[self._idle.pop(0)[2]]
+
+    @staticmethod
+    def _entry(pending: Pending) -> tuple[float, int, Pending]:
+        return due(pending.arrived, pending.deadline), pending.number, pending
 
 
 class PendingQueue:
-    """Bounded; refuses whole submissions rather than parts of them."""
+    """Bounded; refuses whole submissions rather than parts of them.
 
-    def __init__(self, limit: int) -> None:
+    Higher priority first; of one priority, tenants share by tokens served; of one tenant, the earliest due first.
+    ``left`` is called, on the thread that cancelled, with each query whose future was cancelled while it waited: it is
+    out already, and the callee is the one to answer it. Every operation on one query takes logarithmic time.
+    """
+
+    def __init__(self, limit: int, left: Callable[[Pending], None]) -> None:
         self._limit = limit
-        self._items: list[Pending] = []
+        self._left = left
+        self._waiting: dict[int, Pending] = {}
+        self._backlogs: SortedDict = SortedDict()
+        """-priority -> Backlog."""
+        self._deadlines: SortedList = SortedList()
+        """(deadline, number) of those that have one."""
         self.changed = threading.Condition()
         self.closed = False
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._waiting)
 
     def put(self, items: Sequence[Pending]) -> None:
         """Raises ``Saturated`` when full or closed."""
         with self.changed:
             if self.closed:
                 raise Saturated("the server is shutting down; send the request to another one")
-            if len(self._items) + len(items) > self._limit:
+            if len(self._waiting) + len(items) > self._limit:
                 raise Saturated(
-                    f"{len(self._items)} queries are waiting and the limit is {self._limit}; try again in a second"
+                    f"{len(self._waiting)} queries are waiting and the limit is {self._limit}; try again in a second"
                 )
-            self._items.extend(items)
+            for pending in items:
+                self._waiting[pending.number] = pending
+                if -pending.priority not in self._backlogs:
+                    self._backlogs[-pending.priority] = Backlog()
+                self._backlogs[-pending.priority].add(pending)
+            self._deadlines.update((p.deadline, p.number) for p in items if p.deadline is not None)
             self.changed.notify_all()
+        for pending in items:  # a number, not the query: a future that held its query would be a cycle
+            pending.future.add_done_callback(partial(self._done, pending.number))
 
     def most_urgent(self, count: int) -> list[Pending]:
         """Up to ``count`` waiting queries, most urgent first; they stay in the queue."""
         with self.changed:
-            return sorted(self._items, key=lambda pending: pending.urgency)[:count]
+            every = itertools.chain.from_iterable(backlog.ordered() for backlog in self._backlogs.values())
+            return list(itertools.islice(every, count))
+
+    def earliest_deadline(self) -> float | None:
+        with self.changed:
+            return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now: float) -> list[Pending]:
+        """Takes out every query whose deadline is not after ``now``, for the caller to answer."""
+        with self.changed:
+            numbers = [number for _, number in self._deadlines.irange(maximum=(now, float("inf")))]
+            return self._remove([self._waiting[number] for number in numbers])
+
+    def serve(self, items: Sequence[Pending]) -> list[Pending]:
+        """``remove`` for queries that are going to be computed: their tenants pay for the tokens."""
+        with self.changed:
+            found = [pending for pending in items if pending.number in self._waiting]
+            tokens: Counter[tuple[int, str]] = Counter()
+            for pending in found:
+                tokens[pending.party] += pending.tokens
+            for (priority, tenant), count in tokens.items():
+                self._backlogs[-priority].charge(tenant, count)
+            return self._remove(found)
 
     def remove(self, items: Sequence[Pending]) -> list[Pending]:
         """Takes these out; returns those that were still in. Whoever took a query out is the one to answer it."""
-        wanted = set(map(id, items))
         with self.changed:
-            found = {id(pending) for pending in self._items if id(pending) in wanted}
-            self._items = [pending for pending in self._items if id(pending) not in found]
-        return [pending for pending in items if id(pending) in found]
+            return self._remove([pending for pending in items if pending.number in self._waiting])
 
     def close(self) -> list[Pending]:
         """Refuses from now on; returns what is still waiting."""
         with self.changed:
             self.closed = True
-            left, self._items = self._items, []
+            left = list(self._waiting.values())
+            for kept in (self._waiting, self._backlogs, self._deadlines):
+                kept.clear()
             self.changed.notify_all()
             return left
+
+    def _remove(self, items: list[Pending]) -> list[Pending]:
+        for pending in items:
+            del self._waiting[pending.number]
+            if pending.deadline is not None:
+                self._deadlines.remove((pending.deadline, pending.number))
+            backlog = self._backlogs[-pending.priority]
+            backlog.remove(pending)
+            if not backlog:
+                del self._backlogs[-pending.priority]
+        return items
+
+    def _done(self, number: int, future: Future[Result]) -> None:
+        if not future.cancelled():
+            return
+        with self.changed:
+            pending = self._waiting.get(number)
+            if pending is None:
+                return
+            self._remove([pending])
+        self._left(pending)

@@ -19,6 +19,7 @@ from jpets.engine.replica import Replica
 from jpets.errors import EngineFailure
 from jpets.scheduling import policies
 from jpets.scheduling.cost import Shape
+from jpets.scheduling.fairness import fair_batch
 
 WORTHWHILE = 0.9
 """A program is wanted when its predicted time is below this share of the best ready one's."""
@@ -58,7 +59,10 @@ class Planner:
         return [Shape(b.tokens, b.groups, seconds, b.rectangular) for b, seconds in best.items()]
 
     def next_batch(self, waiting: Sequence[Pending]) -> Plan:
-        """The batch with the most urgent query of ``waiting`` (most urgent first), by the engine's policy."""
+        """The batch with the most urgent query of ``waiting`` (most urgent first), by the engine's policy.
+
+        Its companions are the policy's choice, as far as that leaves every tenant its part of the batch.
+        """
         lengths = [pending.row.length for pending in waiting]
         shapes = self.shapes(heavy=any(is_heavy(pending.row) for pending in waiting))
         settings = self._settings
@@ -67,6 +71,7 @@ class Planner:
         else:
             batches = policies.fixed(lengths, shapes, settings.max_batch_rows, settings.fixed_batch)
         chosen = next(batch for batch in batches if 0 in batch)
+        chosen = fair_batch(chosen, [pending.party for pending in waiting], lengths, shapes, settings.max_batch_rows)
         return self.place([waiting[q] for q in chosen])
 
     def place(self, pendings: Sequence[Pending]) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, wait
 
 import numpy as np
@@ -19,7 +20,11 @@ from support import (
     tiny,
 )
 
+from jpets.engine.assembly import Row
 from jpets.engine.engine import Engine
+from jpets.engine.host_loop import WINDOW
+from jpets.engine.pending import Pending
+from jpets.engine.planner import Plan, Planner
 from jpets.errors import (
     DeadlineExceeded,
     InputTooLong,
@@ -31,6 +36,7 @@ from jpets.errors import (
     Saturated,
     UnknownClass,
 )
+from jpets.scheduling import policies
 from jpets.types import Classification, Embedding, Head, Query, Task, Tokens
 
 TEXT = "a library of functions for sparse matrices"
@@ -117,6 +123,54 @@ def test_a_cancelled_query_is_dropped(engine: Engine) -> None:
         first.result()
 
 
+def test_what_was_cancelled_is_never_computed(engine: Engine) -> None:
+    """90 of 100 leave while a batch runs: their places are free at once, and only the other ten are computed."""
+    computed: list[object] = []
+    cancelled = engine.stats.answers["cancelled"]
+    with paused(engine):
+        futures = engine.submit([Query(name, TEXT) for name in LABELLED[:5]] * 20, deadline=60.0)
+        gone = [future for i, future in enumerate(futures) if i % 10]
+        assert all(future.cancel() for future in gone)
+        assert len(engine.pending) == 10
+        assert engine.stats.answers["cancelled"] == cancelled + 90
+        assert wait(gone, timeout=30).done == set(gone)
+        engine.hooks.append(computed.extend)
+    assert all(future.result(30).error is None for future in futures[::10])
+    engine.hooks.remove(computed.extend)
+    assert len(computed) == 10
+
+
+def test_deadlines_pass_behind_the_window_too(engine: Engine) -> None:
+    answered: list[bool] = []
+    with paused(engine):
+        others = engine.submit([Query(None, TEXT)] * (WINDOW + 50), priority=1)
+        late = engine.submit([Query(None, TEXT)] * 20, deadline=-1.0)
+
+        def look(pendings: Sequence[Pending]) -> None:
+            answered.append(all(future.done() for future in late) and all(p.priority for p in pendings))
+
+        engine.hooks.append(look)
+    assert all(future.result(30).error is None for future in others)
+    engine.hooks.remove(look)
+    assert all(answered)
+    assert all(isinstance(future.result(30).error, DeadlineExceeded) for future in late)
+
+
+def test_a_client_that_leaves_while_its_batch_is_planned(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Planner.next_batch
+    with paused(engine):
+        futures = engine.submit([Query("mask", TEXT)] * 4)
+
+        def leave(planner: Planner, waiting: Sequence[Pending]) -> Plan:
+            planned = plan(planner, waiting)
+            futures[1].cancel()
+            return planned
+
+        monkeypatch.setattr(Planner, "next_batch", leave)
+    assert [futures[i].result(30).error for i in (0, 2, 3)] == [None] * 3
+    assert futures[1].cancelled()
+
+
 def test_a_full_queue_refuses_whole_submissions(engine: Engine) -> None:
     many = [Query("mask", TEXT)] * 3000
     with paused(engine):
@@ -125,9 +179,8 @@ def test_a_full_queue_refuses_whole_submissions(engine: Engine) -> None:
             engine.submit(many)
         for future in accepted[1:]:
             future.cancel()
+        assert len(engine.pending) == 1
     assert accepted[0].result(30).error is None
-    engine.infer([Query("mask", TEXT)])  # queued last, so whatever was cancelled has been dropped by now
-    assert len(engine.pending) == 0
 
 
 def test_tasks_come_change_and_go(engine: Engine) -> None:
@@ -227,6 +280,16 @@ def test_prefetch_hooks_see_queries_before_they_run(engine: Engine) -> None:
     assert sorted(seen, key=str) == [None, "mask"]
 
 
+def test_the_policys_batch_makes_room_for_another_tenant(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pending(tenant: str, length: int) -> Pending:
+        ids = np.full(length, 7, np.int32)
+        return Pending(None, None, Row(ids, np.zeros_like(ids), {}, 0), None, 0, tenant)
+
+    waiting = [pending("heavy", 12), pending("light", 5), *(pending("heavy", 12) for _ in range(20))]
+    monkeypatch.setattr(policies, "alpha", lambda lengths, shapes, most: [[0, *range(2, 15)], [1, *range(15, 22)]])
+    assert {p.number for p in engine._planner.next_batch(waiting).pendings} == {p.number for p in waiting[:14]}
+
+
 def test_nothing_compiles_on_the_request_path(engine: Engine) -> None:
     rng = np.random.default_rng(0)
     names = [*tasks_by_name(), None]
@@ -254,6 +317,18 @@ def test_fixed_batches_and_the_lazy_trigger(tmp_path: object) -> None:
         (alone,) = own.infer([Query(None, TEXT)])  # fewer than lazy_size: starts when lazy_wait is over
         assert alone.error is None
         assert own.stats.batches == 3
+
+
+def test_a_lazy_server_does_not_wait_past_a_deadline(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = dataclasses.replace(
+        ENGINE_SETTINGS, trigger="lazy", lazy_wait=300.0, lazy_size=1000, latency_target=1000.0
+    )
+    monkeypatch.setattr(Planner, "predicted", lambda planner, waiting: 29.5)
+    with Engine(tiny(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
+        own.start()
+        own.submit([Query(None, TEXT)])
+        (hasty,) = own.submit([Query(None, TEXT)], deadline=30.0)
+        assert hasty.result(60).error is None
 
 
 def test_closing_answers_everything(tmp_path: object) -> None:

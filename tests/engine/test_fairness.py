@@ -1,0 +1,112 @@
+"""A tenant that offers ten times its share must not cost another its latency: the queue and the policy, on a clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from jpets.engine.assembly import Row
+from jpets.engine.bucket import bucket_menu
+from jpets.engine.pending import Pending, PendingQueue
+from jpets.scheduling import policies
+from jpets.scheduling.cost import Shape
+from jpets.scheduling.fairness import fair_batch, fill
+
+ROWS, WINDOW, IN_FLIGHT = 32, 256, 2
+SHAPES = [
+    Shape(bucket.tokens, bucket.groups, 0.02 + 5e-6 * bucket.tokens, bucket.rectangular)
+    for bucket in bucket_menu(128, 1024, ROWS)
+]
+"""A device whose cost is mostly a batch's, hardly a token's: batches are alike whoever is in them."""
+
+
+@dataclasses.dataclass
+class Device:
+    """Serves arrivals in simulated time as the host loop does: plans when fewer than two batches are in flight."""
+
+    fair: bool = True
+    seconds: float = 0.0
+    tokens: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Tokens served, by tenant."""
+
+    def serve(self, arrivals: Sequence[Pending], until: float) -> dict[str, list[float]]:
+        """Seconds from arrival to answer of each tenant's queries; those never served count until the end."""
+        queue = PendingQueue(len(arrivals), lambda pending: None)
+        took: dict[str, list[float]] = {pending.tenant: [] for pending in arrivals}
+        ends, now, coming = [0.0] * IN_FLIGHT, 0.0, 0
+        while True:
+            now = max(now, ends[-IN_FLIGHT])
+            if not len(queue) and coming < len(arrivals):
+                now = max(now, arrivals[coming].arrived)
+            here = coming
+            while coming < len(arrivals) and arrivals[coming].arrived <= now:
+                coming += 1
+            queue.put(arrivals[here:coming])
+            if now > until or not len(queue):
+                break
+            batch, cost = self._plan(queue.most_urgent(WINDOW))
+            ends.append(max(now, ends[-1]) + cost)
+            for pending in queue.serve(batch):
+                took[pending.tenant].append(ends[-1] - pending.arrived)
+                self.tokens[pending.tenant] += pending.tokens
+            self.seconds += cost
+        for pending in queue.close():
+            took[pending.tenant].append(max(0.0, until - pending.arrived))
+        return took
+
+    @property
+    def rate(self) -> float:
+        """Tokens a busy second."""
+        return self.tokens.total() / self.seconds
+
+    def _plan(self, window: list[Pending]) -> tuple[list[Pending], float]:
+        lengths = [pending.tokens for pending in window]
+        chosen = next(batch for batch in policies.alpha(lengths, SHAPES, ROWS) if 0 in batch)
+        if self.fair:
+            chosen = fair_batch(chosen, [pending.party for pending in window], lengths, SHAPES, ROWS)
+        cost = min(s.seconds for s in SHAPES if len(fill(chosen, lengths, s, ROWS)) == len(chosen))
+        return [window[q] for q in chosen], cost
+
+
+def poisson(tenant: str, rate: float, until: float, seed: int) -> list[Pending]:
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / rate, round(rate * until)))
+    lengths = np.clip(rng.normal(32, 8, len(times)), 4, 64).astype(int)
+    rows = [Row(ids, ids, {}, 0) for ids in (np.zeros(length, np.int32) for length in lengths)]
+    return [Pending(None, None, row, None, 0, tenant, arrived=float(t)) for t, row in zip(times, rows, strict=True)]
+
+
+def merged(*streams: Sequence[Pending]) -> list[Pending]:
+    return sorted((pending for stream in streams for pending in stream), key=lambda pending: pending.arrived)
+
+
+UNTIL, CAPACITY = 2.0, 1120.0
+"""Seconds simulated, and about how many queries a second ``SHAPES`` serve when the queue is long."""
+
+
+def p99(took: list[float]) -> float:
+    return float(np.percentile(took, 99))
+
+
+@pytest.mark.parametrize("load", [0.2, 0.5, 0.8])
+def test_ten_times_its_share_costs_nobody_else_their_latency(load: float) -> None:
+    """The other one uses ``load`` of its share, which is half of the device."""
+    share = CAPACITY / 2
+    light, heavy = poisson("light", load * share, UNTIL, 1), poisson("heavy", 10 * share, UNTIL, 2)
+    alone = p99(Device().serve(light, UNTIL)["light"])
+    beside, policy_only = Device(), Device(fair=False)
+    assert p99(beside.serve(merged(light, heavy), UNTIL)["light"]) <= 1.5 * alone
+    assert p99(policy_only.serve(merged(light, heavy), UNTIL)["light"]) > 3 * alone
+    assert beside.rate >= 0.97 * policy_only.rate
+
+
+def test_two_tenants_with_too_much_each_get_half() -> None:
+    left, right = poisson("left", 2 * CAPACITY, UNTIL, 1), poisson("right", 4 * CAPACITY, UNTIL, 2)
+    device = Device()
+    device.serve(merged(left, right), UNTIL)
+    assert device.rate / 32 == pytest.approx(CAPACITY, rel=0.05)
+    assert device.tokens["left"] == pytest.approx(device.tokens["right"], rel=0.02)
