@@ -11,6 +11,7 @@ LINEAR_SITES = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")
 NORM_SITES = ("attn_norm", "ffn_norm")
 ADAPTER_SITES = ("after_attn_out", "after_ffn_out")
 
+Policy = Literal["fixed", "alpha", "auto"]
 DType = Literal["bfloat16", "float32"]
 
 
@@ -100,7 +101,9 @@ class EngineSettings:
     max_batch_rows: int = 32
     slots: int = 32
     """Fewest task slots a class's bank is made with; it also gets room for twice the tasks known at start."""
-    policy: Literal["fixed", "alpha"] = "alpha"
+    policy: Policy = "auto"
+    """How waiting queries are batched: ``fixed`` sizes in order of arrival, ``alpha`` (PetS, TurboTransformers), or
+    ``auto``, which also keeps queries with heavy deltas apart where that is predicted to be faster."""
     fixed_batch: int = 16
     trigger: Literal["hungry", "lazy"] = "hungry"
     lazy_wait: float = 0.005

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 import typer
-from bench import RandomBackbone, console, interleave, paired_ratio, random_backbone, random_tasks, report
+from benching import RandomBackbone, console, interleave, paired_ratio, random_backbone, random_tasks, report
 
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS

@@ -75,12 +75,18 @@ def _gray_rank(members: Sequence[bool]) -> int:
     return rank
 
 
+def _heavy_slots(row: Row) -> tuple[tuple[ClassKey, int], ...]:
+    """Rows that are equal in this stand together, so that a heavy delta is applied to all of them at once."""
+    return tuple((key, slot) for key, slot in sorted(row.slots.items()) if class_method(key.method).kind == "heavy")
+
+
 def _lay_out(rows: Sequence[Row], bucket: Bucket) -> _Layout:
     used = {key for row in rows for key in row.slots if windowed(key)}
     counts = {key: sum(key in row.slots for row in rows) for key in used}
     keys = sorted(used, key=lambda key: (-counts[key], key))
     ranks = [_gray_rank([key in row.slots for key in keys]) for row in rows]
-    queries = np.array(sorted(range(len(rows)), key=lambda q: (ranks[q], q)), np.int32)
+    heavy = [_heavy_slots(row) for row in rows]
+    queries = np.array(sorted(range(len(rows)), key=lambda q: (ranks[q], heavy[q], q)), np.int32)
     lengths = np.array([rows[q].length for q in queries], np.int32)
     if bucket.rectangular:
         starts = np.arange(len(rows), dtype=np.int32) * bucket.longest
@@ -259,10 +265,27 @@ def _heavy_view(layout: _Layout, slot_of: Mapping[int, int]) -> HeavyView:
     most = bucket.most_runs()
     slots, starts, offsets, lengths = (np.zeros(most, np.int32) for _ in range(4))
     k = 0
-    for at, slot in slot_of.items():
-        end = layout.starts[at] + layout.lengths[at]
-        for begin in range(int(layout.starts[at]), int(end), size):
+    for slot, first, end in _spans(layout, slot_of):
+        for begin in range(first, end, size):
             starts[k] = min(begin, bucket.tokens - size)
             slots[k], offsets[k], lengths[k] = slot, begin - starts[k], min(size, end - begin)
             k += 1
     return HeavyView(Runs(np.int32(k), slots, starts, offsets, lengths), size)  # type: ignore[arg-type]
+
+
+def _spans(layout: _Layout, slot_of: Mapping[int, int]) -> list[tuple[int, int, int]]:
+    """(slot, first token, past the last token) of neighbouring rows with one slot (PetS's mini-batches).
+
+    In a rectangular bucket the padding between them is taken along, where a run is not shorter than a row.
+    """
+    joinable = not layout.bucket.rectangular or layout.bucket.run >= layout.bucket.longest
+    spans: list[tuple[int, int, int]] = []
+    before = -1
+    for at, slot in slot_of.items():
+        first, end = int(layout.starts[at]), int(layout.starts[at] + layout.lengths[at])
+        if joinable and spans and at == before + 1 and spans[-1][0] == slot:
+            spans[-1] = (slot, spans[-1][1], end)
+        else:
+            spans.append((slot, first, end))
+        before = at
+    return spans

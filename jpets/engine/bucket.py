@@ -13,6 +13,7 @@ from jpets.deltas.protocol import ClassKey, Kind
 
 MAX_GROUPS = 3
 FULL = 8
+HEAVY_RUN = 64
 LEVELS = (1, 2, 3, 4, 6, FULL)
 """Room that a variant gives a light class, in eighths of the bucket."""
 
@@ -49,8 +50,9 @@ class Bucket:
 
     @property
     def run(self) -> int:
-        """Tokens that one step over a heavy class covers."""
-        return min(self.longest if self.rectangular else 64, 128, self.tokens)
+        """Tokens that one step over a heavy class covers: whole rows where rows are short and equal."""
+        whole_rows = self.longest * max(1, HEAVY_RUN // self.longest) if self.rectangular else HEAVY_RUN
+        return min(whole_rows, 128, self.tokens)
 
     def most_segments(self) -> int:
         """Segments (rectangular: rows) that any batch in this bucket can need."""

@@ -17,7 +17,7 @@ from jpets.engine.profile import CostTable, arithmetic
 from jpets.engine.program import Program, ProgramKey
 from jpets.engine.replica import Replica
 from jpets.errors import EngineFailure
-from jpets.scheduling import policies
+from jpets.scheduling import ready
 from jpets.scheduling.cost import Shape
 from jpets.scheduling.fairness import fair_batch
 
@@ -64,14 +64,16 @@ class Planner:
         Its companions are the policy's choice, as far as that leaves every tenant its part of the batch.
         """
         lengths = [pending.row.length for pending in waiting]
-        shapes = self.shapes(heavy=any(is_heavy(pending.row) for pending in waiting))
-        settings = self._settings
-        if settings.policy == "alpha":
-            batches = policies.alpha(lengths, shapes, settings.max_batch_rows)
+        heavy = [is_heavy(pending.row) for pending in waiting]
+        shapes, most = self.shapes(heavy=any(heavy)), self._settings.max_batch_rows
+        if self._settings.policy == "fixed":
+            batches = ready.in_turn(lengths, shapes, most, self._settings.fixed_batch)
+        elif self._settings.policy == "alpha":
+            batches = ready.cheapest_split(lengths, shapes, most)
         else:
-            batches = policies.fixed(lengths, shapes, settings.max_batch_rows, settings.fixed_batch)
+            batches = ready.heavy_apart(lengths, heavy, self.shapes(heavy=False), shapes, most)
         chosen = next(batch for batch in batches if 0 in batch)
-        chosen = fair_batch(chosen, [pending.party for pending in waiting], lengths, shapes, settings.max_batch_rows)
+        chosen = fair_batch(chosen, [pending.party for pending in waiting], lengths, shapes, most)
         return self.place([waiting[q] for q in chosen])
 
     def place(self, pendings: Sequence[Pending]) -> Plan:
@@ -85,9 +87,9 @@ class Planner:
                 needs[bucket] = class_needs(rows, bucket)
             return needs[bucket]
 
-        ready = sorted(self._replica.programs, key=lambda program: self._seconds(program.key, program))
+        programs = sorted(self._replica.programs, key=lambda program: self._seconds(program.key, program))
         best = next(
-            (p for p in ready if p.key.bucket.holds(lengths) and p.key.variant.covers(need(p.key.bucket))), None
+            (p for p in programs if p.key.bucket.holds(lengths) and p.key.variant.covers(need(p.key.bucket))), None
         )
         if best is None:
             raise EngineFailure(f"no ready program takes {len(rows)} rows of up to {lengths.max()} tokens")

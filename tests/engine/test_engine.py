@@ -36,7 +36,7 @@ from jpets.errors import (
     Saturated,
     UnknownClass,
 )
-from jpets.scheduling import policies
+from jpets.scheduling import ready
 from jpets.types import Classification, Embedding, Head, Query, Task, Tokens
 
 TEXT = "a library of functions for sparse matrices"
@@ -286,7 +286,9 @@ def test_the_policys_batch_makes_room_for_another_tenant(engine: Engine, monkeyp
         return Pending(None, None, Row(ids, np.zeros_like(ids), {}, 0), None, 0, tenant)
 
     waiting = [pending("heavy", 12), pending("light", 5), *(pending("heavy", 12) for _ in range(20))]
-    monkeypatch.setattr(policies, "alpha", lambda lengths, shapes, most: [[0, *range(2, 15)], [1, *range(15, 22)]])
+    monkeypatch.setattr(
+        ready, "cheapest_split", lambda lengths, shapes, most: [[0, *range(2, 15)], [1, *range(15, 22)]]
+    )
     assert {p.number for p in engine._planner.next_batch(waiting).pendings} == {p.number for p in waiting[:14]}
 
 

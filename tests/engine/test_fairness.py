@@ -12,7 +12,7 @@ import pytest
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import bucket_menu
 from jpets.engine.pending import Pending, PendingQueue
-from jpets.scheduling import policies
+from jpets.scheduling import ready
 from jpets.scheduling.cost import Shape
 from jpets.scheduling.fairness import fair_batch, fill
 
@@ -65,7 +65,7 @@ class Device:
 
     def _plan(self, window: list[Pending]) -> tuple[list[Pending], float]:
         lengths = [pending.tokens for pending in window]
-        chosen = next(batch for batch in policies.alpha(lengths, SHAPES, ROWS) if 0 in batch)
+        chosen = next(batch for batch in ready.cheapest_split(lengths, SHAPES, ROWS) if 0 in batch)
         if self.fair:
             chosen = fair_batch(chosen, [pending.party for pending in window], lengths, SHAPES, ROWS)
         cost = min(s.seconds for s in SHAPES if len(fill(chosen, lengths, s, ROWS)) == len(chosen))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jpets.scheduling.cost import Shape
 from jpets.scheduling.fairness import fair_batch, fill
 from jpets.scheduling.order import PATIENCE, due, interleave, starting_time
-from jpets.scheduling.policies import alpha
+from jpets.scheduling.ready import cheapest_split
 
 SHAPES = [
     Shape(64, ((4, 16),), 1.0, padded=True),
@@ -94,7 +94,7 @@ queries = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 128)), min_s
 @given(queries, st.integers(1, 8))
 def test_fair_batches_keep_the_policys_cost(drawn: list[tuple[str, int]], most: int) -> None:
     parties, lengths = [party for party, _ in drawn], [length for _, length in drawn]
-    chosen = next(batch for batch in alpha(lengths, SHAPES, most) if 0 in batch)
+    chosen = next(batch for batch in cheapest_split(lengths, SHAPES, most) if 0 in batch)
     batch = fair_batch(chosen, parties, lengths, SHAPES, most)
 
     def cost(indices: list[int]) -> float:
@@ -110,5 +110,5 @@ def test_fair_batches_keep_the_policys_cost(drawn: list[tuple[str, int]], most: 
 @given(queries, st.integers(1, 8))
 def test_one_tenants_batch_is_the_policys_own(drawn: list[tuple[str, int]], most: int) -> None:
     lengths = [length for _, length in drawn]
-    chosen = next(batch for batch in alpha(lengths, SHAPES, most) if 0 in batch)
+    chosen = next(batch for batch in cheapest_split(lengths, SHAPES, most) if 0 in batch)
     assert fair_batch(chosen, ["only"] * len(lengths), lengths, SHAPES, most) == chosen

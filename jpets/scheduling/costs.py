@@ -1,0 +1,117 @@
+"""Costs as the policies look them up: dense tables over the static shapes that there are executables for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jpets.scheduling.profile import CostProfile, attention_cells, ceil_to
+from jpets.scheduling.queue import Batch, Floats, Ints, Plan, Queue
+
+ROW_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+LENGTH_STEP = 8
+Kind = tuple[str, ...]
+"""The delta classes of a task, as the profile names them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one batch may hold. ``longest`` is the longest query in tokens."""
+
+    rows: int
+    tokens: int
+    longest: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.longest < 1 or self.tokens < self.longest:
+            raise ValueError(
+                f"a batch must take at least one query of {self.longest} tokens, got {self.rows} rows and "
+                f"{self.tokens} tokens"
+            )
+
+
+class Costs:
+    """A profile's costs within ``limits``.
+
+    ``alpha`` [rows + 1, longest + 1] is the cost of n rows of up to l tokens in the padded shape that they are rounded
+    up to, infinite beyond the limits. ``beta`` [kinds + 1, rows + 1, longest + 1] is the delta cost of one task's rows;
+    its last entry, of the bare backbone (kind -1), is zero.
+    """
+
+    def __init__(
+        self, profile: CostProfile, limits: Limits, kinds: Sequence[Kind] = (), *, length_step: int = LENGTH_STEP
+    ) -> None:
+        unknown = sorted({name for kind in kinds for name in kind if name not in profile.beta})
+        if unknown:
+            raise ValueError(f"the cost profile has no figures for {unknown}; profile with tasks of these kinds")
+        self.profile = profile
+        self.limits = limits
+        self.length_step = length_step
+        self.row_steps = [*(n for n in ROW_STEPS if n < limits.rows), limits.rows]
+        n, length = np.arange(limits.rows + 1), np.arange(limits.longest + 1)
+        self.rows_up = ceil_to(self.row_steps, n)
+        self.rows_up[0] = 0
+        self.lengths_up = -(-length // length_step) * length_step
+        alpha = profile.alpha.at(self.rows_up, self.lengths_up)
+        beyond = self.rows_up[:, None] * self.lengths_up[None, :] > limits.tokens
+        beyond[1] = False  # a single query always has a shape, even where rounding it up passes the limit
+        self.alpha = np.where(beyond, np.inf, alpha)
+        self.alpha[0] = 0.0
+        self.beta = np.zeros((len(kinds) + 1, limits.rows + 1, limits.longest + 1))
+        for index, kind in enumerate(kinds):
+            for name in kind:
+                self.beta[index, 1:] += profile.beta[name].at(n[1:], length)
+        self.heavy = np.array([*(not profile.heavy.isdisjoint(kind) for kind in kinds), False])
+
+    def padded_shape(self, rows: int, longest: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """The padded shape that holds so many rows of up to ``longest`` tokens."""
+        n, length = int(self.rows_up[rows]), int(self.lengths_up[longest])
+        return n * length, ((n, length),)
+
+    def padded_batch(self, queries: Ints, longest: int) -> Batch:
+        return Batch(queries, *self.padded_shape(len(queries), longest))
+
+    def check(self, length: int) -> None:
+        """Raises ``ValueError`` for a query that no shape holds."""
+        if length > self.limits.longest:
+            raise ValueError(f"a query of {length} tokens is longer than every shape holds ({self.limits.longest})")
+
+    def shared(self, plan: Plan) -> Floats:
+        """Predicted seconds of each batch's shared part: alpha."""
+        seconds = np.empty(len(plan))
+        packed = []
+        for at, batch in enumerate(plan):
+            n, length = batch.groups[0]
+            if batch.padded and n <= self.limits.rows:
+                seconds[at] = self.alpha[n, min(length, self.limits.longest)]
+            else:
+                packed.append(at)
+        if packed:
+            tokens = np.array([plan[at].tokens for at in packed])
+            cells = np.array([attention_cells(plan[at].groups) for at in packed])
+            seconds[packed] = self.profile.packed_seconds(tokens, cells)
+        return seconds
+
+    def with_deltas(self, queue: Queue, queries: Ints, batch: Ints, shared: Floats) -> float:
+        """Predicted seconds of a plan (PetS equation 3): ``queries[i]`` runs in batch ``batch[i]``, whose shared part
+        costs ``shared[batch[i]]``, more where the batch needs loops over heavy classes."""
+        kinds, tasks = queue.kinds[queries], queue.tasks[queries]
+        loops = np.bincount(batch, weights=self.heavy[kinds], minlength=len(shared)) > 0
+        most = int(tasks.max()) + 2
+        pairs, at = np.unique(batch * most + tasks + 1, return_inverse=True)
+        rows = np.bincount(at, minlength=len(pairs))
+        longest, kind = np.zeros(len(pairs), np.int_), np.zeros(len(pairs), np.int_)
+        np.maximum.at(longest, at, queue.lengths[queries])
+        kind[at] = kinds
+        delta = self.beta[kind, rows, longest].sum()
+        return float((shared * (1 + self.profile.heavy_loop * loops)).sum() + delta)
+
+    def total(self, queue: Queue, plan: Plan) -> float:
+        """Predicted seconds of a plan."""
+        if not plan:
+            return 0.0
+        batch = np.repeat(np.arange(len(plan)), [len(each.queries) for each in plan])
+        queries = np.concatenate([each.queries for each in plan])
+        return self.with_deltas(queue, queries, batch, self.shared(plan))

@@ -1,0 +1,193 @@
+"""The cost profile: seconds measured on one device at a few hundred points, and what lies between them.
+
+alpha is the cost of the shared part of a batch, beta that of one method's delta work for some rows of one task (PetS
+section 4.1). Interpolation is bilinear over a grid that was made monotone, so it is monotone as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jpets.scheduling.queue import Floats, Groups, Ints
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """``seconds`` [R, C] over ascending ``rows`` [R] and ``lengths`` [C]; NaN where nothing was measured."""
+
+    rows: Ints
+    lengths: Ints
+    seconds: Floats
+
+    def __post_init__(self) -> None:
+        for name, axis in (("rows", self.rows), ("lengths", self.lengths)):
+            if len(axis) == 0 or axis[0] < 1 or np.any(np.diff(axis) <= 0):
+                raise ValueError(f"{name} of a cost grid must be ascending and positive, got {axis.tolist()}")
+        if self.seconds.shape != (len(self.rows), len(self.lengths)):
+            raise ValueError(f"a cost grid of {len(self.rows)} x {len(self.lengths)} has {self.seconds.shape} seconds")
+        known = self.seconds[~np.isnan(self.seconds)]
+        if np.isnan(self.seconds[0, 0]) or not np.all(np.isfinite(known)) or np.any(known < 0):
+            raise ValueError("seconds of a cost grid must be finite and not negative, with the first one measured")
+
+    @functools.cached_property
+    def filled(self) -> Floats:
+        """Without gaps, and ascending along both axes. A gap is what its three neighbours say: b c / a."""
+        full = self.seconds.copy()
+        for r in range(full.shape[0]):
+            for c in range(full.shape[1]):
+                if np.isnan(full[r, c]):
+                    before = full[r - 1, c] if r else full[r, c - 1]
+                    beside = full[r, c - 1] if c else full[r - 1, c]
+                    corner = full[r - 1, c - 1] if r and c else min(before, beside)
+                    full[r, c] = before * beside / corner if corner > 0 else max(before, beside)
+        return np.maximum.accumulate(np.maximum.accumulate(full, axis=0), axis=1)
+
+    def at(self, rows: Ints, lengths: Ints) -> Floats:
+        """Seconds [len(rows), len(lengths)], bilinear between the points, held below the first ones."""
+        along = np.stack([_interpolate(lengths, self.lengths, line) for line in self.filled])
+        return np.stack([_interpolate(rows, self.rows, column) for column in along.T], axis=1)
+
+
+def _interpolate(at: Ints, points: Ints, values: Floats) -> Floats:
+    """Linear between points, held below the first, and with the last slope beyond the last."""
+    inside = np.interp(at, points, values)
+    if len(points) > 1:
+        slope = (values[-1] - values[-2]) / (points[-1] - points[-2])
+        inside = np.where(at > points[-1], values[-1] + slope * (at - points[-1]), inside)
+    return inside
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedPoint:
+    """Measured seconds of a packed shape."""
+
+    tokens: int
+    groups: Groups
+    seconds: float
+
+    @property
+    def cells(self) -> int:
+        """Attention positions: the sum of N L^2."""
+        return attention_cells(self.groups)
+
+
+def attention_cells(groups: Groups) -> int:
+    return sum(n * length**2 for n, length in groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class CostProfile:
+    """What was measured for one device, backbone, number format and set of delta classes.
+
+    ``alpha`` is over padded shapes of N rows by L tokens, ``packed`` over packed ones. ``beta`` holds a grid for each
+    delta kind, over rows of one task and their longest length. ``heavy`` names the kinds that programs loop over, whose
+    presence in a program alone makes the shared part slower by the share ``heavy_loop``. ``bandwidth`` (bytes a second)
+    serves operational intensities (PetS Algorithm 2).
+    """
+
+    alpha: Grid
+    packed: tuple[PackedPoint, ...]
+    beta: Mapping[str, Grid]
+    heavy: frozenset[str] = frozenset()
+    heavy_loop: float = 0.0
+
+    def __post_init__(self) -> None:
+        if any(not (0 <= point.seconds < np.inf) or point.tokens < 1 for point in self.packed):
+            raise ValueError("packed costs must be finite and not negative")
+        if not 0 <= self.heavy_loop < np.inf or not self.heavy <= set(self.beta):
+            raise ValueError("heavy kinds must have costs, and a finite share of their loops")
+
+    @functools.cached_property
+    def attention_rate(self) -> float:
+        """Seconds for one attention position (a query token by a key token, all heads and layers).
+
+        Shapes of equal N L do equal work in every linear site: within such a set the cost rises with attention alone.
+        """
+        by_tokens: dict[int, list[tuple[int, float]]] = {}
+        for r, n in enumerate(self.alpha.rows):
+            for c, length in enumerate(self.alpha.lengths):
+                if not np.isnan(seconds := self.alpha.seconds[r, c]):
+                    by_tokens.setdefault(int(n * length), []).append((int(n * length**2), float(seconds)))
+        above = below = 0.0
+        for points in by_tokens.values():
+            cells, seconds = np.array(points, float).T
+            above += float(((cells - cells.mean()) * (seconds - seconds.mean())).sum())
+            below += float(((cells - cells.mean()) ** 2).sum())
+        return max(0.0, above / below) if below else 0.0
+
+    @functools.cached_property
+    def _packed_base(self) -> tuple[Ints, Floats]:
+        """Tokens and seconds without attention, ascending; from the padded shapes where no packed one was measured."""
+        points = self.packed or [
+            PackedPoint(int(n * length), ((int(n), int(length)),), float(self.alpha.seconds[r, c]))
+            for r, n in enumerate(self.alpha.rows)
+            for c, length in enumerate(self.alpha.lengths)
+            if not np.isnan(self.alpha.seconds[r, c])
+        ]
+        base: dict[int, list[float]] = {}
+        for point in points:
+            base.setdefault(point.tokens, []).append(max(0.0, point.seconds - self.attention_rate * point.cells))
+        tokens = np.array(sorted(base))
+        return tokens, np.maximum.accumulate([np.median(base[t]) for t in tokens.tolist()])
+
+    def packed_seconds(self, tokens: int | Ints, cells: int | Ints) -> Floats:
+        """Cost of the shared part for ``tokens`` packed tokens with ``cells`` attention positions."""
+        points, base = self._packed_base
+        return _interpolate(np.asarray(tokens), points, base) + self.attention_rate * np.asarray(cells, float)
+
+    def to_json(self) -> str:
+        def grid(each: Grid) -> dict[str, Any]:
+            seconds = [[None if np.isnan(cell) else cell for cell in line] for line in each.seconds.tolist()]
+            return {"rows": each.rows.tolist(), "lengths": each.lengths.tolist(), "seconds": seconds}
+
+        document = {
+            "format": FORMAT,
+            "alpha": grid(self.alpha),
+            "packed": [dataclasses.asdict(point) for point in self.packed],
+            "beta": {name: grid(each) for name, each in self.beta.items()},
+            "heavy": sorted(self.heavy),
+            "heavy_loop": self.heavy_loop,
+        }
+        return json.dumps(document, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> CostProfile:
+        """Raises ``ValueError`` for what is truncated, of another format, negative or not finite."""
+        try:
+            document = json.loads(text)
+            if document["format"] != FORMAT:
+                raise ValueError(f"cost profile of format {document['format']!r}, expected {FORMAT}")
+            packed = [
+                PackedPoint(
+                    int(p["tokens"]), tuple((int(n), int(length)) for n, length in p["groups"]), float(p["seconds"])
+                )
+                for p in document["packed"]
+            ]
+            return cls(
+                _grid(document["alpha"]),
+                tuple(packed),
+                {str(name): _grid(each) for name, each in document["beta"].items()},
+                frozenset(document["heavy"]),
+                float(document["heavy_loop"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a cost profile: {type(error).__name__} {error}") from error
+
+
+def _grid(document: Mapping[str, Any]) -> Grid:
+    seconds = [[np.nan if cell is None else float(cell) for cell in line] for line in document["seconds"]]
+    return Grid(np.array(document["rows"], np.int_), np.array(document["lengths"], np.int_), np.array(seconds, float))
+
+
+def ceil_to(steps: Sequence[int] | Ints, values: Ints) -> Ints:
+    """Each value rounded up to the next of ``steps`` (ascending); 0 where none is large enough."""
+    ladder = np.append(np.asarray(steps), 0)
+    return ladder[np.searchsorted(ladder[:-1], values)]

@@ -1,0 +1,76 @@
+"""Batching over the static shapes that can run now: what a server plans with, whose menu of executables is fixed.
+
+Shapes are packed or padded, with up to three attention groups; ``span_costs`` says what each span of queries costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.scheduling.cost import Ints, Shape, span_costs
+from jpets.scheduling.dynamic import split_by_cost
+
+Batches = list[list[int]]
+
+
+def cheapest_split(lengths: Sequence[int], shapes: Sequence[Shape], most: int) -> Batches:
+    """Batches of at most ``most`` queries of like length that minimise the summed cost of their shapes.
+
+    On padded shapes this is PetS's "alpha-only" policy (section 6.4); packed ones let a batch hold what its tokens and
+    groups allow. Raises ``ValueError`` where some query fits no shape.
+    """
+    if not len(lengths):
+        return []
+    order = np.argsort(np.asarray(lengths), kind="stable")
+    spans = split_by_cost(span_costs(np.asarray(lengths)[order], shapes, most))
+    return [[int(q) for q in order[first:end]] for first, end in spans]
+
+
+def in_turn(lengths: Sequence[int], shapes: Sequence[Shape], most: int, size: int) -> Batches:
+    """Batches of ``size`` in order of arrival, cut short where no shape holds the next query as well."""
+    values: Ints = np.asarray(lengths)
+    batches: Batches = []
+    current: list[int] = []
+    for q in range(len(values)):
+        grown = [*current, q]
+        if current and (len(grown) > min(size, most) or not _holds(values[grown], shapes)):
+            batches.append(current)
+            grown = [q]
+        current = grown
+    return [*batches, current] if current else batches
+
+
+def heavy_apart(
+    lengths: Sequence[int], heavy: Sequence[bool], light_shapes: Sequence[Shape], shapes: Sequence[Shape], most: int
+) -> Batches:
+    """The cheaper of two plans by ``cheapest_split``: all queries together, or those with heavy deltas by themselves.
+
+    ``light_shapes`` take any query that is not heavy, ``shapes`` take all. Batches without heavy queries are spared the
+    loops over heavy classes.
+    """
+    values, apart = np.asarray(lengths, np.int_), np.asarray(heavy, bool)
+    if apart.all() or not apart.any():
+        return cheapest_split(lengths, shapes if apart.any() else light_shapes, most)
+    together = cheapest_split(lengths, shapes, most)
+    parts = [
+        [members[batch].tolist() for batch in cheapest_split(values[members].tolist(), own, most)]
+        for members, own in ((np.flatnonzero(~apart), light_shapes), (np.flatnonzero(apart), shapes))
+    ]
+    separate = sum(_cost(values, part, own) for part, own in zip(parts, (light_shapes, shapes), strict=True))
+    return [*parts[0], *parts[1]] if separate < _cost(values, together, shapes) else together
+
+
+def _cost(lengths: Ints, batches: Batches, shapes: Sequence[Shape]) -> float:
+    return sum(float(_span(lengths[batch], shapes)) for batch in batches)
+
+
+def _span(lengths: npt.NDArray[np.int_], shapes: Sequence[Shape]) -> float:
+    """The cost of these queries as one batch."""
+    return float(span_costs(np.sort(lengths), shapes, len(lengths))[-1, -1])
+
+
+def _holds(lengths: npt.NDArray[np.int_], shapes: Sequence[Shape]) -> bool:
+    return bool(np.isfinite(_span(lengths, shapes)))

@@ -1,0 +1,136 @@
+"""What the benchmarks share: random backbones and tasks, interleaved timing, paired ratios, the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jpets.config import NAMED_BACKBONES, BackboneConfig
+from jpets.deltas import METHODS
+from jpets.model.encoder import Params, random_params
+from jpets.types import BackboneRef, Head, Task
+
+console = Console(stderr=True)
+
+METHOD_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "adapter": {"bottleneck": 64},
+    "lora": {"sites": ["query", "value"], "rank": 8},
+    "bitfit": {},
+    "mask": {},
+    "diff": {"density": 0.005},
+}
+"""PetS Table 4; LoRA with rank 8 on query and value."""
+LABELS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomBackbone:
+    """A randomly initialised backbone of a named size, queried by token ids."""
+
+    name: str
+    config: BackboneConfig
+    params: Params
+    tokenizer_json: str = (
+        '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[PAD]": 0}, "unk_token": "[PAD]"}}'
+    )
+    fingerprint: str = "sha256:random"
+
+
+def random_backbone(name: str) -> RandomBackbone:
+    config = NAMED_BACKBONES[name]
+    return RandomBackbone(name, config, jax.tree.map(np.asarray, random_params(config)))
+
+
+def random_tasks(backbone: RandomBackbone, methods: Sequence[str], count: int) -> list[Task]:
+    """``count`` tasks that take the methods in turn, each with a head of its own."""
+    rng, config = np.random.default_rng(0), backbone.config
+    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
+    tasks = []
+    for i in range(count):
+        method = methods[i % len(methods)]
+        delta = METHODS[method].init(rng, METHOD_SETTINGS[method], config, 0.02)
+        kernel = rng.standard_normal((config.hidden_size, LABELS), np.float32) * 0.02
+        head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)})
+        tasks.append(Task(f"{method}-{i}", ref, (delta,), head, tuple("abcd")))
+    return tasks
+
+
+def draw_lengths(count: int, mean: int, std: float, longest: int) -> list[int]:
+    drawn = np.random.default_rng(1).normal(mean, std, count) if std else np.full(count, mean)
+    return [int(n) for n in np.clip(np.rint(drawn), 3, longest)]
+
+
+def interleave(systems: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round of each system; every system runs twice unmeasured first."""
+    for run in systems.values():
+        run()
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, run in systems.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def paired_ratio(base: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+    """How many times as fast as ``other`` is ``base``: median of the paired ratios and its 95 % interval."""
+    ratios = np.array(other) / np.array(base)
+    rng = np.random.default_rng(0)
+    medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}
+
+
+def machine() -> dict[str, Any]:
+    info = pathlib.Path("/proc/cpuinfo")
+    model = platform.processor()
+    if info.exists():
+        model = next(
+            (x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), model
+        )
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "device": jax.devices()[0].device_kind,
+        "platform": jax.devices()[0].platform,
+    }
+
+
+def versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")} | {
+        "python": platform.python_version()
+    }
+
+
+def report(name: str, settings: Mapping[str, Any], systems: Mapping[str, Any], out: pathlib.Path | None) -> None:
+    document = {"name": name, "machine": machine(), "versions": versions(), "settings": settings, "systems": systems}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(document, indent=1) + "\n")
+    table = Table(title=name)
+    columns = list(dict.fromkeys(key for figures in systems.values() for key in figures))
+    for column in ("system", *columns):
+        table.add_column(column)
+    for system, figures in systems.items():
+        table.add_row(system, *(_show(figures.get(column)) for column in columns))
+    Console().print(table)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{value['median']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+    return f"{value:.2f}" if isinstance(value, float) else str(value if value is not None else "")

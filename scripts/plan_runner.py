@@ -1,0 +1,84 @@
+"""Runs offline plans: a policy's batches, each in an executable of exactly its shape."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from benching import RandomBackbone
+
+from jpets.deltas import class_method
+from jpets.deltas.bank import lower_task, slot_arrays
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.assembly import Row, class_needs
+from jpets.engine.bucket import Bucket, make_variant
+from jpets.engine.program import Family, Program, ProgramKey, compile_program
+from jpets.engine.replica import Replica
+from jpets.model.forward import Outputs
+from jpets.scheduling.queue import Batch, Plan
+from jpets.types import Task
+
+IN_FLIGHT = 2
+"""Batches dispatched but not yet fetched, as in the host loop."""
+Step = tuple[Program, list[Row]]
+
+
+class PlanRunner:
+    """One replica with all tasks loaded. ``kinds[i]`` are the delta classes of task i, as a cost profile names them."""
+
+    def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task], dtype: str = "bfloat16") -> None:
+        config = backbone.config
+        parts = [lower_task(task, config) for task in tasks]
+        counts: dict[ClassKey, int] = defaultdict(lambda: 1)
+        self.slots: list[dict[ClassKey, int]] = []
+        for own in parts:
+            self.slots.append({part.key: counts[part.key] for part in own})
+            for part in own:
+                counts[part.key] += 1
+        self.family = Family(config, "bfloat16" if dtype == "bfloat16" else "float32", tuple(sorted(counts.items())))
+        self.sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        self.replica = Replica(self.family, backbone.params, 0, self.sharding)
+        base_bias = np.asarray(backbone.params["bias"], np.float32)
+        for own, slots in zip(parts, self.slots, strict=True):
+            arrays = {part.key: slot_arrays(part, part.key, config, self.family.dtype, base_bias) for part in own}
+            self.replica.write({key: (slots[key], arrays[key]) for key in arrays})
+        self.kinds = [tuple(str(key) for key in slots if key.method != "head") for slots in self.slots]
+        self._programs: dict[ProgramKey, Program] = {}
+
+    def rows(self, lengths: Sequence[int], tasks: Sequence[int], seed: int = 0) -> list[Row]:
+        rng = np.random.default_rng(seed)
+        ids = [rng.integers(5, self.family.config.vocab_size, n).astype(np.int32) for n in lengths]
+        return [Row(i, np.zeros_like(i), self.slots[task], 0) for i, task in zip(ids, tasks, strict=True)]
+
+    def prepare(self, plan: Plan, rows: Sequence[Row], progress: Callable[[int, int], None]) -> list[Step]:
+        """Compiles what the plan needs: a program for each shape, with and without heavy classes, and as much room for
+        light classes as any of its batches needs."""
+        needs: dict[tuple[Bucket, bool], dict[ClassKey, int]] = defaultdict(dict)
+        kept: list[tuple[tuple[Bucket, bool], Batch]] = []
+        for batch in plan:
+            bucket = Bucket(batch.tokens, batch.groups)
+            own = class_needs([rows[q] for q in batch.queries], bucket)
+            shape = bucket, any(class_method(key.method).kind == "heavy" for key in own)
+            for key, level in own.items():
+                needs[shape][key] = max(level, needs[shape].get(key, 0))
+            kept.append((shape, batch))
+        keys = {shape: ProgramKey(shape[0], make_variant(found)) for shape, found in needs.items()}
+        for done, program_key in enumerate(keys.values()):
+            progress(done, len(keys))
+            if program_key not in self._programs:
+                self._programs[program_key] = compile_program(self.family, program_key)
+        progress(len(keys), len(keys))
+        return [(self._programs[keys[shape]], [rows[q] for q in batch.queries]) for shape, batch in kept]
+
+    def run(self, steps: Sequence[Step]) -> list[np.ndarray]:
+        """Logits of every batch, in the order of the steps; the next batch is assembled while one computes."""
+        flying: deque[Outputs] = deque()
+        found: list[np.ndarray] = []
+        for program, rows in steps:
+            if len(flying) == IN_FLIGHT:
+                found.append(np.asarray(flying.popleft().logits[0]))
+            flying.append(self.replica.dispatch(program, self.replica.assemble(rows, program)))
+        found += [np.asarray(outputs.logits[0]) for outputs in flying]
+        return found
