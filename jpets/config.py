@@ -120,5 +120,7 @@ class EngineSettings:
     the backbone's and are only ordered. 0 keeps them in the order of their classes. Other devices have one."""
     delta_stream_tokens: int = 0
     """Programs with fewer tokens for each class use two delta streams; to be profiled on each kind of GPU."""
+    response_cache_mb: int = 0
+    """Host memory for answers to queries that come again (MiB); 0 keeps none."""
     stall_seconds: float = 60.0
     """Work that makes no progress for this long makes the engine not live."""

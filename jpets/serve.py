@@ -65,6 +65,9 @@ def main(
     program_memory_mb: Annotated[
         int | None, typer.Option(help="host memory (MiB) that compiled programs may take  [896]")
     ] = None,
+    response_cache_mb: Annotated[
+        int | None, typer.Option(help="host memory (MiB) for answers to texts that come again, 0 keeps none  [0]")
+    ] = None,
     reserve: Annotated[
         str | None,
         typer.Option(help="room for tasks of standard shapes: auto (where there are no tasks), always, never  [auto]"),

@@ -79,7 +79,7 @@ class ServiceCollector(Collector):
 
 
 def _counters(engine: Engine) -> Iterator[Metric]:
-    stats, compiler = engine.stats, engine.compiler
+    stats, compiler, responses = engine.stats, engine.compiler, engine.responses
     answers = CounterMetricFamily("jpets_answers", "Queries answered, by ok or the error's code", labels=["outcome"])
     for outcome, count in list(stats.answers.items()):
         answers.add_metric([outcome], count)
@@ -92,11 +92,16 @@ def _counters(engine: Engine) -> Iterator[Metric]:
         ("jpets_request_path_compiles", "Compilations that queries had to wait for", stats.request_path_compiles),
         ("jpets_background_compiles", "Programs added in the background", compiler.compiled),
         ("jpets_background_compile_failures", "Programs that could not be compiled", compiler.failed),
+        ("jpets_response_cache_hits", "Queries answered from the response cache", responses.hits),
+        ("jpets_response_cache_misses", "Queries that the response cache had no answer for", responses.misses),
         ("jpets_programs_evicted", "Idle programs that left for wanted ones", compiler.memory.evicted),
     ):
         yield CounterMetricFamily(name, text, value=count)
     yield GaugeMetricFamily("jpets_background_compiles_waiting", "Programs yet to be compiled", value=compiler.waiting)
     yield GaugeMetricFamily("jpets_program_bytes", "Host memory of programs, estimated", value=compiler.memory.used)
+    yield GaugeMetricFamily(
+        "jpets_response_cache_bytes", "Host memory of kept answers, estimated", value=responses.bytes
+    )
     yield GaugeMetricFamily("jpets_queue_depth", "Queries waiting for a batch", value=len(engine.pending))
     yield GaugeMetricFamily("jpets_resident_tasks", "Tasks on the device", value=len(engine.tasks.all()))
 

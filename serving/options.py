@@ -35,6 +35,7 @@ class Options(BaseSettings):
     max_queue: int = Field(4096, ge=1)
     slots: int = Field(32, ge=1)
     program_memory_mb: int = Field(896, ge=0)
+    response_cache_mb: int = Field(0, ge=0)
     reserve: Reserve = "auto"
     max_inputs: int = Field(1024, ge=1)
     max_body_mb: int = Field(16, ge=1)
@@ -59,6 +60,7 @@ class Options(BaseSettings):
             max_queue=self.max_queue,
             slots=self.slots,
             program_memory_mb=self.program_memory_mb,
+            response_cache_mb=self.response_cache_mb,
         )
 
     def serving_settings(self) -> ServingSettings:

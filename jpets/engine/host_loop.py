@@ -210,6 +210,8 @@ class HostLoop:
             timing = Timing(waited, done - batch.dispatched, str(bucket), program.label, fallback)
             try:
                 result = self._result(batch.assembled, outputs, at, pending, timing)
+                if pending.keep is not None:
+                    pending.keep(result)
             except Exception as error:  # one row's head must not cost the others their answers
                 log.exception("a row could not be answered")
                 problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")

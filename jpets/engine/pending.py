@@ -34,6 +34,8 @@ class Pending:
     arrived: float = field(default_factory=time.monotonic)
     number: int = field(default_factory=itertools.count().__next__)
     """Unique in the process, and rising: whoever came first has the lower one."""
+    keep: Callable[[Result], None] | None = None
+    """Hears of what was computed before the caller, who may write into it, does."""
 
     @property
     def tokens(self) -> int:

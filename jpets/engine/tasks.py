@@ -26,6 +26,8 @@ class Resident:
     version: int | None = None
     queries: int = 0
     removed: bool = False
+    loading: object = field(default_factory=object, repr=False)
+    """Unlike that of any other loading; a task's id, and its version, can come again."""
 
 
 @dataclass

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checkpoints.repository import Repository
 from jpets.engine.engine import Engine
+from jpets.engine.response_cache import ResponseCache
 from jpets.errors import Saturated
 from serving.app import create_app
 from serving.repository import TaskRepository
@@ -227,8 +228,19 @@ def test_metrics(call: Call) -> None:
     assert after["jpets_slots_used", lora] == 6
     assert after["jpets_slots", lora] >= 12
     assert after["jpets_bank_bytes", lora] > 0
+    for name in ("hits_total", "misses_total", "bytes"):
+        assert after[f"jpets_response_cache_{name}", ()] == 0
     assert after["process_resident_memory_bytes", ()] > 1 << 20
     assert ("jpets_queue_depth", ()) in after and ("jpets_background_compiles_waiting", ()) in after
+
+
+def test_metrics_of_the_response_cache(call: Call, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.engine, "responses", ResponseCache(1 << 20))
+    first, again = (call("POST", "/v1/classify", json=BODY).json()["data"] for _ in range(2))
+    assert first == again
+    found = samples(call)
+    assert (found["jpets_response_cache_hits_total", ()], found["jpets_response_cache_misses_total", ()]) == (1, 1)
+    assert found["jpets_response_cache_bytes", ()] == service.engine.responses.bytes > 0
 
 
 def test_status_page_escapes_and_loads_nothing(call: Call, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

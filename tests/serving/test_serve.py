@@ -168,12 +168,13 @@ def test_client_that_leaves_over_a_socket(service: Service, engine: Engine, monk
 
 def test_options_come_from_line_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "jpets.toml"
-    file.write_text('backbone = "from-file"\nslots = 3\nmax_queue = 5\nport = 1\n')
+    file.write_text('backbone = "from-file"\nslots = 3\nmax_queue = 5\nport = 1\nresponse_cache_mb = 7\n')
     monkeypatch.setenv("JPETS_SLOTS", "4")
     monkeypatch.setenv("JPETS_PORT", "2")
     options = read_options({"port": 3, "host": None}, file)
     assert (options.backbone, options.max_queue, options.slots, options.port) == ("from-file", 5, 4, 3)
     assert (options.host, options.engine_settings().slots) == ("127.0.0.1", 4)
+    assert options.engine_settings().response_cache_mb == 7
     assert options.serving_settings() == ServingSettings()
 
 
