@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from jpets.commands import backbone, doctor, profile, query, task
+from jpets.commands import backbone, doctor, profile, query, run, task
 from jpets.commands.output import report_error
 from jpets.errors import JpetsError
 
@@ -35,6 +35,7 @@ app = typer.Typer(
 app.add_typer(backbone.app, name="backbone")
 app.add_typer(task.app, name="task")
 app.command("query")(query.query)
+app.command("run")(run.run)
 app.command("profile")(profile.profile)
 app.command("doctor")(doctor.doctor)
 

@@ -11,7 +11,7 @@ LINEAR_SITES = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")
 NORM_SITES = ("attn_norm", "ffn_norm")
 ADAPTER_SITES = ("after_attn_out", "after_ffn_out")
 
-Policy = Literal["fixed", "alpha", "auto"]
+Policy = Literal["fixed", "alpha", "auto", "steady"]
 DType = Literal["bfloat16", "float32"]
 
 
@@ -102,8 +102,10 @@ class EngineSettings:
     slots: int = 32
     """Fewest task slots a class's bank is made with; it also gets room for twice the tasks known at start."""
     policy: Policy = "auto"
-    """How waiting queries are batched: ``fixed`` sizes in order of arrival, ``alpha`` (PetS, TurboTransformers), or
-    ``auto``, which also keeps queries with heavy deltas apart where that is predicted to be faster."""
+    """How waiting queries are batched: ``fixed`` sizes in order of arrival; ``alpha`` (PetS, TurboTransformers); ``auto``,
+    which also keeps queries with heavy deltas apart where that is predicted to be faster; ``steady``: a query's length
+    and task choose its program, so that its bits never depend on what else waits. That one wants rectangular buckets
+    (``bucket.steady_menu``), no background compilation, and traffic that fills them."""
     fixed_batch: int = 16
     trigger: Literal["hungry", "lazy"] = "hungry"
     lazy_wait: float = 0.005

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import uuid
 from collections.abc import Sequence
@@ -13,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_
 from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput
-from jpets.types import Classification, Embedding, Query, Regression, Result, Task, Tokens
+from jpets.types import Query, Result, Task
+from serving.answers import render, render_error
 from serving.ask import ask, check_count, raise_first_error
 from serving.context import Context, Here
 from serving.fields import ModelName, Text
@@ -100,22 +100,6 @@ async def classify(
     return JSONResponse(_response(body.model, data, results))
 
 
-def render(result: Result, multi_label: bool, top_k: int | None = None) -> dict[str, Any]:
-    """A result that is no error, as JSON."""
-    if isinstance(result, Classification):
-        item: dict[str, Any] = {"label": result.label, "probs": result.probs.tolist(), "num_classes": len(result.probs)}
-        if top_k is not None:
-            best = sorted(zip(item["probs"], result.names, strict=True), key=lambda pair: -pair[0])[:top_k]
-            item["top"] = [{"label": label, "prob": prob} for prob, label in best]
-        return {**item, "labels": list(result.labels)} if multi_label else item
-    if isinstance(result, Regression):
-        return {"values": result.logits.tolist()}
-    if isinstance(result, Tokens):
-        return {"entities": [dataclasses.asdict(each) for each in result.entities], "num_classes": len(result.names)}
-    assert isinstance(result, Embedding)
-    return {"embedding": result.embedding.tolist()}
-
-
 def usage(results: Sequence[Result]) -> dict[str, int]:
     tokens = sum(result.tokens for result in results)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -123,7 +107,7 @@ def usage(results: Sequence[Result]) -> dict[str, int]:
 
 def _outcome(result: Result, here: Context, top_k: int | None) -> dict[str, Any]:
     if result.error is not None:
-        return {"error": {"code": result.error.code, "message": result.error.message}}
+        return render_error(result.error)
     task = here.service.loaded(result.task) if result.task is not None else None
     return render(result, _multi_label(task), top_k)
 

@@ -12,7 +12,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import MofNCompleteColumn, Progress, TaskID
+from rich.progress import MofNCompleteColumn, Progress, ProgressColumn, TaskID
 from rich.table import Table
 
 PIPE_WIDTH = 1000
@@ -82,7 +82,7 @@ def busy(what: str) -> Iterator[None]:
         yield
 
 
-def progress_bars(*columns: MofNCompleteColumn, enabled: bool = True) -> Progress:
+def progress_bars(*columns: ProgressColumn, enabled: bool = True) -> Progress:
     """Bars on standard error that go when they are done; none unless that is a terminal."""
     console = Console(stderr=True)
     return Progress(

@@ -144,6 +144,13 @@ def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket
     return tuple(dict.fromkeys([*singles, *packed]))
 
 
+def steady_menu(max_length: int, max_tokens: int) -> tuple[Bucket, ...]:
+    """Rectangular buckets of about ``max_tokens`` tokens, one for each step of length: for the policy ``steady``."""
+    lengths = [length for length in (16, 32, 64, 128, 256, 512) if length < max_length] + [max_length]
+    rows = [(max(1, max_tokens // length), length) for length in lengths]
+    return tuple(Bucket(n * length, ((n, length),)) for n, length in rows)
+
+
 def core_programs(menu: Sequence[Bucket], light: Variant, heavy: Variant) -> list[tuple[Bucket, Variant]]:
     """What must be ready before the first query, the smallest part of the menu that takes any batch without much waste.
 

@@ -49,8 +49,7 @@ class Planner:
 
     def shapes(self, *, heavy: bool) -> list[Shape]:
         """Ready shapes that take any mixture of tasks, heavy ones among them if asked, with their costs."""
-        every = [key for key, _ in self._replica.family.slots]
-        needs = {key: FULL for key in every if heavy or class_method(key.method).kind != "heavy"}
+        needs = self._any_mixture(heavy=heavy)
         best: dict[Bucket, float] = {}
         for program in self._replica.programs:
             if program.key.variant.covers(needs):
@@ -63,6 +62,8 @@ class Planner:
 
         Its companions are the policy's choice, as far as that leaves every tenant its part of the batch.
         """
+        if self._settings.policy == "steady":
+            return self._steady(waiting)
         lengths = [pending.row.length for pending in waiting]
         heavy = [is_heavy(pending.row) for pending in waiting]
         shapes, most = self.shapes(heavy=any(heavy)), self._settings.max_batch_rows
@@ -75,6 +76,37 @@ class Planner:
         chosen = next(batch for batch in batches if 0 in batch)
         chosen = fair_batch(chosen, [pending.party for pending in waiting], lengths, shapes, most)
         return self.place([waiting[q] for q in chosen])
+
+    def _steady(self, waiting: Sequence[Pending]) -> Plan:
+        """The most urgent query's own program, filled with others whose own it is."""
+        own: dict[tuple[int, bool], Program] = {}
+        kinds = [(pending.row.length, is_heavy(pending.row)) for pending in waiting]
+        for length, heavy in dict.fromkeys(kinds):
+            own[length, heavy] = self._own_program(length, heavy)
+        program = own[kinds[0]]
+        same = [pending for pending, kind in zip(waiting, kinds, strict=True) if own[kind] is program]
+        return Plan(same[: program.key.bucket.rows], program, None)
+
+    def _own_program(self, length: int, heavy: bool) -> Program:
+        """By length and kind alone: of the programs for any mixture the one of the shortest rows, without heavy classes
+        where it can be. Its cost, which every start measures anew, has no say.
+        """
+        needs = self._any_mixture(heavy=heavy)
+        fitting = [
+            program
+            for program in self._replica.programs
+            if program.key.bucket.rectangular
+            and program.key.bucket.longest >= length
+            and program.key.variant.covers(needs)
+        ]
+        if not fitting:
+            raise EngineFailure(f"no ready program has rows of {length} tokens; the policy needs rectangular buckets")
+        return min(fitting, key=lambda each: (each.key.bucket.longest, each.key.variant.has("heavy"), str(each.key)))
+
+    def _any_mixture(self, *, heavy: bool) -> Mapping[ClassKey, int]:
+        """Room for rows of any classes, heavy ones among them if asked."""
+        every = [key for key, _ in self._replica.family.slots]
+        return {key: FULL for key in every if heavy or class_method(key.method).kind != "heavy"}
 
     def place(self, pendings: Sequence[Pending]) -> Plan:
         """The cheapest ready program for exactly these queries."""

@@ -1,0 +1,30 @@
+"""Results as JSON, the same over HTTP and in the files of offline runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jpets.errors import JpetsError
+from jpets.types import Classification, Embedding, Regression, Result, Tokens
+
+
+def render(result: Result, multi_label: bool, top_k: int | None = None) -> dict[str, Any]:
+    """A result that is no error, as JSON."""
+    if isinstance(result, Classification):
+        item: dict[str, Any] = {"label": result.label, "probs": result.probs.tolist(), "num_classes": len(result.probs)}
+        if top_k is not None:
+            best = sorted(zip(item["probs"], result.names, strict=True), key=lambda pair: -pair[0])[:top_k]
+            item["top"] = [{"label": label, "prob": prob} for prob, label in best]
+        return {**item, "labels": list(result.labels)} if multi_label else item
+    if isinstance(result, Regression):
+        return {"values": result.logits.tolist()}
+    if isinstance(result, Tokens):
+        return {"entities": [dataclasses.asdict(each) for each in result.entities], "num_classes": len(result.names)}
+    assert isinstance(result, Embedding)
+    return {"embedding": result.embedding.tolist()}
+
+
+def render_error(error: JpetsError) -> dict[str, Any]:
+    """What stands in place of a result."""
+    return {"error": {"code": error.code, "message": error.message}}
