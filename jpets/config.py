@@ -102,10 +102,10 @@ class EngineSettings:
     slots: int = 32
     """Fewest task slots a class's bank is made with; it also gets room for twice the tasks known at start."""
     policy: Policy = "auto"
-    """How waiting queries are batched: ``fixed`` sizes in order of arrival; ``alpha`` (PetS, TurboTransformers); ``auto``,
-    which also keeps queries with heavy deltas apart where that is predicted to be faster; ``steady``: a query's length
-    and task choose its program, so that its bits never depend on what else waits. That one wants rectangular buckets
-    (``bucket.steady_menu``), no background compilation, and traffic that fills them."""
+    """How waiting queries are batched. ``fixed``: so many in order of arrival. ``alpha``: the least summed cost of the
+    shared part (PetS, TurboTransformers). ``auto``: that, with heavy deltas in batches of their own where this is
+    predicted to be faster. ``steady``: a query's length and task choose its program, so that its bits never depend on
+    what else waits; it wants ``bucket.steady_menu``, no background compilation, and traffic that fills its buckets."""
     fixed_batch: int = 16
     trigger: Literal["hungry", "lazy"] = "hungry"
     lazy_wait: float = 0.005

@@ -29,7 +29,8 @@ from jpets.errors import EngineFailure
 from jpets.types import Classification, Query, Task
 
 STEADY = EngineSettings(dtype="float32", policy="steady", slots=8, background_compile=False)
-MENU = (Bucket(64, ((4, 16),)), Bucket(256, ((2, 128),)))
+# A row of few tokens is tempted to join the others in the large program.
+MENU = (Bucket(16, ((1, 16),)), Bucket(1024, ((8, 128),)))
 TEXTS = ("a chess engine", "development files for the library of sparse matrices", "hello")
 
 
@@ -237,7 +238,7 @@ from jpets.commands.run_output import Output
 from jpets.engine import bucket
 from jpets.engine.bucket import Bucket
 
-bucket.steady_menu = lambda max_length, max_tokens: (Bucket(64, ((4, 16),)), Bucket(256, ((2, 128),)))
+bucket.steady_menu = lambda max_length, max_tokens: (Bucket(16, ((1, 16),)), Bucket(1024, ((8, 128),)))
 write, after = Output.write, int(sys.argv.pop(1))
 
 def write_and_die(self, document):
