@@ -15,9 +15,12 @@ from jpets.errors import InvalidInput
 
 if TYPE_CHECKING:
     from jpets.engine.engine import Engine
+    from jpets.scheduling.profile import CostProfile
     from jpets.types import Task
 
 DTYPES = ("bfloat16", "float32")
+SHOWN = ([8], [32])
+"""Rows and tokens of the shape whose delta costs are printed."""
 
 
 def profile(
@@ -30,9 +33,13 @@ def profile(
     cache_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="folder of compiled programs and costs")
     ] = None,
+    max_tokens: Annotated[int, typer.Option(min=32, help="tokens of the largest batch in the cost profile")] = 2048,
+    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="draw alpha and beta into this PNG")] = None,
     output: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="also write the figures here")] = None,
 ) -> None:
-    """Measure the core programs, and keep the costs where the engine finds them at its next start.
+    """Measure the core programs and a cost profile, and keep them where the engine finds them at its next start.
+
+    The cost profile holds alpha, the shared part over rows and length, and beta, what each kind of delta adds.
 
     Costs hold for one device, number format and set of delta shapes: give the tasks that the engine will serve.
     Without any, the standard shapes are measured, which a server with an empty repository makes room for.
@@ -45,6 +52,9 @@ def profile(
     from jpets.engine.xla_flags import set_xla_flags
     from jpets.standard import standard_tasks
 
+    if plot is not None:
+        from jpets.commands.profile_plot import draw_profile
+
     set_xla_flags()
 
     with busy("read backbone"):
@@ -55,11 +65,16 @@ def profile(
         settings = EngineSettings(dtype=cast(DType, dtype), background_compile=False)
         engine = Engine(loaded, found, settings, reserve=reserve, cache_dir=cache_dir)
     programs = measured(engine, repeats)
+    found_profile = profiled(engine, max_tokens, repeats)
     print_table(
         ("bucket", "variant", "seconds", "tokens/s"),
         [(p["bucket"], p["variant"], f"{p['seconds']:.6f}", f"{p['tokens_per_second']:,.0f}") for p in programs],
         numbers=("seconds", "tokens/s"),
     )
+    beta = [(name, f"{grid.at(*SHOWN)[0, 0]:.6f}") for name, grid in found_profile.beta.items()]
+    print_table(("delta", "seconds for 8 rows x 32 tokens of a task"), beta, numbers=("seconds",))
+    if plot is not None:
+        draw_profile(found_profile, f"{loaded.name}, {dtype}, {engine.replicas[0].device.device_kind}", plot)
     if output is not None:
         device = engine.replicas[0].device
         document = {
@@ -69,6 +84,7 @@ def profile(
             "dtype": dtype,
             "repeats": repeats,
             "programs": programs,
+            "profile": json.loads(found_profile.to_json()),
         }
         output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
@@ -103,6 +119,21 @@ def measured(engine: Engine, repeats: int) -> list[dict[str, Any]]:
         report("measure", len(programs), len(programs))
     engine.costs.save()
     return figures
+
+
+def profiled(engine: Engine, max_tokens: int, repeats: int) -> CostProfile:
+    """Measures the cost profile of an engine that is closed, and keeps it for the next one."""
+    from jpets.engine.cost_profile import measure_profile
+    from jpets.engine.program import write_atomically
+
+    replica = engine.replicas[0]
+    with reporting() as report:
+        found = measure_profile(
+            engine.family, replica.sharding, max_tokens=max_tokens, repeats=min(repeats, 5), progress=report
+        )
+    engine.profile_path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(engine.profile_path, found.to_json().encode())
+    return found
 
 
 def _check_ids(tasks: Sequence[Task]) -> None:

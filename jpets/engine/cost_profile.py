@@ -7,6 +7,8 @@ of the first few layers, which compiles in a fraction of the time, and scaled up
 from __future__ import annotations
 
 import dataclasses
+import logging
+import pathlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +27,9 @@ from jpets.model.encoder import random_params
 from jpets.scheduling.profile import CostProfile, Grid, PackedPoint
 from jpets.scheduling.queue import Groups
 
+log = logging.getLogger(__name__)
+
+MOST_ROWS = 256
 MOST_LAYERS = 4
 """Layers that are measured. More than fit into a processor's caches with their weights, few enough to compile fast."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -42,7 +47,7 @@ def measure_profile(
     family: Family, sharding: jax.sharding.Sharding, *, max_tokens: int, repeats: int = 5, progress: Progress
 ) -> CostProfile:
     """A profile of ``family``'s classes for shapes of up to ``max_tokens`` tokens. Needs the device to itself."""
-    bench = _Bench(family, sharding, repeats)
+    bench = _Bench(family, sharding, max_tokens, repeats)
     longest = [n for n in LENGTHS if n <= min(family.config.max_positions, max_tokens)]
     shapes = [(n, length) for length in longest for n in ROWS if n * length <= max_tokens]
     sizes = [tokens for tokens in (64, 128, 256, 512, 1024, 2048, 4096) if tokens <= max_tokens]
@@ -78,6 +83,44 @@ def measure_profile(
     )
 
 
+class DeltaCosts:
+    """What rows of heavy classes add to the time of a program, by a cost profile (beta, PetS section 4.1).
+
+    The time of a program was measured with its windows for light classes, whether rows use them or not.
+    """
+
+    def __init__(self, profile: CostProfile, family: Family) -> None:
+        rows, lengths = np.arange(1, MOST_ROWS + 1), np.arange(1, family.config.max_positions + 1)
+        heavy = [key for key, _ in family.slots if class_method(key.method).kind == "heavy"]
+        self._tables = {key: profile.beta[str(key)].at(rows, lengths) for key in heavy if str(key) in profile.beta}
+
+    def seconds(self, rows: Sequence[Row]) -> float:
+        """For each task the cost of its rows, all as long as the longest (PetS equation 2)."""
+        lengths: dict[tuple[ClassKey, int], list[int]] = {}
+        for row in rows:
+            for key, slot in row.slots.items():
+                if key in self._tables:
+                    lengths.setdefault((key, slot), []).append(row.length)
+        return float(
+            sum(self._tables[key][min(len(own), MOST_ROWS) - 1, max(own) - 1] for (key, _), own in lengths.items())
+        )
+
+
+def load_profile(path: pathlib.Path) -> CostProfile | None:
+    """The profile kept in ``path``; None where there is none. What cannot be read is removed, to be measured again.
+
+    The name carries the device, the backbone's shape, the delta classes and the versions, so a stale one has another.
+    """
+    try:
+        return CostProfile.from_json(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        log.warning("the cost profile cannot be used and is measured again by `jpets profile`: %s", error)
+        path.unlink(missing_ok=True)
+        return None
+
+
 def _typical_groups(tokens: int, longest: int) -> Groups:
     """Many short rows, half as many of medium length, a few longer ones."""
     wanted = {32: max(1, tokens // 32), 48: max(1, tokens // 64), 64: max(1, tokens // 512)}
@@ -88,7 +131,8 @@ def _typical_groups(tokens: int, longest: int) -> Groups:
 class _Bench:
     """A short stack of layers with every class's bank, and timings in it scaled to the whole backbone."""
 
-    def __init__(self, family: Family, sharding: jax.sharding.Sharding, repeats: int) -> None:
+    def __init__(self, family: Family, sharding: jax.sharding.Sharding, max_tokens: int, repeats: int) -> None:
+        self._heavy_tokens = min(HEAVY_TOKENS, max_tokens)
         self._layers = min(MOST_LAYERS, family.config.layers)
         self._scale = family.config.layers / self._layers
         config = dataclasses.replace(family.config, layers=self._layers)
@@ -120,13 +164,16 @@ class _Bench:
     def heavy(self, key: ClassKey) -> Grid:
         """One program runs any number of rows: what they add to the same program without any."""
         program = self._program(self._heavy_bucket(), make_variant({self._short[key]: FULL}))
-        grid = np.full((len(HEAVY_ROWS), len(HEAVY_LENGTHS)), np.nan)
-        cases = [(r, c) for r, n in enumerate(HEAVY_ROWS) for c, m in enumerate(HEAVY_LENGTHS) if n * m <= HEAVY_TOKENS]
-        runs = [self._of_one_task(program, key, HEAVY_ROWS[r], HEAVY_LENGTHS[c]) for r, c in cases]
+        holds = program.key.bucket.holds
+        lengths = [length for length in HEAVY_LENGTHS if length <= program.key.bucket.longest]
+        grid = np.full((len(HEAVY_ROWS), len(lengths)), np.nan)
+        every = [(r, c) for r in range(len(HEAVY_ROWS)) for c in range(len(lengths))]
+        cases = [(r, c) for r, c in every if holds(np.full(HEAVY_ROWS[r], lengths[c]))]
+        runs = [self._of_one_task(program, key, HEAVY_ROWS[r], lengths[c]) for r, c in cases]
         idle, *seconds = self._medians([self._full(program), *runs])
         for (r, c), value in zip(cases, seconds, strict=True):
             grid[r, c] = max(0.0, value - idle) * self._class_scale(key)
-        return Grid(np.array(HEAVY_ROWS), np.array(HEAVY_LENGTHS), grid)
+        return Grid(np.array(HEAVY_ROWS), np.array(lengths), grid)
 
     def loop_share(self, keys: Sequence[ClassKey]) -> float:
         """How much slower a program is for having loops over these classes, with no row in them."""
@@ -139,8 +186,12 @@ class _Bench:
         return len(key.layers) / len(self._short[key].layers) if key.layers else self._scale
 
     def _heavy_bucket(self) -> Bucket:
-        longest = min(HEAVY_LENGTHS[-1], self._family.config.max_positions, HEAVY_TOKENS)
-        return Bucket(HEAVY_TOKENS, ((32, min(64, longest)), (HEAVY_TOKENS // longest * 2, longest)))
+        """Short rows by the dozen or some long ones."""
+        tokens = self._heavy_tokens
+        longest = min(HEAVY_LENGTHS[-1], self._family.config.max_positions, tokens)
+        short = min(32, longest)
+        groups = {short: max(2, min(HEAVY_ROWS[-1], tokens // 8)), longest: max(2, tokens // 48)}
+        return Bucket(tokens, tuple((n, length) for length, n in sorted(groups.items())))
 
     def _program(self, bucket: Bucket, variant: Variant) -> Program:
         return compile_program(self._family, ProgramKey(bucket, variant))

@@ -21,6 +21,7 @@ from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.engine.assembly import Row
 from jpets.engine.background import BackgroundCompiler
 from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
+from jpets.engine.cost_profile import DeltaCosts, load_profile
 from jpets.engine.delta_order import delta_streams
 from jpets.engine.host_loop import HostLoop, PrefetchHook
 from jpets.engine.memory import return_free_memory
@@ -99,12 +100,17 @@ class Engine:
         self.pending = PendingQueue(self.settings.max_queue, self._left)
         self.responses = ResponseCache(self.settings.response_cache_mb * 2**20)
         self.store = ProgramStore(self.cache_dir / "programs", device)
-        self.costs = CostTable(self.cache_dir / "costs" / f"{self.store.family_name(family)}.json", family)
+        costs = self.cache_dir / "costs" / self.store.family_name(family)
+        self.costs = CostTable(costs.with_suffix(".json"), family)
+        self.profile_path = costs.with_suffix(".profile.json")
+        profile = load_profile(self.profile_path)
+        self.deltas = DeltaCosts(profile, family) if profile else None
+        """What heavy rows add to a program's time; None until ``jpets profile`` measured it."""
         memory = ProgramMemory(self.replicas, self.settings.program_memory_mb * 2**20)
         self.compiler = BackgroundCompiler(
             family, self.store, self.cache_dir / "programs", self._add_tried, memory, device.platform
         )
-        self._planner = Planner(self.replicas[0], self.costs, self.settings, self.menu)
+        self._planner = self._make_planner(self.replicas[0])
         self._loops = [self._loop(replica) for replica in self.replicas]
         self._ready = False
 
@@ -347,8 +353,11 @@ class Engine:
         pending.future.set_running_or_notify_cancel()
         self.stats.answered("cancelled")
 
+    def _make_planner(self, replica: Replica) -> Planner:
+        return Planner(replica, self.costs, self.deltas, self.settings, self.menu)
+
     def _loop(self, replica: Replica) -> HostLoop:
-        planner = Planner(replica, self.costs, self.settings, self.menu)
+        planner = self._make_planner(replica)
         return HostLoop(replica, planner, self.pending, self.tasks, self.stats, self.settings, self._want, self.hooks)
 
     def _want(self, plan: Plan) -> None:

@@ -12,6 +12,7 @@ from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row, class_needs
 from jpets.engine.bucket import FULL, Bucket, Variant, make_variant
+from jpets.engine.cost_profile import DeltaCosts
 from jpets.engine.pending import Pending
 from jpets.engine.profile import CostTable, arithmetic
 from jpets.engine.program import Program, ProgramKey
@@ -41,9 +42,17 @@ def is_heavy(row: Row) -> bool:
 class Planner:
     """Pure apart from reading the replica's table of ready programs."""
 
-    def __init__(self, replica: Replica, costs: CostTable, settings: EngineSettings, menu: Sequence[Bucket]) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        costs: CostTable,
+        deltas: DeltaCosts | None,
+        settings: EngineSettings,
+        menu: Sequence[Bucket],
+    ) -> None:
         self._replica = replica
         self._costs = costs
+        self._deltas = deltas
         self._settings = settings
         self._menu = menu
 
@@ -145,5 +154,9 @@ class Planner:
 
     def predicted(self, waiting: Sequence[Pending]) -> float:
         """Seconds that the next batch of these queries would take."""
-        program = self.next_batch(waiting).program
-        return self._seconds(program.key, program)
+        plan = self.next_batch(waiting)
+        return self.seconds([pending.row for pending in plan.pendings], plan.program)
+
+    def seconds(self, rows: Sequence[Row], program: Program) -> float:
+        """Predicted time of these rows in a program."""
+        return self._seconds(program.key, program) + (self._deltas.seconds(rows) if self._deltas else 0.0)

@@ -17,6 +17,8 @@ import numpy as np
 from jpets.scheduling.queue import Floats, Groups, Ints
 
 FORMAT = 1
+MOST_GROWTH = 16.0
+"""Factor by which a cost that was not measured may exceed its neighbour."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,25 +46,21 @@ class Grid:
         for r in range(full.shape[0]):
             for c in range(full.shape[1]):
                 if np.isnan(full[r, c]):
-                    before = full[r - 1, c] if r else full[r, c - 1]
-                    beside = full[r, c - 1] if c else full[r - 1, c]
-                    corner = full[r - 1, c - 1] if r and c else min(before, beside)
-                    full[r, c] = before * beside / corner if corner > 0 else max(before, beside)
+                    before = float(full[r - 1, c] if r else full[r, c - 1])
+                    beside = float(full[r, c - 1] if c else full[r - 1, c])
+                    corner = float(full[r - 1, c - 1]) if r and c else min(before, beside)
+                    full[r, c] = before * min(beside / corner, MOST_GROWTH) if corner > 0 else max(before, beside)
         return np.maximum.accumulate(np.maximum.accumulate(full, axis=0), axis=1)
 
-    def at(self, rows: Ints, lengths: Ints) -> Floats:
-        """Seconds [len(rows), len(lengths)], bilinear between the points, held below the first ones."""
-        along = np.stack([_interpolate(lengths, self.lengths, line) for line in self.filled])
-        return np.stack([_interpolate(rows, self.rows, column) for column in along.T], axis=1)
+    def at(self, rows: Sequence[int] | Ints, lengths: Sequence[int] | Ints) -> Floats:
+        """Seconds [len(rows), len(lengths)]: bilinear between the points, held below, proportional beyond them."""
+        along = np.stack([_interpolate(np.asarray(lengths), self.lengths, line) for line in self.filled])
+        return np.stack([_interpolate(np.asarray(rows), self.rows, column) for column in along.T], axis=1)
 
 
 def _interpolate(at: Ints, points: Ints, values: Floats) -> Floats:
-    """Linear between points, held below the first, and with the last slope beyond the last."""
-    inside = np.interp(at, points, values)
-    if len(points) > 1:
-        slope = (values[-1] - values[-2]) / (points[-1] - points[-2])
-        inside = np.where(at > points[-1], values[-1] + slope * (at - points[-1]), inside)
-    return inside
+    """Linear between points, held below the first, proportional beyond the last."""
+    return np.interp(at, points, values) * np.maximum(1.0, at / points[-1])
 
 
 @dataclasses.dataclass(frozen=True)

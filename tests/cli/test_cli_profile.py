@@ -8,14 +8,19 @@ import pytest
 from checkpoints.backbone import Backbone
 from checkpoints.task_file import read_task
 from jpets.config import EngineSettings
+from jpets.engine import cost_profile
 from jpets.engine import engine as engine_module
+from jpets.engine.cost_profile import load_profile
 from jpets.engine.engine import Engine
 from jpets.engine.program import ProgramKey
 
 
 @pytest.fixture(autouse=True)
 def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One bucket instead of five: compiling is not what these tests are about."""
+    """One bucket instead of five, a small cost profile: compiling is not what these tests are about."""
+    small = {"ROWS": (1, 2), "LENGTHS": (8, 16), "LIGHT_SHAPES": ((2, 8),), "HEAVY_ROWS": (1, 2), "HEAVY_LENGTHS": (8,)}
+    for name, values in small.items():
+        monkeypatch.setattr(cost_profile, name, values)
     monkeypatch.setattr(engine_module, "core_programs", lambda menu, light, heavy: [(menu[0], light)])
 
 
@@ -55,3 +60,22 @@ def test_two_files_of_one_name(run, fixtures: Path, task_file: Path, tmp_path: P
 
 def test_an_unknown_dtype_is_a_usage_error(run) -> None:
     assert run("profile", "--backbone", "any", "--dtype", "int8").exit_code == 2
+
+
+def test_the_cost_profile_is_kept_and_drawn(run, fixtures: Path, task_file: Path, backbone: Backbone, tmp_path) -> None:
+    cache, picture = tmp_path / "cache", tmp_path / "profile.png"
+    arguments = ("profile", "--backbone", fixtures / "tiny-bert", task_file, "--repeats", 1, "--max-tokens", 32)
+    result = run(*arguments, "--cache-dir", cache, "--plot", picture)
+    assert result.exit_code == 0, result.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+    engine = Engine(backbone, [read_task(task_file)], EngineSettings(), cache_dir=cache)
+    assert engine.deltas is not None
+    kept = load_profile(engine.profile_path)
+    assert kept is not None
+    expected = {str(key) for key, _ in engine.family.slots if key.method != "head"}
+    assert set(kept.beta) == expected and all(name in result.stdout for name in expected)
+
+    engine.profile_path.write_text(kept.to_json()[:100])
+    assert Engine(backbone, [read_task(task_file)], EngineSettings(), cache_dir=cache).deltas is None
+    assert not engine.profile_path.exists()
