@@ -12,6 +12,7 @@ NORM_SITES = ("attn_norm", "ffn_norm")
 ADAPTER_SITES = ("after_attn_out", "after_ffn_out")
 
 Policy = Literal["fixed", "alpha", "auto", "steady"]
+Trigger = Literal["hungry", "lazy"]
 DType = Literal["bfloat16", "float32"]
 
 
@@ -107,7 +108,7 @@ class EngineSettings:
     predicted to be faster. ``steady``: a query's length and task choose its program, so that its bits never depend on
     what else waits; it wants ``bucket.steady_menu``, no background compilation, and traffic that fills its buckets."""
     fixed_batch: int = 16
-    trigger: Literal["hungry", "lazy"] = "hungry"
+    trigger: Trigger = "hungry"
     lazy_wait: float = 0.005
     lazy_size: int = 32
     latency_target: float = 0.1

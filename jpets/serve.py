@@ -62,6 +62,23 @@ def main(
     max_batch_rows: Annotated[int | None, typer.Option(help="most texts in a batch  [32]")] = None,
     max_queue: Annotated[int | None, typer.Option(help="most texts that wait; more get 503  [4096]")] = None,
     slots: Annotated[int | None, typer.Option(help="fewest tasks that each class has room for  [32]")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="how waiting texts are batched: auto, alpha, fixed or steady  [auto]")
+    ] = None,
+    fixed_batch: Annotated[int | None, typer.Option(help="texts in a batch of the policy fixed  [16]")] = None,
+    trigger: Annotated[
+        str | None, typer.Option(help="when a batch starts: hungry (at once) or lazy (waits for company)  [hungry]")
+    ] = None,
+    lazy_wait: Annotated[
+        float | None, typer.Option(help="seconds that the lazy trigger waits at most  [0.005]")
+    ] = None,
+    latency_target: Annotated[
+        float | None, typer.Option(help="seconds; the lazy trigger starts when half of them would pass  [0.1]")
+    ] = None,
+    buckets: Annotated[
+        list[str] | None,
+        typer.Option("--bucket", help="a static shape instead of the menu: 8x32 (padded), 1024:32x32+8x128 (packed)"),
+    ] = None,
     program_memory_mb: Annotated[
         int | None, typer.Option(help="host memory (MiB) that compiled programs may take  [896]")
     ] = None,
@@ -189,7 +206,14 @@ class Start:
         options = self._options
         wanted = options.reserve == "always" or (options.reserve == "auto" and not tasks)
         reserve = standard_tasks(self._backbone) if wanted else []
-        return Engine(self._backbone, tasks, options.engine_settings(), reserve=reserve, cache_dir=options.cache_dir)
+        return Engine(
+            self._backbone,
+            tasks,
+            options.engine_settings(),
+            reserve=reserve,
+            cache_dir=options.cache_dir,
+            buckets=options.bucket_menu(),
+        )
 
     def _announce(self) -> None:
         found, _ = self._service.repository.list(limit=1)

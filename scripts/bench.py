@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import typer
 from bench_batching import batching
+from bench_operators import operators
+from bench_serving import serving
 from benching import (
     RandomBackbone,
     console,
@@ -42,7 +44,8 @@ from jpets.model.encoder import Params, cast_params
 from jpets.types import Query, Task
 
 app = typer.Typer(add_completion=False, help=__doc__)
-app.command()(batching)
+for command in (batching, operators, serving):
+    app.command()(command)
 
 
 class MergedCopies:

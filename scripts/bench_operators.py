@@ -1,4 +1,4 @@
-"""PET operator scheduling (PetS section 6.3.3, figure 11): ``python scripts/bench_operators.py [options] --json OUT``.
+"""PET operator scheduling (PetS section 6.3.3, figure 11): ``python scripts/bench.py operators [options] --json OUT``.
 
 One batch of queries over many tasks whose deltas have many shapes, so that many operators meet at each site. On a GPU
 the systems are numbers of streams; elsewhere only the order can differ: ``fifo`` leaves the classes as they come,
@@ -66,7 +66,7 @@ def systems_here() -> dict[str, int]:
     return {"fifo": 0, "scheduled": 1}
 
 
-def main(
+def operators(
     backbone: str = "bert-base",
     tasks: int = 32,
     rows: int = 128,
@@ -113,7 +113,3 @@ def main(
         "order": turns,
     }
     report("operators", settings_used, figures, json_out)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -6,10 +6,11 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from jpets.config import DType, EngineSettings
+from jpets.config import DType, EngineSettings, Policy, Trigger
+from jpets.engine.bucket import Bucket, parse_bucket
 from jpets.errors import InvalidInput
 from serving.settings import MIB, ServingSettings
 
@@ -34,6 +35,12 @@ class Options(BaseSettings):
     max_batch_rows: int = Field(32, ge=1)
     max_queue: int = Field(4096, ge=1)
     slots: int = Field(32, ge=1)
+    policy: Policy = "auto"
+    fixed_batch: int = Field(16, ge=1)
+    trigger: Trigger = "hungry"
+    lazy_wait: float = Field(0.005, ge=0, le=60)
+    latency_target: float = Field(0.1, gt=0)
+    buckets: list[str] = []
     program_memory_mb: int = Field(896, ge=0)
     response_cache_mb: int = Field(0, ge=0)
     reserve: Reserve = "auto"
@@ -51,6 +58,17 @@ class Options(BaseSettings):
             raise ValueError("give --backbone PATH|NAME, or --demo")
         return self
 
+    @field_validator("buckets")
+    @classmethod
+    def _are_buckets(cls, given: list[str]) -> list[str]:
+        for text in given:
+            parse_bucket(text)
+        return given
+
+    def bucket_menu(self) -> list[Bucket] | None:
+        """The buckets that were asked for; None leaves the choice to the engine."""
+        return [parse_bucket(text) for text in self.buckets] or None
+
     def engine_settings(self) -> EngineSettings:
         return EngineSettings(
             dtype=self.dtype,
@@ -59,6 +77,11 @@ class Options(BaseSettings):
             max_batch_rows=self.max_batch_rows,
             max_queue=self.max_queue,
             slots=self.slots,
+            policy=self.policy,
+            fixed_batch=self.fixed_batch,
+            trigger=self.trigger,
+            lazy_wait=self.lazy_wait,
+            latency_target=self.latency_target,
             program_memory_mb=self.program_memory_mb,
             response_cache_mb=self.response_cache_mb,
         )
@@ -93,7 +116,7 @@ def read_options(given: dict[str, Any], config: Path | None = None) -> Options:
     if config is not None and not config.is_file():
         raise InvalidInput("--config: there is no such file")
     try:
-        return WithFile(**{name: value for name, value in given.items() if value is not None})
+        return WithFile(**{name: value for name, value in given.items() if value not in (None, [])})
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"--config: not valid TOML, {error}") from error
     except ValidationError as error:

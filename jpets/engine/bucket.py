@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -80,6 +81,25 @@ class Bucket:
 
     def __str__(self) -> str:
         return f"{self.tokens}:" + "+".join(f"{n}x{length}" for n, length in self.groups)
+
+
+BUCKET = re.compile(r"(?:(\d{1,7}):)?(\d{1,5}x\d{1,5}(?:\+\d{1,5}x\d{1,5}){0,2})")
+
+
+def parse_bucket(text: str) -> Bucket:
+    """``1024:32x32+8x128`` (packed tokens: rows x length, ...), or ``8x32`` for eight padded rows of 32 tokens.
+
+    Raises ``ValueError``.
+    """
+    found = BUCKET.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"a bucket is like 8x32 or 1024:32x32+8x128, got {text!r}")
+    pairs = [tuple(map(int, pair.split("x"))) for pair in found[2].split("+")]
+    groups = tuple((n, length) for n, length in pairs)
+    tokens = int(found[1]) if found[1] else sum(n * length for n, length in groups)
+    if tokens < 1 or min(min(pair) for pair in pairs) < 1:
+        raise ValueError(f"a bucket has at least one token, row and length, got {text!r}")
+    return Bucket(tokens, groups)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,6 +78,8 @@ class Engine:
         self.backbone = backbone
         config = backbone.config
         longest = min(self.settings.max_length, config.max_positions)
+        if buckets:
+            longest = min(longest, max(bucket.longest for bucket in buckets))
         self.text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, longest)
         self._base_bias = np.asarray(backbone.params["bias"], np.float32)
         first = list(tasks)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpets.deltas.protocol import ClassKey
 from jpets.deltas.view import HeavyView, RowView, SegmentView
 from jpets.engine.assembly import Row, assemble, class_needs
-from jpets.engine.bucket import Bucket, Variant, bucket_menu, core_programs, make_variant, widest
+from jpets.engine.bucket import Bucket, Variant, bucket_menu, core_programs, make_variant, parse_bucket, widest
 
 LORA = ClassKey("lora", (("query", 8),), (0,))
 ADAPTER = ClassKey("adapter", (("after_ffn_out", 16),), (0,), (("activation", "relu"), ("input", "output")))
@@ -113,3 +114,34 @@ def test_the_core_takes_any_single_query(max_length: int, more: int, rows: int, 
     length = np.array([data.draw(st.integers(1, max_length))])
     for variant in (light, heavy):
         assert any(bucket.holds(length) for bucket, own in core if own == variant)
+
+
+@pytest.mark.parametrize(
+    ("text", "bucket"),
+    [
+        ("8x32", Bucket(256, ((8, 32),))),
+        ("1024:32x32+8x128", Bucket(1024, ((32, 32), (8, 128)))),
+        (str(Bucket(96, ((5, 22), (2, 24)))), Bucket(96, ((5, 22), (2, 24)))),
+    ],
+)
+def test_buckets_are_read_as_they_are_written(text: str, bucket: Bucket) -> None:
+    assert parse_bucket(text) == bucket
+
+
+@pytest.mark.parametrize("text", ["", "8", "8x", "0x8", "0:1x8", "8x32+8x16", "1x8+1x16+1x32+1x64", "-1x8", "1 x 8"])
+def test_what_is_no_bucket(text: str) -> None:
+    with pytest.raises(ValueError, match="bucket"):
+        parse_bucket(text)
+
+
+@pytest.mark.parametrize("bucket", [Bucket(96, ((6, 16), (2, 64))), Bucket(96, ((6, 16),))], ids=str)
+def test_rows_of_one_heavy_task_are_one_mini_batch(bucket: Bucket) -> None:
+    """PetS applies a delta once to all of a task's rows in a batch; other tasks' rows have runs of their own."""
+    token = np.full(7, 9, np.int32)
+    rows = [Row(token, np.zeros_like(token), {MASK: slot} if slot else {}, 0) for slot in (1, 2, 1, 0, 2, 1)]
+    (view,) = assemble(rows, bucket, widest([MASK], heavy=True), 0).views
+    assert isinstance(view, HeavyView)
+    used = int(view.runs.used)
+    assert view.runs.slots[:used].tolist() == [1, 2]
+    room = 16 if bucket.rectangular else 7
+    assert view.runs.lengths[:used].tolist() == [2 * room + 7, room + 7]
