@@ -135,7 +135,7 @@ def _prepare(
                     queue, plan_windows(queue, window, partial(fixed, costs=costs, size=size))
                 ),
             )
-            for size in sizes[:3]:
+            for size in sizes[:2]:
                 policies[f"fixed-{size}"] = partial(fixed, costs=costs, size=size)
         elif name == "auto":
             policies[name] = lambda q: auto(q, costs).plan

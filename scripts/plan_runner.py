@@ -12,8 +12,8 @@ from benching import RandomBackbone
 from jpets.deltas import class_method
 from jpets.deltas.bank import lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.assembly import Row, class_needs
-from jpets.engine.bucket import Bucket, make_variant
+from jpets.engine.assembly import Row, all_replaced, best_run, class_needs
+from jpets.engine.bucket import HEAVY_RUNS, Bucket, make_variant
 from jpets.engine.program import Family, Program, ProgramKey, compile_program
 from jpets.engine.replica import Replica
 from jpets.model.forward import Outputs
@@ -23,6 +23,8 @@ from jpets.types import Task
 IN_FLIGHT = 2
 """Batches dispatched but not yet fetched, as in the host loop."""
 Step = tuple[Program, list[Row]]
+Shape = tuple[Bucket, int, bool]
+"""A bucket, the length of its heavy runs (0: none), and whether every row has weights of its own."""
 
 
 class PlanRunner:
@@ -53,18 +55,23 @@ class PlanRunner:
         return [Row(i, np.zeros_like(i), self.slots[task], 0) for i, task in zip(ids, tasks, strict=True)]
 
     def prepare(self, plan: Plan, rows: Sequence[Row], progress: Callable[[int, int], None]) -> list[Step]:
-        """Compiles what the plan needs: a program for each shape, with and without heavy classes, and as much room for
-        light classes as any of its batches needs."""
-        needs: dict[tuple[Bucket, bool], dict[ClassKey, int]] = defaultdict(dict)
-        kept: list[tuple[tuple[Bucket, bool], Batch]] = []
+        """Compiles what the plan needs: a program for each shape and length of heavy runs (none, short, long), and as
+        much room for light classes as any of its batches needs."""
+        needs: dict[Shape, dict[ClassKey, int]] = defaultdict(dict)
+        kept: list[tuple[Shape, Batch]] = []
         for batch in plan:
             bucket = Bucket(batch.tokens, batch.groups)
-            own = class_needs([rows[q] for q in batch.queries], bucket)
-            shape = bucket, any(class_method(key.method).kind == "heavy" for key in own)
+            members = [rows[q] for q in batch.queries]
+            own = class_needs(members, bucket)
+            heavy = any(class_method(key.method).kind == "heavy" for key in own)
+            shape = bucket, best_run(members, bucket) if heavy else 0, all_replaced(members)
             for key, level in own.items():
                 needs[shape][key] = max(level, needs[shape].get(key, 0))
             kept.append((shape, batch))
-        keys = {shape: ProgramKey(shape[0], make_variant(found)) for shape, found in needs.items()}
+        keys = {
+            (bucket, run, replaced): ProgramKey(bucket, make_variant(found, run or HEAVY_RUNS[0], replaced=replaced))
+            for (bucket, run, replaced), found in needs.items()
+        }
         for done, program_key in enumerate(keys.values()):
             progress(done, len(keys))
             if program_key not in self._programs:

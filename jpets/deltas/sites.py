@@ -33,6 +33,8 @@ class BoundClass:
     view: ClassView
     method: Method
     stream: int | None = None
+    replaces: bool = False
+    """Every row of the batch has a delta of this class, and its own weights: the shared product is not needed."""
 
     def acts_on(self, layer: int, site: str) -> bool:
         return layer in self.key.layers and any(name == site for name, _ in self.key.sites)
@@ -78,7 +80,8 @@ class Sites:
     ) -> tuple[Float[Array, "t p"], ...]:
         """Steps 1 to 3 for sites that share one product: weight, sums, bias. f32, one array a site."""
         x = x.astype(w.dtype)
-        y = dot(x, w)
+        needed = not all(any(b.replaces and b.acts_on(layer, site) for b in self.classes) for site in sites)
+        y = dot(x, w) if needed else jnp.zeros((x.shape[0], w.shape[1]), jnp.float32)
         outputs = []
         column = 0
         for site in sites:

@@ -15,7 +15,17 @@ import numpy.typing as npt
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.deltas.view import BiasView, ClassView, HeadView, HeavyView, RowView, SegmentView
-from jpets.engine.bucket import FULL, LEVELS, Bucket, Variant, capacity, windowed
+from jpets.engine.bucket import (
+    FULL,
+    HEAVY_RUNS,
+    LEVELS,
+    SETUP_TOKENS,
+    Bucket,
+    Variant,
+    capacity,
+    replaces_weights,
+    windowed,
+)
 from jpets.model.batch import PackedBatch, Rows
 from pallas_kernels.packed_attention import AttentionGroup
 from pallas_kernels.windows import Runs
@@ -126,6 +136,27 @@ def class_needs(rows: Sequence[Row], bucket: Bucket) -> dict[ClassKey, int]:
     return needs
 
 
+def best_run(rows: Sequence[Row], bucket: Bucket) -> int:
+    """The length of heavy runs in which these rows need least work: few steps, little of them empty."""
+    layout = _lay_out(rows, bucket)
+    classes = {key for row in rows for key in row.slots if class_method(key.method).kind == "heavy"}
+
+    def work(most: int) -> int:
+        size, steps = bucket.run(most), 0
+        for key in classes:
+            slot_of = {int(at): rows[layout.queries[at]].slots[key] for at in _class_members(layout, rows, key)}
+            steps += sum(-(-(end - first) // size) for _, first, end in _spans(layout, slot_of, size))
+        return steps * (SETUP_TOKENS + size)
+
+    return min(HEAVY_RUNS, key=work)
+
+
+def all_replaced(rows: Sequence[Row]) -> bool:
+    """Whether one class that replaces weights serves every row."""
+    common = set.intersection(*(set(row.slots) for row in rows))
+    return any(replaces_weights(key) for key in common)
+
+
 def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, pad_id: int) -> Assembled:
     """Arrays for ``rows`` in ``bucket``, with a view for every class of ``variant``, in its order.
 
@@ -201,7 +232,7 @@ def _view(
             layout, members, slot_of, capacity(bucket, variant.level(key)), heads if kind == "head" else None, head
         )
     if kind == "heavy":
-        return _heavy_view(layout, slot_of)
+        return _heavy_view(layout, slot_of, variant.run)
     if kind == "bias":
         slots = np.zeros(bucket.rows, np.int32)
         slots[row_at[members]] = list(slot_of.values())
@@ -260,12 +291,11 @@ def _segment_view(
     return SegmentView(tokens, slots, np.int32(first), cells)  # type: ignore[arg-type]
 
 
-def _heavy_view(layout: _Layout, slot_of: Mapping[int, int]) -> HeavyView:
-    bucket, size = layout.bucket, layout.bucket.run
-    most = bucket.most_runs()
+def _heavy_view(layout: _Layout, slot_of: Mapping[int, int], run: int) -> HeavyView:
+    bucket, size, most = layout.bucket, layout.bucket.run(run), layout.bucket.most_runs(run)
     slots, starts, offsets, lengths = (np.zeros(most, np.int32) for _ in range(4))
     k = 0
-    for slot, first, end in _spans(layout, slot_of):
+    for slot, first, end in _spans(layout, slot_of, size):
         for begin in range(first, end, size):
             starts[k] = min(begin, bucket.tokens - size)
             slots[k], offsets[k], lengths[k] = slot, begin - starts[k], min(size, end - begin)
@@ -273,12 +303,12 @@ def _heavy_view(layout: _Layout, slot_of: Mapping[int, int]) -> HeavyView:
     return HeavyView(Runs(np.int32(k), slots, starts, offsets, lengths), size)  # type: ignore[arg-type]
 
 
-def _spans(layout: _Layout, slot_of: Mapping[int, int]) -> list[tuple[int, int, int]]:
+def _spans(layout: _Layout, slot_of: Mapping[int, int], run: int) -> list[tuple[int, int, int]]:
     """(slot, first token, past the last token) of neighbouring rows with one slot (PetS's mini-batches).
 
     In a rectangular bucket the padding between them is taken along, where a run is not shorter than a row.
     """
-    joinable = not layout.bucket.rectangular or layout.bucket.run >= layout.bucket.longest
+    joinable = not layout.bucket.rectangular or run >= layout.bucket.longest
     spans: list[tuple[int, int, int]] = []
     before = -1
     for at, slot in slot_of.items():

@@ -14,7 +14,10 @@ from jpets.deltas.protocol import ClassKey, Kind
 
 MAX_GROUPS = 3
 FULL = 8
-HEAVY_RUN = 64
+HEAVY_RUNS = (32, 64, 128)
+"""Tokens that one step over a heavy class may cover."""
+SETUP_TOKENS = 13
+"""Tokens whose heavy product takes as long as what every step does for its weights alone (mask, CPU: unpacking)."""
 LEVELS = (1, 2, 3, 4, 6, FULL)
 """Room that a variant gives a light class, in eighths of the bucket."""
 
@@ -49,18 +52,18 @@ class Bucket:
         """Tokens of one segment of a light class in a packed bucket."""
         return min(32, self.longest)
 
-    @property
-    def run(self) -> int:
-        """Tokens that one step over a heavy class covers: whole rows where rows are short and equal."""
-        whole_rows = self.longest * max(1, HEAVY_RUN // self.longest) if self.rectangular else HEAVY_RUN
-        return min(whole_rows, 128, self.tokens)
+    def run(self, most: int) -> int:
+        """Tokens that one step over a heavy class covers, about ``most``: whole rows where rows are equal."""
+        if self.rectangular:
+            most = self.longest * (most // self.longest) if self.longest <= most else min(self.longest, 128)
+        return min(most, self.tokens)
 
     def most_segments(self) -> int:
         """Segments (rectangular: rows) that any batch in this bucket can need."""
         return self.rows if self.rectangular else self.rows + self.tokens // self.segment
 
-    def most_runs(self) -> int:
-        return self.rows + self.tokens // self.run
+    def most_runs(self, most: int) -> int:
+        return self.rows + self.tokens // self.run(most)
 
     def holds(self, lengths: npt.NDArray[np.integer]) -> bool:
         """Whether rows of these lengths fit: each in the shortest group that is long enough, and all in ``tokens``.
@@ -104,10 +107,16 @@ def parse_bucket(text: str) -> Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """Room for classes: ``light`` class -> eighths of the bucket; ``others`` are there or not (heavy, bias, head)."""
+    """Room for classes: ``light`` class -> eighths of the bucket; ``others`` are there or not (heavy, bias, head).
+
+    ``run`` tokens are what one step over a heavy class covers; long ones pay where many rows of one task meet. Where
+    every row has a delta that replaces weights, a mask (``replaced``), the shared products of its sites are left out.
+    """
 
     light: tuple[tuple[ClassKey, int], ...] = ()
     others: tuple[ClassKey, ...] = ()
+    run: int = HEAVY_RUNS[0]
+    replaced: bool = False
 
     def level(self, key: ClassKey) -> int:
         return dict(self.light).get(key, FULL if key in self.others else 0)
@@ -123,7 +132,8 @@ class Variant:
 
     def __str__(self) -> str:
         names = [f"{key}@{level}" for key, level in self.light] + [str(key) for key in self.others]
-        return ",".join(names) or "bare"
+        run = f" run {self.run}" if self.run != HEAVY_RUNS[0] else ""
+        return (",".join(names) or "bare") + run + (" replaced" if self.replaced else "")
 
 
 def windowed(key: ClassKey) -> bool:
@@ -132,10 +142,16 @@ def windowed(key: ClassKey) -> bool:
     return method.kind == "light" or (method.kind == "head" and key.option("reads") == "tokens")
 
 
-def make_variant(needs: Mapping[ClassKey, int]) -> Variant:
+def make_variant(needs: Mapping[ClassKey, int], run: int = HEAVY_RUNS[0], *, replaced: bool = False) -> Variant:
     """The tightest variant for ``needs`` (class -> level)."""
     light = tuple(sorted((key, level) for key, level in needs.items() if windowed(key)))
-    return Variant(light, tuple(sorted(key for key in needs if not windowed(key))))
+    return Variant(light, tuple(sorted(key for key in needs if not windowed(key))), run, replaced)
+
+
+def replaces_weights(key: ClassKey) -> bool:
+    """Whether rows of this class need no shared product where it acts."""
+    method = class_method(key.method)
+    return method.kind == "heavy" and method.step == "weight"
 
 
 def widest(classes: Iterable[ClassKey], *, heavy: bool) -> Variant:

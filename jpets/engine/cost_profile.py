@@ -37,7 +37,9 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 LIGHT_SHAPES = ((4, 16), (8, 32), (32, 32), (8, 128))
 HEAVY_ROWS = (1, 2, 3, 4, 8, 16, 32)
 HEAVY_LENGTHS = (8, 16, 32, 48, 64, 128, 256)
-HEAVY_TOKENS = 512
+HEAVY_TOKENS = 256
+SLOW = 0.05
+"""Seconds from which a run is timed three times only: it has less noise, and there is not much time."""
 
 Progress = Callable[[str, int, int], None]
 Timed = Callable[[], object]
@@ -141,6 +143,7 @@ class _Bench:
         self._family = Family(config, family.dtype, tuple(sorted(slots.items())))
         self._replica = Replica(self._family, random_params(config), 0, sharding)
         self._repeats = repeats
+        self._programs: dict[ProgramKey, Program] = {}
         self._rng = np.random.default_rng(0)
 
     def bare(self, bucket: Bucket) -> float:
@@ -194,7 +197,10 @@ class _Bench:
         return Bucket(tokens, tuple((n, length) for length, n in sorted(groups.items())))
 
     def _program(self, bucket: Bucket, variant: Variant) -> Program:
-        return compile_program(self._family, ProgramKey(bucket, variant))
+        key = ProgramKey(bucket, variant)
+        if key not in self._programs:
+            self._programs[key] = compile_program(self._family, key)
+        return self._programs[key]
 
     def _full(self, program: Program) -> Timed:
         return self._run(program, full_rows(program.key.bucket, self._family.config.vocab_size))
@@ -210,10 +216,12 @@ class _Bench:
 
     def _medians(self, runs: Sequence[Timed]) -> list[float]:
         """Median seconds of each, interleaved, after one run to warm up."""
+        start = time.perf_counter()
         for run in runs:
             run()
+        slow = time.perf_counter() - start > SLOW * len(runs)
         times: list[list[float]] = [[] for _ in runs]
-        for _ in range(self._repeats):
+        for _ in range(min(self._repeats, 3) if slow else self._repeats):
             for run, seconds in zip(runs, times, strict=True):
                 start = time.perf_counter()
                 run()

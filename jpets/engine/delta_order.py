@@ -58,7 +58,7 @@ def class_operator(config: BackboneConfig, bucket: Bucket, variant: Variant, key
         slots = capacity(bucket, variant.level(key))
         length = bucket.longest if bucket.rectangular else bucket.segment
     else:
-        slots, length = bucket.most_runs(), bucket.run
+        slots, length = bucket.most_runs(variant.run), bucket.run(variant.run)
     return Operator(str(key), *class_method(key.method).work(key, config, slots * length, slots))
 
 

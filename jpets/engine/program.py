@@ -29,7 +29,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import ClassView
 from jpets.engine.assembly import Assembled, Row, assemble
-from jpets.engine.bucket import Bucket, Variant
+from jpets.engine.bucket import Bucket, Variant, replaces_weights
 from jpets.engine.delta_order import ORDERED, Streams, delta_order
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
@@ -89,6 +89,8 @@ def key_from_json(text: str) -> ProgramKey:
     variant = Variant(
         tuple((class_key_from(key), level) for key, level in data["variant"]["light"]),
         tuple(class_key_from(key) for key in data["variant"]["others"]),
+        int(data["variant"]["run"]),
+        bool(data["variant"]["replaced"]),
     )
     return ProgramKey(bucket, variant)
 
@@ -104,7 +106,7 @@ def run_batch(
 ) -> Outputs:
     """What a program computes: ``banks`` and ``views`` in the order of the variant's classes."""
     bound = {
-        of: BoundClass(of, bank, view, class_method(of.method))
+        of: BoundClass(of, bank, view, class_method(of.method), replaces=key.variant.replaced and replaces_weights(of))
         for of, bank, view in zip(key.variant.classes(), banks, views, strict=True)
     }
     turns = delta_order(encoder.config, key.bucket, key.variant, streams)

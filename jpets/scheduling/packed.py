@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from jpets.scheduling.costs import Costs
-from jpets.scheduling.queue import Batch, Floats, Groups, Ints, Plan, Queue
+from jpets.scheduling.queue import BARE, Batch, Floats, Groups, Ints, Plan, Queue
 
 TOKEN_STEP = 64
 BUDGET_SHARES = (1.0, 0.5, 0.25)
@@ -27,32 +27,44 @@ def packed(queue: Queue, costs: Costs) -> Plan:
         return []
     costs.check(int(queue.lengths.max()))
     budgets = sorted({max(costs.limits.longest, int(share * costs.limits.tokens)) for share in BUDGET_SHARES})
+    heavy_kind = np.where(costs.heavy[queue.kinds], queue.kinds, BARE)
     filled = [
-        (order, fill(queue.lengths[order], budget, costs)) for order in orders(queue, costs) for budget in budgets
+        (order, fill(queue.lengths[order], heavy_kind[order] if apart else None, budget, costs))
+        for order, apart in orders(queue, costs)
+        for budget in budgets
     ]
     best: tuple[Ints, Ints] = min(filled, key=lambda each: _estimate(queue, each[0], each[1], costs))
     return _batches(queue, *best, costs)
 
 
-def orders(queue: Queue, costs: Costs) -> list[Ints]:
-    """Orders in which queries may fill batches: by length; heavy ones task by task and the others apart."""
+def orders(queue: Queue, costs: Costs) -> list[tuple[Ints, bool]]:
+    """Orders in which queries may fill batches: by length; heavy ones task by task and the others apart.
+
+    True with those whose kinds are to have batches of their own.
+    """
     heavy = costs.heavy[queue.kinds]
     by_length = np.argsort(queue.lengths, kind="stable")
     if not heavy.any():
-        return [by_length]
+        return [(by_length, False)]
     task = np.where(heavy, queue.tasks, 0)
     heavy_kind = np.where(heavy, queue.kinds, 0)
-    return [by_length, np.lexsort((queue.lengths, task, heavy_kind, ~heavy)), np.lexsort((queue.lengths, ~heavy))]
+    by_task = np.lexsort((queue.lengths, task, heavy_kind, ~heavy))
+    return [(by_length, False), (by_task, True), (np.lexsort((queue.lengths, ~heavy)), False)]
 
 
-def fill(lengths: Ints, budget: int, costs: Costs) -> Ints:
-    """Each query's batch [n]: neighbours, as many as ``budget`` tokens and the limit of rows take."""
+def fill(lengths: Ints, apart: Ints | None, budget: int, costs: Costs) -> Ints:
+    """Each query's batch [n]: neighbours, as many as ``budget`` tokens and the limit of rows take.
+
+    A batch also ends where ``apart`` [n] changes: rows that all have the same kind of heavy delta may share products.
+    """
     ends = np.cumsum(lengths)
+    borders = np.array([len(lengths)]) if apart is None else np.append(np.flatnonzero(np.diff(apart)) + 1, len(lengths))
     batch = np.zeros(len(lengths), np.int_)
     first = number = 0
     while first < len(lengths):
         before = ends[first - 1] if first else 0
-        end = min(int(np.searchsorted(ends, before + budget, side="right")), first + costs.limits.rows)
+        border = int(borders[np.searchsorted(borders, first, side="right")])
+        end = min(int(np.searchsorted(ends, before + budget, side="right")), first + costs.limits.rows, border)
         batch[first:end] = number
         first, number = end, number + 1
     return batch

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jpets.deltas.protocol import ClassKey
 from jpets.deltas.view import HeavyView, RowView, SegmentView
 from jpets.engine.assembly import Row, assemble, class_needs
-from jpets.engine.bucket import Bucket, Variant, bucket_menu, core_programs, make_variant, parse_bucket, widest
+from jpets.engine.bucket import FULL, Bucket, Variant, bucket_menu, core_programs, make_variant, parse_bucket, widest
 
 LORA = ClassKey("lora", (("query", 8),), (0,))
 ADAPTER = ClassKey("adapter", (("after_ffn_out", 16),), (0,), (("activation", "relu"), ("input", "output")))
@@ -139,7 +139,7 @@ def test_rows_of_one_heavy_task_are_one_mini_batch(bucket: Bucket) -> None:
     """PetS applies a delta once to all of a task's rows in a batch; other tasks' rows have runs of their own."""
     token = np.full(7, 9, np.int32)
     rows = [Row(token, np.zeros_like(token), {MASK: slot} if slot else {}, 0) for slot in (1, 2, 1, 0, 2, 1)]
-    (view,) = assemble(rows, bucket, widest([MASK], heavy=True), 0).views
+    (view,) = assemble(rows, bucket, make_variant({MASK: FULL}, run=64), 0).views
     assert isinstance(view, HeavyView)
     used = int(view.runs.used)
     assert view.runs.slots[:used].tolist() == [1, 2]

@@ -1,0 +1,129 @@
+"""Draws the benchmarks' JSON files: ``python scripts/figures.py docs/results/cpu-2core --out docs/figures``.
+
+Needs matplotlib (``pip install jpets[plot]``). One picture for each benchmark of which there are results.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import matplotlib
+import numpy as np
+import typer
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+Document = Mapping[str, Any]
+POLICIES = ("fixed", "beta", "turbo", "length-buffer", "alpha", "coordinated", "packed", "auto")
+COLOURS = dict(zip(POLICIES, pyplot.get_cmap("tab10").colors, strict=False))
+LABELS = {"pets": "jpets", "single": "no batching", "naive": "one padded batch"}
+
+
+def documents(folder: pathlib.Path, name: str) -> list[Document]:
+    every = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [document for document in every if document.get("name") == name]
+
+
+def policy_rates(document: Document) -> dict[str, float]:
+    """Queries a second by policy; of ``fixed`` the best batch size."""
+    rates: dict[str, float] = {}
+    for system, figures in document["systems"].items():
+        policy = "fixed" if system.startswith("fixed") else system
+        rates[policy] = max(rates.get(policy, 0.0), figures["qps"])
+    return {name: rates[name] for name in POLICIES if name in rates}
+
+
+def case(document: Document) -> str:
+    settings = document["settings"]
+    lengths = f"normal(32, {settings['std']:g})" if settings["lengths"] == "gaussian" else settings["lengths"]
+    window = f", windows of {settings['window']}" if settings["window"] else ""
+    return f"{settings['backbone']}\n{settings['tasks']} tasks, {lengths}{window}"
+
+
+def draw_batching(found: Sequence[Document]) -> None:
+    """PetS figure 12: queries a second by policy, relative to the best fixed batch size."""
+    _, axis = pyplot.subplots(figsize=(max(6.0, 2.6 * len(found) + 2), 4.2), layout="constrained")
+    width = 0.8 / len(POLICIES)
+    for group, document in enumerate(found):
+        rates = policy_rates(document)
+        for at, policy in enumerate(POLICIES):
+            if policy in rates:
+                ratio = rates[policy] / rates["fixed"]
+                place = group + (at - (len(POLICIES) - 1) / 2) * width
+                axis.bar(place, ratio, width, color=COLOURS[policy], label=policy if group == 0 else None)
+                axis.text(place, ratio, f"{ratio:.2f}", ha="center", va="bottom", fontsize=6, rotation=90)
+    axis.axhline(1, color="grey", linewidth=0.8)
+    axis.set_xticks(range(len(found)), [case(document) for document in found], fontsize=8)
+    axis.set_ylabel("throughput / best fixed size")
+    axis.margins(y=0.12)
+    axis.legend(fontsize=7, ncols=4)
+
+
+def draw_serving(found: Sequence[Document]) -> None:
+    """TurboTransformers figure 12: responses and latency against the rate of requests."""
+    _, axes = pyplot.subplots(len(found), 2, figsize=(10, 3.6 * len(found)), squeeze=False, layout="constrained")
+    for row, document in zip(axes, found, strict=True):
+        for system, figures in document["systems"].items():
+            points = figures["curve"]
+            rates = [point["rate"] for point in points]
+            label = LABELS.get(system, system)
+            row[0].plot(rates, [point["responses"] for point in points], marker="o", label=label)
+            row[1].plot(rates, [point["p99"] * 1e3 for point in points], marker="o", label=label)
+        _ends(row[0], "responses a second")
+        _ends(row[1], "p99 latency, ms")
+        target = document["settings"]["target"] * 1e3
+        row[1].axhline(target, color="grey", linestyle="--", linewidth=0.8)
+        row[1].set_yscale("log")
+        row[0].set_title(f"MiniLM embeddings over HTTP, {document['settings']['lengths']} lengths", fontsize=9)
+
+
+def _ends(axis: Axes, label: str) -> None:
+    axis.set_xlabel("requests a second (Poisson)")
+    axis.set_ylabel(label)
+    axis.legend(fontsize=8)
+    axis.grid(alpha=0.3)
+
+
+def draw_operators(found: Sequence[Document]) -> None:
+    """PetS figure 11: queries a second by order or number of streams."""
+    _, axis = pyplot.subplots(figsize=(max(5.0, 1.6 * len(found) + 3), 3.6), layout="constrained")
+    names = list(dict.fromkeys(name for document in found for name in document["systems"]))
+    width = 0.8 / len(names)
+    for at, name in enumerate(names):
+        ratios = [d["systems"][name]["qps"] / d["systems"]["fifo"]["qps"] for d in found]
+        axis.bar(np.arange(len(found)) + (at - (len(names) - 1) / 2) * width, ratios, width, label=name)
+    axis.set_xticks(
+        range(len(found)), [f"{d['settings']['tasks']} tasks\n{d['settings']['length']} tokens" for d in found]
+    )
+    axis.set_ylabel("throughput / fifo")
+    axis.legend(fontsize=8)
+
+
+DRAWN: Mapping[str, Callable[[Sequence[Document]], None]] = {
+    "batching": draw_batching,
+    "serving": draw_serving,
+    "operators": draw_operators,
+}
+
+
+def main(
+    results: Annotated[pathlib.Path, typer.Argument(exists=True, file_okay=False, help="folder of JSON results")],
+    out: Annotated[pathlib.Path, typer.Option(file_okay=False, help="folder of the pictures")],
+) -> None:
+    """Draw every benchmark of which there are results."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, draw in DRAWN.items():
+        if found := documents(results, name):
+            draw(found)
+            pyplot.savefig(out / f"{name}.png", dpi=130)
+            pyplot.close()
+            typer.echo(out / f"{name}.png")
+
+
+if __name__ == "__main__":
+    typer.run(main)
