@@ -18,6 +18,7 @@ import numpy as np
 import typer
 from bench_batching import batching
 from bench_operators import operators
+from bench_prediction import prediction
 from bench_serving import serving
 from benching import (
     RandomBackbone,
@@ -44,7 +45,7 @@ from jpets.model.encoder import Params, cast_params
 from jpets.types import Query, Task
 
 app = typer.Typer(add_completion=False, help=__doc__)
-for command in (batching, operators, serving):
+for command in (batching, operators, prediction, serving):
     app.command()(command)
 
 

@@ -163,6 +163,7 @@ def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, pad_id: int)
     The bucket must hold the rows and the variant cover their needs; both are asserted.
     """
     assert bucket.holds(np.array([row.length for row in rows])), (bucket, [row.length for row in rows])
+    assert not variant.replaced or all_replaced(rows), "rows without weights of their own need the shared products"
     layout = _lay_out(rows, bucket)
     t = bucket.tokens
     ids, positions, types = (np.full(t, fill, np.int32) for fill in (pad_id, 0, 0))

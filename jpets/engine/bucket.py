@@ -122,7 +122,8 @@ class Variant:
         return dict(self.light).get(key, FULL if key in self.others else 0)
 
     def covers(self, needs: Mapping[ClassKey, int]) -> bool:
-        return all(self.level(key) >= level for key, level in needs.items())
+        """Whether any rows with these needs can run; where products are left out, only some can."""
+        return not self.replaced and all(self.level(key) >= level for key, level in needs.items())
 
     def classes(self) -> tuple[ClassKey, ...]:
         return (*(key for key, _ in self.light), *self.others)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from support import Bench, dense_answer, method_tasks, row_answer, tiny
 
-from jpets.engine.assembly import class_needs
-from jpets.engine.bucket import Bucket, make_variant, widest
+from jpets.engine.assembly import Row, all_replaced, class_needs
+from jpets.engine.bucket import Bucket, Variant, make_variant, widest
 from jpets.types import Task
 
 RECTANGLE = Bucket(16 * 16, ((16, 16),))
@@ -48,7 +49,24 @@ def test_every_row_agrees_with_dense_computation(name: str, bucket: Bucket, tigh
     lengths = lengths_for(bucket, rng)
     chosen = [tasks[i % len(tasks)] for i in range(len(lengths))]
     rows = [own.row(task, draw_ids(rng, n)) for task, n in zip(chosen, lengths, strict=True)]
-    variant = make_variant(class_needs(rows, bucket)) if tight else widest(list(own.banks), heavy=True)
+    variant = make_variant(class_needs(rows, bucket), run=128) if tight else widest(list(own.banks), heavy=True)
+    compare_with_dense(own, chosen, rows, bucket, variant)
+
+
+@pytest.mark.parametrize("bucket", [RECTANGLE, PACKED], ids=str)
+def test_masked_rows_alone_need_no_shared_product(bucket: Bucket) -> None:
+    own, rng = bench("tiny-bert"), np.random.default_rng(6)
+    rows = [own.row("mask", draw_ids(rng, n)) for n in lengths_for(bucket, rng)]
+    variant = make_variant(class_needs(rows, bucket), replaced=True)
+    compare_with_dense(own, ["mask"] * len(rows), rows, bucket, variant)
+    assert all_replaced(rows) and not variant.covers({})
+    with pytest.raises(AssertionError, match="shared products"):
+        own.run([*rows[:3], own.row(None, rows[0].ids)], bucket, variant)
+
+
+def compare_with_dense(
+    own: Bench, chosen: Sequence[str | None], rows: Sequence[Row], bucket: Bucket, variant: Variant
+) -> None:
     assembled, outputs = own.run(rows, bucket, variant)
     for query, (name_of, row) in enumerate(zip(chosen, rows, strict=True)):
         task = own.tasks[name_of] if name_of else None
