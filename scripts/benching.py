@@ -73,9 +73,8 @@ def draw_lengths(count: int, mean: int, std: float, longest: int) -> list[int]:
 
 
 def interleave(systems: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each round of each system; every system runs twice unmeasured first."""
+    """Seconds of each round of each system; every system runs once unmeasured first."""
     for run in systems.values():
-        run()
         run()
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):

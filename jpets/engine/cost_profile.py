@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
+from scipy.optimize import nnls
 
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row
-from jpets.engine.bucket import FULL, Bucket, Variant, make_variant
+from jpets.engine.bucket import FULL, Bucket, Variant, make_variant, replaces_weights
 from jpets.engine.profile import full_rows
 from jpets.engine.program import Family, Program, ProgramKey, compile_program
 from jpets.engine.replica import Replica
@@ -79,10 +80,10 @@ def measure_profile(
     step("loops")
     heavies = [key for key in classes if class_method(key.method).kind == "heavy"]
     loop = bench.loop_share(heavies) if heavies else 0.0
+    replaced = {str(key): bench.replaced_share(key) for key in heavies if replaces_weights(key)}
     progress("cost profile", total, total)
-    return CostProfile(
-        Grid(np.array(ROWS), np.array(longest), seconds), tuple(packed), beta, frozenset(map(str, heavies)), loop
-    )
+    alpha = Grid(np.array(ROWS), np.array(longest), seconds)
+    return CostProfile(alpha, tuple(packed), beta, frozenset(map(str, heavies)), loop, replaced)
 
 
 class DeltaCosts:
@@ -167,16 +168,27 @@ class _Bench:
     def heavy(self, key: ClassKey) -> Grid:
         """One program runs any number of rows: what they add to the same program without any."""
         program = self._program(self._heavy_bucket(), make_variant({self._short[key]: FULL}))
-        holds = program.key.bucket.holds
-        lengths = [length for length in HEAVY_LENGTHS if length <= program.key.bucket.longest]
-        grid = np.full((len(HEAVY_ROWS), len(lengths)), np.nan)
-        every = [(r, c) for r in range(len(HEAVY_ROWS)) for c in range(len(lengths))]
-        cases = [(r, c) for r, c in every if holds(np.full(HEAVY_ROWS[r], lengths[c]))]
-        runs = [self._of_one_task(program, key, HEAVY_ROWS[r], lengths[c]) for r, c in cases]
+        bucket = program.key.bucket
+        cases = [(n, m) for n in HEAVY_ROWS for m in HEAVY_LENGTHS if bucket.holds(np.full(n, m))]
+        runs = [self._of_one_task(program, key, n, m) for n, m in cases]
         idle, *seconds = self._medians([self._full(program), *runs])
-        for (r, c), value in zip(cases, seconds, strict=True):
-            grid[r, c] = max(0.0, value - idle) * self._class_scale(key)
-        return Grid(np.array(HEAVY_ROWS), np.array(lengths), grid)
+        added = np.maximum(0.0, np.array(seconds) - idle) * self._class_scale(key)
+        # the differences are as small as the noise: what is sure is a part for the task and one for its tokens
+        tokens = np.array([n * m for n, m in cases], float)
+        (each, token), _ = nnls(np.stack([np.ones_like(tokens), tokens], axis=1), added)
+        rows, lengths = np.array([1, HEAVY_ROWS[-1]]), np.array([1, HEAVY_LENGTHS[-1]])
+        return Grid(rows, lengths, each + token * rows[:, None] * lengths[None, :].astype(float))
+
+    def replaced_share(self, key: ClassKey) -> float:
+        """What a batch saves of its shared part when it leaves out the products that a mask on every row replaces."""
+        bucket, own = self._heavy_bucket(), self._short[key]
+        runs = [
+            self._of_one_task(self._program(bucket, make_variant({own: FULL}, replaced=replaced)), key, *shape)
+            for replaced in (False, True)
+            for shape in [(self._heavy_tokens // bucket.groups[0][1], bucket.groups[0][1])]
+        ]
+        with_product, without, bare = self._medians([*runs, self._full(self._program(bucket, Variant()))])
+        return float(np.clip((with_product - without) / bare, 0.0, 1.0))
 
     def loop_share(self, keys: Sequence[ClassKey]) -> float:
         """How much slower a program is for having loops over these classes, with no row in them."""

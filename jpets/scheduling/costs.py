@@ -64,6 +64,9 @@ class Costs:
             for name in kind:
                 self.beta[index, 1:] += profile.beta[name].at(n[1:], length)
         self.heavy = np.array([*(not profile.heavy.isdisjoint(kind) for kind in kinds), False])
+        self.replaced = np.array(
+            [*(max((profile.replaced.get(name, 0.0) for name in kind), default=0.0) for kind in kinds), 0.0]
+        )
 
     def padded_shape(self, rows: int, longest: int) -> tuple[int, tuple[tuple[int, int], ...]]:
         """The padded shape that holds so many rows of up to ``longest`` tokens."""
@@ -96,9 +99,14 @@ class Costs:
 
     def with_deltas(self, queue: Queue, queries: Ints, batch: Ints, shared: Floats) -> float:
         """Predicted seconds of a plan (PetS equation 3): ``queries[i]`` runs in batch ``batch[i]``, whose shared part
-        costs ``shared[batch[i]]``, more where the batch needs loops over heavy classes."""
+        costs ``shared[batch[i]]``, more where the batch needs loops over heavy classes, less where all its rows have
+        the same kind, one that replaces weights."""
         kinds, tasks = queue.kinds[queries], queue.tasks[queries]
         loops = np.bincount(batch, weights=self.heavy[kinds], minlength=len(shared)) > 0
+        first, last = np.full(len(shared), len(self.heavy)), np.full(len(shared), -2)
+        np.minimum.at(first, batch, kinds)
+        np.maximum.at(last, batch, kinds)
+        saved = np.where(first == last, self.replaced[np.where(first == last, first, 0)], 0.0)
         most = int(tasks.max()) + 2
         pairs, at = np.unique(batch * most + tasks + 1, return_inverse=True)
         rows = np.bincount(at, minlength=len(pairs))
@@ -106,7 +114,7 @@ class Costs:
         np.maximum.at(longest, at, queue.lengths[queries])
         kind[at] = kinds
         delta = self.beta[kind, rows, longest].sum()
-        return float((shared * (1 + self.profile.heavy_loop * loops)).sum() + delta)
+        return float((shared * (1 + self.profile.heavy_loop * loops - saved)).sum() + delta)
 
     def total(self, queue: Queue, plan: Plan) -> float:
         """Predicted seconds of a plan."""

@@ -87,8 +87,8 @@ class CostProfile:
 
     ``alpha`` is over padded shapes of N rows by L tokens, ``packed`` over packed ones. ``beta`` holds a grid for each
     delta kind, over rows of one task and their longest length. ``heavy`` names the kinds that programs loop over, whose
-    presence in a program alone makes the shared part slower by the share ``heavy_loop``. ``bandwidth`` (bytes a second)
-    serves operational intensities (PetS Algorithm 2).
+    presence in a program alone makes the shared part slower by the share ``heavy_loop``. ``replaced`` has the share of
+    the shared part that a batch saves whose rows all have this kind, one with weights of its own.
     """
 
     alpha: Grid
@@ -96,12 +96,15 @@ class CostProfile:
     beta: Mapping[str, Grid]
     heavy: frozenset[str] = frozenset()
     heavy_loop: float = 0.0
+    replaced: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if any(not (0 <= point.seconds < np.inf) or point.tokens < 1 for point in self.packed):
             raise ValueError("packed costs must be finite and not negative")
         if not 0 <= self.heavy_loop < np.inf or not self.heavy <= set(self.beta):
             raise ValueError("heavy kinds must have costs, and a finite share of their loops")
+        if not set(self.replaced) <= self.heavy or any(not 0 <= share <= 1 for share in self.replaced.values()):
+            raise ValueError("what replaced products save must be shares from 0 to 1, of heavy kinds")
 
     @functools.cached_property
     def attention_rate(self) -> float:
@@ -153,6 +156,7 @@ class CostProfile:
             "beta": {name: grid(each) for name, each in self.beta.items()},
             "heavy": sorted(self.heavy),
             "heavy_loop": self.heavy_loop,
+            "replaced": dict(self.replaced),
         }
         return json.dumps(document, indent=1)
 
@@ -175,6 +179,7 @@ class CostProfile:
                 {str(name): _grid(each) for name, each in document["beta"].items()},
                 frozenset(document["heavy"]),
                 float(document["heavy_loop"]),
+                {str(name): float(share) for name, share in document["replaced"].items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a cost profile: {type(error).__name__} {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -240,3 +241,15 @@ def test_a_hundred_thousand_queries() -> None:
     queue = gaussian(100_000, 8)
     check_plan(queue, COSTS, packed(queue, COSTS))
     check_plan(queue, COSTS, alpha(queue, COSTS, 16))
+
+
+def test_a_batch_of_one_kind_may_save_shared_products() -> None:
+    saving = dataclasses.replace(profile(), replaced={"mask": 0.5})
+    costs = Costs(saving, Limits(rows=128, tokens=4096, longest=512), KINDS)
+    mask, lora = KINDS.index(("mask",)), KINDS.index(("lora",))
+    alone, mixed = Queue.of([30, 30], [1, 3], [mask, mask]), Queue.of([30, 30], [1, 0], [mask, lora])
+    shared = float(COSTS.alpha[2, 30])
+    assert COSTS.total(alone, fixed(alone, COSTS, 2)) - costs.total(alone, fixed(alone, costs, 2)) == pytest.approx(
+        0.5 * shared
+    )
+    assert costs.total(mixed, fixed(mixed, costs, 2)) == COSTS.total(mixed, fixed(mixed, COSTS, 2))

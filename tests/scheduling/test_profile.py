@@ -48,7 +48,7 @@ def profile() -> CostProfile:
     seconds[2, 3] = np.nan
     points = (PackedPoint(64, ((2, 32),), 2e-3), PackedPoint(256, ((8, 32), (1, 64)), 5e-3))
     beta = {"lora": grid([[0.0, 1.0, 2.0, None]] * 3)}
-    return CostProfile(Grid(ROWS, LENGTHS, seconds), points, beta, frozenset({"lora"}), 0.25)
+    return CostProfile(Grid(ROWS, LENGTHS, seconds), points, beta, frozenset({"lora"}), 0.25, {"lora": 0.5})
 
 
 def test_attention_is_told_from_the_linear_part() -> None:
@@ -89,6 +89,8 @@ def broken(**changes: object) -> str:
         broken(packed=[{"tokens": 8, "groups": [[1, 8]], "seconds": -1.0}]),
         broken(heavy=["other"]),
         broken(heavy_loop=-0.5),
+        broken(replaced={"lora": 1.5}),
+        broken(replaced={"other": 0.5}),
         profile().to_json().replace("0.25", "NaN"),
         profile().to_json().replace("0.002", "Infinity"),
     ],
