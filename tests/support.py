@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -266,3 +267,10 @@ def houlsby(config: BackboneConfig, **more: Any) -> dict[str, Any]:
 
 def load_json(path: pathlib.Path) -> Any:
     return json.loads(path.read_text())
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)

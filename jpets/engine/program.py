@@ -129,7 +129,8 @@ def _arguments(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding 
     slots = dict(family.slots)
     banks = tuple(bank(of, slots[of]) for of in key.variant.classes())
     token = np.zeros(1, np.int32)
-    empty = assemble([Row(token, token, {}, 0)], key.bucket, key.variant, 0)
+    slots_used = {of: 1 for of in key.variant.classes() if replaces_weights(of)} if key.variant.replaced else {}
+    empty = assemble([Row(token, token, slots_used, 0)], key.bucket, key.variant, 0)
     arrays = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype), (empty.batch, empty.views))
     return (jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype), params), banks, *arrays)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable
 
 import pytest
-from support import ENGINE_SETTINGS, tiny
+from support import ENGINE_SETTINGS, tiny, wait_until
 
 from jpets.engine import background
 from jpets.engine.background import WANTED_OFTEN
@@ -62,10 +61,3 @@ def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monk
             compiler.want(unlisted)
         wait_until(lambda: compiler.compiled == before + 1)
         assert own.replicas[0].has_program(unlisted)
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from support import (
     method_tasks,
     random_delta,
     tiny,
+    wait_until,
 )
 
 from jpets.engine.assembly import Row
@@ -203,11 +204,14 @@ def test_tasks_come_change_and_go(engine: Engine) -> None:
 def test_removing_a_task_with_queries_in_flight(engine: Engine) -> None:
     used = engine.tasks.occupancy()
     engine.add_task(like("leaving", tasks_by_name()["diff"]))
-    with paused(engine):
+    other = like("other", tasks_by_name()["diff"])
+    with ThreadPoolExecutor() as pool, paused(engine):
         futures = engine.submit([Query("leaving", TEXT), Query("mask", TEXT)] * 5)
         engine.remove_task("leaving")
-        engine.add_task(like("other", tasks_by_name()["diff"]))  # must not take over the leaving task's slots
-        engine.remove_task("other")
+        added = pool.submit(engine.add_task, other)  # must not take over the leaving task's slots
+        wait_until(lambda: engine.replicas[0].has_staged)
+    added.result(30)
+    engine.remove_task("other")
     results = [future.result(30) for future in futures]
     assert all(result.error is None for result in results)
     (reference,) = engine.infer([Query("diff", TEXT)])
