@@ -99,9 +99,8 @@ def batching(
 
     prepared, plans, planning = _prepare(runner, rows, queue, window, costs, policies.split(","))
     seconds = interleave({name: partial(runner.run, steps) for name, steps in prepared.items()}, rounds)
-    fixed_name = min(
-        (name for name in seconds if name.startswith("fixed")), key=lambda n: statistics.median(seconds[n])
-    )
+    sizes = [name for name in seconds if name.startswith("fixed")]
+    fixed_name = min(sizes, key=lambda name: statistics.median(seconds[name]), default=None)
     figures = {
         name: _figures(name, times, seconds, queue, plans[name], planning[name], costs, fixed_name)
         for name, times in seconds.items()
@@ -165,7 +164,7 @@ def _figures(
     plan: Plan,
     planning: float,
     costs: Costs,
-    fixed_name: str,
+    fixed_name: str | None,
 ) -> dict[str, Any]:
     median = statistics.median(times)
     found: dict[str, Any] = {
@@ -176,14 +175,16 @@ def _figures(
         "batches": len(plan),
         "linear_padding": sum(batch.tokens for batch in plan) / int(queue.lengths.sum()) - 1,
     }
-    if name == "packed":
+    if name == "packed" and fixed_name is not None:
         found["over_best_fixed"] = paired_ratio(times, seconds[fixed_name])
+    if name == "packed":
         others = [n for n in ("alpha", "beta", "coordinated", "turbo") if n in seconds]
-        best = min(others, key=lambda n: statistics.median(seconds[n]))
-        found["best_other"] = best
-        found["over_best_other"] = paired_ratio(times, seconds[best])
+        if others:
+            best = min(others, key=lambda n: statistics.median(seconds[n]))
+            found["best_other"] = best
+            found["over_best_other"] = paired_ratio(times, seconds[best])
     if name == "auto":
-        best = min((n for n in seconds if n != "auto"), key=lambda n: statistics.median(seconds[n]))
+        best = min(seconds, key=lambda n: statistics.median(seconds[n]))
         found["best"] = best
         found["over_best"] = paired_ratio(times, seconds[best])
     return found
