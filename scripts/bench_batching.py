@@ -16,7 +16,7 @@ from plan_runner import PlanRunner, Step
 
 from jpets.engine.cost_profile import measure_profile
 from jpets.engine.xla_flags import set_xla_flags
-from jpets.scheduling.auto import FIXED_SIZES, POLICIES, Policy, auto
+from jpets.scheduling.auto import FIXED_SIZES, POLICIES, auto
 from jpets.scheduling.costs import Costs, Limits
 from jpets.scheduling.policies import fixed
 from jpets.scheduling.profile import CostProfile
@@ -48,10 +48,6 @@ def plan_windows(queue: Queue, size: int | None, policy: Callable[[Queue], Plan]
         own = Queue(queue.lengths[part], queue.tasks[part], queue.kinds[part])
         plan += [Batch(part[batch.queries], batch.tokens, batch.groups) for batch in policy(own)]
     return plan
-
-
-def _plan(policy: Policy, costs: Costs, queue: Queue) -> Plan:
-    return policy(queue, costs)
 
 
 def read_profile(path: pathlib.Path | None, runner: PlanRunner, max_tokens: int) -> CostProfile:
@@ -139,7 +135,7 @@ def _prepare(
         elif name == "auto":
             policies[name] = lambda q: auto(q, costs).plan
         else:
-            policies[name] = partial(_plan, POLICIES[name], costs)
+            policies[name] = partial(POLICIES[name], costs=costs)
     prepared: dict[str, list[Step]] = {}
     plans: dict[str, Plan] = {}
     planning: dict[str, float] = {}
@@ -151,7 +147,7 @@ def _prepare(
             times.append(time.perf_counter() - start)
         planning[name] = statistics.median(times)
         start = time.perf_counter()
-        prepared[name] = runner.prepare(plans[name], rows, lambda done, total: None)
+        prepared[name] = runner.prepare(plans[name], rows)
         console.log(f"{name}: {len(plans[name])} batches, compiled in {time.perf_counter() - start:.0f} s")
     return prepared, plans, planning
 

@@ -71,7 +71,7 @@ def prediction(
     queue = Queue.of(lengths, chosen, [kinds.index(runner.kinds[task]) for task in chosen])
     costs = Costs(read_profile(profile, runner, 2048), Limits(128, 4096, 128), kinds)
     rows = runner.rows(lengths, chosen.tolist())
-    steps = runner.prepare(plan, rows, lambda done, total: None)
+    steps = runner.prepare(plan, rows)
     console.log("compiled")
     times: list[list[float]] = [[] for _ in steps]
     for round_number in range(rounds + 1):

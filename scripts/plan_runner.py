@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ Shape = tuple[Bucket, int, bool]
 class PlanRunner:
     """One replica with all tasks loaded. ``kinds[i]`` are the delta classes of task i, as a cost profile names them."""
 
-    def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task], dtype: str = "bfloat16") -> None:
+    def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task]) -> None:
         config = backbone.config
         parts = [lower_task(task, config) for task in tasks]
         counts: dict[ClassKey, int] = defaultdict(lambda: 1)
@@ -39,7 +39,7 @@ class PlanRunner:
             self.slots.append({part.key: counts[part.key] for part in own})
             for part in own:
                 counts[part.key] += 1
-        self.family = Family(config, "bfloat16" if dtype == "bfloat16" else "float32", tuple(sorted(counts.items())))
+        self.family = Family(config, "bfloat16", tuple(sorted(counts.items())))
         self.sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         self.replica = Replica(self.family, backbone.params, 0, self.sharding)
         base_bias = np.asarray(backbone.params["bias"], np.float32)
@@ -54,7 +54,7 @@ class PlanRunner:
         ids = [rng.integers(5, self.family.config.vocab_size, n).astype(np.int32) for n in lengths]
         return [Row(i, np.zeros_like(i), self.slots[task], 0) for i, task in zip(ids, tasks, strict=True)]
 
-    def prepare(self, plan: Plan, rows: Sequence[Row], progress: Callable[[int, int], None]) -> list[Step]:
+    def prepare(self, plan: Plan, rows: Sequence[Row]) -> list[Step]:
         """Compiles what the plan needs: a program for each shape and length of heavy runs (none, short, long), and as
         much room for light classes as any of its batches needs."""
         needs: dict[Shape, dict[ClassKey, int]] = defaultdict(dict)
@@ -72,11 +72,9 @@ class PlanRunner:
             (bucket, run, replaced): ProgramKey(bucket, make_variant(found, run or HEAVY_RUNS[0], replaced=replaced))
             for (bucket, run, replaced), found in needs.items()
         }
-        for done, program_key in enumerate(keys.values()):
-            progress(done, len(keys))
+        for program_key in keys.values():
             if program_key not in self._programs:
                 self._programs[program_key] = compile_program(self.family, program_key)
-        progress(len(keys), len(keys))
         return [(self._programs[keys[shape]], [rows[q] for q in batch.queries]) for shape, batch in kept]
 
     def run(self, steps: Sequence[Step]) -> list[np.ndarray]:

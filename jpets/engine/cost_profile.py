@@ -58,26 +58,26 @@ def measure_profile(
     total = len(shapes) + len(sizes) + len(classes) + 1
     done = 0
 
-    def step(what: str) -> None:
+    def step() -> None:
         nonlocal done
         progress("cost profile", done, total)
         done += 1
 
     seconds = np.full((len(ROWS), len(longest)), np.nan)
     for n, length in shapes:
-        step(f"{n} x {length}")
+        step()
         seconds[ROWS.index(n), longest.index(length)] = bench.bare(Bucket(n * length, ((n, length),)))
     packed = []
     for tokens in sizes:
-        step(f"{tokens} packed tokens")
+        step()
         groups = _typical_groups(tokens, longest[-1])
         packed.append(PackedPoint(tokens, groups, bench.bare(Bucket(tokens, groups))))
     beta: dict[str, Grid] = {}
     for key in classes:
-        step(str(key))
+        step()
         heavy = class_method(key.method).kind == "heavy"
         beta[str(key)] = bench.heavy(key) if heavy else bench.light(key)
-    step("loops")
+    step()
     heavies = [key for key in classes if class_method(key.method).kind == "heavy"]
     loop = bench.loop_share(heavies) if heavies else 0.0
     replaced = {str(key): bench.replaced_share(key) for key in heavies if replaces_weights(key)}
@@ -182,11 +182,9 @@ class _Bench:
     def replaced_share(self, key: ClassKey) -> float:
         """What a batch saves of its shared part when it leaves out the products that a mask on every row replaces."""
         bucket, own = self._heavy_bucket(), self._short[key]
-        runs = [
-            self._of_one_task(self._program(bucket, make_variant({own: FULL}, replaced=replaced)), key, *shape)
-            for replaced in (False, True)
-            for shape in [(self._heavy_tokens // bucket.groups[0][1], bucket.groups[0][1])]
-        ]
+        short = bucket.groups[0][1]
+        programs = [self._program(bucket, make_variant({own: FULL}, replaced=replaced)) for replaced in (False, True)]
+        runs = [self._of_one_task(program, key, self._heavy_tokens // short, short) for program in programs]
         with_product, without, bare = self._medians([*runs, self._full(self._program(bucket, Variant()))])
         return float(np.clip((with_product - without) / bare, 0.0, 1.0))
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from jpets.scheduling.costs import Costs
 from jpets.scheduling.packed import packed
 from jpets.scheduling.policies import BUFFER_SIZES, alpha, beta, coordinated, fixed, length_buffer, turbo
 from jpets.scheduling.queue import Plan, Queue
 
-Policy = Callable[[Queue, Costs], Plan]
 FIXED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Policy(Protocol):
+    def __call__(self, queue: Queue, costs: Costs) -> Plan: ...
 
 
 class Chosen(NamedTuple):

@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int_]
+from jpets.scheduling.queue import Floats, Groups, Ints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Shape:
     """
 
     tokens: int
-    groups: tuple[tuple[int, int], ...]
+    groups: Groups
     seconds: float
     padded: bool = False
 

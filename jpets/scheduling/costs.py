@@ -48,10 +48,8 @@ class Costs:
             raise ValueError(f"the cost profile has no figures for {unknown}; profile with tasks of these kinds")
         self.profile = profile
         self.limits = limits
-        self.length_step = length_step
-        self.row_steps = [*(n for n in ROW_STEPS if n < limits.rows), limits.rows]
         n, length = np.arange(limits.rows + 1), np.arange(limits.longest + 1)
-        self.rows_up = ceil_to(self.row_steps, n)
+        self.rows_up = ceil_to([*(step for step in ROW_STEPS if step < limits.rows), limits.rows], n)
         self.rows_up[0] = 0
         self.lengths_up = -(-length // length_step) * length_step
         alpha = profile.alpha.at(self.rows_up, self.lengths_up)
@@ -68,13 +66,10 @@ class Costs:
             [*(max((profile.replaced.get(name, 0.0) for name in kind), default=0.0) for kind in kinds), 0.0]
         )
 
-    def padded_shape(self, rows: int, longest: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """The padded shape that holds so many rows of up to ``longest`` tokens."""
-        n, length = int(self.rows_up[rows]), int(self.lengths_up[longest])
-        return n * length, ((n, length),)
-
     def padded_batch(self, queries: Ints, longest: int) -> Batch:
-        return Batch(queries, *self.padded_shape(len(queries), longest))
+        """These queries of up to ``longest`` tokens, in the padded shape that holds them."""
+        n, length = int(self.rows_up[len(queries)]), int(self.lengths_up[longest])
+        return Batch(queries, n * length, ((n, length),))
 
     def check(self, length: int) -> None:
         """Raises ``ValueError`` for a query that no shape holds."""

@@ -27,9 +27,8 @@ def packed(queue: Queue, costs: Costs) -> Plan:
         return []
     costs.check(int(queue.lengths.max()))
     budgets = sorted({max(costs.limits.longest, int(share * costs.limits.tokens)) for share in BUDGET_SHARES})
-    heavy_kind = np.where(costs.heavy[queue.kinds], queue.kinds, BARE)
     filled = [
-        (order, fill(queue.lengths[order], heavy_kind[order] if apart else None, budget, costs))
+        (order, fill(queue.lengths[order], apart, budget, costs))
         for order, apart in orders(queue, costs)
         for budget in budgets
     ]
@@ -37,19 +36,19 @@ def packed(queue: Queue, costs: Costs) -> Plan:
     return _batches(queue, *best, costs)
 
 
-def orders(queue: Queue, costs: Costs) -> list[tuple[Ints, bool]]:
+def orders(queue: Queue, costs: Costs) -> list[tuple[Ints, Ints | None]]:
     """Orders in which queries may fill batches: by length; heavy ones task by task and the others apart.
 
-    True with those whose kinds are to have batches of their own.
+    With an order whose heavy kinds are to have batches of their own comes each query's heavy kind, in that order.
     """
     heavy = costs.heavy[queue.kinds]
     by_length = np.argsort(queue.lengths, kind="stable")
     if not heavy.any():
-        return [(by_length, False)]
-    task = np.where(heavy, queue.tasks, 0)
-    heavy_kind = np.where(heavy, queue.kinds, 0)
+        return [(by_length, None)]
+    task = np.where(heavy, queue.tasks, BARE)
+    heavy_kind = np.where(heavy, queue.kinds, BARE)
     by_task = np.lexsort((queue.lengths, task, heavy_kind, ~heavy))
-    return [(by_length, False), (by_task, True), (np.lexsort((queue.lengths, ~heavy)), False)]
+    return [(by_length, None), (by_task, heavy_kind[by_task]), (np.lexsort((queue.lengths, ~heavy)), None)]
 
 
 def fill(lengths: Ints, apart: Ints | None, budget: int, costs: Costs) -> Ints:
@@ -102,9 +101,7 @@ def attention_groups(lengths: Ints, batch: Ints, rows_up: Ints) -> list[Groups]:
     ladder = np.append(GROUP_LENGTHS[longest > GROUP_LENGTHS], _ladder_up(longest))
     steps, count = len(ladder), int(batch.max()) + 1
     taken = np.bincount(batch * steps + np.searchsorted(ladder, lengths), minlength=count * steps).reshape(count, steps)
-    upto = np.concatenate(
-        [np.zeros((count, 1), np.int_), taken.cumsum(1)], axis=1
-    )  # [B, S + 1]: rows of the first s steps
+    upto = np.pad(taken.cumsum(1), ((0, 0), (1, 0)))  # [B, S + 1]: rows of the first s steps
     last = steps - (taken[:, ::-1] > 0).argmax(1)
     i, j = np.triu_indices(steps + 1)  # ends of the first two groups; i == 0 or i == j: the group is empty
     sizes = np.stack([upto[:, i], upto[:, j] - upto[:, i], upto[np.arange(count), last][:, None] - upto[:, j]], axis=-1)

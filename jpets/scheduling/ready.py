@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from jpets.scheduling.cost import Ints, Shape, span_costs
+from jpets.scheduling.cost import Shape, span_costs
 from jpets.scheduling.dynamic import split_by_cost
+from jpets.scheduling.queue import Ints
 
 Batches = list[list[int]]
 
@@ -64,13 +64,13 @@ def heavy_apart(
 
 
 def _cost(lengths: Ints, batches: Batches, shapes: Sequence[Shape]) -> float:
-    return sum(float(_span(lengths[batch], shapes)) for batch in batches)
+    return sum(_span(lengths[batch], shapes) for batch in batches)
 
 
-def _span(lengths: npt.NDArray[np.int_], shapes: Sequence[Shape]) -> float:
+def _span(lengths: Ints, shapes: Sequence[Shape]) -> float:
     """The cost of these queries as one batch."""
     return float(span_costs(np.sort(lengths), shapes, len(lengths))[-1, -1])
 
 
-def _holds(lengths: npt.NDArray[np.int_], shapes: Sequence[Shape]) -> bool:
+def _holds(lengths: Ints, shapes: Sequence[Shape]) -> bool:
     return bool(np.isfinite(_span(lengths, shapes)))
