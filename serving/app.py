@@ -48,9 +48,9 @@ def create_app(service: Service, settings: ServingSettings | None = None) -> Fas
         strict_content_type=False,  # Triton's clients send JSON without a content type
     )
     app.state.context = Context(service, settings, metrics)
-    app.include_router(oip.router)
     for module in (classify, embeddings, tasks):
         app.include_router(module.router, responses=NESTED_ERRORS)
+    app.include_router(oip.router)
     app.include_router(status.router)
     app.add_api_route(
         "/metrics", render_metrics, tags=["operation"], summary="Prometheus metrics", response_class=Response

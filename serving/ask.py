@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from fastapi import Request
 
@@ -14,6 +17,8 @@ from serving.context import Context
 from serving.errors import ClientGone
 
 TIMEOUT_HEADER = "X-Request-Timeout"
+SHORT = 1000
+"""Characters or token ids that are prepared on the event loop: a hop to another thread takes longer."""
 LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"
 
 
@@ -27,17 +32,42 @@ async def ask(request: Request, here: Context, queries: Sequence[Query], timeout
     check_count(len(queries), here)
     deadline = _deadline(request, here, timeout)
     engine = here.service.engine
-    futures = await asyncio.to_thread(engine.submit, queries, deadline=deadline)
-    answers = asyncio.gather(*map(asyncio.wrap_future, futures))
+    if sum(map(_size, queries)) <= SHORT:
+        futures = engine.submit(queries, deadline=deadline)
+    else:
+        futures = await asyncio.to_thread(engine.submit, queries, deadline=deadline)
+    answered = _all_done(futures)
     gone = asyncio.create_task(_client_leaves(request))
     try:
-        done, _ = await asyncio.wait((answers, gone), timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
-        if answers in done:
-            return list(answers.result())
+        done, _ = await asyncio.wait((answered, gone), timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+        if answered in done:
+            return [future.result() for future in futures]
         raise ClientGone if gone in done else DeadlineExceeded(LATE)
     finally:
-        answers.cancel()
         gone.cancel()
+        for future in futures:
+            future.cancel()
+
+
+def _all_done(futures: Sequence[Future[Result]]) -> asyncio.Future[None]:
+    """Done when the last of ``futures`` is: the event loop is woken once, however many there are."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[None] = loop.create_future()
+    left = itertools.count(len(futures) - 1, -1)
+
+    def resolve() -> None:
+        if not answered.done():
+            answered.set_result(None)
+
+    def one(future: Future[Result]) -> None:
+        del future
+        if next(left) == 0:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+                loop.call_soon_threadsafe(resolve)
+
+    for future in futures:
+        future.add_done_callback(one)
+    return answered
 
 
 def check_count(found: int, here: Context) -> None:
@@ -75,6 +105,10 @@ def _deadline(request: Request, here: Context, timeout: float | None) -> float:
     if any(seconds <= 0 for seconds in asked):
         raise DeadlineExceeded("the deadline was already past when the request came; nothing was computed")
     return min(asked, default=settings.request_timeout)
+
+
+def _size(query: Query) -> int:
+    return sum(len(part) for part in (query.text, query.text_pair, query.input_ids) if part is not None)
 
 
 async def _client_leaves(request: Request) -> None:

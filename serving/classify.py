@@ -9,7 +9,6 @@ from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Body, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
-from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput
 from jpets.types import Query, Result, Task
@@ -17,6 +16,7 @@ from serving.answers import render, render_error
 from serving.ask import ask, check_count, raise_first_error
 from serving.context import Context, Here
 from serving.fields import ModelName, Text
+from serving.responses import FastJSONResponse
 from serving.schemas import ClassifyResponse
 
 router = APIRouter(tags=["inference"])
@@ -68,7 +68,7 @@ class ClassifyRequest(BaseModel):
 @router.post("/v1/classify", response_model=ClassifyResponse, summary="Classify texts, by one task or by many at once")
 async def classify(
     request: Request, here: Here, body: Annotated[ClassifyRequest, Body(openapi_examples=EXAMPLES)]
-) -> JSONResponse:
+) -> FastJSONResponse:
     """One task: `model` and `input`; the first text that fails, fails the request.
 
     Any mixture of tasks: `inputs`; they share device batches, and a text that fails has an `error` in its place.
@@ -87,7 +87,7 @@ async def classify(
             {"index": index, "model": each.model, **_outcome(result, here, body.top_k)}
             for index, (each, result) in enumerate(zip(body.inputs, results, strict=True))
         ]
-        return JSONResponse(_response(None, data, results))
+        return FastJSONResponse(_response(None, data, results))
     assert body.model is not None and body.input is not None
     texts = [body.input] if isinstance(body.input, str) else body.input
     check_count(len(texts), here)
@@ -97,7 +97,7 @@ async def classify(
     results = await ask(request, here, [Query(body.model, text, truncate=body.truncate) for text in texts])
     raise_first_error(results)
     data = [{"index": index, **render(result, _multi_label(task), body.top_k)} for index, result in enumerate(results)]
-    return JSONResponse(_response(body.model, data, results))
+    return FastJSONResponse(_response(body.model, data, results))
 
 
 def usage(results: Sequence[Result]) -> dict[str, int]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Body, Request
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt
-from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput
 from jpets.types import Embedding, FloatArray, Query
@@ -17,6 +16,7 @@ from serving.ask import ask, check_count, raise_first_error
 from serving.classify import usage
 from serving.context import Here
 from serving.fields import ModelName, Text
+from serving.responses import FastJSONResponse
 from serving.schemas import Usage
 
 router = APIRouter(tags=["inference"])
@@ -56,7 +56,7 @@ class EmbeddingsResponse(BaseModel):
 @router.post("/v1/embeddings", response_model=EmbeddingsResponse, summary="Embed texts")
 async def embeddings(
     request: Request, here: Here, body: Annotated[EmbeddingsRequest, Body(openapi_examples=EXAMPLES)]
-) -> JSONResponse:
+) -> FastJSONResponse:
     """`model` is the backbone's name (mean over the tokens, normalised) or a task with an embedding head.
 
     `base64` holds little-endian 32-bit floats.
@@ -78,7 +78,7 @@ async def embeddings(
         for index, result in enumerate(results)
         if isinstance(result, Embedding)
     ]
-    return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": usage(results)})
+    return FastJSONResponse({"object": "list", "data": data, "model": body.model, "usage": usage(results)})
 
 
 def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
@@ -92,4 +92,4 @@ def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 def _encoded(vector: FloatArray, how: str) -> Any:
     if how == "base64":
         return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
-    return vector.tolist()
+    return np.ascontiguousarray(vector)

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
-from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput, NotFound, Saturated
 from jpets.types import Task
@@ -15,6 +14,7 @@ from serving.context import Context, Here, server_version
 from serving.errors import InferenceErrorBody
 from serving.fields import Text
 from serving.oip_tensors import REPLACED, InputTensor, OutputTensor, inputs_of, outputs_of, queries_of, tensors_of
+from serving.responses import FastJSONResponse
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": InferenceErrorBody} for status in (400, 404, 413, 422, 500, 503, 504)
@@ -120,17 +120,17 @@ async def server_metadata() -> ServerMetadata:
 
 
 @router.get("/health/live", response_model=Live, responses={503: {"model": Live}}, summary="Is the process alive?")
-async def live(here: Here) -> JSONResponse:
+async def live(here: Here) -> FastJSONResponse:
     """503 when only a new process can help: the device's threads have died or make no progress."""
     alive = here.service.live
-    return JSONResponse({"live": alive}, 200 if alive else 503)
+    return FastJSONResponse({"live": alive}, 200 if alive else 503)
 
 
 @router.get("/health/ready", response_model=Ready, responses={503: {"model": Ready}}, summary="Can it take queries?")
-async def ready(here: Here) -> JSONResponse:
+async def ready(here: Here) -> FastJSONResponse:
     """503 until the executables are compiled and the repository's tasks are loaded, and again while it drains."""
     able = here.service.ready
-    return JSONResponse({"ready": able}, 200 if able else 503)
+    return FastJSONResponse({"ready": able}, 200 if able else 503)
 
 
 @router.get("/models/{model}", response_model=ModelMetadata, summary="A task's inputs and outputs")
@@ -148,10 +148,10 @@ async def model_metadata(here: Here, model: str, version: str | None = None) -> 
 
 @router.get("/models/{model}/ready", response_model=ModelReady, summary="Is a task loaded?")
 @router.get("/models/{model}/versions/{version}/ready", response_model=ModelReady, summary="Is a version loaded?")
-async def model_ready(here: Here, model: str, version: str | None = None) -> JSONResponse:
+async def model_ready(here: Here, model: str, version: str | None = None) -> FastJSONResponse:
     _find(here, model, version)
     able = here.service.ready
-    return JSONResponse({"name": model, "ready": able}, 200 if able else 503)
+    return FastJSONResponse({"name": model, "ready": able}, 200 if able else 503)
 
 
 @router.post(
@@ -166,7 +166,7 @@ async def infer(
     model: str,
     body: Annotated[InferRequest, Body(openapi_examples=EXAMPLES)],
     version: str | None = None,
-) -> JSONResponse:
+) -> FastJSONResponse:
     """Inputs: `text` and maybe `text_pair` (BYTES, [N]), or `input_ids` and maybe `attention_mask` (padding on the
     right only) and `token_type_ids` (INT64, [N, L]); ids include the special tokens.
 
@@ -191,7 +191,7 @@ async def infer(
     answer: dict[str, Any] = {"model_name": model, "model_version": number}
     if body.id is not None:
         answer["id"] = body.id
-    return JSONResponse({**answer, "outputs": [tensors[name] for name in wanted]})
+    return FastJSONResponse({**answer, "outputs": [tensors[name] for name in wanted]})
 
 
 def _find(here: Context, model: str, version: str | None) -> tuple[Task | None, str]:

@@ -221,7 +221,7 @@ def _named(**arrays: npt.NDArray[Any]) -> dict[str, dict[str, Any]]:
             "name": name,
             "shape": list(array.shape),
             "datatype": kinds.get(array.dtype.kind, "BYTES"),
-            "data": array.ravel().tolist(),
+            "data": array.ravel() if array.dtype.kind in kinds else array.ravel().tolist(),
         }
         for name, array in arrays.items()
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -176,7 +177,7 @@ def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket
     packed = [
         shape(size, max_length, max_rows)
         for size in sorted({*steps, max_tokens})
-        for shape in (mixed_bucket, even_bucket)
+        for shape in (mixed_bucket, partial(even_bucket, 64), partial(even_bucket, 32))
     ]
     return tuple(dict.fromkeys([*singles, *packed]))
 
@@ -215,7 +216,6 @@ def mixed_bucket(tokens: int, max_length: int, max_rows: int) -> Bucket:
     return Bucket(tokens, tuple((n, length) for length, n in sorted(groups.items())))
 
 
-def even_bucket(tokens: int, max_length: int, max_rows: int) -> Bucket:
-    """Short rows of like length: no room, and so no cost, for long ones."""
-    length = min(64, max_length, tokens)
-    return Bucket(tokens, ((max(1, min(max_rows, tokens // 16)), length),))
+def even_bucket(length: int, tokens: int, max_length: int, max_rows: int) -> Bucket:
+    """Rows of up to ``length`` tokens: no room, and so no cost, for longer ones."""
+    return Bucket(tokens, ((max(1, min(max_rows, tokens // 16)), min(length, max_length, tokens)),))

@@ -164,6 +164,9 @@ class Engine:
                 pending.future.set_result(failure(pending.task, error))
         for loop in self._loops:
             loop.join()
+        for program in self.replicas[0].programs:
+            self.costs.set(program.key, program.seconds)
+        self.costs.save()
 
     def __enter__(self) -> Engine:
         return self
@@ -372,6 +375,7 @@ class Engine:
 
     def _add_tried(self, program: Program) -> None:
         """A program that comes while queries are served runs once between two batches before it gets any."""
+        program.seconds = self.costs.estimate(program.key)
         for replica in self.replicas:
             self._wait_for(replica.stage(partial(measure, replica, program, 0)))
         self._add_everywhere(program)

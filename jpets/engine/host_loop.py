@@ -75,6 +75,8 @@ class HostLoop:
         self._room = threading.Semaphore(settings.in_flight)
         self._running = 0
         self._progress = time.monotonic()
+        self._fetched = 0.0
+        """When the last batch was fetched: the device began the next one then, if it had it already."""
         self._owner = threading.Thread(target=self._own, name="jpets-device", daemon=True)
         self._completer = threading.Thread(target=self._complete, name="jpets-complete", daemon=True)
         replica.wake = self._wake
@@ -204,6 +206,8 @@ class HostLoop:
     def _deliver(self, batch: InFlight, outputs: Outputs) -> None:
         done = time.monotonic()
         pendings, program = batch.plan.pendings, batch.plan.program
+        self._planner.ran([p.row for p in pendings], program, done - max(batch.dispatched, self._fetched))
+        self._fetched = done
         bucket, fallback = program.key.bucket, batch.plan.wanted is not None
         for at, pending in enumerate(pendings):
             waited = batch.dispatched - pending.arrived

@@ -54,16 +54,17 @@ class Planner:
         self._costs = costs
         self._deltas = deltas
         self._settings = settings
-        self._menu = menu
+        self._menu = sorted(menu, key=self._bare_cost)
+        self._programs: Sequence[Program] = ()
+        self._takers: dict[bool, list[Program]] = {}
+        """Of ``_programs`` those that take any mixture of tasks, heavy ones among them or not."""
 
     def shapes(self, *, heavy: bool) -> list[Shape]:
         """Ready shapes that take any mixture of tasks, heavy ones among them if asked, with their costs."""
-        needs = self._any_mixture(heavy=heavy)
         best: dict[Bucket, float] = {}
-        for program in self._replica.programs:
-            if program.key.variant.covers(needs):
-                bucket = program.key.bucket
-                best[bucket] = min(best.get(bucket, np.inf), self._seconds(program.key, program))
+        for program in self._takers_of_any(heavy=heavy):
+            bucket = program.key.bucket
+            best[bucket] = min(best.get(bucket, np.inf), program.seconds)
         return [Shape(b.tokens, b.groups, seconds, b.rectangular) for b, seconds in best.items()]
 
     def next_batch(self, waiting: Sequence[Pending]) -> Plan:
@@ -100,22 +101,24 @@ class Planner:
         """By length and kind alone: of the programs for any mixture the one of the shortest rows, without heavy classes
         where it can be. Its cost, which every start measures anew, has no say.
         """
-        needs = self._any_mixture(heavy=heavy)
         fitting = [
             program
-            for program in self._replica.programs
-            if program.key.bucket.rectangular
-            and program.key.bucket.longest >= length
-            and program.key.variant.covers(needs)
+            for program in self._takers_of_any(heavy=heavy)
+            if program.key.bucket.rectangular and program.key.bucket.longest >= length
         ]
         if not fitting:
             raise EngineFailure(f"no ready program has rows of {length} tokens; the policy needs rectangular buckets")
         return min(fitting, key=lambda each: (each.key.bucket.longest, each.key.variant.has("heavy"), str(each.key)))
 
-    def _any_mixture(self, *, heavy: bool) -> Mapping[ClassKey, int]:
-        """Room for rows of any classes, heavy ones among them if asked."""
-        every = [key for key, _ in self._replica.family.slots]
-        return {key: FULL for key in every if heavy or class_method(key.method).kind != "heavy"}
+    def _takers_of_any(self, *, heavy: bool) -> list[Program]:
+        """Ready programs for rows of any classes, heavy ones among them if asked."""
+        if self._programs is not self._replica.programs:
+            self._programs = self._replica.programs
+            every = [key for key, _ in self._replica.family.slots]
+            for each in (False, True):
+                needs = {key: FULL for key in every if each or class_method(key.method).kind != "heavy"}
+                self._takers[each] = [p for p in self._programs if p.key.variant.covers(needs)]
+        return self._takers[heavy]
 
     def place(self, pendings: Sequence[Pending]) -> Plan:
         """The cheapest ready program for exactly these queries."""
@@ -128,7 +131,7 @@ class Planner:
                 needs[bucket] = class_needs(rows, bucket)
             return needs[bucket]
 
-        programs = sorted(self._replica.programs, key=lambda program: self._seconds(program.key, program))
+        programs = sorted(self._replica.programs, key=lambda program: program.seconds)
         best = next(
             (p for p in programs if p.key.bucket.holds(lengths) and p.key.variant.covers(need(p.key.bucket))), None
         )
@@ -137,20 +140,17 @@ class Planner:
         ideal = self.ideal(rows)
         if ideal is None:
             return Plan(pendings, best, None)
-        cheaper = self._costs.estimate(ideal) < WORTHWHILE * self._seconds(best.key, best)
+        cheaper = self._costs.estimate(ideal) < WORTHWHILE * best.seconds
         return Plan(pendings, best, ideal if cheaper and not self._replica.has_program(ideal) else None)
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
         """The program that would run these rows best, compiled or not; None where the menu has no bucket for them."""
         lengths = np.array([row.length for row in rows])
-        bucket = min((b for b in self._menu if b.holds(lengths)), key=self._bare_cost, default=None)
+        bucket = next((bucket for bucket in self._menu if bucket.holds(lengths)), None)
         return ProgramKey(bucket, make_variant(class_needs(rows, bucket))) if bucket else None
 
     def _bare_cost(self, bucket: Bucket) -> float:
         return arithmetic(self._replica.family.config, ProgramKey(bucket, Variant()))
-
-    def _seconds(self, key: ProgramKey, program: Program) -> float:
-        return program.seconds if program.seconds is not None else self._costs.estimate(key)
 
     def predicted(self, waiting: Sequence[Pending]) -> float:
         """Seconds that the next batch of these queries would take."""
@@ -159,4 +159,11 @@ class Planner:
 
     def seconds(self, rows: Sequence[Row], program: Program) -> float:
         """Predicted time of these rows in a program."""
-        return self._seconds(program.key, program) + (self._deltas.seconds(rows) if self._deltas else 0.0)
+        return program.seconds + (self._deltas.seconds(rows) if self._deltas else 0.0)
+
+    def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
+        """Learns from a batch what its program costs, as far as it is known what heavy rows add."""
+        if self._deltas is not None:
+            self._costs.follow(program, max(0.0, seconds - self._deltas.seconds(rows)))
+        elif not any(map(is_heavy, rows)):
+            self._costs.follow(program, seconds)

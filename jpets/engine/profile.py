@@ -1,4 +1,4 @@
-"""What programs cost: measured once, kept on disk, estimated from their arithmetic until then."""
+"""What programs cost: estimated from their arithmetic, measured at the first start, followed while they serve, kept."""
 
 from __future__ import annotations
 
@@ -23,12 +23,20 @@ HEAVY_LOOP = 0.2
 """Share of the bare cost that the loops over heavy classes add before the first heavy row (measured on a CPU)."""
 
 
+ATTENTION = 5
+"""Time of a multiply-add in attention over one in a linear site (measured on a CPU): softmax is not counted apart."""
+HABIT = 0.1
+"""Share that the latest batch has in what its program is taken to cost."""
+SURPRISE = 2.0
+"""Factor by which one batch may differ from what was expected: beyond it something else took the time."""
+
+
 def arithmetic(config: BackboneConfig, key: ProgramKey) -> float:
-    """Multiply-adds of a program, the unit in which unmeasured programs are estimated."""
+    """Multiply-adds of a program, those of attention weighted: the unit in which unmeasured programs are estimated."""
     bucket, variant = key.bucket, key.variant
     d, layers = config.hidden_size, config.layers
     linear = sum(a * b for a, b in map(config.dims, config.linear_sites()[:6]))
-    total = layers * (bucket.tokens * linear + 2 * d * sum(n * length**2 for n, length in bucket.groups))
+    total = layers * (bucket.tokens * linear + ATTENTION * 2 * d * sum(n * length**2 for n, length in bucket.groups))
     if variant.has("heavy"):
         total = int(total * (1 + HEAVY_LOOP))
     for class_key in variant.classes():
@@ -74,6 +82,11 @@ class CostTable:
         """Lets a measured program count for the estimates of others."""
         self._rates[str(key)] = seconds / arithmetic(self._config, key)
         self._rate = statistics.median(self._rates.values())
+
+    def follow(self, program: Program, seconds: float) -> None:
+        """Counts what a batch took in ``program``."""
+        known = program.seconds
+        program.seconds += HABIT * (min(max(seconds, known / SURPRISE), known * SURPRISE) - known)
 
     def estimate(self, key: ProgramKey) -> float:
         """Measured seconds, or arithmetic times the median rate of the measured programs."""

@@ -137,11 +137,11 @@ def _arguments(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding 
 
 @dataclasses.dataclass
 class Program:
-    """A compiled program. ``seconds`` is its profiled run time, None until it was measured."""
+    """A compiled program. ``seconds`` is what a batch in it takes, heavy rows apart: what is known so far."""
 
     key: ProgramKey
     compiled: jax.stages.Compiled
-    seconds: float | None = None
+    seconds: float = 0.0
     stored_bytes: int = 0
     last_used: float = dataclasses.field(default_factory=time.monotonic)
     """``time.monotonic`` seconds of the last batch."""

@@ -37,6 +37,8 @@ class Replica:
             key: Bank(key, count, family.config, family.dtype, base_bias, sharding) for key, count in family.slots
         }
         self._programs: dict[ProgramKey, Program] = {}
+        self.programs: Sequence[Program] = ()
+        """Those that are ready; a new tuple whenever one comes or goes."""
         self._staged: deque[tuple[Callable[[], object], Future[None]]] = deque()
         self._lock = threading.Lock()
         self._stopped = False
@@ -47,22 +49,19 @@ class Replica:
     def device(self) -> jax.Device:
         return next(iter(self.sharding.device_set))
 
-    @property
-    def programs(self) -> Sequence[Program]:
-        with self._lock:
-            return list(self._programs.values())
-
     def has_program(self, key: ProgramKey) -> bool:
         return key in self._programs
 
     def add_program(self, program: Program) -> None:
         with self._lock:
             self._programs[program.key] = program
+            self.programs = tuple(self._programs.values())
 
     def drop_program(self, key: ProgramKey) -> None:
         """A batch that was planned for it still runs in it."""
         with self._lock:
             self._programs.pop(key, None)
+            self.programs = tuple(self._programs.values())
 
     def stage(self, action: Callable[[], object]) -> Future[None]:
         """Work for the owner thread between two batches; the next batch sees what it did once the future is done.
