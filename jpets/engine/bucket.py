@@ -194,10 +194,10 @@ def core_programs(menu: Sequence[Bucket], light: Variant, heavy: Variant) -> lis
 
     Heavy variants take longest to compile, so they get only two buckets: the second alone holds any single query.
     """
-    mixed = [b for b in menu if len(b.groups) > 1 or b.tokens == menu[-1].tokens]
-    largest = max(mixed, key=lambda b: (b.longest, b.tokens))
-    packed = list(dict.fromkeys([*(b for b in mixed if b.tokens in (128, 512)), largest]))
     longest = max(b.longest for b in menu)
+    mixed = {b.tokens: b for b in sorted(menu, key=lambda b: (b.longest, b.rows))}
+    largest = mixed[max(mixed)]
+    packed = list(dict.fromkeys([*(mixed[tokens] for tokens in (128, 512) if tokens in mixed), largest]))
     singles = [b for b in menu if b.rectangular and b.longest in (32, 128, longest)]
     chosen = [(b, light) for b in [*singles, *packed]]
     return list(dict.fromkeys([*chosen, *((b, heavy) for b in dict.fromkeys([packed[0], largest]))]))

@@ -11,7 +11,9 @@ import logging
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import numpy as np
@@ -36,54 +38,47 @@ MOST_LAYERS = 4
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 LIGHT_SHAPES = ((4, 16), (8, 32), (32, 32), (8, 128))
-HEAVY_ROWS = (1, 2, 3, 4, 8, 16, 32)
-HEAVY_LENGTHS = (8, 16, 32, 48, 64, 128, 256)
+HEAVY_ROWS = (1, 2, 4, 8)
+HEAVY_LENGTHS = (16, 32, 128)
 HEAVY_TOKENS = 256
-SLOW = 0.05
-"""Seconds from which a run is timed three times only: it has less noise, and there is not much time."""
+COMPILERS = 2
+"""Programs that are compiled at a time: half of the work is XLA's, which needs no lock of Python's."""
 
 Progress = Callable[[str, int, int], None]
-Timed = Callable[[], object]
 
 
 def measure_profile(
-    family: Family, sharding: jax.sharding.Sharding, *, max_tokens: int, repeats: int = 5, progress: Progress
+    family: Family, sharding: jax.sharding.Sharding, *, max_tokens: int, rounds: int = 9, progress: Progress
 ) -> CostProfile:
-    """A profile of ``family``'s classes for shapes of up to ``max_tokens`` tokens. Needs the device to itself."""
-    bench = _Bench(family, sharding, max_tokens, repeats)
+    """A profile of ``family``'s classes for shapes of up to ``max_tokens`` tokens. Needs the device to itself.
+
+    Every point is timed once in each round, so that a device that slows down for a while does so for all of them.
+    """
+    bench = _Bench(family, sharding, max_tokens)
     longest = [n for n in LENGTHS if n <= min(family.config.max_positions, max_tokens)]
     shapes = [(n, length) for length in longest for n in ROWS if n * length <= max_tokens]
     sizes = [tokens for tokens in (64, 128, 256, 512, 1024, 2048, 4096) if tokens <= max_tokens]
-    classes = [key for key, _ in family.slots if class_method(key.method).kind != "head"]
-    total = len(shapes) + len(sizes) + len(classes) + 1
-    done = 0
+    keys = [key for key, _ in family.slots if class_method(key.method).kind != "head"]
+    heavies = [key for key in keys if class_method(key.method).kind == "heavy"]
 
-    def step() -> None:
-        nonlocal done
-        progress("cost profile", done, total)
-        done += 1
+    padded = {(n, length): bench.bare(Bucket(n * length, ((n, length),))) for n, length in shapes}
+    packed = [(tokens, groups, bench.bare(Bucket(tokens, groups))) for tokens, groups in _typical(sizes, longest[-1])]
+    beta = {str(key): bench.heavy(key) if key in heavies else bench.light(key) for key in keys}
+    loop = bench.loop_share(heavies) if heavies else lambda: 0.0
+    replaced = {str(key): bench.replaced_share(key) for key in heavies if replaces_weights(key)}
+    bench.measure(rounds, progress)
 
     seconds = np.full((len(ROWS), len(longest)), np.nan)
-    for n, length in shapes:
-        step()
-        seconds[ROWS.index(n), longest.index(length)] = bench.bare(Bucket(n * length, ((n, length),)))
-    packed = []
-    for tokens in sizes:
-        step()
-        groups = _typical_groups(tokens, longest[-1])
-        packed.append(PackedPoint(tokens, groups, bench.bare(Bucket(tokens, groups))))
-    beta: dict[str, Grid] = {}
-    for key in classes:
-        step()
-        heavy = class_method(key.method).kind == "heavy"
-        beta[str(key)] = bench.heavy(key) if heavy else bench.light(key)
-    step()
-    heavies = [key for key in classes if class_method(key.method).kind == "heavy"]
-    loop = bench.loop_share(heavies) if heavies else 0.0
-    replaced = {str(key): bench.replaced_share(key) for key in heavies if replaces_weights(key)}
-    progress("cost profile", total, total)
-    alpha = Grid(np.array(ROWS), np.array(longest), seconds)
-    return CostProfile(alpha, tuple(packed), beta, frozenset(map(str, heavies)), loop, replaced)
+    for (n, length), found in padded.items():
+        seconds[ROWS.index(n), longest.index(length)] = found()
+    return CostProfile(
+        Grid(np.array(ROWS), np.array(longest), seconds),
+        tuple(PackedPoint(tokens, groups, found()) for tokens, groups, found in packed),
+        {name: found() for name, found in beta.items()},
+        frozenset(map(str, heavies)),
+        loop(),
+        {name: found() for name, found in replaced.items()},
+    )
 
 
 class DeltaCosts:
@@ -124,17 +119,36 @@ def load_profile(path: pathlib.Path) -> CostProfile | None:
         return None
 
 
-def _typical_groups(tokens: int, longest: int) -> Groups:
-    """Many short rows, half as many of medium length, a few longer ones."""
-    wanted = {32: max(1, tokens // 32), 48: max(1, tokens // 64), 64: max(1, tokens // 512)}
-    groups = {min(length, longest): n for length, n in wanted.items()}
-    return tuple((n, length) for length, n in sorted(groups.items()))
+def _typical(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, Groups]]:
+    """Packed shapes of these numbers of tokens: many short rows, half as many of medium length, a few longer ones."""
+    for tokens in sizes:
+        wanted = {32: max(1, tokens // 32), 48: max(1, tokens // 64), 64: max(1, tokens // 512)}
+        groups = {min(length, longest): n for length, n in wanted.items()}
+        yield tokens, tuple((n, length) for length, n in sorted(groups.items()))
+
+
+@dataclasses.dataclass
+class _Case:
+    """A batch to time: ``rows`` rows of ``length`` tokens of one task of ``of``; a full bucket of bare ones if None."""
+
+    program: ProgramKey
+    of: ClassKey | None = None
+    rows: int = 0
+    length: int = 0
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
 
 
 class _Bench:
-    """A short stack of layers with every class's bank, and timings in it scaled to the whole backbone."""
+    """A short stack of layers with every class's bank; what is timed in it is scaled to the whole backbone.
 
-    def __init__(self, family: Family, sharding: jax.sharding.Sharding, max_tokens: int, repeats: int) -> None:
+    Its methods name the cases that they need and return what computes their figure once ``measure`` has timed them.
+    """
+
+    def __init__(self, family: Family, sharding: jax.sharding.Sharding, max_tokens: int) -> None:
         self._heavy_tokens = min(HEAVY_TOKENS, max_tokens)
         self._layers = min(MOST_LAYERS, family.config.layers)
         self._scale = family.config.layers / self._layers
@@ -143,57 +157,92 @@ class _Bench:
         slots = dict.fromkeys(self._short.values(), 2)  # two classes may become equal when they are cut short
         self._family = Family(config, family.dtype, tuple(sorted(slots.items())))
         self._replica = Replica(self._family, random_params(config), 0, sharding)
-        self._repeats = repeats
-        self._programs: dict[ProgramKey, Program] = {}
+        self._cases: list[_Case] = []
         self._rng = np.random.default_rng(0)
 
-    def bare(self, bucket: Bucket) -> float:
-        program = self._program(bucket, Variant())
-        (seconds,) = self._medians([self._full(program)])
-        return seconds * self._scale
+    def bare(self, bucket: Bucket) -> Callable[[], float]:
+        case = self._case(bucket)
+        return lambda: case.median * self._scale
 
-    def light(self, key: ClassKey) -> Grid:
+    def light(self, key: ClassKey) -> Callable[[], Grid]:
         """A window's cost grows with its cells, whatever the rows in it: proportional to n l."""
-        cells, costs = [], []
-        for n, length in LIGHT_SHAPES:
-            bucket = Bucket(n * length, ((n, length),))
-            own = self._program(bucket, make_variant({self._short[key]: FULL}))
-            with_class, without = self._medians([self._full(own), self._full(self._program(bucket, Variant()))])
-            cells.append(n * length)
-            costs.append(max(0.0, with_class - without) * self._class_scale(key))
-        rate = float(np.dot(cells, costs) / np.dot(cells, cells))
-        rows, lengths = np.array([1, ROWS[-1]]), np.array([1, LENGTHS[-1]])
-        return Grid(rows, lengths, rate * rows[:, None] * lengths[None, :].astype(float))
+        variant = make_variant({self._short[key]: FULL})
+        buckets = [Bucket(n * length, ((n, length),)) for n, length in LIGHT_SHAPES]
+        pairs = [(self._case(bucket, variant), self._case(bucket)) for bucket in buckets]
 
-    def heavy(self, key: ClassKey) -> Grid:
+        def found() -> Grid:
+            cells = np.array([bucket.tokens for bucket in buckets], float)
+            costs = self._class_scale(key) * np.array([max(0.0, own.median - bare.median) for own, bare in pairs])
+            rate = float(np.dot(cells, costs) / np.dot(cells, cells))
+            rows, lengths = np.array([1, ROWS[-1]]), np.array([1, LENGTHS[-1]])
+            return Grid(rows, lengths, rate * rows[:, None] * lengths[None, :].astype(float))
+
+        return found
+
+    def heavy(self, key: ClassKey) -> Callable[[], Grid]:
         """One program runs any number of rows: what they add to the same program without any."""
-        program = self._program(self._heavy_bucket(), make_variant({self._short[key]: FULL}))
-        bucket = program.key.bucket
-        cases = [(n, m) for n in HEAVY_ROWS for m in HEAVY_LENGTHS if bucket.holds(np.full(n, m))]
-        runs = [self._of_one_task(program, key, n, m) for n, m in cases]
-        idle, *seconds = self._medians([self._full(program), *runs])
-        added = np.maximum(0.0, np.array(seconds) - idle) * self._class_scale(key)
-        # the differences are as small as the noise: what is sure is a part for the task and one for its tokens
-        tokens = np.array([n * m for n, m in cases], float)
-        (each, token), _ = nnls(np.stack([np.ones_like(tokens), tokens], axis=1), added)
-        rows, lengths = np.array([1, HEAVY_ROWS[-1]]), np.array([1, HEAVY_LENGTHS[-1]])
-        return Grid(rows, lengths, each + token * rows[:, None] * lengths[None, :].astype(float))
+        bucket, variant = self._heavy_bucket(), make_variant({self._short[key]: FULL})
+        idle = self._case(bucket, variant)
+        shapes = [(n, m) for n in HEAVY_ROWS for m in HEAVY_LENGTHS if bucket.holds(np.full(n, m))]
+        cases = [self._case(bucket, variant, key, n, m) for n, m in shapes]
 
-    def replaced_share(self, key: ClassKey) -> float:
+        def found() -> Grid:
+            added = self._class_scale(key) * np.array([max(0.0, case.median - idle.median) for case in cases])
+            # the differences are as small as the noise: what is sure is a part for the task and one for its tokens
+            tokens = np.array([n * m for n, m in shapes], float)
+            (each, token), _ = nnls(np.stack([np.ones_like(tokens), tokens], axis=1), added)
+            rows, lengths = np.array([1, HEAVY_ROWS[-1]]), np.array([1, HEAVY_LENGTHS[-1]])
+            return Grid(rows, lengths, each + token * rows[:, None] * lengths[None, :].astype(float))
+
+        return found
+
+    def replaced_share(self, key: ClassKey) -> Callable[[], float]:
         """What a batch saves of its shared part when it leaves out the products that a mask on every row replaces."""
-        bucket, own = self._heavy_bucket(), self._short[key]
+        bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
         short = bucket.groups[0][1]
-        programs = [self._program(bucket, make_variant({own: FULL}, replaced=replaced)) for replaced in (False, True)]
-        runs = [self._of_one_task(program, key, self._heavy_tokens // short, short) for program in programs]
-        with_product, without, bare = self._medians([*runs, self._full(self._program(bucket, Variant()))])
-        return float(np.clip((with_product - without) / bare, 0.0, 1.0))
+        rows = self._heavy_tokens // short
+        product = self._case(bucket, make_variant(needs), key, rows, short)
+        replaced = self._case(bucket, make_variant(needs, replaced=True), key, rows, short)
+        bare = self._case(bucket)
+        return lambda: float(np.clip((product.median - replaced.median) / bare.median, 0.0, 1.0))
 
-    def loop_share(self, keys: Sequence[ClassKey]) -> float:
+    def loop_share(self, keys: Sequence[ClassKey]) -> Callable[[], float]:
         """How much slower a program is for having loops over these classes, with no row in them."""
         bucket = self._heavy_bucket()
-        looped = self._program(bucket, make_variant({self._short[key]: FULL for key in keys}))
-        with_loops, without = self._medians([self._full(looped), self._full(self._program(bucket, Variant()))])
-        return max(0.0, with_loops / without - 1)
+        looped = self._case(bucket, make_variant({self._short[key]: FULL for key in keys}))
+        bare = self._case(bucket)
+        return lambda: max(0.0, looped.median / bare.median - 1)
+
+    def measure(self, rounds: int, progress: Progress) -> None:
+        """Compiles what the cases need, and times them all in turn, ``rounds`` times after one to warm up."""
+        keys = list(dict.fromkeys(case.program for case in self._cases))
+        total = len(keys) + rounds + 1
+        programs: dict[ProgramKey, Program] = {}
+        with ThreadPoolExecutor(COMPILERS) as pool:
+            for program in pool.map(partial(compile_program, self._family), keys):
+                progress("cost profile", len(programs), total)
+                programs[program.key] = program
+        runs = [self._run(programs[case.program], self._rows(case)) for case in self._cases]
+        for number in range(rounds + 1):
+            progress("cost profile", len(keys) + number, total)
+            for case, run in zip(self._cases, runs, strict=True):
+                start = time.perf_counter()
+                run()
+                if number:
+                    case.seconds.append(time.perf_counter() - start)
+        progress("cost profile", total, total)
+
+    def _case(
+        self,
+        bucket: Bucket,
+        variant: Variant | None = None,
+        of: ClassKey | None = None,
+        rows: int = 0,
+        length: int = 0,
+    ) -> _Case:
+        case = _Case(ProgramKey(bucket, variant or Variant()), of, rows, length)
+        self._cases.append(case)
+        return case
 
     def _class_scale(self, key: ClassKey) -> float:
         return len(key.layers) / len(self._short[key].layers) if key.layers else self._scale
@@ -203,40 +252,19 @@ class _Bench:
         tokens = self._heavy_tokens
         longest = min(HEAVY_LENGTHS[-1], self._family.config.max_positions, tokens)
         short = min(32, longest)
-        groups = {short: max(2, min(HEAVY_ROWS[-1], tokens // 8)), longest: max(2, tokens // 48)}
+        groups = {short: max(2, min(MOST_ROWS, tokens // 8)), longest: max(2, tokens // 48)}
         return Bucket(tokens, tuple((n, length) for length, n in sorted(groups.items())))
 
-    def _program(self, bucket: Bucket, variant: Variant) -> Program:
-        key = ProgramKey(bucket, variant)
-        if key not in self._programs:
-            self._programs[key] = compile_program(self._family, key)
-        return self._programs[key]
+    def _rows(self, case: _Case) -> list[Row]:
+        vocab_size = self._family.config.vocab_size
+        if case.of is None:
+            return full_rows(case.program.bucket, vocab_size)
+        ids = self._rng.integers(0, vocab_size, (case.rows, case.length)).astype(np.int32)
+        return [Row(row, np.zeros_like(row), {self._short[case.of]: 1}, 0) for row in ids]
 
-    def _full(self, program: Program) -> Timed:
-        return self._run(program, full_rows(program.key.bucket, self._family.config.vocab_size))
-
-    def _of_one_task(self, program: Program, key: ClassKey, rows: int, length: int) -> Timed:
-        ids = self._rng.integers(0, self._family.config.vocab_size, (rows, length)).astype(np.int32)
-        slots: Mapping[ClassKey, int] = {self._short[key]: 1}
-        return self._run(program, [Row(row, np.zeros_like(row), slots, 0) for row in ids])
-
-    def _run(self, program: Program, rows: Sequence[Row]) -> Timed:
+    def _run(self, program: Program, rows: Sequence[Row]) -> Callable[[], object]:
         assembled = self._replica.assemble(rows, program)
         return lambda: jax.block_until_ready(self._replica.dispatch(program, assembled))
-
-    def _medians(self, runs: Sequence[Timed]) -> list[float]:
-        """Median seconds of each, interleaved, after one run to warm up."""
-        start = time.perf_counter()
-        for run in runs:
-            run()
-        slow = time.perf_counter() - start > SLOW * len(runs)
-        times: list[list[float]] = [[] for _ in runs]
-        for _ in range(min(self._repeats, 3) if slow else self._repeats):
-            for run, seconds in zip(runs, times, strict=True):
-                start = time.perf_counter()
-                run()
-                seconds.append(time.perf_counter() - start)
-        return [statistics.median(seconds) for seconds in times]
 
 
 def _shortened(key: ClassKey, layers: int, scale: float) -> ClassKey:
