@@ -198,7 +198,7 @@ def core_programs(menu: Sequence[Bucket], light: Variant, heavy: Variant) -> lis
     mixed = {b.tokens: b for b in sorted(menu, key=lambda b: (b.longest, b.rows))}
     largest = mixed[max(mixed)]
     packed = list(dict.fromkeys([*(mixed[tokens] for tokens in (128, 512) if tokens in mixed), largest]))
-    singles = [b for b in menu if b.rectangular and b.longest in (32, 128, longest)]
+    singles = [b for b in menu if b.rows == 1 and b.longest in (32, 128, longest)]
     chosen = [(b, light) for b in [*singles, *packed]]
     return list(dict.fromkeys([*chosen, *((b, heavy) for b in dict.fromkeys([packed[0], largest]))]))
 
