@@ -179,7 +179,8 @@ def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket
         for size in sorted({*steps, max_tokens})
         for shape in (mixed_bucket, partial(even_bucket, 64), partial(even_bucket, 32))
     ]
-    return tuple(dict.fromkeys([*singles, *packed]))
+    cells = {bucket: sum(n * length for n, length in bucket.groups) for bucket in packed}
+    return tuple(dict.fromkeys([*singles, *(bucket for bucket in packed if bucket.tokens <= cells[bucket])]))
 
 
 def steady_menu(max_length: int, max_tokens: int) -> tuple[Bucket, ...]:
@@ -198,7 +199,7 @@ def core_programs(menu: Sequence[Bucket], light: Variant, heavy: Variant) -> lis
     mixed = {b.tokens: b for b in sorted(menu, key=lambda b: (b.longest, b.rows))}
     largest = mixed[max(mixed)]
     packed = list(dict.fromkeys([*(mixed[tokens] for tokens in (128, 512) if tokens in mixed), largest]))
-    singles = [b for b in menu if b.rows == 1 and b.longest in (32, 128, longest)]
+    singles = [b for b in menu if b.rows == 1 and b.rectangular and b.longest in (32, 128, longest)]
     chosen = [(b, light) for b in [*singles, *packed]]
     return list(dict.fromkeys([*chosen, *((b, heavy) for b in dict.fromkeys([packed[0], largest]))]))
 
