@@ -128,9 +128,7 @@ def profiled(engine: Engine, max_tokens: int, repeats: int) -> CostProfile:
 
     replica = engine.replicas[0]
     with reporting() as report:
-        found = measure_profile(
-            engine.family, replica.sharding, max_tokens=max_tokens, rounds=repeats, progress=report
-        )
+        found = measure_profile(engine.family, replica.sharding, max_tokens=max_tokens, rounds=repeats, progress=report)
     engine.profile_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(engine.profile_path, found.to_json().encode())
     return found

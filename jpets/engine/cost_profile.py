@@ -38,8 +38,12 @@ MOST_LAYERS = 4
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 LIGHT_SHAPES = ((4, 16), (8, 32), (32, 32), (8, 128))
-HEAVY_ROWS = (1, 2, 4, 8)
-HEAVY_LENGTHS = (16, 32, 128)
+OfTasks = tuple[int, int, int]
+"""Tasks, rows of each, and their length."""
+HEAVY_CASES: tuple[OfTasks, ...] = (
+    *((1, 1, 16), (1, 1, 32), (1, 1, 128), (1, 4, 32), (1, 8, 32)),
+    *((4, 1, 16), (8, 1, 16), (8, 1, 32), (4, 2, 32)),
+)
 HEAVY_TOKENS = 256
 COMPILERS = 2
 """Programs that are compiled at a time: half of the work is XLA's, which needs no lock of Python's."""
@@ -129,12 +133,11 @@ def _typical(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, Groups]]
 
 @dataclasses.dataclass
 class _Case:
-    """A batch to time: ``rows`` rows of ``length`` tokens of one task of ``of``; a full bucket of bare ones if None."""
+    """A batch to time: these rows of tasks of class ``of``, or a full bucket of bare ones."""
 
     program: ProgramKey
     of: ClassKey | None = None
-    rows: int = 0
-    length: int = 0
+    rows: OfTasks = (0, 0, 0)
     seconds: list[float] = dataclasses.field(default_factory=list)
 
     @property
@@ -154,7 +157,8 @@ class _Bench:
         self._scale = family.config.layers / self._layers
         config = dataclasses.replace(family.config, layers=self._layers)
         self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
-        slots = dict.fromkeys(self._short.values(), 2)  # two classes may become equal when they are cut short
+        most = max(tasks for tasks, _, _ in HEAVY_CASES)
+        slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are cut short
         self._family = Family(config, family.dtype, tuple(sorted(slots.items())))
         self._replica = Replica(self._family, random_params(config), 0, sharding)
         self._cases: list[_Case] = []
@@ -183,15 +187,16 @@ class _Bench:
         """One program runs any number of rows: what they add to the same program without any."""
         bucket, variant = self._heavy_bucket(), make_variant({self._short[key]: FULL})
         idle = self._case(bucket, variant)
-        shapes = [(n, m) for n in HEAVY_ROWS for m in HEAVY_LENGTHS if bucket.holds(np.full(n, m))]
-        cases = [self._case(bucket, variant, key, n, m) for n, m in shapes]
+        shapes = [case for case in HEAVY_CASES if bucket.holds(np.full(case[0] * case[1], case[2]))]
+        cases = [self._case(bucket, variant, key, shape) for shape in shapes]
 
         def found() -> Grid:
             added = self._class_scale(key) * np.array([max(0.0, case.median - idle.median) for case in cases])
-            # the differences are as small as the noise: what is sure is a part for the task and one for its tokens
-            tokens = np.array([n * m for n, m in shapes], float)
-            (each, token), _ = nnls(np.stack([np.ones_like(tokens), tokens], axis=1), added)
-            rows, lengths = np.array([1, HEAVY_ROWS[-1]]), np.array([1, HEAVY_LENGTHS[-1]])
+            # the differences are as small as the noise: what is sure is a part for each task and one for its tokens
+            terms = np.array([(tasks, tasks * n * length) for tasks, n, length in shapes], float)
+            weights = 1 / np.maximum(added, added.mean() / 4 or 1.0)
+            (each, token), _ = nnls(terms * weights[:, None], added * weights)
+            rows, lengths = np.array([1, ROWS[-1]]), np.array([1, LENGTHS[-1]])
             return Grid(rows, lengths, each + token * rows[:, None] * lengths[None, :].astype(float))
 
         return found
@@ -200,9 +205,9 @@ class _Bench:
         """What a batch saves of its shared part when it leaves out the products that a mask on every row replaces."""
         bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
         short = bucket.groups[0][1]
-        rows = self._heavy_tokens // short
-        product = self._case(bucket, make_variant(needs), key, rows, short)
-        replaced = self._case(bucket, make_variant(needs, replaced=True), key, rows, short)
+        rows = (1, self._heavy_tokens // short, short)
+        product = self._case(bucket, make_variant(needs), key, rows)
+        replaced = self._case(bucket, make_variant(needs, replaced=True), key, rows)
         bare = self._case(bucket)
         return lambda: float(np.clip((product.median - replaced.median) / bare.median, 0.0, 1.0))
 
@@ -237,10 +242,9 @@ class _Bench:
         bucket: Bucket,
         variant: Variant | None = None,
         of: ClassKey | None = None,
-        rows: int = 0,
-        length: int = 0,
+        rows: OfTasks = (0, 0, 0),
     ) -> _Case:
-        case = _Case(ProgramKey(bucket, variant or Variant()), of, rows, length)
+        case = _Case(ProgramKey(bucket, variant or Variant()), of, rows)
         self._cases.append(case)
         return case
 
@@ -250,17 +254,19 @@ class _Bench:
     def _heavy_bucket(self) -> Bucket:
         """Short rows by the dozen or some long ones."""
         tokens = self._heavy_tokens
-        longest = min(HEAVY_LENGTHS[-1], self._family.config.max_positions, tokens)
+        longest = min(tokens, self._family.config.max_positions)
         short = min(32, longest)
-        groups = {short: max(2, min(MOST_ROWS, tokens // 8)), longest: max(2, tokens // 48)}
+        groups = {short: max(2, tokens // 8), longest: max(2, tokens // 48)}
         return Bucket(tokens, tuple((n, length) for length, n in sorted(groups.items())))
 
     def _rows(self, case: _Case) -> list[Row]:
         vocab_size = self._family.config.vocab_size
         if case.of is None:
             return full_rows(case.program.bucket, vocab_size)
-        ids = self._rng.integers(0, vocab_size, (case.rows, case.length)).astype(np.int32)
-        return [Row(row, np.zeros_like(row), {self._short[case.of]: 1}, 0) for row in ids]
+        tasks, rows, length = case.rows
+        key, types = self._short[case.of], np.zeros(length, np.int32)
+        ids = self._rng.integers(0, vocab_size, (tasks * rows, length)).astype(np.int32)
+        return [Row(row, types, {key: 1 + number // rows}, 0) for number, row in enumerate(ids)]
 
     def _run(self, program: Program, rows: Sequence[Row]) -> Callable[[], object]:
         assembled = self._replica.assemble(rows, program)
