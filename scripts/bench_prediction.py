@@ -7,6 +7,7 @@ import statistics
 import time
 from typing import Annotated
 
+import jax
 import numpy as np
 import typer
 from bench_batching import read_profile
@@ -75,9 +76,10 @@ def prediction(
     console.log("compiled")
     times: list[list[float]] = [[] for _ in steps]
     for round_number in range(rounds + 1):
-        for step, seconds in zip(steps, times, strict=True):
+        for (program, members), seconds in zip(steps, times, strict=True):
+            assembled = runner.replica.assemble(members, program)
             start = time.perf_counter()
-            runner.run([step])
+            jax.block_until_ready(runner.replica.dispatch(program, assembled))
             if round_number:
                 seconds.append(time.perf_counter() - start)
     measured = np.array([statistics.median(seconds) for seconds in times])

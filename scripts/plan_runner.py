@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ from jpets.deltas.bank import lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row, all_replaced, best_run, class_needs
 from jpets.engine.bucket import HEAVY_RUNS, Bucket, make_variant
+from jpets.engine.cost_profile import COMPILERS
 from jpets.engine.program import Family, Program, ProgramKey, compile_program
 from jpets.engine.replica import Replica
 from jpets.model.forward import Outputs
@@ -72,9 +75,9 @@ class PlanRunner:
             (bucket, run, replaced): ProgramKey(bucket, make_variant(found, run or HEAVY_RUNS[0], replaced=replaced))
             for (bucket, run, replaced), found in needs.items()
         }
-        for program_key in keys.values():
-            if program_key not in self._programs:
-                self._programs[program_key] = compile_program(self.family, program_key)
+        missing = [key for key in dict.fromkeys(keys.values()) if key not in self._programs]
+        with ThreadPoolExecutor(COMPILERS) as pool:
+            self._programs.update(zip(missing, pool.map(partial(compile_program, self.family), missing), strict=True))
         return [(self._programs[keys[shape]], [rows[q] for q in batch.queries]) for shape, batch in kept]
 
     def run(self, steps: Sequence[Step]) -> list[np.ndarray]:

@@ -28,7 +28,7 @@ def profile(
     tasks: Annotated[
         list[Path] | None, typer.Argument(metavar="[TASK_FILES]...", exists=True, dir_okay=False, help="task files")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="timed runs of each program; the median counts")] = 9,
+    repeats: Annotated[int, typer.Option(min=1, help="timed runs of each program; the median counts")] = 7,
     dtype: Annotated[str, typer.Option(envvar="JPETS_DTYPE", help="bfloat16 or float32")] = "bfloat16",
     cache_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="folder of compiled programs and costs")

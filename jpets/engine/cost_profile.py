@@ -22,7 +22,7 @@ from scipy.optimize import nnls
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row
-from jpets.engine.bucket import FULL, Bucket, Variant, make_variant, replaces_weights
+from jpets.engine.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, parse_bucket, replaces_weights
 from jpets.engine.profile import full_rows
 from jpets.engine.program import Family, Program, ProgramKey, compile_program
 from jpets.engine.replica import Replica
@@ -37,7 +37,9 @@ MOST_LAYERS = 4
 """Layers that are measured. More than fit into a processor's caches with their weights, few enough to compile fast."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
-LIGHT_SHAPES = ((4, 16), (8, 32), (32, 32), (8, 128))
+LIGHT_SHAPES = ("8x32", "8x128", "1024:32x32+16x64")
+"""Padded and packed: in packed ones a class gathers the window that it sees."""
+LOOP_SHAPES = ("8x32", "512:16x32+8x64")
 OfTasks = tuple[int, int, int]
 """Tasks, rows of each, and their length."""
 HEAVY_CASES: tuple[OfTasks, ...] = (
@@ -52,7 +54,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def measure_profile(
-    family: Family, sharding: jax.sharding.Sharding, *, max_tokens: int, rounds: int = 9, progress: Progress
+    family: Family, sharding: jax.sharding.Sharding, *, max_tokens: int, rounds: int = 7, progress: Progress
 ) -> CostProfile:
     """A profile of ``family``'s classes for shapes of up to ``max_tokens`` tokens. Needs the device to itself.
 
@@ -152,6 +154,8 @@ class _Bench:
     """
 
     def __init__(self, family: Family, sharding: jax.sharding.Sharding, max_tokens: int) -> None:
+        self._most_tokens = max_tokens
+        self._longest = family.config.max_positions
         self._heavy_tokens = min(HEAVY_TOKENS, max_tokens)
         self._layers = min(MOST_LAYERS, family.config.layers)
         self._scale = family.config.layers / self._layers
@@ -171,7 +175,7 @@ class _Bench:
     def light(self, key: ClassKey) -> Callable[[], Grid]:
         """A window's cost grows with its cells, whatever the rows in it: proportional to n l."""
         variant = make_variant({self._short[key]: FULL})
-        buckets = [Bucket(n * length, ((n, length),)) for n, length in LIGHT_SHAPES]
+        buckets = self._buckets(LIGHT_SHAPES)
         pairs = [(self._case(bucket, variant), self._case(bucket)) for bucket in buckets]
 
         def found() -> Grid:
@@ -192,12 +196,14 @@ class _Bench:
 
         def found() -> Grid:
             added = self._class_scale(key) * np.array([max(0.0, case.median - idle.median) for case in cases])
-            # the differences are as small as the noise: what is sure is a part for each task and one for its tokens
-            terms = np.array([(tasks, tasks * n * length) for tasks, n, length in shapes], float)
+            # the differences are as small as the noise: what is sure is a part for each task and one for its tokens,
+            # of which a step takes at least so many
+            terms = np.array([(tasks, tasks * max(n * length, HEAVY_RUNS[0])) for tasks, n, length in shapes], float)
             weights = 1 / np.maximum(added, added.mean() / 4 or 1.0)
             (each, token), _ = nnls(terms * weights[:, None], added * weights)
-            rows, lengths = np.array([1, ROWS[-1]]), np.array([1, LENGTHS[-1]])
-            return Grid(rows, lengths, each + token * rows[:, None] * lengths[None, :].astype(float))
+            rows, lengths = np.array(ROWS), np.array(LENGTHS)
+            tokens = np.maximum(rows[:, None] * lengths[None, :], HEAVY_RUNS[0])
+            return Grid(rows, lengths, each + token * tokens.astype(float))
 
         return found
 
@@ -212,11 +218,19 @@ class _Bench:
         return lambda: float(np.clip((product.median - replaced.median) / bare.median, 0.0, 1.0))
 
     def loop_share(self, keys: Sequence[ClassKey]) -> Callable[[], float]:
-        """How much slower a program is for having loops over these classes, with no row in them."""
-        bucket = self._heavy_bucket()
-        looped = self._case(bucket, make_variant({self._short[key]: FULL for key in keys}))
-        bare = self._case(bucket)
-        return lambda: max(0.0, looped.median / bare.median - 1)
+        """How much slower programs for light classes are for having loops over these classes, with no row in them."""
+        light = {self._short[key]: FULL for key in self._short if class_method(key.method).kind == "light"}
+        every = light | {self._short[key]: FULL for key in keys}
+        cases = [
+            (self._case(bucket, make_variant(every)), self._case(bucket, make_variant(light)), self._case(bucket))
+            for bucket in self._buckets(LOOP_SHAPES)
+        ]
+
+        def found() -> float:
+            looped, without, bare = (sum(case.median for case in column) for column in zip(*cases, strict=True))
+            return max(0.0, (looped - without) / bare)
+
+        return found
 
     def measure(self, rounds: int, progress: Progress) -> None:
         """Compiles what the cases need, and times them all in turn, ``rounds`` times after one to warm up."""
@@ -251,10 +265,14 @@ class _Bench:
     def _class_scale(self, key: ClassKey) -> float:
         return len(key.layers) / len(self._short[key].layers) if key.layers else self._scale
 
+    def _buckets(self, shapes: Sequence[str]) -> list[Bucket]:
+        buckets = map(parse_bucket, shapes)
+        return [bucket for bucket in buckets if bucket.longest <= self._longest and bucket.tokens <= self._most_tokens]
+
     def _heavy_bucket(self) -> Bucket:
         """Short rows by the dozen or some long ones."""
         tokens = self._heavy_tokens
-        longest = min(tokens, self._family.config.max_positions)
+        longest = min(tokens, self._longest)
         short = min(32, longest)
         groups = {short: max(2, tokens // 8), longest: max(2, tokens // 48)}
         return Bucket(tokens, tuple((n, length) for length, n in sorted(groups.items())))

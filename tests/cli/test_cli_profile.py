@@ -18,7 +18,13 @@ from jpets.engine.program import ProgramKey
 @pytest.fixture(autouse=True)
 def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """One bucket instead of five, a small cost profile: compiling is not what these tests are about."""
-    small = {"ROWS": (1, 2), "LENGTHS": (8, 16), "LIGHT_SHAPES": ((2, 8),), "HEAVY_CASES": ((1, 1, 8), (2, 1, 8))}
+    small = {
+        "ROWS": (1, 2),
+        "LENGTHS": (8, 16),
+        "LIGHT_SHAPES": ("2x8",),
+        "LOOP_SHAPES": ("2x8",),
+        "HEAVY_CASES": ((1, 1, 8), (2, 1, 8)),
+    }
     for name, values in small.items():
         monkeypatch.setattr(cost_profile, name, values)
     monkeypatch.setattr(engine_module, "core_programs", lambda menu, light, heavy: [(menu[0], light)])
