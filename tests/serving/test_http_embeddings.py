@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
+import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,8 @@ from clients import Call
 
 from jpets.engine.engine import Engine
 from jpets.types import Embedding, Query
+from serving.ask import SHORT
+from serving.responses import FastJSONResponse
 
 PATH = "/v1/embeddings"
 
@@ -37,6 +42,26 @@ def test_base64_is_little_endian_f32(call: Call, engine: Engine) -> None:
     (item,) = call("POST", PATH, json=body).json()["data"]
     vector = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
     np.testing.assert_allclose(vector, expected(engine, Query(None, "hello")), atol=1e-5)
+
+
+def test_numbers_are_written_with_all_their_bits() -> None:
+    vector = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)[:, 3]
+    written = FastJSONResponse({"embedding": np.ascontiguousarray(vector)}).body
+    assert np.array(json.loads(written)["embedding"], np.float32).tobytes() == vector.tobytes()
+
+
+def test_a_long_text_is_prepared_in_another_thread(call: Call, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, submit = [], engine.submit
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return submit(*arguments, **options)
+
+    monkeypatch.setattr(engine, "submit", spy)
+    for text in ("hello", "hello " * SHORT):
+        answer = call("POST", PATH, json={"model": "tiny-bert", "input": text, "truncate": True})
+        assert answer.status_code == 200
+    assert len(set(threads)) == 2
 
 
 def test_token_ids_of_one_and_of_several_texts(call: Call, engine: Engine) -> None:

@@ -1,0 +1,69 @@
+"""What programs are taken to cost follows what their batches take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, tiny
+
+from jpets.engine.assembly import Row
+from jpets.engine.bucket import Bucket, Variant
+from jpets.engine.engine import Engine
+from jpets.engine.planner import Planner
+from jpets.engine.profile import SURPRISE, CostTable
+from jpets.engine.program import Family, Program, ProgramKey
+from jpets.types import Query
+
+KEY = ProgramKey(Bucket(32, ((4, 8),)), Variant())
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> CostTable:
+    return CostTable(tmp_path / "costs.json", Family(tiny().config, "float32", ()))
+
+
+def program(seconds: float) -> Program:
+    compiled: Any = None
+    return Program(KEY, compiled, seconds)
+
+
+def test_a_cost_goes_where_batches_say(table: CostTable) -> None:
+    own = program(0.010)
+    for _ in range(100):
+        table.follow(own, 0.020)
+    assert own.seconds == pytest.approx(0.020, rel=0.01)
+
+
+def test_one_strange_batch_says_little(table: CostTable) -> None:
+    own = program(0.010)
+    table.follow(own, 60.0)
+    assert 0.010 < own.seconds < 0.010 * SURPRISE
+    table.follow(own, 0.0)
+    assert own.seconds > 0.010 / SURPRISE
+
+
+def test_heavy_rows_teach_nothing_while_nobody_knows_what_they_add(engine: Engine) -> None:
+    planner = Planner(engine.replicas[0], engine.costs, None, ENGINE_SETTINGS, engine.menu)
+    ids = np.full(5, 7, np.int32)
+    slots = {name: engine.tasks.acquire("default", name) for name in ("mask", "bitfit")}
+    for resident in slots.values():
+        engine.tasks.done(resident)
+    own = program(0.010)
+    planner.ran([Row(ids, ids, slots["mask"].slots, 0)], own, 0.020)
+    assert own.seconds == 0.010
+    planner.ran([Row(ids, ids, slots["bitfit"].slots, 0)], own, 0.020)
+    assert own.seconds > 0.010
+
+
+def test_the_next_start_knows_what_the_last_one_learnt(tmp_path: Path) -> None:
+    def start() -> Engine:
+        return Engine(tiny(), [], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[:1])
+
+    with start().start() as first:
+        first.infer([Query(None, input_ids=[7, 8, 9])] * 5)
+        learnt = [each.seconds for each in first.replicas[0].programs]
+    with start().start() as second:
+        assert [each.seconds for each in second.replicas[0].programs] == learnt
