@@ -42,20 +42,22 @@ def case(document: Document) -> str:
     settings = document["settings"]
     lengths = f"normal(32, {settings['std']:g})" if settings["lengths"] == "gaussian" else settings["lengths"]
     window = f", windows of {settings['window']}" if settings["window"] else ""
-    return f"{settings['backbone']}\n{settings['tasks']} tasks, {lengths}{window}"
+    return f"{settings['backbone']}: {settings['methods']}\n{settings['tasks']} tasks, {lengths}{window}"
 
 
 def draw_batching(found: Sequence[Document]) -> None:
     """PetS figure 12: queries a second by policy, relative to the best fixed batch size."""
     figure, axis = pyplot.subplots(figsize=(max(6.0, 2.6 * len(found) + 2), 4.2), layout="constrained")
     width = 0.8 / len(POLICIES)
+    named: set[str] = set()
     for group, document in enumerate(found):
         rates = policy_rates(document)
         for at, policy in enumerate(POLICIES):
             if policy in rates:
                 ratio = rates[policy] / rates["fixed"]
                 place = group + (at - (len(POLICIES) - 1) / 2) * width
-                axis.bar(place, ratio, width, color=COLOURS[policy], label=policy if group == 0 else None)
+                axis.bar(place, ratio, width, color=COLOURS[policy], label=None if policy in named else policy)
+                named.add(policy)
                 axis.text(place, ratio, f"{ratio:.2f}", ha="center", va="bottom", fontsize=6, rotation=90)
     axis.axhline(1, color="grey", linewidth=0.8)
     axis.set_xticks(range(len(found)), [case(document) for document in found], fontsize=8)
