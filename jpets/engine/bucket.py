@@ -179,8 +179,8 @@ def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket
         for size in sorted({*steps, max_tokens})
         for shape in (mixed_bucket, partial(even_bucket, 64), partial(even_bucket, 32))
     ]
-    cells = {bucket: sum(n * length for n, length in bucket.groups) for bucket in packed}
-    return tuple(dict.fromkeys([*singles, *(bucket for bucket in packed if bucket.tokens <= cells[bucket])]))
+    filled = [bucket for bucket in packed if bucket.tokens <= sum(n * length for n, length in bucket.groups)]
+    return tuple(dict.fromkeys([*singles, *filled]))
 
 
 def steady_menu(max_length: int, max_tokens: int) -> tuple[Bucket, ...]:

@@ -12,8 +12,6 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import jax
 import numpy as np
@@ -24,7 +22,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, parse_bucket, replaces_weights
 from jpets.engine.profile import full_rows
-from jpets.engine.program import Family, Program, ProgramKey, compile_program
+from jpets.engine.program import Family, Program, ProgramKey, compile_programs
 from jpets.engine.replica import Replica
 from jpets.model.encoder import random_params
 from jpets.scheduling.profile import CostProfile, Grid, PackedPoint
@@ -47,8 +45,6 @@ HEAVY_CASES: tuple[OfTasks, ...] = (
     *((4, 1, 16), (8, 1, 16), (8, 1, 32), (4, 2, 32)),
 )
 HEAVY_TOKENS = 256
-COMPILERS = 2
-"""Programs that are compiled at a time: half of the work is XLA's, which needs no lock of Python's."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -165,7 +161,7 @@ class _Bench:
         slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are cut short
         self._family = Family(config, family.dtype, tuple(sorted(slots.items())))
         self._replica = Replica(self._family, random_params(config), 0, sharding)
-        self._cases: list[_Case] = []
+        self._cases: dict[tuple[ProgramKey, ClassKey | None, OfTasks], _Case] = {}
         self._rng = np.random.default_rng(0)
 
     def bare(self, bucket: Bucket) -> Callable[[], float]:
@@ -234,17 +230,17 @@ class _Bench:
 
     def measure(self, rounds: int, progress: Progress) -> None:
         """Compiles what the cases need, and times them all in turn, ``rounds`` times after one to warm up."""
-        keys = list(dict.fromkeys(case.program for case in self._cases))
+        cases = list(self._cases.values())
+        keys = list(dict.fromkeys(case.program for case in cases))
         total = len(keys) + rounds + 1
         programs: dict[ProgramKey, Program] = {}
-        with ThreadPoolExecutor(COMPILERS) as pool:
-            for program in pool.map(partial(compile_program, self._family), keys):
-                progress("cost profile", len(programs), total)
-                programs[program.key] = program
-        runs = [self._run(programs[case.program], self._rows(case)) for case in self._cases]
+        for program in compile_programs(self._family, keys):
+            progress("cost profile", len(programs), total)
+            programs[program.key] = program
+        runs = [self._run(programs[case.program], self._rows(case)) for case in cases]
         for number in range(rounds + 1):
             progress("cost profile", len(keys) + number, total)
-            for case, run in zip(self._cases, runs, strict=True):
+            for case, run in zip(cases, runs, strict=True):
                 start = time.perf_counter()
                 run()
                 if number:
@@ -258,16 +254,19 @@ class _Bench:
         of: ClassKey | None = None,
         rows: OfTasks = (0, 0, 0),
     ) -> _Case:
-        case = _Case(ProgramKey(bucket, variant or Variant()), of, rows)
-        self._cases.append(case)
-        return case
+        """One figure may need what another one timed already."""
+        key = (ProgramKey(bucket, variant or Variant()), of, rows)
+        return self._cases.setdefault(key, _Case(*key))
 
     def _class_scale(self, key: ClassKey) -> float:
         return len(key.layers) / len(self._short[key].layers) if key.layers else self._scale
 
     def _buckets(self, shapes: Sequence[str]) -> list[Bucket]:
+        """Those within the limits; where there are none, the longest row that is."""
         buckets = map(parse_bucket, shapes)
-        return [bucket for bucket in buckets if bucket.longest <= self._longest and bucket.tokens <= self._most_tokens]
+        within = [b for b in buckets if b.longest <= self._longest and b.tokens <= self._most_tokens]
+        longest = min(self._longest, self._most_tokens)
+        return within or [Bucket(longest, ((1, longest),))]
 
     def _heavy_bucket(self) -> Bucket:
         """Short rows by the dozen or some long ones."""

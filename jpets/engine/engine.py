@@ -165,7 +165,8 @@ class Engine:
         for loop in self._loops:
             loop.join()
         for program in self.replicas[0].programs:
-            self.costs.set(program.key, program.seconds)
+            if program.followed:  # a mere estimate must not pass for a measurement
+                self.costs.set(program.key, program.seconds)
         self.costs.save()
 
     def __enter__(self) -> Engine:

@@ -206,8 +206,6 @@ class HostLoop:
     def _deliver(self, batch: InFlight, outputs: Outputs) -> None:
         done = time.monotonic()
         pendings, program = batch.plan.pendings, batch.plan.program
-        self._planner.ran([p.row for p in pendings], program, done - max(batch.dispatched, self._fetched))
-        self._fetched = done
         bucket, fallback = program.key.bucket, batch.plan.wanted is not None
         for at, pending in enumerate(pendings):
             waited = batch.dispatched - pending.arrived
@@ -221,6 +219,8 @@ class HostLoop:
                 problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")
                 result = failure(pending.task, problem, pending.row.length, timing)
             self._answer(pending, result)
+        self._planner.ran([p.row for p in pendings], program, done - max(batch.dispatched, self._fetched))
+        self._fetched = done
         self._stats.ran(
             BatchRecord(
                 rows=len(pendings),

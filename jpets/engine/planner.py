@@ -40,7 +40,7 @@ def is_heavy(row: Row) -> bool:
 
 
 class Planner:
-    """Pure apart from reading the replica's table of ready programs."""
+    """Reads the replica's table of ready programs and keeps what follows from it; ``ran`` corrects their costs."""
 
     def __init__(
         self,
@@ -159,11 +159,12 @@ class Planner:
 
     def seconds(self, rows: Sequence[Row], program: Program) -> float:
         """Predicted time of these rows in a program."""
-        return program.seconds + (self._deltas.seconds(rows) if self._deltas else 0.0)
+        return program.seconds + self._added(rows)
 
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
         """Learns from a batch what its program costs, as far as it is known what heavy rows add."""
-        if self._deltas is not None:
-            self._costs.follow(program, max(0.0, seconds - self._deltas.seconds(rows)))
-        elif not any(map(is_heavy, rows)):
-            self._costs.follow(program, seconds)
+        if self._deltas is not None or not any(map(is_heavy, rows)):
+            self._costs.follow(program, seconds - self._added(rows))
+
+    def _added(self, rows: Sequence[Row]) -> float:
+        return self._deltas.seconds(rows) if self._deltas else 0.0

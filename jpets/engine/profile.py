@@ -16,6 +16,7 @@ from jpets.engine.assembly import Row
 from jpets.engine.bucket import Bucket, capacity, windowed
 from jpets.engine.program import Family, Program, ProgramKey, write_atomically
 from jpets.engine.replica import Replica
+from jpets.scheduling.profile import attention_cells
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def arithmetic(config: BackboneConfig, key: ProgramKey) -> float:
     bucket, variant = key.bucket, key.variant
     d, layers = config.hidden_size, config.layers
     linear = sum(a * b for a, b in map(config.dims, config.linear_sites()[:6]))
-    total = layers * (bucket.tokens * linear + ATTENTION * 2 * d * sum(n * length**2 for n, length in bucket.groups))
+    total = layers * (bucket.tokens * linear + ATTENTION * 2 * d * attention_cells(bucket.groups))
     if variant.has("heavy"):
         total = int(total * (1 + HEAVY_LOOP))
     for class_key in variant.classes():
@@ -87,6 +88,7 @@ class CostTable:
         """Counts what a batch took in ``program``."""
         known = program.seconds
         program.seconds += HABIT * (min(max(seconds, known / SURPRISE), known * SURPRISE) - known)
+        program.followed = True
 
     def estimate(self, key: ProgramKey) -> float:
         """Measured seconds, or arithmetic times the median rate of the measured programs."""

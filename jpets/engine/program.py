@@ -13,7 +13,8 @@ import pathlib
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 BankArrays = Mapping[str, jax.Array]
 HOST_BYTES_PER_STORED_BYTE = 27
 """Host memory of a loaded program over the size of its file (MiniLM on a CPU: 24 to 26)."""
+COMPILERS = 2
+"""Programs that are compiled at a time: half of the work is XLA's, which needs no lock of Python's."""
 UNUSED_SECONDS = 30 * 24 * 3600.0
 
 
@@ -142,6 +145,8 @@ class Program:
     key: ProgramKey
     compiled: jax.stages.Compiled
     seconds: float = 0.0
+    followed: bool = False
+    """Whether batches had a say in ``seconds``."""
     stored_bytes: int = 0
     last_used: float = dataclasses.field(default_factory=time.monotonic)
     """``time.monotonic`` seconds of the last batch."""
@@ -175,6 +180,12 @@ def compile_program(family: Family, key: ProgramKey, sharding: jax.sharding.Shar
     lowered = trace_program(family, key, sharding).lower()
     with _no_compilation_cache():
         return Program(key, lowered.compile())
+
+
+def compile_programs(family: Family, keys: Iterable[ProgramKey]) -> Iterator[Program]:
+    """``compile_program`` of each in order, ``COMPILERS`` at a time."""
+    with _no_compilation_cache(), ThreadPoolExecutor(COMPILERS) as pool:
+        yield from pool.map(functools.partial(compile_program, family), keys)
 
 
 @contextlib.contextmanager

@@ -68,6 +68,16 @@ def test_an_unknown_dtype_is_a_usage_error(run) -> None:
     assert run("profile", "--backbone", "any", "--dtype", "int8").exit_code == 2
 
 
+def test_a_limit_smaller_than_every_shape_that_light_classes_are_measured_in(
+    run, fixtures: Path, task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_profile, "LIGHT_SHAPES", ("8x32",))
+    monkeypatch.setattr(cost_profile, "LOOP_SHAPES", ("8x32",))
+    arguments = ("profile", "--backbone", fixtures / "tiny-bert", task_file, "--repeats", 1, "--max-tokens", 32)
+    result = run(*arguments, "--cache-dir", tmp_path / "cache")
+    assert result.exit_code == 0, result.stderr
+
+
 def test_the_cost_profile_is_kept_and_drawn(run, fixtures: Path, task_file: Path, backbone: Backbone, tmp_path) -> None:
     cache, picture = tmp_path / "cache", tmp_path / "profile.png"
     arguments = ("profile", "--backbone", fixtures / "tiny-bert", task_file, "--repeats", 1, "--max-tokens", 32)
