@@ -30,6 +30,11 @@ def value_dtype(bank: Num[Array, ...]) -> jnp.dtype:
     return jnp.dtype(jnp.bfloat16 if bank.dtype == jnp.uint16 else bank.dtype)
 
 
+def take_rows(x: Num[Array, "n ..."], at: Int[Array, "*b"]) -> Array:
+    """``x[at]``, the nearest row where an index is out of bounds: to fill in zeros there costs a pass of its own."""
+    return x.at[at].get(mode="clip")
+
+
 def take_slots(bank: Num[Array, "slots layers *shape"], slots: Int[Array, " g"], layer: int) -> Array:
     """``bank[slots, layer]`` in the bank's value dtype.
 

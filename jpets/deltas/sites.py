@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jpets.config import BackboneConfig
 from jpets.deltas.protocol import ClassKey, Method, Place
 from jpets.deltas.view import BiasView, ClassView
-from pallas_kernels.numerics import dot, take_slots
+from pallas_kernels.numerics import dot, take_rows, take_slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Sites:
             return self.base_bias[part].astype(jnp.float32)[None]
         own = self.row_bias[:, part].astype(jnp.float32)  # [N, o]
         if self.row_of_token is not None:
-            return own.at[self.row_of_token].get(mode="fill", fill_value=0)
+            return take_rows(own, self.row_of_token)
         length = tokens // self.rows
         return jnp.broadcast_to(own[:, None], (self.rows, length, own.shape[1])).reshape(tokens, -1)
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.numerics import take_rows
 from pallas_kernels.windows import Runs
 
 
@@ -61,14 +62,14 @@ class SegmentView:
     cells: Int[Array, " w"]
 
     def segments(self, x: Float[Array, "t i"]) -> Float[Array, "g s i"]:
-        return x.at[self.tokens].get(mode="fill", fill_value=0)
+        return take_rows(x, self.tokens)
 
     def add(self, y: Float[Array, "t o"], delta: Float[Array, "g s o"]) -> Float[Array, "t o"]:
         """``y`` with ``delta`` added at the class's own tokens."""
         flat = delta.reshape(-1, delta.shape[-1])
         window = jax.lax.dynamic_slice_in_dim(y, self.first, self.cells.shape[0])
         own = self.cells < flat.shape[0]
-        sums = window + flat.at[self.cells].get(mode="fill", fill_value=0)
+        sums = window + take_rows(flat, self.cells)
         return jax.lax.dynamic_update_slice_in_dim(y, jnp.where(own[:, None], sums, window), self.first, 0)
 
 

@@ -196,19 +196,19 @@ def _attention(layout: _Layout) -> tuple[tuple[AttentionGroup, ...], Ints | None
         lengths = np.zeros(bucket.rows, np.int32)
         lengths[: len(layout.lengths)] = layout.lengths
         return (AttentionGroup(None, lengths),), None, None, np.arange(len(layout.lengths), dtype=np.int32)  # type: ignore[arg-type]
-    row_of_token = np.full(t, bucket.rows, np.int32)
-    cells = np.full(t, sum(n * length for n, length in bucket.groups), np.int32)
+    row_of_token, cells = np.zeros(t, np.int32), np.zeros(t, np.int32)
     row_at = np.empty(len(layout.lengths), np.int32)
     group_of = bucket.group_of(layout.lengths)
     groups: list[AttentionGroup] = []
     row_base = cell_base = 0
     for number, (n, longest) in enumerate(bucket.groups):
-        tokens = np.full((n, longest), t, np.int32)
+        tokens = np.zeros((n, longest), np.int32)
         lengths = np.zeros(n, np.int32)
         for j, at in enumerate(np.flatnonzero(group_of == number)):
             start, length = layout.starts[at], layout.lengths[at]
             span = np.arange(start, start + length, dtype=np.int32)
-            tokens[j, :length], lengths[j], row_at[at] = span, length, row_base + j
+            tokens[j], lengths[j], row_at[at] = start, length, row_base + j
+            tokens[j, :length] = span
             cells[span], row_of_token[span] = cell_base + j * longest + np.arange(length), row_base + j
         groups.append(AttentionGroup(tokens, lengths))  # type: ignore[arg-type]
         row_base, cell_base = row_base + n, cell_base + n * longest

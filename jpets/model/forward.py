@@ -12,6 +12,7 @@ from jpets.deltas.head import apply_head
 from jpets.deltas.sites import BoundClass, Sites
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import Params, SplitEncoder
+from pallas_kernels.numerics import take_rows
 
 
 class Outputs(NamedTuple):
@@ -39,13 +40,10 @@ def mean_pool(hidden: Float[Array, "t d"], batch: PackedBatch) -> Float[Array, "
     means = []
     for group in batch.groups:
         n = group.lengths.shape[0]
-        if group.tokens is None:
-            view = hidden.reshape(n, -1, hidden.shape[-1])
-            own = jnp.arange(view.shape[1])[None] < group.lengths[:, None]
-            view = jnp.where(own[..., None], view, 0)
-        else:
-            view = hidden.at[group.tokens].get(mode="fill", fill_value=0)
-        means.append(view.sum(1) / jnp.maximum(group.lengths, 1)[:, None].astype(jnp.float32))
+        view = hidden.reshape(n, -1, hidden.shape[-1]) if group.tokens is None else take_rows(hidden, group.tokens)
+        own = jnp.arange(view.shape[1])[None] < group.lengths[:, None]
+        sums = jnp.where(own[..., None], view, 0).sum(1)
+        means.append(sums / jnp.maximum(group.lengths, 1)[:, None].astype(jnp.float32))
     return jnp.concatenate(means)
 
 

@@ -20,7 +20,7 @@ def packed_attention(
     """Multi-head self-attention, in the dtype of ``q`` with f32 scores and softmax.
 
     ``groups`` hold the queries padded to [N, L] each (at most three: one long text among short ones in a single view
-    costs 20 x). ``cells[t]`` is token t's place in the flattened groups; a value past the end reads zeros. With one
-    group of ``tokens=None`` the tokens already are [N, L], and nothing is gathered.
+    costs 20 x). ``cells[t]`` is token t's place in the flattened groups; what a token of no query gets means nothing.
+    With one group of ``tokens=None`` the tokens already are [N, L], and nothing is gathered.
     """
     return packed_attention_reference(q, k, v, groups, cells, heads)

@@ -8,9 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.numerics import take_rows
+
 
 class AttentionGroup(NamedTuple):
-    """Queries padded to one length. ``tokens`` [N, L] are packed positions (past the end: padding)."""
+    """Queries padded to one length. ``tokens`` [N, L] are packed positions; past ``lengths`` any of the same query's.
+
+    What they hold there is masked out, but only finite values times zero are zero: a NaN must be the query's own.
+    """
 
     tokens: Int[Array, "n l"] | None
     lengths: Int[Array, " n"]
@@ -56,7 +61,7 @@ def packed_attention_reference(
         return attend(q.reshape(rows), k.reshape(rows), v.reshape(rows), group.lengths, heads).reshape(t, d)
     contexts = []
     for tokens, lengths in groups:
-        assert tokens is not None
-        query, key, value = (part.at[tokens].get(mode="fill", fill_value=0) for part in (q, k, v))
+        assert tokens is not None and cells is not None
+        query, key, value = (take_rows(part, tokens) for part in (q, k, v))
         contexts.append(attend(query, key, value, lengths, heads).reshape(-1, d))
-    return jnp.concatenate(contexts).at[cells].get(mode="fill", fill_value=0)
+    return take_rows(jnp.concatenate(contexts), cells)
