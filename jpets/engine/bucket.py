@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,11 @@ MAX_GROUPS = 3
 FULL = 8
 HEAVY_RUNS = (32, 64, 128)
 """Tokens that one step over a heavy class may cover."""
-SETUP_TOKENS = 13
-"""Tokens whose heavy product takes as long as what every step does for its weights alone (mask, CPU: unpacking)."""
+SETUP_TOKENS = 50
+"""Tokens whose heavy product takes as long as what every step does for its weights alone (mask, CPU: 48 to 62)."""
+SEGMENT = 32
+SEGMENT_SETUP = 16
+"""Tokens whose thin products take as long as fetching a task's matrices for a segment (adapter of 64, CPU)."""
 LEVELS = (1, 2, 3, 4, 6, FULL)
 """Room that a variant gives a light class, in eighths of the bucket."""
 
@@ -48,10 +51,11 @@ class Bucket:
     def longest(self) -> int:
         return self.groups[-1][1]
 
-    @property
+    @functools.cached_property
     def segment(self) -> int:
-        """Tokens of one segment of a light class in a packed bucket."""
-        return min(32, self.longest)
+        """Tokens of one segment of a light class in a packed bucket: 32, or a group's length where that wastes less."""
+        sizes = {min(SEGMENT, self.longest)} | {length for _, length in self.groups if length <= 2 * SEGMENT}
+        return min(sorted(sizes), key=lambda size: self._segments(size) * (SEGMENT_SETUP + size))
 
     def run(self, most: int) -> int:
         """Tokens that one step over a heavy class covers, about ``most``: whole rows where rows are equal."""
@@ -61,7 +65,11 @@ class Bucket:
 
     def most_segments(self) -> int:
         """Segments (rectangular: rows) that any batch in this bucket can need."""
-        return self.rows if self.rectangular else self.rows + self.tokens // self.segment
+        return self.rows if self.rectangular else self._segments(self.segment)
+
+    def _segments(self, size: int) -> int:
+        full = sum(n * -(-length // size) for n, length in self.groups)
+        return min(full, self.rows + self.tokens // size)
 
     def most_runs(self, most: int) -> int:
         return self.rows + self.tokens // self.run(most)
@@ -177,7 +185,7 @@ def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket
     packed = [
         shape(size, max_length, max_rows)
         for size in sorted({*steps, max_tokens})
-        for shape in (mixed_bucket, partial(even_bucket, 64), partial(even_bucket, 32))
+        for shape in (mixed_bucket, functools.partial(even_bucket, 64), functools.partial(even_bucket, 32))
     ]
     filled = [bucket for bucket in packed if bucket.tokens <= sum(n * length for n, length in bucket.groups)]
     return tuple(dict.fromkeys([*singles, *filled]))

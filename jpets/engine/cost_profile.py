@@ -11,7 +11,7 @@ import logging
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from scipy.optimize import nnls
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row
-from jpets.engine.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, parse_bucket, replaces_weights
+from jpets.engine.bucket import FULL, Bucket, Variant, make_variant, parse_bucket, replaces_weights
 from jpets.engine.profile import full_rows
 from jpets.engine.program import Family, Program, ProgramKey, compile_programs
 from jpets.engine.replica import Replica
@@ -40,10 +40,12 @@ LIGHT_SHAPES = ("8x32", "8x128", "1024:32x32+16x64")
 LOOP_SHAPES = ("8x32", "512:16x32+8x64")
 OfTasks = tuple[int, int, int]
 """Tasks, rows of each, and their length."""
-HEAVY_CASES: tuple[OfTasks, ...] = (
-    *((1, 1, 16), (1, 1, 32), (1, 1, 128), (1, 4, 32), (1, 8, 32)),
-    *((4, 1, 16), (8, 1, 16), (8, 1, 32), (4, 2, 32)),
-)
+HEAVY_CASES: Mapping[int, tuple[OfTasks, ...]] = {
+    32: ((1, 1, 16), (1, 1, 32), (1, 4, 32), (4, 1, 16), (8, 1, 16), (4, 2, 32), (8, 1, 32)),
+    64: ((1, 2, 32), (4, 1, 32), (2, 4, 32)),
+    128: ((1, 4, 32), (1, 8, 32), (2, 1, 32), (2, 4, 32)),
+}
+"""By tokens of a step, one of ``HEAVY_RUNS``."""
 HEAVY_TOKENS = 256
 
 Progress = Callable[[str, int, int], None]
@@ -157,7 +159,7 @@ class _Bench:
         self._scale = family.config.layers / self._layers
         config = dataclasses.replace(family.config, layers=self._layers)
         self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
-        most = max(tasks for tasks, _, _ in HEAVY_CASES)
+        most = max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
         slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are cut short
         self._family = Family(config, family.dtype, tuple(sorted(slots.items())))
         self._replica = Replica(self._family, random_params(config), 0, sharding)
@@ -185,21 +187,27 @@ class _Bench:
 
     def heavy(self, key: ClassKey) -> Callable[[], Grid]:
         """One program runs any number of rows: what they add to the same program without any."""
-        bucket, variant = self._heavy_bucket(), make_variant({self._short[key]: FULL})
-        idle = self._case(bucket, variant)
-        shapes = [case for case in HEAVY_CASES if bucket.holds(np.full(case[0] * case[1], case[2]))]
-        cases = [self._case(bucket, variant, key, shape) for shape in shapes]
+        bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
+        variants = {run: make_variant(needs, run) for run in HEAVY_CASES}
+        timed = [
+            (bucket.run(run), shape, self._case(bucket, variant, key, shape), self._case(bucket, variant))
+            for run, variant in variants.items()
+            for shape in HEAVY_CASES[run]
+            if bucket.holds(np.full(shape[0] * shape[1], shape[2]))
+        ]
 
         def found() -> Grid:
-            added = self._class_scale(key) * np.array([max(0.0, case.median - idle.median) for case in cases])
-            # the differences are as small as the noise: what is sure is a part for each task and one for its tokens,
-            # of which a step takes at least so many
-            terms = np.array([(tasks, tasks * max(n * length, HEAVY_RUNS[0])) for tasks, n, length in shapes], float)
+            added = self._class_scale(key) * np.array([max(0.0, own.median - idle.median) for *_, own, idle in timed])
+            # the differences are as small as the noise: what is sure is a part for each task, one for each step over
+            # its weights and one for the tokens that steps cover
+            steps = [tasks * -(-n * length // size) for size, (tasks, n, length), *_ in timed]
+            terms = [(t[1][0], n, n * t[0]) for t, n in zip(timed, steps, strict=True)]
             weights = 1 / np.maximum(added, added.mean() / 4 or 1.0)
-            (each, token), _ = nnls(terms * weights[:, None], added * weights)
+            (each, setup, token), _ = nnls(np.array(terms, float) * weights[:, None], added * weights)
             rows, lengths = np.array(ROWS), np.array(LENGTHS)
-            tokens = np.maximum(rows[:, None] * lengths[None, :], HEAVY_RUNS[0])
-            return Grid(rows, lengths, each + token * tokens.astype(float))
+            tokens = rows[:, None] * lengths[None, :]
+            costs = [each + -(-tokens // run) * (setup + token * run) for run in variants]
+            return Grid(rows, lengths, np.min(costs, axis=0))
 
         return found
 

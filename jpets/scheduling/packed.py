@@ -87,15 +87,14 @@ def _batches(queue: Queue, order: Ints, batch: Ints, costs: Costs) -> Plan:
     tokens = _tokens(lengths, batch)
     edges = np.flatnonzero(np.diff(batch)) + 1
     parts = np.split(order, edges)
-    groups = attention_groups(lengths, batch, costs.rows_up)
+    groups = attention_groups(lengths, batch)
     return [Batch(part, int(t), shape) for part, t, shape in zip(parts, tokens, groups, strict=True)]
 
 
-def attention_groups(lengths: Ints, batch: Ints, rows_up: Ints) -> list[Groups]:
+def attention_groups(lengths: Ints, batch: Ints) -> list[Groups]:
     """For each batch the one to three groups with the fewest attention positions, sum of N L^2.
 
-    A row belongs to the shortest group that is long enough. Lengths come from a ladder; ``rows_up[n]`` is the number of
-    rows that a group for n gets.
+    A row belongs to the shortest group that is long enough. Lengths and numbers of rows come from ladders.
     """
     longest = int(lengths.max())
     ladder = np.append(GROUP_LENGTHS[longest > GROUP_LENGTHS], _ladder_up(longest))
@@ -107,7 +106,7 @@ def attention_groups(lengths: Ints, batch: Ints, rows_up: Ints) -> list[Groups]:
     sizes = np.stack([upto[:, i], upto[:, j] - upto[:, i], upto[np.arange(count), last][:, None] - upto[:, j]], axis=-1)
     ends = np.append(0, ladder)
     lengths_at = np.stack(np.broadcast_arrays(ends[i][None], ends[j][None], ends[last][:, None]), axis=-1)
-    rows = rows_up[np.maximum(sizes, 0)]
+    rows = _rows_up(np.maximum(sizes, 0))
     cells: Floats = (rows * lengths_at.astype(float) ** 2).sum(-1) * (1 + GROUP_PRICE * ((rows > 0).sum(-1) - 1))
     cells[j[None, :] > last[:, None]] = np.inf
     chosen = cells.argmin(1)
@@ -115,6 +114,12 @@ def attention_groups(lengths: Ints, batch: Ints, rows_up: Ints) -> list[Groups]:
         tuple((int(n), int(length)) for n, length in zip(rows[b, c], lengths_at[b, c], strict=True) if n)
         for b, c in enumerate(chosen)
     ]
+
+
+def _rows_up(rows: Ints) -> Ints:
+    """Rows that a group gets: the next sixteenth of a power of two, at most an eighth too many."""
+    step = 2 ** np.maximum(np.ceil(np.log2(np.maximum(rows, 1))).astype(np.int_) - 4, 0)
+    return -(-rows // step) * step
 
 
 def _ladder_up(longest: int) -> int:
