@@ -20,6 +20,7 @@ from bench_batching import batching
 from bench_operators import operators
 from bench_prediction import prediction
 from bench_serving import serving
+from bench_tenants import tenants
 from benching import (
     RandomBackbone,
     console,
@@ -45,7 +46,7 @@ from jpets.model.encoder import Params, cast_params
 from jpets.types import Query, Task
 
 app = typer.Typer(add_completion=False, help=__doc__)
-for command in (batching, operators, prediction, serving):
+for command in (batching, operators, prediction, serving, tenants):
     app.command()(command)
 
 

@@ -14,7 +14,9 @@ from bench_batching import read_profile
 from benching import console, random_backbone, random_tasks, report
 from plan_runner import PlanRunner
 
-from jpets.engine.bucket import Bucket
+from jpets.engine.bucket import Bucket, Variant
+from jpets.engine.profile import full_rows
+from jpets.engine.program import ProgramKey, compile_programs
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.scheduling.costs import Costs, Limits
 from jpets.scheduling.queue import Batch, Queue
@@ -30,6 +32,10 @@ SHAPES = (
     Bucket(1024, ((32, 32), (16, 64), (2, 128))),
     Bucket(2048, ((48, 32), (32, 64))),
 )
+
+
+REFERENCE = Bucket(1024, ((32, 32),))
+"""A shape of the profile that is timed again among the batches: how much the machine's speed changed in between."""
 
 
 def draw_batch(bucket: Bucket, rng: np.random.Generator) -> list[int]:
@@ -55,7 +61,10 @@ def prediction(
     profile: Annotated[pathlib.Path | None, typer.Option(help="cost profile to read, or to write")] = None,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Relative error of predicted batch times; the batches run interleaved, the median of the rounds counts."""
+    """Relative error of predicted batch times; the batches run interleaved, the median of the rounds counts.
+
+    ``drift`` is what a bare batch takes among them over what it took when the profile was measured.
+    """
     set_xla_flags()
     loaded = random_backbone(backbone)
     runner = PlanRunner(loaded, random_tasks(loaded, methods.split(","), tasks))
@@ -70,9 +79,12 @@ def prediction(
         lengths += own
     chosen = rng.integers(0, tasks, len(lengths))
     queue = Queue.of(lengths, chosen, [kinds.index(runner.kinds[task]) for task in chosen])
-    costs = Costs(read_profile(profile, runner, 2048), Limits(128, 4096, 128), kinds)
+    measured_profile = read_profile(profile, runner, 2048)
+    costs = Costs(measured_profile, Limits(128, 4096, 128), kinds)
     rows = runner.rows(lengths, chosen.tolist())
     steps = runner.prepare(plan, rows)
+    (reference,) = compile_programs(runner.family, [ProgramKey(REFERENCE, Variant())])
+    steps.append((reference, full_rows(REFERENCE, loaded.config.vocab_size)))
     console.log("compiled")
     times: list[list[float]] = [[] for _ in steps]
     for round_number in range(rounds + 1):
@@ -82,16 +94,19 @@ def prediction(
             jax.block_until_ready(runner.replica.dispatch(program, assembled))
             if round_number:
                 seconds.append(time.perf_counter() - start)
-    measured = np.array([statistics.median(seconds) for seconds in times])
+    *measured, reference_seconds = (statistics.median(seconds) for seconds in times)
+    ((n, length),) = REFERENCE.groups
+    drift = reference_seconds / float(measured_profile.alpha.at([n], [length])[0, 0])
     predicted = np.array([costs.total(queue, [batch]) for batch in plan])
-    errors = np.abs(predicted / measured - 1)
+    ratios = predicted / np.array(measured)
     figures = {
-        "median_error": float(np.median(errors)),
-        "p90_error": float(np.percentile(errors, 90)),
-        "median_bias": float(np.median(predicted / measured - 1)),
-        "measured_seconds": measured.tolist(),
+        "median_error": float(np.median(np.abs(ratios - 1))),
+        "p90_error": float(np.percentile(np.abs(ratios - 1), 90)),
+        "median_bias": float(np.median(ratios - 1)),
+        "drift": drift,
+        "median_error_without_drift": float(np.median(np.abs(ratios * drift - 1))),
+        "measured_seconds": measured,
         "predicted_seconds": predicted.tolist(),
     }
-    console.print({name: figures[name] for name in ("median_error", "p90_error", "median_bias")})
     settings = {"backbone": backbone, "batches": batches, "tasks": tasks, "methods": methods, "rounds": rounds}
     report("prediction", settings, {"pets": figures}, json_out)

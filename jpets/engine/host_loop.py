@@ -123,6 +123,8 @@ class HostLoop:
     def _step(self) -> None:
         """Schedule -> prefetch -> assemble -> dispatch, for one batch."""
         self._room.acquire()  # before planning: whoever arrives meanwhile can still join the batch
+        if self._planner.contended():  # a batch that waits behind another could not be short
+            self._drain()
         try:
             dispatched = self._dispatch_next()
         except BaseException:
@@ -133,6 +135,12 @@ class HostLoop:
         else:
             self._running += 1
             self._fetch.put(dispatched)
+
+    def _drain(self) -> None:
+        """Waits, with room for one batch held, until no batch is in flight."""
+        held = [self._room.acquire() for _ in range(self._settings.in_flight - 1)]
+        for _ in held:
+            self._room.release()
 
     def _dispatch_next(self) -> InFlight | None:
         """One batch on its way, or ``None`` where nothing was left to run.
@@ -154,6 +162,7 @@ class HostLoop:
                 return None
             if len(taken) < len(plan.pendings):  # clients left while it was planned
                 plan = self._planner.place(taken)
+            self._planner.serving(taken)
             for hook in list(self._hooks):
                 hook(taken)
             self._replica.apply_staged()

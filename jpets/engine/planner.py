@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from jpets.engine.program import Program, ProgramKey
 from jpets.engine.replica import Replica
 from jpets.errors import EngineFailure
 from jpets.scheduling import ready
+from jpets.scheduling.contention import Contention, own_batch, short_batch
 from jpets.scheduling.cost import Shape
 from jpets.scheduling.fairness import fair_batch
 
@@ -55,6 +58,7 @@ class Planner:
         self._deltas = deltas
         self._settings = settings
         self._menu = sorted(menu, key=self._bare_cost)
+        self._contention = Contention(settings.flood_stretch)
         self._programs: Sequence[Program] = ()
         self._takers: dict[bool, list[Program]] = {}
         """Of ``_programs`` those that take any mixture of tasks, heavy ones among them or not."""
@@ -76,6 +80,8 @@ class Planner:
             return self._steady(waiting)
         lengths = [pending.row.length for pending in waiting]
         heavy = [is_heavy(pending.row) for pending in waiting]
+        if (contended := self._contended_plan(waiting, lengths, heavy)) is not None:
+            return contended
         shapes, most = self.shapes(heavy=any(heavy)), self._settings.max_batch_rows
         if self._settings.policy == "fixed":
             batches = ready.in_turn(lengths, shapes, most, self._settings.fixed_batch)
@@ -86,6 +92,35 @@ class Planner:
         chosen = next(batch for batch in batches if 0 in batch)
         chosen = fair_batch(chosen, [pending.party for pending in waiting], lengths, shapes, most)
         return self.place([waiting[q] for q in chosen])
+
+    def contended(self) -> bool:
+        """Whether batches are kept short at the moment, for those who use less than their part of the device."""
+        return self._contention.lasts(time.monotonic())
+
+    def _contended_plan(self, waiting: Sequence[Pending], lengths: Sequence[int], heavy: Sequence[bool]) -> Plan | None:
+        """The batch while somebody floods the device and others keep to their part; None while nobody does."""
+        now, most = time.monotonic(), self._settings.max_batch_rows
+        parties = [pending.party for pending in waiting if pending.priority == waiting[0].priority]
+        modest = self._contention.modest(parties, most, now)
+        if not self._contention.lasts(now):
+            return None
+        first = modest or [0]
+        loops = any(heavy[q] for q in first)
+        others = [q for q in range(len(waiting)) if q not in first and (loops or not heavy[q])]
+        shapes = self.shapes(heavy=loops)
+        if not modest:
+            batch = short_batch([0, *others], lengths, shapes, most, self._contention.longest)
+            return self.place([waiting[q] for q in batch])
+        plan = self.place([waiting[q] for q in own_batch(modest, others, lengths, shapes, most)])
+        self._contention.ran(self.seconds([pending.row for pending in plan.pendings], plan.program))
+        return plan
+
+    def serving(self, pendings: Sequence[Pending]) -> None:
+        """Hears what is going to be computed."""
+        tokens: Counter[Hashable] = Counter()
+        for pending in pendings:
+            tokens[pending.party] += pending.tokens
+        self._contention.spend(tokens, time.monotonic())
 
     def _steady(self, waiting: Sequence[Pending]) -> Plan:
         """The most urgent query's own program, filled with others whose own it is."""
@@ -118,6 +153,8 @@ class Planner:
             for each in (False, True):
                 needs = {key: FULL for key in every if each or class_method(key.method).kind != "heavy"}
                 self._takers[each] = [p for p in self._programs if p.key.variant.covers(needs)]
+            rates = (p.key.bucket.tokens / p.seconds for p in self._takers[False] if p.seconds)
+            self._contention.rate = max(rates, default=0.0)
         return self._takers[heavy]
 
     def place(self, pendings: Sequence[Pending]) -> Plan:

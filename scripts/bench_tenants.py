@@ -1,0 +1,150 @@
+"""``bench tenants``: what a tenant's queries wait for beside one that offers ten times its share."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from benching import RandomBackbone, console, draw_lengths, random_backbone, random_tasks, report
+
+from jpets.config import EngineSettings
+from jpets.engine.engine import Engine
+from jpets.engine.xla_flags import set_xla_flags
+from jpets.errors import Saturated
+from jpets.types import Query, Result, Task
+
+FLOOD = 10.0
+"""Times its share that the other tenant offers."""
+CHUNK = 0.02
+"""Seconds of the flood that are submitted together."""
+WARM = 1.0
+"""Seconds before the first query that counts."""
+SYSTEMS = {"short batches": 2.0, "fair shares alone": 0.0}
+"""``flood_stretch`` of each."""
+
+
+def tenants(
+    backbone: str = "minilm-l6",
+    tasks: int = 32,
+    methods: str = "adapter,lora,bitfit",
+    loads: Annotated[str, typer.Option(help="the first tenant's load, as parts of its share")] = "0.2,0.5",
+    seconds: float = 10.0,
+    rounds: int = 5,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """p99 of one tenant alone, and beside one at ten times its share: half of what the engine serves in a burst.
+
+    Lengths are normal (mean 32, deviation 8). Rounds interleave the systems; medians of the rounds are reported.
+    """
+    set_xla_flags()
+    loaded = random_backbone(backbone)
+    made = random_tasks(loaded, methods.split(","), tasks)
+    lengths = draw_lengths(4096, 32, 8.0, loaded.config.max_positions)
+    queries = [Query(made[i % tasks].id, input_ids=list(range(1000, 1000 + n))) for i, n in enumerate(lengths)]
+    figures: dict[str, dict[str, Any]] = {}
+    with contextlib.ExitStack() as stack:
+        engines = {name: stack.enter_context(_started(loaded, made, stretch)) for name, stretch in SYSTEMS.items()}
+        share = min(_burst(engine, queries[:1024]) for engine in engines.values()) / 2
+        console.log(f"share: {share:.0f} queries/s")
+        for load in map(float, loads.split(",")):
+            found: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
+            for number in range(rounds):
+                for name, engine in engines.items():
+                    for key, value in _round(engine, queries, load * share, FLOOD * share, seconds, number).items():
+                        found[name].setdefault(key, []).append(value)
+            for name, columns in found.items():
+                figures[f"{name}, load {load:g}"] = {key: statistics.median(values) for key, values in columns.items()}
+    settings = {
+        "backbone": backbone,
+        "tasks": tasks,
+        "methods": methods,
+        "seconds": seconds,
+        "rounds": rounds,
+        "share": share,
+    }
+    report("tenants", settings, figures, json_out)
+
+
+@contextlib.contextmanager
+def _started(backbone: RandomBackbone, tasks: list[Task], stretch: float) -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory() as cache:
+        engine = Engine(
+            backbone, tasks, EngineSettings(flood_stretch=stretch, slots=len(tasks)), cache_dir=pathlib.Path(cache)
+        )
+        engine.start(lambda what, done, total: None)
+        try:
+            _burst(engine, [Query(tasks[i % len(tasks)].id, input_ids=[5] * 32) for i in range(256)])
+            while engine.compiler.waiting:
+                time.sleep(1)
+            yield engine
+        finally:
+            engine.close()
+
+
+def _burst(engine: Engine, queries: list[Query]) -> float:
+    """Queries a second when all come at once."""
+    start = time.perf_counter()
+    engine.infer(queries)
+    return len(queries) / (time.perf_counter() - start)
+
+
+def _round(
+    engine: Engine, queries: list[Query], rate: float, flood: float, seconds: float, seed: int
+) -> dict[str, float]:
+    alone = _light(engine, queries, rate, seconds, seed)
+    ended = threading.Event()
+    thread = threading.Thread(target=_flood, args=(engine, queries, flood, ended), daemon=True)
+    thread.start()
+    before = engine.stats.answers["ok"]
+    beside = _light(engine, queries, rate, seconds, seed)
+    total = engine.stats.answers["ok"] - before
+    ended.set()
+    thread.join()
+    return {
+        "alone_p99": float(np.percentile(alone, 99)),
+        "beside_p99": float(np.percentile(beside, 99)),
+        "ratio": float(np.percentile(beside, 99) / np.percentile(alone, 99)),
+        "served": total / seconds,
+    }
+
+
+def _light(engine: Engine, queries: list[Query], rate: float, seconds: float, seed: int) -> list[float]:
+    """Latencies (s) of Poisson arrivals at ``rate``."""
+    rng = np.random.default_rng(seed)
+    due = np.cumsum(rng.exponential(1 / rate, round(rate * seconds)))
+    took: list[float] = []
+    start, futures = time.monotonic(), []
+    for number, at in enumerate(due.tolist()):
+        time.sleep(max(0.0, start + at - time.monotonic()))
+        (future,) = engine.submit([queries[number % len(queries)]], tenant="light")
+        if at > WARM:
+            future.add_done_callback(partial(_note, took, start + at))
+        futures.append(future)
+    for future in futures:
+        future.result()
+    return took
+
+
+def _note(took: list[float], begun: float, future: Future[Result]) -> None:
+    del future
+    took.append(time.monotonic() - begun)
+
+
+def _flood(engine: Engine, queries: list[Query], rate: float, ended: threading.Event) -> None:
+    rng = np.random.default_rng(0)
+    at = 0
+    while not ended.wait(CHUNK):
+        count = int(rng.poisson(rate * CHUNK))
+        with contextlib.suppress(Saturated):
+            engine.submit([queries[(at + i) % len(queries)] for i in range(count)], tenant="flood")
+        at += count
