@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from jpets.engine.xla_flags import set_xla_flags
 from jpets.errors import Saturated
 from jpets.types import Query, Result, Task
 
+TENANTS = ("light", "flood")
 FLOOD = 10.0
 """Times its share that the other tenant offers."""
 CHUNK = 0.02
@@ -78,10 +79,12 @@ def tenants(
 @contextlib.contextmanager
 def _started(backbone: RandomBackbone, tasks: list[Task], stretch: float) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as cache:
-        engine = Engine(
-            backbone, tasks, EngineSettings(flood_stretch=stretch, slots=len(tasks)), cache_dir=pathlib.Path(cache)
-        )
+        settings = EngineSettings(flood_stretch=stretch, slots=len(TENANTS) * len(tasks))
+        engine = Engine(backbone, (), settings, reserve=tasks, cache_dir=pathlib.Path(cache))
         engine.start(lambda what, done, total: None)
+        for tenant in TENANTS:
+            for task in tasks:
+                engine.add_task(task, tenant=tenant)
         try:
             _burst(engine, [Query(tasks[i % len(tasks)].id, input_ids=[5] * 32) for i in range(256)])
             while engine.compiler.waiting:
@@ -94,7 +97,7 @@ def _started(backbone: RandomBackbone, tasks: list[Task], stretch: float) -> Ite
 def _burst(engine: Engine, queries: list[Query]) -> float:
     """Queries a second when all come at once."""
     start = time.perf_counter()
-    engine.infer(queries)
+    _check(engine.infer(queries, tenant=TENANTS[0]))
     return len(queries) / (time.perf_counter() - start)
 
 
@@ -126,13 +129,18 @@ def _light(engine: Engine, queries: list[Query], rate: float, seconds: float, se
     start, futures = time.monotonic(), []
     for number, at in enumerate(due.tolist()):
         time.sleep(max(0.0, start + at - time.monotonic()))
-        (future,) = engine.submit([queries[number % len(queries)]], tenant="light")
+        (future,) = engine.submit([queries[number % len(queries)]], tenant=TENANTS[0])
         if at > WARM:
             future.add_done_callback(partial(_note, took, start + at))
         futures.append(future)
-    for future in futures:
-        future.result()
+    _check([future.result() for future in futures])
     return took
+
+
+def _check(results: Sequence[Result]) -> None:
+    for result in results:
+        if result.error is not None:
+            raise result.error
 
 
 def _note(took: list[float], begun: float, future: Future[Result]) -> None:
@@ -146,5 +154,5 @@ def _flood(engine: Engine, queries: list[Query], rate: float, ended: threading.E
     while not ended.wait(CHUNK):
         count = int(rng.poisson(rate * CHUNK))
         with contextlib.suppress(Saturated):
-            engine.submit([queries[(at + i) % len(queries)] for i in range(count)], tenant="flood")
+            engine.submit([queries[(at + i) % len(queries)] for i in range(count)], tenant=TENANTS[1])
         at += count
