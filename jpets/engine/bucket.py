@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,16 @@ HEAVY_RUNS = (32, 64, 128)
 """Tokens that one step over a heavy class may cover."""
 SETUP_TOKENS = 50
 """Tokens whose heavy product takes as long as what every step does for its weights alone (mask, CPU: 48 to 62)."""
+LONE = sys.maxsize
+MIXTURES = (
+    ((16, 32), (128, 128), (LONE, LONE)),
+    ((32, 32), (64, 64), (128, 128)),
+    ((36, 64),),
+    ((12, 32),),
+)
+"""What packed shapes of the menu have room for, as (tokens, length): so many tokens for each row of up to a length.
+Attention computes a group's every row, whether it is there or not: a shape for whatever comes is half as fast for short
+texts as one that is made for them. The first takes any length."""
 SEGMENT = 32
 SEGMENT_SETUP = 16
 """Tokens whose thin products take as long as fetching a task's matrices for a segment (adapter of 64, CPU)."""
@@ -183,9 +194,9 @@ def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket
     singles = [Bucket(length, ((1, length),)) for length in lengths]
     steps = [size for power in range(6, 20) for size in (2**power, 3 * 2 ** (power - 1)) if size < max_tokens]
     packed = [
-        shape(size, max_length, max_rows)
+        packed_bucket(mixture, size, max_length, max_rows)
         for size in sorted({*steps, max_tokens})
-        for shape in (mixed_bucket, functools.partial(even_bucket, 64), functools.partial(even_bucket, 32))
+        for mixture in MIXTURES
     ]
     filled = [bucket for bucket in packed if bucket.tokens <= sum(n * length for n, length in bucket.groups)]
     return tuple(dict.fromkeys([*singles, *filled]))
@@ -212,19 +223,11 @@ def core_programs(menu: Sequence[Bucket], light: Variant, heavy: Variant) -> lis
     return list(dict.fromkeys([*chosen, *((b, heavy) for b in dict.fromkeys([packed[0], largest]))]))
 
 
-def mixed_bucket(tokens: int, max_length: int, max_rows: int) -> Bucket:
-    """Many short rows, a quarter as many of medium length and one that fills the bucket or the model."""
-    longest = min(tokens, max_length)
-    rows = max(2, min(max_rows, tokens // 8))
-    short, medium = min(32, longest), min(128, longest)
-    groups = {short: rows}
-    if medium > short:
-        groups[medium] = max(1, min(rows, tokens // 64))
-    if longest > medium:
-        groups[longest] = max(1, tokens // max_length)
+def packed_bucket(mixture: Sequence[tuple[int, int]], tokens: int, max_length: int, max_rows: int) -> Bucket:
+    """``tokens`` with room for one row of each length of ``mixture`` in so many of them."""
+    groups: dict[int, int] = {}
+    for per_row, length in mixture:
+        rows = max(1, min(max_rows, tokens // per_row))
+        cut = min(length, tokens, max_length)
+        groups[cut] = max(rows, groups.get(cut, 0))
     return Bucket(tokens, tuple((n, length) for length, n in sorted(groups.items())))
-
-
-def even_bucket(length: int, tokens: int, max_length: int, max_rows: int) -> Bucket:
-    """Rows of up to ``length`` tokens: no room, and so no cost, for longer ones."""
-    return Bucket(tokens, ((max(1, min(max_rows, tokens // 16)), min(length, max_length, tokens)),))

@@ -20,7 +20,7 @@ from scipy.optimize import nnls
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row
-from jpets.engine.bucket import FULL, Bucket, Variant, make_variant, parse_bucket, replaces_weights
+from jpets.engine.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, parse_bucket, replaces_weights
 from jpets.engine.profile import full_rows
 from jpets.engine.program import Family, Program, ProgramKey, compile_programs
 from jpets.engine.replica import Replica
@@ -42,10 +42,9 @@ OfTasks = tuple[int, int, int]
 """Tasks, rows of each, and their length."""
 HEAVY_CASES: Mapping[int, tuple[OfTasks, ...]] = {
     32: ((1, 1, 16), (1, 1, 32), (1, 4, 32), (4, 1, 16), (8, 1, 16), (4, 2, 32), (8, 1, 32)),
-    64: ((1, 2, 32), (4, 1, 32), (2, 4, 32)),
     128: ((1, 4, 32), (1, 8, 32), (2, 1, 32), (2, 4, 32)),
 }
-"""By tokens of a step, one of ``HEAVY_RUNS``."""
+"""By tokens of a step, the least and the most of ``HEAVY_RUNS``: what lies between follows from both."""
 HEAVY_TOKENS = 256
 
 Progress = Callable[[str, int, int], None]
@@ -206,7 +205,7 @@ class _Bench:
             (each, setup, token), _ = nnls(np.array(terms, float) * weights[:, None], added * weights)
             rows, lengths = np.array(ROWS), np.array(LENGTHS)
             tokens = rows[:, None] * lengths[None, :]
-            costs = [each + -(-tokens // run) * (setup + token * run) for run in variants]
+            costs = [each + -(-tokens // run) * (setup + token * run) for run in HEAVY_RUNS]
             return Grid(rows, lengths, np.min(costs, axis=0))
 
         return found

@@ -157,11 +157,7 @@ class Engine:
         self._ready = False
         self.compiler.close()
         for pending in self.pending.close():
-            if pending.resident is not None:
-                self.tasks.done(pending.resident)
-            if pending.future.set_running_or_notify_cancel():
-                error = Saturated("the server is shutting down; send the request to another one")
-                pending.future.set_result(failure(pending.task, error))
+            self._answer(pending, Saturated("the server is shutting down; send the request to another one"))
         for loop in self._loops:
             loop.join()
         for program in self.replicas[0].programs:
@@ -196,10 +192,12 @@ class Engine:
             if self.responses.budget:
                 for at, item in enumerate(prepared):
                     prepared[at] = self._look_up(item) if isinstance(item, Pending) else item
-            self.pending.put([item for item in prepared if isinstance(item, Pending)])
+            pushed_out = self.pending.put([item for item in prepared if isinstance(item, Pending)])
         except BaseException:
             self._give_back(prepared)
             raise
+        for pending in pushed_out:
+            self._answer(pending, Saturated("the queue is full and others have less waiting; send fewer at a time"))
         return [item.future if isinstance(item, Pending) else item for item in prepared]
 
     def infer(
@@ -351,6 +349,14 @@ class Engine:
         program = compile_program(self.family, key)
         self.store.save(self.family, program)
         return program
+
+    def _answer(self, pending: Pending, error: JpetsError) -> None:
+        """Answers a query that was taken out of the queue and is not computed."""
+        if pending.resident is not None:
+            self.tasks.done(pending.resident)
+        if pending.future.set_running_or_notify_cancel():
+            pending.future.set_result(failure(pending.task, error))
+            self.stats.answered(error.code)
 
     def _left(self, pending: Pending) -> None:
         """The client left before its query was computed."""

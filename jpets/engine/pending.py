@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import threading
 import time
@@ -97,6 +98,13 @@ class Backlog:
         self._backlogged.add((*self._places[tenant], tenant))
         self._forget()
 
+    def counts(self) -> dict[str, int]:
+        """How many queries of each tenant are waiting."""
+        return {tenant: len(own) for tenant, own in self._queues.items()}
+
+    def least_urgent(self, tenant: str, count: int) -> list[Pending]:
+        return [entry[2] for entry in self._queues[tenant][-count:]] if count else []
+
     def ordered(self) -> Iterator[Pending]:
         """Most urgent first; read before anything changes."""
         queues = ((time, (entry[2] for entry in self._queues[tenant])) for time, _, tenant in self._backlogged)
@@ -112,7 +120,7 @@ class Backlog:
 
 
 class PendingQueue:
-    """Bounded; refuses whole submissions rather than parts of them.
+    """Bounded; a submission is refused as a whole, and when the queue is full whoever fills it makes room for others.
 
     Higher priority first; of one priority, tenants share by tokens served; of one tenant, the earliest due first.
     ``left`` is called, on the thread that cancelled, with each query whose future was cancelled while it waited: it is
@@ -133,15 +141,17 @@ class PendingQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, items: Sequence[Pending]) -> None:
-        """Raises ``Saturated`` when full or closed."""
+    def put(self, items: Sequence[Pending]) -> list[Pending]:
+        """Adds a tenant's queries. Raises ``Saturated`` when full or closed.
+
+        A full queue makes room for a tenant that has little waiting: by the least urgent queries of those that have
+        more, of no higher priority. They are out then and returned, for the caller to answer.
+        """
         with self.changed:
             if self.closed:
                 raise Saturated("the server is shutting down; send the request to another one")
-            if len(self._waiting) + len(items) > self._limit:
-                raise Saturated(
-                    f"{len(self._waiting)} queries are waiting and the limit is {self._limit}; try again in a second"
-                )
+            excess = len(self._waiting) + len(items) - self._limit
+            pushed = self._remove(self._dispensable(items[0].party, len(items), excess)) if excess > 0 else []
             for pending in items:
                 self._waiting[pending.number] = pending
                 if -pending.priority not in self._backlogs:
@@ -151,6 +161,7 @@ class PendingQueue:
             self.changed.notify_all()
         for pending in items:  # a number, not the query: a future that held its query would be a cycle
             pending.future.add_done_callback(partial(self._done, pending.number))
+        return pushed
 
     def most_urgent(self, count: int) -> list[Pending]:
         """Up to ``count`` waiting queries, most urgent first; they stay in the queue."""
@@ -193,6 +204,31 @@ class PendingQueue:
                 kept.clear()
             self.changed.notify_all()
             return left
+
+    def _dispensable(self, party: tuple[int, str], coming: int, excess: int) -> list[Pending]:
+        """``excess`` queries of whoever has most waiting, each of them still with as many as the party that comes."""
+        counts = [
+            (-count, -key, tenant)
+            for key, backlog in self._backlogs.items()
+            if key >= -party[0]
+            for tenant, count in backlog.counts().items()
+        ]
+        own = coming + next((-count for count, *other in counts if tuple(other) == party), 0)
+        heapq.heapify(counts)
+        taken: Counter[tuple[int, str]] = Counter()
+        for _ in range(excess):
+            if not counts or -counts[0][0] <= own:
+                raise Saturated(
+                    f"{len(self._waiting)} queries are waiting and the limit is {self._limit}; try again in a second"
+                )
+            count, priority, tenant = counts[0]
+            taken[priority, tenant] += 1
+            heapq.heapreplace(counts, (count + 1, priority, tenant))
+        return [
+            pending
+            for (priority, tenant), count in taken.items()
+            for pending in self._backlogs[-priority].least_urgent(tenant, count)
+        ]
 
     def _remove(self, items: list[Pending]) -> list[Pending]:
         for pending in items:

@@ -23,7 +23,7 @@ def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
         "LENGTHS": (8, 16),
         "LIGHT_SHAPES": ("2x8",),
         "LOOP_SHAPES": ("2x8",),
-        "HEAVY_CASES": {32: ((1, 1, 8), (2, 1, 8)), 64: ((1, 1, 8),)},
+        "HEAVY_CASES": {32: ((1, 1, 8), (2, 1, 8)), 128: ((1, 1, 8),)},
     }
     for name, values in small.items():
         monkeypatch.setattr(cost_profile, name, values)

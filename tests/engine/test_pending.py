@@ -179,3 +179,28 @@ def test_a_window_of_a_long_queue_reads_little_of_it(queue: PendingQueue, monkey
     assert len(queue.serve(window[:32])) == 32
     assert len(queue.expire(1e6 + 50_000)) > 49_000
     assert len(queue) < 50_000
+
+
+def test_a_full_queue_makes_room_for_who_has_little_waiting() -> None:
+    queue = PendingQueue(10, ignore)
+    flood, other = [query("flood") for _ in range(8)], [query("other") for _ in range(2)]
+    queue.put(flood)
+    queue.put(other)
+    with pytest.raises(Saturated):
+        queue.put([query("flood")])
+    with pytest.raises(Saturated):
+        queue.put([query("new") for _ in range(6)])  # would have more than the flood
+    assert len(queue) == 10
+    light = [query("light") for _ in range(3)]
+    assert set(queue.put(light)) == set(flood[-3:])
+    assert len(queue) == 10
+    assert set(queue.most_urgent(10)) == {*flood[:5], *other, *light}
+
+
+def test_nobody_makes_room_for_a_lower_priority() -> None:
+    queue = PendingQueue(4, ignore)
+    urgent = [query("flood", priority=1) for _ in range(4)]
+    queue.put(urgent)
+    with pytest.raises(Saturated):
+        queue.put([query("light", priority=0)])
+    assert queue.put([query("light", priority=2)]) == [urgent[-1]]
