@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Annotated, Any
 
@@ -150,9 +150,13 @@ def _note(took: list[float], begun: float, future: Future[Result]) -> None:
 
 def _flood(engine: Engine, queries: list[Query], rate: float, ended: threading.Event) -> None:
     rng = np.random.default_rng(0)
+    futures: list[Future[Result]] = []
     at = 0
     while not ended.wait(CHUNK):
         count = int(rng.poisson(rate * CHUNK))
         with contextlib.suppress(Saturated):
-            engine.submit([queries[(at + i) % len(queries)] for i in range(count)], tenant=TENANTS[1])
+            futures += engine.submit([queries[(at + i) % len(queries)] for i in range(count)], tenant=TENANTS[1])
         at += count
+    for future in futures:  # the next round must not begin behind them
+        future.cancel()
+    wait(futures)
