@@ -31,8 +31,8 @@ from jpets.scheduling.queue import Groups
 log = logging.getLogger(__name__)
 
 MOST_ROWS = 256
-MOST_LAYERS = 4
-"""Layers that are measured. More than fit into a processor's caches with their weights, few enough to compile fast."""
+STACK_WEIGHTS = 7_000_000
+"""Weights of the layers that are measured, at least: more than stay in a core's caches, few enough to compile fast."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 LIGHT_SHAPES = ("8x32", "8x128", "1024:32x32+16x64")
@@ -154,7 +154,8 @@ class _Bench:
         self._most_tokens = max_tokens
         self._longest = family.config.max_positions
         self._heavy_tokens = min(HEAVY_TOKENS, max_tokens)
-        self._layers = min(MOST_LAYERS, family.config.layers)
+        weights = sum(a * b for a, b in map(family.config.dims, family.config.linear_sites()[:6]))
+        self._layers = min(family.config.layers, max(2, -(-STACK_WEIGHTS // weights)))
         self._scale = family.config.layers / self._layers
         config = dataclasses.replace(family.config, layers=self._layers)
         self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
