@@ -37,6 +37,8 @@ class Device:
 
     cost: Seconds
     fair: bool = True
+    warm: float = 0.0
+    """Seconds whose arrivals do not count."""
     seconds: float = 0.0
     tokens: Counter[str] = dataclasses.field(default_factory=Counter)
     """Tokens served, by tenant."""
@@ -65,7 +67,7 @@ class Device:
             batch, cost = self._plan(queue.most_urgent(WINDOW), now)
             ends.append(max(now, ends[-1]) + cost)
             for pending in queue.serve(batch):
-                if pending.arrived > WARM:
+                if pending.arrived >= self.warm:
                     took[pending.tenant].append(ends[-1] - pending.arrived)
                 self.tokens[pending.tenant] += pending.tokens
             self.seconds += cost
@@ -113,8 +115,8 @@ def merged(*streams: Sequence[Pending]) -> list[Pending]:
     return sorted((pending for stream in streams for pending in stream), key=lambda pending: pending.arrived)
 
 
-WARM, UNTIL = 1.0, 8.0
-"""Seconds simulated, and those before the flood is known."""
+UNTIL = 8.0
+"""Seconds simulated."""
 
 
 def p99(took: list[float]) -> float:
@@ -125,17 +127,23 @@ CAPACITY = {gpu: 1120.0, cpu: 376.0}
 """About how many queries a second these devices serve when the queue is long."""
 
 
-@pytest.mark.parametrize("cost", [gpu, cpu])
+@pytest.mark.parametrize(("cost", "warm", "kept"), [(gpu, 0.0, 0.97), (cpu, 1.0, 0.6)])
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.8])
-def test_ten_times_its_share_costs_nobody_else_their_latency(cost: Seconds, load: float) -> None:
-    """The other one uses ``load`` of its share, which is half of the device."""
+def test_ten_times_its_share_costs_nobody_else_their_latency(
+    cost: Seconds, warm: float, kept: float, load: float
+) -> None:
+    """The other one uses ``load`` of its share, which is half of the device. ``kept``: part of the tokens a second.
+
+    Where cost is per token, what the flood had running when the other one came is much longer than its batches: it
+    takes a second until that no longer shows.
+    """
     share = CAPACITY[cost] / 2
     light, heavy = poisson("light", load * share, UNTIL, 1), poisson("heavy", 10 * share, UNTIL, 2)
-    alone = p99(Device(cost).serve(light, UNTIL)["light"])
-    beside, policy_only = Device(cost), Device(cost, fair=False)
+    alone = p99(Device(cost, warm=warm).serve(light, UNTIL)["light"])
+    beside, policy_only = Device(cost, warm=warm), Device(cost, fair=False, warm=warm)
     assert p99(beside.serve(merged(light, heavy), UNTIL)["light"]) <= 1.5 * alone
     assert p99(policy_only.serve(merged(light, heavy), UNTIL)["light"]) > 3 * alone
-    assert beside.rate >= 0.6 * policy_only.rate
+    assert beside.rate >= kept * policy_only.rate
 
 
 @pytest.mark.parametrize("cost", [gpu, cpu])
