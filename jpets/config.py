@@ -47,6 +47,10 @@ class BackboneConfig:
     def linear_sites(self) -> tuple[str, ...]:
         return (*LINEAR_SITES, "pooler") if self.pooler else LINEAR_SITES
 
+    def layer_weights(self) -> int:
+        """Weights of one layer's linear sites."""
+        return sum(a * b for a, b in map(self.dims, LINEAR_SITES))
+
     def site_layers(self, site: str) -> tuple[int, ...]:
         """The layers that have ``site``; sites outside the layers count as one layer, 0."""
         return (0,) if site in ("pooler", "embeddings_norm") else tuple(range(self.layers))

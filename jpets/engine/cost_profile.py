@@ -154,8 +154,7 @@ class _Bench:
         self._most_tokens = max_tokens
         self._longest = family.config.max_positions
         self._heavy_tokens = min(HEAVY_TOKENS, max_tokens)
-        weights = sum(a * b for a, b in map(family.config.dims, family.config.linear_sites()[:6]))
-        self._layers = min(family.config.layers, max(2, -(-STACK_WEIGHTS // weights)))
+        self._layers = min(family.config.layers, max(2, -(-STACK_WEIGHTS // family.config.layer_weights())))
         self._scale = family.config.layers / self._layers
         config = dataclasses.replace(family.config, layers=self._layers)
         self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}

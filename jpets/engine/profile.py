@@ -36,8 +36,7 @@ def arithmetic(config: BackboneConfig, key: ProgramKey) -> float:
     """Multiply-adds of a program, those of attention weighted: the unit in which unmeasured programs are estimated."""
     bucket, variant = key.bucket, key.variant
     d, layers = config.hidden_size, config.layers
-    linear = sum(a * b for a, b in map(config.dims, config.linear_sites()[:6]))
-    total = layers * (bucket.tokens * linear + ATTENTION * 2 * d * attention_cells(bucket.groups))
+    total = layers * (bucket.tokens * config.layer_weights() + ATTENTION * 2 * d * attention_cells(bucket.groups))
     if variant.has("heavy"):
         total = int(total * (1 + HEAVY_LOOP))
     for class_key in variant.classes():
