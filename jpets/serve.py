@@ -26,6 +26,7 @@ from checkpoints.repository import Repository
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.engine.engine import Engine
+from jpets.engine.memory import freeze_heap
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.errors import InvalidBackbone, JpetsError, NotFound
 from jpets.standard import standard_tasks
@@ -200,6 +201,7 @@ class Start:
             self._failure = error
             self._server.should_exit = True
         else:
+            freeze_heap()
             self._announce()
 
     def _engine(self, tasks: Sequence[Task]) -> Engine:
