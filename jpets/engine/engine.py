@@ -18,6 +18,7 @@ from jpets.config import EngineSettings
 from jpets.deltas.bank import lower_task, slot_arrays, tightest
 from jpets.deltas.fold import fold_pooler
 from jpets.deltas.protocol import ClassKey, Contribution
+from jpets.engine.answers import Answers
 from jpets.engine.assembly import Row
 from jpets.engine.background import BackgroundCompiler
 from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
@@ -99,7 +100,8 @@ class Engine:
         self.hooks: list[PrefetchHook] = []
         """Called on the owner thread with every batch's queries before it is assembled."""
         self.tasks = TaskTable(dict(family.slots))
-        self.pending = PendingQueue(self.settings.max_queue, self._left)
+        self._answers = Answers(self.tasks, self.stats)
+        self.pending = PendingQueue(self.settings.max_queue, self._answers.left)
         self.responses = ResponseCache(self.settings.response_cache_mb * 2**20)
         self.store = ProgramStore(self.cache_dir / "programs", device)
         costs = self.cache_dir / "costs" / self.store.family_name(family)
@@ -156,8 +158,8 @@ class Engine:
         """Refuses new queries, answers the waiting ones with an error and those on the device normally."""
         self._ready = False
         self.compiler.close()
-        for pending in self.pending.close():
-            self._answer(pending, Saturated("the server is shutting down; send the request to another one"))
+        down = Saturated("the server is shutting down; send the request to another one")
+        self._answers.fail(self.pending.close(), down)
         for loop in self._loops:
             loop.join()
         for program in self.replicas[0].programs:
@@ -196,8 +198,8 @@ class Engine:
         except BaseException:
             self._give_back(prepared)
             raise
-        for pending in pushed_out:
-            self._answer(pending, Saturated("the queue is full and others have less waiting; send fewer at a time"))
+        full = Saturated("the queue is full and others have less waiting; send fewer at a time")
+        self._answers.fail(pushed_out, full)
         return [item.future if isinstance(item, Pending) else item for item in prepared]
 
     def infer(
@@ -350,27 +352,14 @@ class Engine:
         self.store.save(self.family, program)
         return program
 
-    def _answer(self, pending: Pending, error: JpetsError) -> None:
-        """Answers a query that was taken out of the queue and is not computed."""
-        if pending.resident is not None:
-            self.tasks.done(pending.resident)
-        if pending.future.set_running_or_notify_cancel():
-            pending.future.set_result(failure(pending.task, error))
-            self.stats.answered(error.code)
-
-    def _left(self, pending: Pending) -> None:
-        """The client left before its query was computed."""
-        if pending.resident is not None:
-            self.tasks.done(pending.resident)
-        pending.future.set_running_or_notify_cancel()
-        self.stats.answered("cancelled")
-
     def _make_planner(self, replica: Replica) -> Planner:
         return Planner(replica, self.costs, self.deltas, self.settings, self.menu)
 
     def _loop(self, replica: Replica) -> HostLoop:
         planner = self._make_planner(replica)
-        return HostLoop(replica, planner, self.pending, self.tasks, self.stats, self.settings, self._want, self.hooks)
+        return HostLoop(
+            replica, planner, self.pending, self._answers, self.stats, self.settings, self._want, self.hooks
+        )
 
     def _want(self, plan: Plan) -> None:
         if plan.wanted is not None:

@@ -18,13 +18,13 @@ import jax
 import numpy as np
 
 from jpets.config import EngineSettings
+from jpets.engine.answers import Answers
 from jpets.engine.assembly import Assembled
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
 from jpets.engine.replica import Replica
 from jpets.engine.results import failure, row_result
 from jpets.engine.stats import BatchRecord, Stats
-from jpets.engine.tasks import TaskTable
 from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError
 from jpets.model.forward import Outputs
 from jpets.scheduling.trigger import lazy_wait
@@ -57,7 +57,7 @@ class HostLoop:
         replica: Replica,
         planner: Planner,
         pending: PendingQueue,
-        tasks: TaskTable,
+        answers: Answers,
         stats: Stats,
         settings: EngineSettings,
         want: Callable[[Plan], None],
@@ -67,7 +67,7 @@ class HostLoop:
         self._replica = replica
         self._planner = planner
         self._pending = pending
-        self._tasks = tasks
+        self._answers = answers
         self._stats = stats
         self._settings = settings
         self._want = want
@@ -148,7 +148,7 @@ class HostLoop:
         A query whose deadline has passed is answered so, wherever in the queue it stands, and is never computed.
         """
         late = DeadlineExceeded("the deadline passed before the query was computed; allow more time or send fewer")
-        self._fail(self._pending.expire(time.monotonic()), late)
+        self._answers.fail(self._pending.expire(time.monotonic()), late)
         waiting = self._pending.most_urgent(WINDOW)
         if not waiting:
             return None
@@ -173,7 +173,7 @@ class HostLoop:
             if not isinstance(error, JpetsError):
                 log.exception("batch failed")
                 error = EngineFailure(f"the batch could not be run: {type(error).__name__}")
-            self._fail(taken or self._pending.remove(waiting), error)
+            self._answers.fail(taken or self._pending.remove(waiting), error)
             return None
         if plan.wanted is not None:
             self._want(plan)
@@ -206,7 +206,7 @@ class HostLoop:
                 self._deliver(batch, jax.tree.map(np.asarray, batch.outputs))
             except Exception as error:  # the device failed; the queries are answered, the loop goes on
                 log.exception("device failed")
-                self._fail(batch.plan.pendings, EngineFailure(f"the device failed: {type(error).__name__}"))
+                self._answers.fail(batch.plan.pendings, EngineFailure(f"the device failed: {type(error).__name__}"))
             finally:
                 self._room.release()
                 self._running -= 1
@@ -227,7 +227,7 @@ class HostLoop:
                 log.exception("a row could not be answered")
                 problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")
                 result = failure(pending.task, problem, pending.row.length, timing)
-            self._answer(pending, result)
+            self._answers.give(pending, result)
         self._planner.ran([p.row for p in pendings], program, done - max(batch.dispatched, self._fetched))
         self._fetched = done
         self._stats.ran(
@@ -250,18 +250,3 @@ class HostLoop:
             logits = np.array(cells if task.head.type == "token-classification" else cells[0])
         pooled = np.asarray(outputs.pooled[row])
         return row_result(task, pending.row.length, timing, bool(outputs.finite[row]), pooled, logits)
-
-    def _fail(self, pendings: Sequence[Pending], error: JpetsError) -> None:
-        for pending in pendings:
-            self._answer(pending, failure(pending.task, error, pending.row.length))
-
-    def _answer(self, pending: Pending, result: Result) -> None:
-        if pending.future.done() and not pending.future.cancelled():
-            return  # a batch that failed half-way has answered some of its queries
-        if pending.resident is not None:
-            self._tasks.done(pending.resident)
-        if pending.future.set_running_or_notify_cancel():
-            pending.future.set_result(result)
-            self._stats.answered(result.error.code if result.error else "ok")
-        else:
-            self._stats.answered("cancelled")

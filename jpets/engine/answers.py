@@ -1,0 +1,45 @@
+"""The end of a query: its future gets a result, its task is let go, and it is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jpets.engine.pending import Pending
+from jpets.engine.results import failure
+from jpets.engine.stats import Stats
+from jpets.engine.tasks import TaskTable
+from jpets.errors import JpetsError
+from jpets.types import Result
+
+
+class Answers:
+    """Answers queries that have left the queue, each once. Thread-safe."""
+
+    def __init__(self, tasks: TaskTable, stats: Stats) -> None:
+        self._tasks = tasks
+        self._stats = stats
+
+    def give(self, pending: Pending, result: Result) -> None:
+        """A query whose client has left is counted as cancelled."""
+        if pending.future.done() and not pending.future.cancelled():
+            return  # a batch that failed half-way has answered some of its queries
+        if self._begins(pending):
+            pending.future.set_result(result)
+            self._stats.answered(result.error.code if result.error else "ok")
+
+    def left(self, pending: Pending) -> None:
+        """The client of a query has left: its future is cancelled."""
+        self._begins(pending)
+
+    def fail(self, pendings: Iterable[Pending], error: JpetsError) -> None:
+        for pending in pendings:
+            self.give(pending, failure(pending.task, error, pending.row.length))
+
+    def _begins(self, pending: Pending) -> bool:
+        """Lets go of the task; whether somebody still waits for the answer."""
+        if pending.resident is not None:
+            self._tasks.done(pending.resident)
+        waits = pending.future.set_running_or_notify_cancel()
+        if not waits:
+            self._stats.answered("cancelled")
+        return waits
