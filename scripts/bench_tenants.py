@@ -19,6 +19,7 @@ from benching import RandomBackbone, console, draw_lengths, random_backbone, ran
 
 from jpets.config import EngineSettings
 from jpets.engine.engine import Engine
+from jpets.engine.memory import freeze_heap
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.errors import Saturated
 from jpets.types import Query, Result, Task
@@ -28,9 +29,12 @@ FLOOD = 10.0
 """Times its share that the other tenant offers."""
 CHUNK = 0.02
 """Seconds of the flood that are submitted together."""
+BURSTS = 3
+"""How often each engine's rate is measured; a share is half of the median."""
+MOST_WARM_UPS = 5
 WARM = 1.0
 """Seconds before the first query that counts."""
-SYSTEMS = {"short batches": 2.0, "fair shares alone": 0.0}
+SYSTEMS = {"short batches": EngineSettings.flood_stretch, "fair shares alone": 0.0}
 """``flood_stretch`` of each."""
 
 
@@ -55,12 +59,13 @@ def tenants(
     figures: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
         engines = {name: stack.enter_context(_started(loaded, made, stretch)) for name, stretch in SYSTEMS.items()}
-        share = min(_burst(engine, queries[:1024]) for engine in engines.values()) / 2
+        freeze_heap()  # as a server does
+        share = statistics.median(_burst(each, queries[:1024]) for _ in range(BURSTS) for each in engines.values()) / 2
         console.log(f"share: {share:.0f} queries/s")
-        for engine in engines.values():  # what these batches miss is compiled before anything is measured
-            _round(engine, queries, 0.5 * share, FLOOD * share, seconds, 0)
-            _settle(engine)
-        for load in map(float, loads.split(",")):
+        steps = [float(load) for load in loads.split(",")]
+        for engine in engines.values():
+            _warm_up(engine, queries, [load * share for load in steps], FLOOD * share, seconds)
+        for load in steps:
             found: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
             for number in range(rounds):
                 for name, engine in engines.items():
@@ -100,6 +105,18 @@ def _settle(engine: Engine) -> None:
     """Waits until nothing compiles in the background any more."""
     while engine.compiler.waiting:
         time.sleep(1)
+
+
+def _warm_up(engine: Engine, queries: list[Query], rates: Sequence[float], flood: float, seconds: float) -> None:
+    """Rounds that do not count, until none misses a program any more: each new one stops the others for 0.1 s."""
+    for number in range(MOST_WARM_UPS):
+        before = engine.compiler.compiled
+        for rate in rates:
+            _round(engine, queries, rate, flood, seconds, number)
+            _settle(engine)
+        if engine.compiler.compiled == before:
+            return
+    console.log(f"programs were still missed after {MOST_WARM_UPS} rounds")
 
 
 def _burst(engine: Engine, queries: list[Query]) -> float:

@@ -157,7 +157,7 @@ class HostLoop:
             if self._wait_for_more(waiting):
                 return None
             plan = self._planner.next_batch(waiting)
-            taken = self._pending.serve(plan.pendings)
+            taken = self._pending.serve(plan.pendings, self._planner.keeping)
             if not taken:
                 return None
             if len(taken) < len(plan.pendings):  # clients left while it was planned

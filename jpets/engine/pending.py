@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,11 +90,14 @@ class Backlog:
             self._idle.add((*self._places[tenant], tenant))
             self._forget()
 
-    def charge(self, tenant: str, tokens: int) -> None:
-        """Counts tokens that a backlogged tenant is being served."""
+    def charge(self, tenant: str, tokens: int, *, level: bool = False) -> None:
+        """Counts tokens that a backlogged tenant is being served; ``level``: not past the others that wait."""
         time, number = self._places[tenant]
         self._backlogged.remove((time, number, tenant))
-        self._places[tenant] = time + tokens, number
+        charged = time + tokens
+        if level and self._backlogged:
+            charged = min(charged, max(time, self._backlogged[0][0]))
+        self._places[tenant] = charged, number
         self._backlogged.add((*self._places[tenant], tenant))
         self._forget()
 
@@ -179,15 +182,18 @@ class PendingQueue:
             numbers = [number for _, number in self._deadlines.irange(maximum=(now, float("inf")))]
             return self._remove([self._waiting[number] for number in numbers])
 
-    def serve(self, items: Sequence[Pending]) -> list[Pending]:
-        """``remove`` for queries that are going to be computed: their tenants pay for the tokens."""
+    def serve(self, items: Sequence[Pending], keeping: Container[Hashable] = ()) -> list[Pending]:
+        """``remove`` for queries that are going to be computed: their tenants pay for the tokens.
+
+        The parties of ``keeping``, who use less than their part of the device, do not fall behind others for it.
+        """
         with self.changed:
             found = [pending for pending in items if pending.number in self._waiting]
             tokens: Counter[tuple[int, str]] = Counter()
             for pending in found:
                 tokens[pending.party] += pending.tokens
             for (priority, tenant), count in tokens.items():
-                self._backlogs[-priority].charge(tenant, count)
+                self._backlogs[-priority].charge(tenant, count, level=(priority, tenant) in keeping)
             return self._remove(found)
 
     def remove(self, items: Sequence[Pending]) -> list[Pending]:

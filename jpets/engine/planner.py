@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -114,6 +114,11 @@ class Planner:
         plan = self.place([waiting[q] for q in own_batch(modest, others, lengths, shapes, most)])
         self._contention.ran(self.seconds([pending.row for pending in plan.pendings], plan.program))
         return plan
+
+    @property
+    def keeping(self) -> Collection[Hashable]:
+        """Who keeps to its part while somebody floods the device."""
+        return self._contention.keeping
 
     def serving(self, pendings: Sequence[Pending]) -> None:
         """Hears what is going to be computed."""

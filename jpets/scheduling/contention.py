@@ -35,6 +35,8 @@ class Contention:
         self._stretch = stretch
         self._typical = 0.0
         self._until = -math.inf
+        self.keeping: set[Hashable] = set()
+        """Those of the latest window who keep to their part while somebody does not."""
         self._levels: dict[Hashable, tuple[float, float]] = {}
         """party -> (tokens left of its part, when that was), in order of these times."""
 
@@ -46,13 +48,14 @@ class Contention:
         batch; empty where nobody has more."""
         counts = Counter(parties)
         if not self._stretch or max(counts.values()) <= most or len(counts) == 1:
+            self.keeping = set()
             return []
         for party in counts:
             self._levels.setdefault(party, (math.inf, now))  # it has its part, though it may not have been served
-        keeping = {p for p, count in counts.items() if count <= most and self._level(p, now) > 0}
-        if keeping:
+        self.keeping = {p for p, count in counts.items() if count <= most and self._level(p, now) > 0}
+        if self.keeping:
             self._until = now + BURST
-        return [q for q, party in enumerate(parties) if party in keeping]
+        return [q for q, party in enumerate(parties) if party in self.keeping]
 
     def spend(self, tokens: Mapping[Hashable, int], now: float) -> None:
         """Counts tokens that parties are being served."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 import pytest
 
+from jpets.config import EngineSettings
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import bucket_menu
 from jpets.engine.pending import Pending, PendingQueue
@@ -17,7 +18,7 @@ from jpets.scheduling.contention import Contention, own_batch, short_batch
 from jpets.scheduling.cost import Shape
 from jpets.scheduling.fairness import fair_batch, fill
 
-ROWS, WINDOW, IN_FLIGHT, STRETCH = 32, 256, 2, 2.0
+ROWS, WINDOW, IN_FLIGHT, STRETCH = 32, 256, 2, EngineSettings.flood_stretch
 Seconds = Callable[[int], float]
 
 
@@ -66,7 +67,7 @@ class Device:
                 break
             batch, cost = self._plan(queue.most_urgent(WINDOW), now)
             ends.append(max(now, ends[-1]) + cost)
-            for pending in queue.serve(batch):
+            for pending in queue.serve(batch, self._contention.keeping if self.fair else ()):
                 if pending.arrived >= self.warm:
                     took[pending.tenant].append(ends[-1] - pending.arrived)
                 self.tokens[pending.tenant] += pending.tokens
@@ -129,8 +130,9 @@ CAPACITY = {gpu: 1120.0, cpu: 376.0}
 
 @pytest.mark.parametrize(("cost", "warm", "kept"), [(gpu, 0.0, 0.97), (cpu, 1.0, 0.6)])
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("seed", [1, 3, 5])
 def test_ten_times_its_share_costs_nobody_else_their_latency(
-    cost: Seconds, warm: float, kept: float, load: float
+    cost: Seconds, warm: float, kept: float, load: float, seed: int
 ) -> None:
     """The other one uses ``load`` of its share, which is half of the device. ``kept``: part of the tokens a second.
 
@@ -138,7 +140,7 @@ def test_ten_times_its_share_costs_nobody_else_their_latency(
     takes a second until that no longer shows.
     """
     share = CAPACITY[cost] / 2
-    light, heavy = poisson("light", load * share, UNTIL, 1), poisson("heavy", 10 * share, UNTIL, 2)
+    light, heavy = poisson("light", load * share, UNTIL, seed), poisson("heavy", 10 * share, UNTIL, seed + 1)
     alone = p99(Device(cost, warm=warm).serve(light, UNTIL)["light"])
     beside, policy_only = Device(cost, warm=warm), Device(cost, fair=False, warm=warm)
     assert p99(beside.serve(merged(light, heavy), UNTIL)["light"]) <= 1.5 * alone

@@ -94,6 +94,13 @@ def test_tenants_share_by_tokens(queue: PendingQueue) -> None:
     assert served == {"long": 20, "short": 60}
 
 
+def test_who_keeps_to_its_part_does_not_fall_behind_a_flood(queue: PendingQueue) -> None:
+    queue.put([query("flood", 30) for _ in range(100)] + [query("modest", 30) for _ in range(60)])
+    own = [pending for pending in queue.most_urgent(160) if pending.tenant == "modest"]
+    queue.serve(own[:50], {(0, "modest")})
+    assert Counter(p.tenant for p in queue.most_urgent(8)) == {"flood": 4, "modest": 4}
+
+
 def test_a_tenant_that_comes_late_starts_level(queue: PendingQueue) -> None:
     queue.put([query("early") for _ in range(100)])
     drain(queue, 50)
