@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from fastapi import Request
 
@@ -38,38 +39,45 @@ async def ask(request: Request, here: Context, queries: Sequence[Query], timeout
         futures = engine.submit(queries, deadline=deadline)
     else:
         futures = await asyncio.to_thread(engine.submit, queries, deadline=deadline)
-    answered = _all_done(futures)
-    gone = asyncio.create_task(_client_leaves(request))
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[None] = loop.create_future()
+    _when_all_done(futures, partial(_finish, end), loop)
+    late = loop.call_later(deadline, _finish, end, DeadlineExceeded(LATE))
+    gone = loop.create_task(_client_leaves(request))
+    gone.add_done_callback(lambda _: _finish(end, ClientGone()))
     try:
-        done, _ = await asyncio.wait((answered, gone), timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
-        if answered in done:
-            return [future.result() for future in futures]
-        raise ClientGone if gone in done else DeadlineExceeded(LATE)
+        await end
+        return [future.result() for future in futures]
     finally:
+        late.cancel()
         gone.cancel()
         for future in futures:
             future.cancel()
 
 
-def _all_done(futures: Sequence[Future[Result]]) -> asyncio.Future[None]:
-    """Done when the last of ``futures`` is: the event loop is woken once, however many there are."""
-    loop = asyncio.get_running_loop()
-    answered: asyncio.Future[None] = loop.create_future()
-    left = itertools.count(len(futures) - 1, -1)
+def _finish(end: asyncio.Future[None], error: Exception | None = None) -> None:
+    if end.done():
+        return
+    if error is None:
+        end.set_result(None)
+    else:
+        end.set_exception(error)
 
-    def resolve() -> None:
-        if not answered.done():
-            answered.set_result(None)
+
+def _when_all_done(
+    futures: Sequence[Future[Result]], then: Callable[[], None], loop: asyncio.AbstractEventLoop
+) -> None:
+    """Calls ``then`` on the event loop after the last of ``futures``: one wake-up, however many there are."""
+    left = itertools.count(len(futures) - 1, -1)
 
     def one(future: Future[Result]) -> None:
         del future
         if next(left) == 0:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
-                loop.call_soon_threadsafe(resolve)
+                loop.call_soon_threadsafe(then)
 
     for future in futures:
         future.add_done_callback(one)
-    return answered
 
 
 def check_count(found: int, here: Context) -> None:

@@ -17,9 +17,10 @@ from serving.ask import ask, check_count, raise_first_error
 from serving.context import Context, Here
 from serving.fields import ModelName, Text
 from serving.responses import FastJSONResponse
+from serving.routes import InferenceRoute
 from serving.schemas import ClassifyResponse
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=InferenceRoute)
 
 EXAMPLES = {
     "one task": {"value": {"model": "sentiment", "input": ["what a lovely day", "never again"], "top_k": 2}},

@@ -17,9 +17,10 @@ from serving.classify import usage
 from serving.context import Here
 from serving.fields import ModelName, Text
 from serving.responses import FastJSONResponse
+from serving.routes import InferenceRoute
 from serving.schemas import Usage
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=InferenceRoute)
 
 EXAMPLES = {
     "texts": {"value": {"model": "all-minilm", "input": ["a text", "another one"]}},
