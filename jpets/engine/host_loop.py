@@ -156,7 +156,7 @@ class HostLoop:
         try:
             if self._wait_for_more(waiting):
                 return None
-            plan = self._planner.next_batch(waiting)
+            plan = self._planner.next_batch(waiting, busy=self._running > 0)
             taken = self._pending.serve(plan.pendings, self._planner.keeping)
             if not taken:
                 return None

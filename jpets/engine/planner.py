@@ -71,10 +71,11 @@ class Planner:
             best[bucket] = min(best.get(bucket, np.inf), program.seconds)
         return [Shape(b.tokens, b.groups, seconds, b.rectangular) for b, seconds in best.items()]
 
-    def next_batch(self, waiting: Sequence[Pending]) -> Plan:
+    def next_batch(self, waiting: Sequence[Pending], *, busy: bool = False) -> Plan:
         """The batch with the most urgent query of ``waiting`` (most urgent first), by the engine's policy.
 
-        Its companions are the policy's choice, as far as that leaves every tenant its part of the batch.
+        Its companions are the policy's choice, as far as that leaves every tenant its part of the batch. While the
+        device is ``busy`` with another batch, ``auto`` puts off what would leave this one's shape half empty.
         """
         if self._settings.policy == "steady":
             return self._steady(waiting)
@@ -91,6 +92,9 @@ class Planner:
             batches = ready.heavy_apart(lengths, heavy, self.shapes(heavy=False), shapes, most)
         chosen = next(batch for batch in batches if 0 in batch)
         chosen = fair_batch(chosen, [pending.party for pending in waiting], lengths, shapes, most)
+        if busy and self._settings.policy == "auto":
+            own = self.shapes(heavy=any(heavy[q] for q in chosen))
+            chosen = ready.well_filled(chosen, lengths, own, most)
         return self.place([waiting[q] for q in chosen])
 
     def contended(self) -> bool:

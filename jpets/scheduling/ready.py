@@ -11,9 +11,12 @@ import numpy as np
 
 from jpets.scheduling.cost import Shape, span_costs
 from jpets.scheduling.dynamic import split_by_cost
+from jpets.scheduling.fairness import fill
 from jpets.scheduling.queue import Ints
 
 Batches = list[list[int]]
+PUT_OFF = 2.0
+"""What is put off must save so many times what its tokens cost in a full batch: it may not find one."""
 
 
 def cheapest_split(lengths: Sequence[int], shapes: Sequence[Shape], most: int) -> Batches:
@@ -61,6 +64,29 @@ def heavy_apart(
     ]
     separate = sum(_cost(values, part, own) for part, own in zip(parts, (light_shapes, shapes), strict=True))
     return [*parts[0], *parts[1]] if separate < _cost(values, together, shapes) else together
+
+
+def well_filled(batch: Sequence[int], lengths: Sequence[int], shapes: Sequence[Shape], most: int) -> list[int]:
+    """``batch``, or its most urgent queries alone where these fit a smaller shape much better.
+
+    For a device that is busy, with more to come: what is put off joins a later batch. Lower indices are more urgent;
+    the first of them stays.
+    """
+    urgent = sorted(batch)
+    taken = {shape: fill(urgent, lengths, shape, most) for shape in shapes}
+    holding = [shape for shape in shapes if len(taken[shape]) == len(urgent)]
+    if not holding:
+        return list(batch)
+    whole = min(shape.seconds for shape in holding)
+    rate = min(shape.seconds / shape.tokens for shape in shapes)
+    tokens = sum(lengths[q] for q in urgent)
+
+    def gain(shape: Shape) -> float:
+        put_off = tokens - sum(lengths[q] for q in taken[shape])
+        return whole - shape.seconds - PUT_OFF * rate * put_off
+
+    best = max((shape for shape in shapes if urgent[0] in taken[shape]), key=gain)
+    return taken[best] if gain(best) > 0 else list(batch)
 
 
 def _cost(lengths: Ints, batches: Batches, shapes: Sequence[Shape]) -> float:

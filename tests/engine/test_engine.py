@@ -162,8 +162,8 @@ def test_a_client_that_leaves_while_its_batch_is_planned(engine: Engine, monkeyp
     with paused(engine):
         futures = engine.submit([Query("mask", TEXT)] * 4)
 
-        def leave(planner: Planner, waiting: Sequence[Pending]) -> Plan:
-            planned = plan(planner, waiting)
+        def leave(planner: Planner, waiting: Sequence[Pending], *, busy: bool = False) -> Plan:
+            planned = plan(planner, waiting, busy=busy)
             futures[1].cancel()
             return planned
 

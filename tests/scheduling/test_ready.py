@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jpets.scheduling.cost import Shape, span_costs
 from jpets.scheduling.dynamic import split_by_cost
-from jpets.scheduling.ready import cheapest_split, heavy_apart, in_turn
+from jpets.scheduling.ready import PUT_OFF, cheapest_split, heavy_apart, in_turn, well_filled
 from jpets.scheduling.trigger import MARGIN, lazy_wait
 
 SHAPES = [
@@ -156,3 +156,24 @@ def test_heavy_apart_is_the_cheaper_of_two_plans(queries: list[tuple[int, bool]]
     together = best_split(lengths, most) * (1.0 if any(heavy) else 0.5)
     split = [best_split(own, most) if (own := [n for n, h in queries if h == kind]) else 0.0 for kind in (False, True)]
     assert cost(batches) <= min(together, 0.5 * split[0] + split[1]) + 1e-9
+
+
+@given(lists)
+def test_what_is_put_off_saves_more_than_it_will_cost(lengths: list[int]) -> None:
+    batch = next((list(range(n)) for n in range(len(lengths), 0, -1) if cheapest(tuple(lengths[:n])) < 99), [])
+    if not batch:
+        return
+    kept = well_filled(batch, lengths, SHAPES, len(lengths))
+    assert kept[0] == 0
+    assert kept == sorted(set(kept))
+    rate = min(shape.seconds / shape.tokens for shape in SHAPES)
+    put_off = sum(lengths[q] for q in set(batch) - set(kept))
+    saved = cheapest(tuple(lengths[: len(batch)])) - cheapest(tuple(lengths[q] for q in kept))
+    assert saved > PUT_OFF * rate * put_off or kept == batch
+
+
+def test_one_query_too_many_does_not_double_a_batch() -> None:
+    shapes = [Shape(64, ((4, 16),), 2.5, padded=True), Shape(128, ((8, 16),), 5.0, padded=True)]
+    assert well_filled([0, 1, 2, 3, 4], [10] * 5, shapes, 8) == [0, 1, 2, 3]
+    assert well_filled(range(8), [10] * 8, shapes, 8) == list(range(8))
+    assert well_filled([0, 1, 2, 3], [10] * 4, shapes, 8) == [0, 1, 2, 3]
