@@ -13,7 +13,10 @@ from jpets.types import Result
 
 
 class Answers:
-    """Answers queries that have left the queue, each once. Thread-safe."""
+    """Answers queries that have left the queue, each once, however often it is tried.
+
+    A query has one owner at a time (``PendingQueue.remove``), so different ones may be answered on different threads.
+    """
 
     def __init__(self, tasks: TaskTable, stats: Stats) -> None:
         self._tasks = tasks
@@ -21,22 +24,24 @@ class Answers:
 
     def give(self, pending: Pending, result: Result) -> None:
         """A query whose client has left is counted as cancelled."""
-        if pending.future.done() and not pending.future.cancelled():
-            return  # a batch that failed half-way has answered some of its queries
-        if self._begins(pending):
+        if self._ends(pending):
             pending.future.set_result(result)
             self._stats.answered(result.error.code if result.error else "ok")
 
     def left(self, pending: Pending) -> None:
         """The client of a query has left: its future is cancelled."""
-        self._begins(pending)
+        self._ends(pending)
 
     def fail(self, pendings: Iterable[Pending], error: JpetsError) -> None:
+        """Those of a batch that failed half-way which have their answer keep it."""
         for pending in pendings:
             self.give(pending, failure(pending.task, error, pending.row.length))
 
-    def _begins(self, pending: Pending) -> bool:
+    def _ends(self, pending: Pending) -> bool:
         """Lets go of the task; whether somebody still waits for the answer."""
+        if pending.ended:
+            return False
+        pending.ended = True
         if pending.resident is not None:
             self._tasks.done(pending.resident)
         waits = pending.future.set_running_or_notify_cancel()

@@ -35,6 +35,8 @@ class Pending:
     arrived: float = field(default_factory=time.monotonic)
     number: int = field(default_factory=itertools.count().__next__)
     """Unique in the process, and rising: whoever came first has the lower one."""
+    ended: bool = False
+    """Answered, or known to have no client any more."""
     keep: Callable[[Result], None] | None = None
     """Hears of what was computed before the caller, who may write into it, does."""
 
