@@ -80,6 +80,7 @@ def tenants(
         "seconds": seconds,
         "rounds": rounds,
         "share": share,
+        "flood_stretch": SYSTEMS,
     }
     report("tenants", settings, figures, json_out)
 
