@@ -93,7 +93,7 @@ def _ends(axis: Axes, label: str) -> None:
 
 def draw_operators(found: Sequence[Document]) -> None:
     """PetS figure 11: queries a second by order or number of streams."""
-    _, axis = pyplot.subplots(figsize=(max(5.0, 1.6 * len(found) + 3), 3.6), layout="constrained")
+    figure, axis = pyplot.subplots(figsize=(max(5.0, 1.6 * len(found) + 3), 3.6), layout="constrained")
     names = list(dict.fromkeys(name for document in found for name in document["systems"]))
     width = 0.8 / len(names)
     for at, name in enumerate(names):
@@ -103,7 +103,7 @@ def draw_operators(found: Sequence[Document]) -> None:
         range(len(found)), [f"{d['settings']['tasks']} tasks\n{d['settings']['length']} tokens" for d in found]
     )
     axis.set_ylabel("throughput / fifo")
-    axis.legend(fontsize=8)
+    figure.legend(loc="outside upper center", fontsize=8, ncols=len(names))
 
 
 DRAWN: Mapping[str, Callable[[Sequence[Document]], None]] = {
