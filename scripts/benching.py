@@ -30,8 +30,10 @@ METHOD_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "bitfit": {},
     "mask": {},
     "diff": {"density": 0.005},
+    "ia3": {},
+    "onebit": {},
 }
-"""PetS Table 4; LoRA with rank 8 on query and value."""
+"""PetS Table 4; LoRA with rank 8 on query and value; the others at their usual sites."""
 LABELS = 4
 
 

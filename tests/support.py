@@ -39,6 +39,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "bitfit": {},
     "mask": {},
     "diff": {"density": 0.03},
+    "ia3": {"sites": ["key", "value", "into_attn_out", "into_ffn_out", "ffn_in"]},
+    "onebit": {},
 }
 """One row a method: the settings that the shared tests draw random deltas with."""
 
@@ -100,12 +102,15 @@ def method_tasks(backbone: Backbone) -> list[Task]:
         make_head(rng, config.hidden_size, 2, pooling="mean"),
         make_head(rng, config.hidden_size, 6, pooling="pooler" if config.pooler else "mean"),
         make_head(rng, config.hidden_size, 4),
+        make_head(rng, config.hidden_size, 3, pooling="mean"),
+        make_head(rng, config.hidden_size, 2, two_layers=True),
     ]
     tasks = [
         make_task(backbone, method, [random_delta(method, config, seed)], heads[seed])
         for seed, method in enumerate(METHODS)
     ]
-    several = [random_delta(method, config, 20 + i) for i, method in enumerate(("lora", "adapter", "diff", "bitfit"))]
+    many = ("lora", "adapter", "diff", "bitfit", "ia3")
+    several = [random_delta(method, config, 20 + i) for i, method in enumerate(many)]
     last = "pooler" if config.pooler else "mean"
     masked = [
         random_delta("mask", config, 30, sites=list(config.linear_sites())),

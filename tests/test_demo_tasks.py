@@ -23,6 +23,7 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.config import BackboneConfig
 from jpets.deltas import METHODS
+from jpets.standard import STANDARD_SETTINGS
 from jpets.types import Task, Tensors
 
 DEMO = Path(checkpoints.__file__).parent / "demo"
@@ -131,7 +132,7 @@ def answers_of(task: Task, backbone: Backbone, texts: list[str]) -> list[str]:
 
 def test_one_file_for_each_method_and_four_megabytes_in_all(backbone: Backbone) -> None:
     tasks = [load_demo(question, backbone) for question in FIELDS]
-    assert sorted(delta.method for task in tasks for delta in task.deltas) == sorted(METHODS)
+    assert sorted(delta.method for task in tasks for delta in task.deltas) == sorted(STANDARD_SETTINGS)
     assert sorted(path.stem for path in DEMO.glob("*.safetensors")) == sorted(FIELDS)
     assert sum(path.stat().st_size for path in DEMO.glob("*.safetensors")) <= 4_000_000
 

@@ -9,12 +9,16 @@ from jpets.deltas.adapter import Adapter
 from jpets.deltas.bitfit import Bitfit
 from jpets.deltas.diff import Diff
 from jpets.deltas.head import HeadClass
+from jpets.deltas.ia3 import Ia3
 from jpets.deltas.lora import Lora
 from jpets.deltas.mask import Mask
+from jpets.deltas.onebit import Onebit
 from jpets.deltas.protocol import Method
 from jpets.errors import InvalidTask
 
-METHODS: Mapping[str, Method] = MappingProxyType({m.name: m for m in (Adapter(), Lora(), Bitfit(), Mask(), Diff())})
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {m.name: m for m in (Adapter(), Lora(), Bitfit(), Mask(), Diff(), Ia3(), Onebit())}
+)
 """Every PET method by its name in task files."""
 HEAD = HeadClass()
 

@@ -18,7 +18,7 @@ from jpets.deltas.protocol import Params
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Task
 
-WEIGHTS = ("A", "bits", "rows")
+WEIGHTS = ("A", "bits", "rows", "signs")
 """Tensors that stand for a changed weight."""
 
 

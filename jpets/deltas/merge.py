@@ -19,9 +19,9 @@ Change = Callable[[Float[Array, "i o"], Any], Float[Array, "i o"]]
 
 
 def in_merge_order(deltas: Sequence[Delta]) -> list[Delta]:
-    """What replaces before what adds, as in the unified representation: whole biases, masks, then sums."""
-    first = ("bitfit", "mask")
-    return sorted(deltas, key=lambda delta: first.index(delta.method) if delta.method in first else len(first))
+    """As in the unified representation: what replaces (whole biases, masks), what adds, what scales."""
+    turns = {"bitfit": 0, "mask": 1, "ia3": 3}
+    return sorted(deltas, key=lambda delta: turns.get(delta.method, 2))
 
 
 def kernel(params: Params, config: BackboneConfig, layer: int, site: str) -> Float[Array, "i o"]:

@@ -3,7 +3,7 @@
 Data goes three ways through it. A task file's tensors are checked against ``tensors``. ``lower`` turns a delta into
 *contributions*, the arrays of one bank slot for one or more classes (a sparse difference gives one to ``diff`` and one
 to ``bias``). Inside an executable ``Sites`` calls the hooks of every class in the batch in the order of the unified
-representation: ``weight``, ``total``, then the bias, then ``after``.
+representation: ``inputs``, ``weight``, ``total``, then the bias, then ``scale`` and ``after``.
 
 ``merge`` is the independent, dense form of the same delta: it serves one-copy-a-task baselines, tests and training.
 """
@@ -25,7 +25,7 @@ from jpets.errors import InvalidTask
 from jpets.types import Delta
 
 Kind = Literal["light", "heavy", "bias", "head"]
-Step = Literal["weight", "sums", "bias", "adapter"]
+Step = Literal["weight", "sums", "bias", "scale", "adapter"]
 """Steps of the unified representation; what acts in one step may act in any order."""
 Params = dict[str, Any]
 PARAM_BYTES = 2
@@ -163,6 +163,10 @@ class Method:
         """The cost of this class in one layer, all its sites together: ``tokens`` tokens of ``tasks`` slots, bf16."""
         raise NotImplementedError
 
+    def inputs(self, bound: Bound, place: Place, x: Float[Array, "t i"]) -> Float[Array, "t i"]:
+        """Before step 1, for classes with a site ``into_...``: what goes into a linear site that alone reads it."""
+        return x
+
     def weight(
         self,
         bound: Bound,
@@ -176,6 +180,10 @@ class Method:
 
     def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
         """Step 2: sums onto the site's outputs."""
+        return y
+
+    def scale(self, bound: Bound, place: Place, y: Float[Array, "t o"]) -> Float[Array, "t o"]:
+        """Step 4: the site's outputs with their bias, scaled."""
         return y
 
     def after(

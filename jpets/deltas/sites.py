@@ -1,6 +1,7 @@
 """The unified representation inside an executable: what the model calls wherever a delta may act (PetS section 3.1).
 
-``Sites`` runs the steps in their fixed order over all rows of any mixture of tasks: weight, sums, bias, adapter, norm.
+``Sites`` runs the steps in their fixed order over all rows of any mixture of tasks: weight, sums, bias, scale, adapter,
+norm.
 It exists only while a program is traced.
 """
 
@@ -78,7 +79,11 @@ class Sites:
     def linear(
         self, layer: int, sites: Sequence[str], x: Float[Array, "t i"], w: Float[Array, "i o"]
     ) -> tuple[Float[Array, "t p"], ...]:
-        """Steps 1 to 3 for sites that share one product: weight, sums, bias. f32, one array a site."""
+        """Steps 1 to 4 for sites that share one product: weight, sums, bias, scale. f32, one array a site."""
+        if len(sites) == 1:
+            for bound in self.classes:
+                if bound.acts_on(layer, f"into_{sites[0]}"):
+                    x = bound.method.inputs(bound, Place(layer, sites[0]), x)
         x = x.astype(w.dtype)
         needed = not all(any(b.replaces and b.acts_on(layer, site) for b in self.classes) for site in sites)
         y = dot(x, w) if needed else jnp.zeros((x.shape[0], w.shape[1]), jnp.float32)
@@ -97,7 +102,10 @@ class Sites:
             y = bound.method.weight(bound, place, x, y, w)
         for bound in acting:
             y = bound.method.total(bound, place, x, y)
-        return y + self.bias(place.layer, place.site, y.shape[0])
+        y = y + self.bias(place.layer, place.site, y.shape[0])
+        for bound in acting:
+            y = bound.method.scale(bound, place, y)
+        return y
 
     def bias(self, layer: int, site: str, tokens: int) -> Float[Array, "#t o"]:
         """Step 3: a site's bias, each token with its task's own, f32."""

@@ -13,6 +13,8 @@ A window may cover rows of other tasks. They hold slot 0 and keep their bits: re
 from __future__ import annotations
 
 import dataclasses
+import operator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,6 +23,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.numerics import take_rows
 from pallas_kernels.windows import Runs
+
+Combine = Callable[[Array, Array], Array]
 
 
 @jax.tree_util.register_dataclass
@@ -38,16 +42,18 @@ class RowView:
 
     def add(self, y: Float[Array, "t o"], delta: Float[Array, "r l o"]) -> Float[Array, "t o"]:
         """``y`` with ``delta`` added at the window's own rows."""
-        r, length, o = delta.shape
+        return self.combine(y, operator.add, delta)
+
+    def combine(self, y: Float[Array, "t o"], how: Combine, values: Float[Array, "r _ o"]) -> Float[Array, "t o"]:
+        """``y`` with ``how(y, values)`` at the window's own rows; ``values`` one a token or one a row."""
+        r, length, o = self.slots.shape[0], self.length, y.shape[1]
         own = jnp.broadcast_to((self.slots > 0)[:, None], (r, length)).reshape(-1, 1)
-        if (
-            r * length == y.shape[0]
-        ):  # the window is the batch: nothing to cut out, and the sum fuses with its surroundings
-            return jnp.where(own, y + delta.reshape(-1, o), y)
+        flat = jnp.broadcast_to(values, (r, length, o)).reshape(-1, o)
+        if r * length == y.shape[0]:  # the window is the batch: nothing to cut out, and it fuses with its surroundings
+            return jnp.where(own, how(y, flat), y)
         at = self.first * self.length
         window = jax.lax.dynamic_slice_in_dim(y, at, r * length)
-        result = jnp.where(own, window + delta.reshape(-1, o), window)
-        return jax.lax.dynamic_update_slice_in_dim(y, result, at, 0)
+        return jax.lax.dynamic_update_slice_in_dim(y, jnp.where(own, how(window, flat), window), at, 0)
 
 
 @jax.tree_util.register_dataclass
@@ -66,11 +72,16 @@ class SegmentView:
 
     def add(self, y: Float[Array, "t o"], delta: Float[Array, "g s o"]) -> Float[Array, "t o"]:
         """``y`` with ``delta`` added at the class's own tokens."""
-        flat = delta.reshape(-1, delta.shape[-1])
+        return self.combine(y, operator.add, delta)
+
+    def combine(self, y: Float[Array, "t o"], how: Combine, values: Float[Array, "g _ o"]) -> Float[Array, "t o"]:
+        """``y`` with ``how(y, values)`` at the class's own tokens; ``values`` one a cell or one a segment."""
+        size = self.tokens.shape[1]
+        each = size // values.shape[1]
         window = jax.lax.dynamic_slice_in_dim(y, self.first, self.cells.shape[0])
-        own = self.cells < flat.shape[0]
-        sums = window + take_rows(flat, self.cells)
-        return jax.lax.dynamic_update_slice_in_dim(y, jnp.where(own[:, None], sums, window), self.first, 0)
+        own = self.cells < self.tokens.size
+        result = how(window, take_rows(values.reshape(-1, y.shape[1]), self.cells // each))
+        return jax.lax.dynamic_update_slice_in_dim(y, jnp.where(own[:, None], result, window), self.first, 0)
 
 
 LightView = RowView | SegmentView

@@ -1,4 +1,5 @@
-"""``masked_matmul``: for each run k of tokens, ``y[run] = x[run] @ (w * M[slot[k], layer])``.
+"""``masked_matmul``: for each run k of tokens, ``y[run] = x[run] @ (w * M[slot[k], layer])``; ``sign_matmul``:
+``y[run] += scale[slot[k], layer] * x[run] @ S[slot[k], layer]`` with S of plus and minus one.
 
 Bits lie in planes: bit k of byte c of a row stands for output column ``k * (out / 8) + c``, so that unpacking is eight
 shifts of contiguous bytes and no shuffle.
@@ -10,10 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float, UInt8
 
-from pallas_kernels.masked_matmul.reference import apply_mask, masked_matmul_reference
+from pallas_kernels.masked_matmul.reference import (
+    apply_mask,
+    masked_matmul_reference,
+    sign_matmul_reference,
+    signs,
+)
 from pallas_kernels.windows import Runs
 
-__all__ = ["apply_mask", "masked_matmul", "pack_planes"]
+__all__ = ["apply_mask", "masked_matmul", "pack_planes", "sign_matmul", "signs"]
 
 
 def masked_matmul(
@@ -30,6 +36,22 @@ def masked_matmul(
     ``size`` is the largest run; o must be a multiple of 8.
     """
     return masked_matmul_reference(x, y, w, bits, runs, size, layer)
+
+
+def sign_matmul(
+    x: Float[Array, "t i"],
+    y: Float[Array, "t o"],
+    bits: UInt8[Array, "slots layers i o8"],
+    scale: Float[Array, "slots layers 1"],
+    runs: Runs,
+    size: int,
+    layer: int,
+) -> Float[Array, "t o"]:
+    """``y`` with s (x sign(D_task)) added on the runs' rows (BitDelta), f32 [t, o].
+
+    A set bit is plus one. ``size`` is the largest run; o must be a multiple of 8.
+    """
+    return sign_matmul_reference(x, y, bits, scale, runs, size, layer)
 
 
 def pack_planes(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:

@@ -37,6 +37,10 @@ CASES = {
     "diff": (linear("diff", 0.005), 75_497_472, 32 * 6 * 36_864 + 1024 * 69_120),
     # 8,448 biases a layer
     "bitfit": (BIAS_CLASS, 8_650_752, 32 * 2 * 8_448 + 1024 * 8 * 8_448),
+    # 4,608 factors a layer: keys, values, and the feed-forward network's activations
+    "ia3": (lowered("ia3"), 4_718_592, 32 * 2 * 4_608 + 1024 * 8 * 4_608),
+    # a mask's product; a bit a weight and six scales for every task, the shared weight not again
+    "onebit": (linear("onebit", 0), 14_495_514_624, 32 * (884_736 + 24) + 1024 * 69_120),
 }
 
 
@@ -52,4 +56,12 @@ def test_work_of_a_bert_base_layer(method: str) -> None:
 
 def test_from_memory_bound_to_compute_bound() -> None:
     intensity = {m: (w := METHODS[m].work(CASES[m][0], BERT, TOKENS, TASKS)).flops / w.bytes for m in CASES}
-    assert sorted(intensity, key=lambda m: intensity[m]) == ["bitfit", "diff", "lora", "adapter", "mask"]
+    assert sorted(intensity, key=lambda m: intensity[m]) == [
+        "bitfit",
+        "ia3",
+        "diff",
+        "lora",
+        "adapter",
+        "mask",
+        "onebit",
+    ]

@@ -86,10 +86,11 @@ def test_streams_are_few_where_classes_have_few_tokens() -> None:
         turns = delta_order(own.config, BUCKET, variant, streams)
         return [turn.stream for turn in turns if turn.key.method in methods]
 
-    assert streams_of(Streams(32), ("lora", "diff")) == [1, 2, 3, 4, 5]
-    assert streams_of(Streams(3), ("lora", "diff")) == [1, 2, 3, 1, 2]
-    assert streams_of(Streams(32, tokens=BUCKET.tokens // 5), ("lora", "diff")) == [1, 2, 3, 4, 5]
-    assert streams_of(Streams(32, tokens=BUCKET.tokens // 5 + 1), ("lora", "diff")) == [1, 2, 1, 2, 1]
+    sums = ("lora", "diff", "onebit")
+    assert streams_of(Streams(32), sums) == [1, 2, 3, 4, 5, 6]
+    assert streams_of(Streams(3), sums) == [1, 2, 3, 1, 2, 3]
+    assert streams_of(Streams(32, tokens=BUCKET.tokens // 6), sums) == [1, 2, 3, 4, 5, 6]
+    assert streams_of(Streams(32, tokens=BUCKET.tokens // 6 + 1), sums) == [1, 2, 1, 2, 1, 2]
     assert streams_of(Streams(32), ("mask",)) == [1]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.low_rank import low_rank
-from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes
+from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes, sign_matmul, signs
 from pallas_kernels.packed_attention import AttentionGroup, packed_attention
 from pallas_kernels.sparse_matmul import sparse_matmul
 from pallas_kernels.windows import Runs
@@ -79,6 +79,32 @@ def test_masked_matmul(dtype: str) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE["float32"])
     others = [t for t in range(12) if t not in [*RUN_TOKENS[1], *RUN_TOKENS[3]]]
     assert found[others].tobytes() == y[others].tobytes()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_sign_matmul(dtype: str) -> None:
+    r = rng()
+    x, x64 = rounded(r.normal(size=(12, 16)), dtype)
+    plus = r.random((SLOTS, LAYERS, 16, 24)) < 0.5
+    scale = r.random((SLOTS, LAYERS, 1)).astype(np.float32)
+    scale[2] = np.nan  # a slot that no run uses
+    y = r.normal(size=(12, 24)).astype(np.float32)
+    bits = jnp.asarray(pack_planes(plus))
+    found = np.asarray(sign_matmul(x, jnp.asarray(y), bits, jnp.asarray(scale), make_runs(), 6, LAYER))
+    expected = y.astype(np.float64)
+    for slot, tokens in RUN_TOKENS.items():
+        expected[list(tokens)] += scale[slot, LAYER] * (x64[list(tokens)] @ np.where(plus[slot, LAYER], 1.0, -1.0))
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE["float32"])
+    others = [t for t in range(12) if t not in [*RUN_TOKENS[1], *RUN_TOKENS[3]]]
+    assert found[others].tobytes() == y[others].tobytes()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_signs_are_one_and_minus_one(dtype: str) -> None:
+    plus = rng().random((16, 24)) < 0.5
+    found = signs(jnp.asarray(pack_planes(plus)), jnp.dtype(dtype))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.where(plus, 1.0, -1.0))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -19,11 +19,10 @@ import httpx
 import pytest
 import uvicorn
 
-from jpets.deltas import METHODS
 from jpets.deltas.bank import lower_task
 from jpets.engine.engine import Engine
 from jpets.errors import InvalidInput
-from jpets.standard import standard_tasks
+from jpets.standard import STANDARD_SETTINGS, standard_tasks
 from serving.app import create_app
 from serving.options import read_options
 from serving.service import Service
@@ -191,7 +190,7 @@ def test_bad_options_are_named(tmp_path: Path, text: str, part: str) -> None:
         read_options({}, tmp_path / "other.toml")
 
 
-def test_standard_tasks_make_room_for_each_method(backbone: Any) -> None:
+def test_standard_tasks_make_room_for_the_methods_of_pets(backbone: Any) -> None:
     tasks = standard_tasks(backbone)
-    assert [task.deltas[0].method for task in tasks] == list(METHODS)
+    assert [task.deltas[0].method for task in tasks] == list(STANDARD_SETTINGS)
     assert all(lower_task(task, backbone.config) for task in tasks)

@@ -1,0 +1,122 @@
+"""A fully fine-tuned model in one bit a weight: x W + s (x sign(D)), a scale s for each matrix (Liu et al. 2024)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, Float
+
+from jpets.config import BackboneConfig
+from jpets.deltas.merge import map_kernels
+from jpets.deltas.protocol import (
+    PARAM_BYTES,
+    SUM_BYTES,
+    ArraySpec,
+    Bound,
+    ClassKey,
+    Contribution,
+    Method,
+    Params,
+    Place,
+    TensorSpec,
+    Work,
+    covered_layers,
+    covered_sites,
+    layer_bytes,
+    site_layers,
+)
+from jpets.deltas.view import HeavyView
+from jpets.types import Delta
+from pallas_kernels.masked_matmul import pack_planes, sign_matmul, signs
+
+Differences = Mapping[str, Mapping[int, npt.NDArray[Any]]]
+TENSORS = ("signs", "scale")
+
+
+def onebit_delta(differences: Differences) -> Delta:
+    """The closest delta to ``differences[site][layer]`` [in, out]: signs, and mean magnitudes, the best of scales."""
+    layers = tuple(sorted({layer for site in differences if site != "pooler" for layer in differences[site]})) or (0,)
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for site, by_layer in differences.items():
+        dense = np.stack([np.asarray(by_layer[layer], np.float32) for layer in site_layers(site, layers)])
+        tensors[f"{site}/signs"] = pack_planes(dense > 0)
+        tensors[f"{site}/scale"] = np.abs(dense).mean((1, 2))
+    return Delta("onebit", {"sites": list(differences), "layers": list(layers)}, tensors)
+
+
+class Onebit(Method):
+    """Settings: ``sites``, ``layers``. Tensors: ``site/signs``, uint8 bit planes [layers, in, out / 8], 1 = plus, and
+    ``site/scale`` [layers]."""
+
+    name = "onebit"
+    kind = "heavy"
+    step = "sums"
+
+    def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
+        layers = covered_layers(settings, config)
+        specs: dict[str, TensorSpec] = {}
+        for site in covered_sites(settings, config):
+            inputs, outputs = config.dims(site)
+            covered = len(site_layers(site, layers))
+            specs[f"{site}/signs"] = TensorSpec((covered, inputs, outputs // 8), "bits")
+            specs[f"{site}/scale"] = TensorSpec((covered,))
+        return specs
+
+    def init(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
+    ) -> Delta:
+        layers = covered_layers(settings, config)
+        drawn = {
+            site: {at: rng.normal(0, scale, config.dims(site)) for at in site_layers(site, layers)}
+            for site in covered_sites(settings, config)
+        }
+        return onebit_delta(drawn)
+
+    def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
+        sites = [site for site in covered_sites(delta.settings, config) if site != "pooler"]
+        if not sites:
+            return []
+        key = ClassKey("onebit", tuple((site, 0) for site in sites), covered_layers(delta.settings, config))
+        arrays = {f"{site}/signs": delta.tensors[f"{site}/signs"] for site in sites}
+        arrays |= {f"{site}/scale": delta.tensors[f"{site}/scale"][:, None] for site in sites}
+        return [Contribution(key, arrays)]
+
+    def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
+        specs: dict[str, ArraySpec] = {}
+        for site, _ in key.sites:
+            inputs, outputs = config.dims(site)
+            specs[f"{site}/signs"] = ArraySpec((len(key.layers), inputs, outputs // 8), "uint8")
+            specs[f"{site}/scale"] = ArraySpec((len(key.layers), 1), "float32")
+        return specs
+
+    def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
+        """A dense product with signs, which are read for each task; x is read, y is read and written."""
+        dims = [config.dims(site) for site, _ in key.sites]
+        flops = sum(2 * tokens * inputs * outputs for inputs, outputs in dims)
+        moved = sum(PARAM_BYTES * inputs + 2 * SUM_BYTES * outputs for inputs, outputs in dims)
+        return Work(flops, tasks * layer_bytes(self.bank_arrays(key, config)) + tokens * moved)
+
+    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
+        view, at = bound.view, bound.key.layers.index(place.layer)
+        assert isinstance(view, HeavyView)
+        operator = functools.partial(sign_matmul, size=view.size, layer=at)
+        return bound.launch(operator, x, y, *(bound.bank[f"{place.site}/{name}"] for name in TENSORS), view.runs)
+
+    def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
+        layers = covered_layers(delta.settings, config)
+        parts = {
+            (layer, site): tuple(jnp.asarray(delta.tensors[f"{site}/{name}"][at]) for name in TENSORS)
+            for site in covered_sites(delta.settings, config)
+            for at, layer in enumerate(site_layers(site, layers))
+        }
+        return map_kernels(params, config, _add_signs, parts)
+
+
+def _add_signs(w: Float[Array, "i o"], part: tuple[Array, Array]) -> Float[Array, "i o"]:
+    bits, scale = part
+    return w + scale.astype(w.dtype) * signs(bits, w.dtype)
