@@ -21,12 +21,12 @@ class Context:
     metrics: Metrics
 
 
-async def _context(request: Request) -> Context:
+async def find_context(request: Request) -> Context:
     context: Context = request.app.state.context
     return context
 
 
-Here = Annotated[Context, Depends(_context)]
+Here = Annotated[Context, Depends(find_context)]
 
 
 @functools.cache

@@ -9,6 +9,9 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+
+from serving.context import find_context
 
 JSON = "application/json"
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -30,9 +33,9 @@ class InferenceRoute(APIRoute):
             if request.headers.get("content-type") == JSON:
                 try:
                     body = model.model_validate_json(await request.body())
-                except ValidationError:
+                except (ValidationError, ClientDisconnect):
                     return await thorough(request)
-                response: Response = await endpoint(request, request.app.state.context, body)
+                response: Response = await endpoint(request, await find_context(request), body)
                 return response
             return await thorough(request)
 

@@ -113,6 +113,22 @@ def test_unforeseen_errors_tell_nobody_the_text(
     assert not any("secret" in str(vars(record)) for record in caplog.records if record.name.startswith("serving"))
 
 
+CLASSIFY = {
+    "type": "http",
+    "http_version": "1.1",
+    "method": "POST",
+    "path": "/v1/classify",
+    "raw_path": b"",
+    "query_string": b"",
+    "headers": [(b"content-type", b"application/json")],
+    "scheme": "http",
+    "server": ("s", 80),
+    "client": ("c", 1),
+    "root_path": "",
+}
+"""The ASGI scope of a request."""
+
+
 def test_client_that_leaves_frees_its_place(
     service: Service, settings: ServingSettings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,20 +150,7 @@ def test_client_that_leaves_frees_its_place(
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "POST",
-            "path": "/v1/classify",
-            "raw_path": b"",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-            "scheme": "http",
-            "server": ("s", 80),
-            "client": ("c", 1),
-            "root_path": "",
-        }
-        await app(scope, receive, send)
+        await app({**CLASSIFY}, receive, send)
         return sent
 
     def never(*_: object, **__: object) -> list[Future[Any]]:
@@ -158,6 +161,23 @@ def test_client_that_leaves_frees_its_place(
     sent = asyncio.run(scenario())
     assert waiting[0].cancelled()
     assert sent[0]["status"] == 499
+
+
+def test_client_that_leaves_in_the_middle_of_its_body(
+    service: Service, settings: ServingSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [{"type": "http.request", "body": b'{"model": "topic", "inp', "more_body": True}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(create_app(service, settings)({**CLASSIFY}, receive, send))
+    assert sent[0]["status"] == 400
+    assert not any(record.message == "unexpected error" for record in caplog.records)
 
 
 def test_health_before_start_and_while_draining(
