@@ -34,9 +34,8 @@ from benching import (
 from served import serve
 
 from jpets.config import EngineSettings
-from jpets.deltas import METHODS, class_method
+from jpets.deltas import METHODS, class_method, in_merge_order
 from jpets.deltas.bank import Bank, lower_task, slot_arrays
-from jpets.deltas.merge import in_merge_order
 from jpets.engine.assembly import Row, assemble
 from jpets.engine.bucket import FULL, Bucket, make_variant
 from jpets.engine.engine import Engine

@@ -32,6 +32,7 @@ CHUNK = 0.02
 BURSTS = 3
 """How often each engine's rate is measured; a share is half of the median."""
 MOST_WARM_UPS = 5
+"""Rounds that do not count."""
 WARM = 1.0
 """Seconds before the first query that counts."""
 SYSTEMS = {"short batches": EngineSettings.flood_stretch, "fair shares alone": 0.0}

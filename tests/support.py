@@ -17,11 +17,10 @@ import numpy as np
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from jpets.config import BackboneConfig, EngineSettings
-from jpets.deltas import METHODS
+from jpets.deltas import METHODS, in_merge_order
 from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.bank import Bank, lower_task, slot_arrays, tightest
 from jpets.deltas.fold import fold_pooler
-from jpets.deltas.merge import in_merge_order
 from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.engine.assembly import Assembled, Row, assemble
 from jpets.engine.bucket import Bucket, Variant

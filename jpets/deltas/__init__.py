@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from jpets.deltas.adapter import Adapter
@@ -13,14 +13,17 @@ from jpets.deltas.ia3 import Ia3
 from jpets.deltas.lora import Lora
 from jpets.deltas.mask import Mask
 from jpets.deltas.onebit import Onebit
-from jpets.deltas.protocol import Method
+from jpets.deltas.protocol import Method, Step
 from jpets.errors import InvalidTask
+from jpets.types import Delta
 
 METHODS: Mapping[str, Method] = MappingProxyType(
     {m.name: m for m in (Adapter(), Lora(), Bitfit(), Mask(), Diff(), Ia3(), Onebit())}
 )
 """Every PET method by its name in task files."""
 HEAD = HeadClass()
+MERGED: Sequence[Step] = ("bias", "weight", "sums", "scale", "adapter")
+"""In which order dense forms follow the unified representation: whole biases first, as they replace."""
 
 
 def method_named(name: str) -> Method:
@@ -28,6 +31,11 @@ def method_named(name: str) -> Method:
     if name not in METHODS:
         raise InvalidTask(f"unknown delta method {name!r}; this server knows {sorted(METHODS)}")
     return METHODS[name]
+
+
+def in_merge_order(deltas: Sequence[Delta]) -> list[Delta]:
+    """What replaces, what adds, what scales: the order in which ``merge`` applies a task's deltas."""
+    return sorted(deltas, key=lambda delta: MERGED.index(METHODS[delta.method].step))
 
 
 def class_method(class_name: str) -> Method:

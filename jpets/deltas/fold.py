@@ -12,14 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jpets.config import BackboneConfig
-from jpets.deltas import METHODS
-from jpets.deltas.merge import in_merge_order
+from jpets.deltas import METHODS, in_merge_order
 from jpets.deltas.protocol import Params
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Task
-
-WEIGHTS = ("A", "bits", "rows", "signs")
-"""Tensors that stand for a changed weight."""
 
 
 def fold_pooler(task: Task, config: BackboneConfig, params: Params) -> Task:
@@ -48,7 +44,7 @@ def folds_pooler(task: Task) -> bool:
 
     Raises ``InvalidTask`` where the head already has two layers, or none (embedding).
     """
-    changed = any(f"pooler/{name}" in delta.tensors for delta in task.deltas for name in WEIGHTS)
+    changed = any(_changes_weight(delta) for delta in task.deltas)
     if not changed or task.head.pooling != "pooler" or task.head.type == "token-classification":
         return False
     if task.head.dense or not task.head.tensors:
@@ -64,8 +60,12 @@ def pooler_part(delta: Delta) -> Delta | None:
     tensors = {name: array for name, array in delta.tensors.items() if name.startswith("pooler/")}
     if not tensors:
         return None
-    weighted = any(f"pooler/{name}" in tensors for name in WEIGHTS)
-    settings = {**delta.settings, "sites": ["pooler"] if weighted or delta.method == "bitfit" else []}
+    settings = {**delta.settings, "sites": ["pooler"] if _changes_weight(delta) or delta.method == "bitfit" else []}
     if "bias_sites" in settings:
         settings["bias_sites"] = [site for site in settings["bias_sites"] if site == "pooler"]
     return Delta(delta.method, settings, tensors)
+
+
+def _changes_weight(delta: Delta) -> bool:
+    """Whether a delta has any tensor for the pooler beside its bias."""
+    return any(name.startswith("pooler/") and not name.startswith("pooler/bias") for name in delta.tensors)

@@ -27,9 +27,11 @@ from jpets.deltas.protocol import (
     covered_layers,
     covered_sites,
     layer_bytes,
+    layers_of,
     normal,
     site_layers,
     size_step,
+    weight_places,
 )
 from jpets.deltas.view import RowView, SegmentView
 from jpets.errors import InvalidTask
@@ -51,7 +53,7 @@ def lora_delta(
 
     ``alpha`` is one number or one for each (site, layer). Layers that a site leaves out have rank 0 there.
     """
-    layers = tuple(sorted({layer for site in matrices if site != "pooler" for layer in matrices[site]})) or (0,)
+    layers = layers_of(matrices)
     tensors: dict[str, npt.NDArray[Any]] = {}
     ranks: dict[str, list[int]] = {}
     for site, pairs in matrices.items():
@@ -146,10 +148,8 @@ class Lora(Method):
         return view.add(y, bound.launch(operator, view.segments(x), a, b, view.slots))
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
-        layers = covered_layers(delta.settings, config)
         products = {
             (layer, site): delta.tensors[f"{site}/A"][at] @ delta.tensors[f"{site}/B"][at]
-            for site in covered_sites(delta.settings, config)
-            for at, layer in enumerate(site_layers(site, layers))
+            for at, layer, site in weight_places(delta.settings, config)
         }
         return map_kernels(params, config, lambda w, product: w + product, products)

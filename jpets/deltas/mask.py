@@ -29,6 +29,7 @@ from jpets.deltas.protocol import (
     full_shape,
     layer_bytes,
     site_layers,
+    weight_places,
 )
 from jpets.deltas.view import HeavyView
 from jpets.types import Delta
@@ -99,10 +100,8 @@ class Mask(Method):
         return bound.launch(operator, x, y, w, bits, view.runs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
-        layers = covered_layers(delta.settings, config)
         bits = {
             (layer, site): jnp.asarray(delta.tensors[f"{site}/bits"][at])
-            for site in covered_sites(delta.settings, config)
-            for at, layer in enumerate(site_layers(site, layers))
+            for at, layer, site in weight_places(delta.settings, config)
         }
         return map_kernels(params, config, apply_mask, bits)

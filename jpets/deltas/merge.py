@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,18 +10,11 @@ from jaxtyping import Array, Float
 
 from jpets.config import BackboneConfig
 from jpets.deltas.protocol import Params
-from jpets.types import Delta
 
 FUSED = {"query": 0, "key": 1, "value": 2}
 """Query, key and value lie side by side in one ``qkv`` weight; the number is the site's block of columns."""
 
 Change = Callable[[Float[Array, "i o"], Any], Float[Array, "i o"]]
-
-
-def in_merge_order(deltas: Sequence[Delta]) -> list[Delta]:
-    """As in the unified representation: what replaces (whole biases, masks), what adds, what scales."""
-    turns = {"bitfit": 0, "mask": 1, "ia3": 3}
-    return sorted(deltas, key=lambda delta: turns.get(delta.method, 2))
 
 
 def kernel(params: Params, config: BackboneConfig, layer: int, site: str) -> Float[Array, "i o"]:

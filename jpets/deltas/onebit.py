@@ -28,7 +28,9 @@ from jpets.deltas.protocol import (
     covered_layers,
     covered_sites,
     layer_bytes,
+    layers_of,
     site_layers,
+    weight_places,
 )
 from jpets.deltas.view import HeavyView
 from jpets.types import Delta
@@ -40,7 +42,7 @@ TENSORS = ("signs", "scale")
 
 def onebit_delta(differences: Differences) -> Delta:
     """The closest delta to ``differences[site][layer]`` [in, out]: signs, and mean magnitudes, the best of scales."""
-    layers = tuple(sorted({layer for site in differences if site != "pooler" for layer in differences[site]})) or (0,)
+    layers = layers_of(differences)
     tensors: dict[str, npt.NDArray[Any]] = {}
     for site, by_layer in differences.items():
         dense = np.stack([np.asarray(by_layer[layer], np.float32) for layer in site_layers(site, layers)])
@@ -108,11 +110,9 @@ class Onebit(Method):
         return bound.launch(operator, x, y, *(bound.bank[f"{place.site}/{name}"] for name in TENSORS), view.runs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
-        layers = covered_layers(delta.settings, config)
         parts = {
             (layer, site): tuple(jnp.asarray(delta.tensors[f"{site}/{name}"][at]) for name in TENSORS)
-            for site in covered_sites(delta.settings, config)
-            for at, layer in enumerate(site_layers(site, layers))
+            for at, layer, site in weight_places(delta.settings, config)
         }
         return map_kernels(params, config, _add_signs, parts)
 

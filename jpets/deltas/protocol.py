@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -237,6 +237,19 @@ def covered_sites(settings: Mapping[str, Any], config: BackboneConfig) -> tuple[
 def site_layers(site: str, layers: tuple[int, ...]) -> tuple[int, ...]:
     """The layers on a tensor's leading axis for one site; sites outside the layers have one, 0."""
     return (0,) if site in ("pooler", "embeddings_norm") else layers
+
+
+def weight_places(settings: Mapping[str, Any], config: BackboneConfig) -> Iterator[tuple[int, int, str]]:
+    """(place on the tensors' layer axis, layer, site) of every weight that a delta covers."""
+    layers = covered_layers(settings, config)
+    for site in covered_sites(settings, config):
+        for at, layer in enumerate(site_layers(site, layers)):
+            yield at, layer, site
+
+
+def layers_of(parts: Mapping[str, Mapping[int, Any]]) -> tuple[int, ...]:
+    """The layers that ``parts[site][layer]`` cover; 0 where the pooler alone is covered."""
+    return tuple(sorted({layer for site in parts if site != "pooler" for layer in parts[site]})) or (0,)
 
 
 def size_step(size: int) -> int:

@@ -1,8 +1,7 @@
 """The unified representation inside an executable: what the model calls wherever a delta may act (PetS section 3.1).
 
 ``Sites`` runs the steps in their fixed order over all rows of any mixture of tasks: weight, sums, bias, scale, adapter,
-norm.
-It exists only while a program is traced.
+norm. It exists only while a program is traced.
 """
 
 from __future__ import annotations

@@ -304,9 +304,7 @@ class Engine:
         if result is None:
             item.keep = partial(self.responses.keep, key)
             return item
-        self._give_back([item])
-        item.future.set_result(result)
-        self.stats.answered("ok")
+        self._answers.give(item, result)
         return item.future
 
     def _class_slots(self, tasks: Sequence[Task], reserve: Sequence[Task]) -> tuple[tuple[ClassKey, int], ...]:

@@ -83,17 +83,18 @@ class Planner:
         heavy = [is_heavy(pending.row) for pending in waiting]
         if (contended := self._contended_plan(waiting, lengths, heavy)) is not None:
             return contended
-        shapes, most = self.shapes(heavy=any(heavy)), self._settings.max_batch_rows
+        light, most = self.shapes(heavy=False), self._settings.max_batch_rows
+        shapes = self.shapes(heavy=True) if any(heavy) else light
         if self._settings.policy == "fixed":
             batches = ready.in_turn(lengths, shapes, most, self._settings.fixed_batch)
         elif self._settings.policy == "alpha":
             batches = ready.cheapest_split(lengths, shapes, most)
         else:
-            batches = ready.heavy_apart(lengths, heavy, self.shapes(heavy=False), shapes, most)
+            batches = ready.heavy_apart(lengths, heavy, light, shapes, most)
         chosen = next(batch for batch in batches if 0 in batch)
         chosen = fair_batch(chosen, [pending.party for pending in waiting], lengths, shapes, most)
         if busy and self._settings.policy == "auto":
-            own = self.shapes(heavy=any(heavy[q] for q in chosen))
+            own = shapes if any(heavy[q] for q in chosen) else light
             chosen = ready.well_filled(chosen, lengths, own, most)
         return self.place([waiting[q] for q in chosen])
 

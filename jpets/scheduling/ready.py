@@ -73,20 +73,21 @@ def well_filled(batch: Sequence[int], lengths: Sequence[int], shapes: Sequence[S
     the first of them stays.
     """
     urgent = sorted(batch)
-    taken = {shape: fill(urgent, lengths, shape, most) for shape in shapes}
-    holding = [shape for shape in shapes if len(taken[shape]) == len(urgent)]
-    if not holding:
-        return list(batch)
-    whole = min(shape.seconds for shape in holding)
     rate = min(shape.seconds / shape.tokens for shape in shapes)
-    tokens = sum(lengths[q] for q in urgent)
+    tried: list[tuple[float, list[int]]] = []
+    for shape in sorted(shapes, key=lambda shape: shape.seconds):
+        tried.append((shape.seconds, fill(urgent, lengths, shape, most)))
+        if len(tried[-1][1]) == len(urgent):
+            break
+    whole, _ = tried[-1]
 
-    def gain(shape: Shape) -> float:
-        put_off = tokens - sum(lengths[q] for q in taken[shape])
-        return whole - shape.seconds - PUT_OFF * rate * put_off
+    def gain(option: tuple[float, list[int]]) -> float:
+        seconds, kept = option
+        put_off = sum(lengths[q] for q in set(urgent).difference(kept))
+        return whole - seconds - PUT_OFF * rate * put_off
 
-    best = max((shape for shape in shapes if urgent[0] in taken[shape]), key=gain)
-    return taken[best] if gain(best) > 0 else list(batch)
+    # The whole batch comes first: what gains nothing does not displace it.
+    return max((option for option in reversed(tried) if urgent[0] in option[1]), key=gain)[1]
 
 
 def _cost(lengths: Ints, batches: Batches, shapes: Sequence[Shape]) -> float:
