@@ -34,15 +34,16 @@ class TextEncoder:
         found = [self._tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
         self.pad_id: int = next((id for id in found if id is not None), 0)
 
-    def encode(self, query: Query, rule: Preprocessing) -> Tokens:
-        """Token and type ids of a query, special tokens included.
+    def encode(self, query: Query, rule: Preprocessing, longest: int | None = None) -> Tokens:
+        """Token and type ids of a query, special tokens included, at most ``longest`` (the model's limit) of them.
 
         Raises ``InputTooLong`` where truncation was not asked for, ``InvalidInput`` for an empty or malformed query.
         """
+        longest = longest or self.longest
         if (query.text is None) == (query.input_ids is None):
             raise InvalidInput("a query needs either text or input_ids, and not both")
         if query.input_ids is not None:
-            return self._check_ids(query, rule)
+            return self._check_ids(query, min(longest, rule.max_length or longest))
         assert query.text is not None
         text, pair = self._prepare(query.text, query.text_pair, rule)
         try:
@@ -50,7 +51,7 @@ class TextEncoder:
             second = self._tokenizer.encode(pair, add_special_tokens=False) if pair is not None else None
         except (TypeError, UnicodeError) as error:  # a lone surrogate, or no string at all
             raise InvalidInput("the text is not valid Unicode") from error
-        limit = min(self.longest, rule.max_length or self.longest)
+        limit = min(longest, rule.max_length or longest)
         extra = self._tokenizer.num_special_tokens_to_add(second is not None)
         found = len(first) + (len(second) if second else 0) + extra
         if found > limit:
@@ -73,7 +74,7 @@ class TextEncoder:
             return re.sub(r"\{text(?:_pair)?\}", lambda found: parts[found[0]], rule.template), None
         return (rule.prefix or "") + text, pair
 
-    def _check_ids(self, query: Query, rule: Preprocessing) -> Tokens:
+    def _check_ids(self, query: Query, limit: int) -> Tokens:
         ids = _flat_integers("input_ids", query.input_ids)
         types = np.zeros_like(ids)
         if query.token_type_ids is not None:
@@ -82,7 +83,6 @@ class TextEncoder:
             raise InvalidInput(f"input_ids must lie in 0..{self._vocab_size - 1}, found {ids.min()}..{ids.max()}")
         if types.shape != ids.shape or types.min() < 0 or types.max() >= self._type_limit:
             raise InvalidInput(f"token_type_ids must be as many as input_ids and lie in 0..{self._type_limit - 1}")
-        limit = min(self.longest, rule.max_length or self.longest)
         if len(ids) > limit:
             raise InputTooLong(f"input_ids holds {len(ids)} tokens, the limit is {limit}; ids are never truncated")
         return Tokens(ids.astype(np.int32), types.astype(np.int32))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int, Num, UInt
 
 
 def dot(x: Float[Array, "*b i"], w: Float[Array, "i o"]) -> Float[Array, "*b o"]:
@@ -45,6 +45,11 @@ def take_slots(bank: Num[Array, "slots layers *shape"], slots: Int[Array, " g"],
         return rows
     # The barrier keeps XLA from fusing the reinterpretation into the gather, which it then does number by number.
     return jax.lax.bitcast_convert_type(jax.lax.optimization_barrier(rows), jnp.bfloat16)
+
+
+def take_counts(bank: UInt[Array, "slots layers 1"], slots: Int[Array, " g"], layer: int) -> Int[Array, " g"]:
+    """``bank[slots, layer]`` where a bank holds how many entries of a slot count."""
+    return bank.at[slots, layer, 0].get(mode="promise_in_bounds").astype(jnp.int32)
 
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {

@@ -34,9 +34,9 @@ from benching import (
 from served import serve
 
 from jpets.config import EngineSettings
-from jpets.deltas import METHODS, class_method, in_merge_order
+from jpets.deltas import METHODS, in_merge_order, task_lead
 from jpets.deltas.bank import Bank, lower_task, slot_arrays
-from jpets.engine.assembly import Row, assemble
+from jpets.engine.assembly import Row, assemble, led
 from jpets.engine.bucket import FULL, Bucket, make_variant
 from jpets.engine.engine import Engine
 from jpets.engine.program import Family, Program, ProgramKey, compile_program
@@ -49,10 +49,15 @@ for command in (batching, operators, prediction, serving, tenants):
     app.command()(command)
 
 
-class MergedCopies:
-    """``seqs``: one dense copy a task with its delta merged (adapters inline), called one task after the other.
+INLINE = ("adapter", "prefix", "prompt", "head")
+"""What is no change of the weights."""
 
-    Lengths are padded to multiples of 8, one program each; embeddings are shared, or 32 copies would not fit.
+
+class MergedCopies:
+    """``seqs``: one dense copy a task with its delta merged, called one task after the other.
+
+    What has no dense form is inline. Lengths are padded to multiples of 8, one program each; embeddings are shared, or
+    32 copies would not fit.
     """
 
     def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task], per_task: int, lengths: Sequence[int]) -> None:
@@ -64,10 +69,9 @@ class MergedCopies:
         self.calls: list[tuple[Params, dict[Any, Any], Any]] = []
         self.programs: dict[Any, Program] = {}
         for i, task in enumerate(tasks):
-            parts = [p for p in lower_task(task, self.config) if class_method(p.key.method).kind in ("light", "head")]
-            inline = [p for p in parts if p.key.method in ("adapter", "head")]
-            params = shared
-            if any(delta.method != "adapter" for delta in task.deltas):
+            inline = [part for part in lower_task(task, self.config) if part.key.method in INLINE]
+            params, lead = shared, task_lead(task)
+            if any(delta.method not in INLINE for delta in task.deltas):
                 params = self._merged(task, host, shared)
             banks, slots = {}, {}
             for part in inline:
@@ -85,14 +89,14 @@ class MergedCopies:
                 if key not in self.programs:
                     family = Family(self.config, "bfloat16", tuple((k, 2) for k in slots))
                     self.programs[key] = compile_program(family, key)
-                ids = np.arange(1000, 1000 + n, dtype=np.int32)
-                rows = [Row(ids, np.zeros_like(ids), slots, 0)] * per_task
+                ids = np.arange(1000, 1000 + n - lead.tokens, dtype=np.int32)
+                rows = [led(Row(ids, np.zeros_like(ids), slots, 0), lead, pad_id=0)] * per_task
                 assembled = assemble(rows, bucket, key.variant, 0)
                 self.calls.append((params, {k: b.arrays for k, b in banks.items()}, (key, assembled)))
 
     def _merged(self, task: Task, host: Params, shared: Params) -> Params:
         params: Params = {**host, "layers": dict(host["layers"])}
-        for delta in in_merge_order(task.deltas):
+        for delta in in_merge_order([delta for delta in task.deltas if delta.method not in INLINE]):
             params = METHODS[delta.method].merge(delta, self.config, jax.tree.map(jnp.asarray, params))
         own = cast_params({name: params[name] for name in ("layers", "bias")}, "bfloat16")
         return {**shared, **jax.block_until_ready(own)}
@@ -145,7 +149,8 @@ def throughput(
     lengths = draw_lengths(count, length, length_std, loaded.config.max_positions)
     bucket = fitting_bucket(lengths)
     ids = [list(range(1000, 1000 + n)) for n in lengths]
-    mixed = [Query(made[i // per_task_batch].id, input_ids=ids[i]) for i in range(count)]
+    owners = [made[i // per_task_batch] for i in range(count)]  # a prompt takes the places of some of its text
+    mixed = [Query(own.id, input_ids=row[task_lead(own).tokens :]) for own, row in zip(owners, ids, strict=True)]
     bare = [Query(None, input_ids=tokens) for tokens in ids]
     settings = EngineSettings(
         background_compile=False, max_batch_tokens=bucket.tokens, max_batch_rows=count, slots=tasks

@@ -32,6 +32,8 @@ METHOD_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "diff": {"density": 0.005},
     "ia3": {},
     "onebit": {},
+    "prefix": {"tokens": 16},
+    "prompt": {"tokens": 8},
 }
 """PetS Table 4; LoRA with rank 8 on query and value; the others at their usual sites."""
 LABELS = 4

@@ -17,12 +17,13 @@ import numpy as np
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from jpets.config import BackboneConfig, EngineSettings
-from jpets.deltas import METHODS, in_merge_order
+from jpets.deltas import METHODS, in_merge_order, task_lead
 from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.bank import Bank, lower_task, slot_arrays, tightest
 from jpets.deltas.fold import fold_pooler
-from jpets.deltas.protocol import ClassKey, Contribution
+from jpets.deltas.protocol import NO_LEAD, ClassKey, Contribution
 from jpets.engine.assembly import Assembled, Row, assemble
+from jpets.engine.assembly import led as led_by
 from jpets.engine.bucket import Bucket, Variant
 from jpets.engine.delta_order import ORDERED
 from jpets.engine.program import ProgramKey, run_batch
@@ -40,6 +41,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "diff": {"density": 0.03},
     "ia3": {"sites": ["key", "value", "into_attn_out", "into_ffn_out", "ffn_in"]},
     "onebit": {},
+    "prefix": {"tokens": 5, "first_position": 5},
+    "prompt": {"tokens": 2},
 }
 """One row a method: the settings that the shared tests draw random deltas with."""
 
@@ -103,6 +106,8 @@ def method_tasks(backbone: Backbone) -> list[Task]:
         make_head(rng, config.hidden_size, 4),
         make_head(rng, config.hidden_size, 3, pooling="mean"),
         make_head(rng, config.hidden_size, 2, two_layers=True),
+        make_head(rng, config.hidden_size, 3, pooling="mean"),
+        make_head(rng, config.hidden_size, 4, kind="token-classification"),
     ]
     tasks = [
         make_task(backbone, method, [random_delta(method, config, seed)], heads[seed])
@@ -111,6 +116,8 @@ def method_tasks(backbone: Backbone) -> list[Task]:
     many = ("lora", "adapter", "diff", "bitfit", "ia3")
     several = [random_delta(method, config, 20 + i) for i, method in enumerate(many)]
     last = "pooler" if config.pooler else "mean"
+    led = [random_delta("prompt", config, 40, tokens=1), random_delta("prefix", config, 41, tokens=3, layers=[1])]
+    led += [random_delta("prefix", config, 42, tokens=6), random_delta("lora", config, 43)]
     masked = [
         random_delta("mask", config, 30, sites=list(config.linear_sites())),
         random_delta("lora", config, 31),
@@ -118,6 +125,7 @@ def method_tasks(backbone: Backbone) -> list[Task]:
     ]
     return [
         *tasks,
+        make_task(backbone, "led", led, make_head(rng, config.hidden_size, 2, pooling="mean")),
         make_task(backbone, "several", several, make_head(rng, config.hidden_size, 3)),
         make_task(backbone, "masked-lora", masked, make_head(rng, config.hidden_size, 3, pooling=last)),
     ]
@@ -155,11 +163,14 @@ class Bench:
                     self.banks[key].write(slot, slot_arrays(part, key, self.config, self.dtype, self.base))
 
     def row(self, task: str | None, ids: np.ndarray) -> Row:
+        """A row of as many tokens as there are ``ids``; virtual tokens take the places of the first."""
+        lead = task_lead(self.tasks[task]) if task is not None else NO_LEAD
+        text = ids[lead.tokens :].astype(np.int32)
         head = self.tasks[task].head if task is not None else None
         pooling = POOLINGS.index(head.pooling if head else "mean")
         if head and any(f"pooler/{w}" in d.tensors for d in self.tasks[task].deltas for w in ("A", "bits", "rows")):
             pooling = 0 if head.pooling == "pooler" else pooling
-        return Row(ids.astype(np.int32), np.zeros(len(ids), np.int32), self.slots[task], pooling)
+        return led_by(Row(text, np.zeros(len(text), np.int32), self.slots[task], pooling), lead, pad_id=0)
 
     def run(self, rows: Sequence[Row], bucket: Bucket, variant: Variant) -> tuple[Assembled, Outputs]:
         assembled = assemble(rows, bucket, variant, 0)
@@ -194,16 +205,16 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 def dense_hidden(backbone: Backbone, task: Task | None, ids: np.ndarray, types: np.ndarray | None = None) -> Any:
-    """Final hidden states [L, d] and pooler output in numpy f64, from dense merged weights and adapters inline.
+    """Final hidden states [L, d] and pooler output in numpy f64, from dense merged weights and the rest inline.
 
     Independent of the served path: no banks, no packing, no gathers, no jpets.model.
     """
     config, layout = backbone.config, backbone.config.bias_layout()
     params = device_params(backbone)
-    adapters: list[Delta] = []
+    inline: dict[str, list[Delta]] = {"adapter": [], "prefix": [], "prompt": []}
     for delta in in_merge_order(task.deltas if task else ()):
-        if delta.method == "adapter":
-            adapters.append(delta)
+        if delta.method in inline:
+            inline[delta.method].append(delta)
         else:
             params = METHODS[delta.method].merge(delta, config, params)
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
@@ -215,7 +226,7 @@ def dense_hidden(backbone: Backbone, task: Task | None, ids: np.ndarray, types: 
         return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + config.norm_eps) * scale + shift
 
     def adapt(site: str, layer: int, y: np.ndarray, normed: np.ndarray) -> np.ndarray:
-        for delta in adapters:
+        for delta in inline["adapter"]:
             settings = delta.settings
             if site in settings["sites"] and layer in settings["layers"]:
                 at = list(settings["layers"]).index(layer)
@@ -225,8 +236,10 @@ def dense_hidden(backbone: Backbone, task: Task | None, ids: np.ndarray, types: 
                 y = y + hidden @ part["up"] + part["up_bias"]
         return y
 
-    length, d, heads = len(ids), config.hidden_size, config.heads
-    x = p["word"][ids] + p["position"][:length]
+    words = np.concatenate([*(delta.tensors["embeddings/prompt"][0] for delta in inline["prompt"]), p["word"][ids]])
+    length, d, heads = len(words), config.hidden_size, config.heads
+    first = sum(delta.settings.get("first_position", 0) for delta in inline["prefix"])
+    x = words + p["position"][first : first + length]
     if config.type_vocab_size:
         x = x + p["token_type"][types if types is not None else np.zeros(length, int)]
     x = norm(x, p["embeddings_norm"], bias(0, "embeddings_norm"))
@@ -236,6 +249,10 @@ def dense_hidden(backbone: Backbone, task: Task | None, ids: np.ndarray, types: 
             (x @ w["qkv"][:, i * d : (i + 1) * d] + bias(layer, site)).reshape(length, heads, -1)
             for i, site in enumerate(("query", "key", "value"))
         )
+        for delta in inline["prefix"]:
+            if layer in (layers := delta.settings.get("layers", list(range(config.layers)))):
+                own = (delta.tensors[f"attn_kv/{part}"][layers.index(layer)] for part in ("key", "value"))
+                k, v = (np.concatenate([a.reshape(-1, *b.shape[1:]), b]) for a, b in zip(own, (k, v), strict=True))
         scores = np.einsum("qhs,khs->hqk", q, k) / np.sqrt(d // heads)
         probs = np.exp(scores - scores.max(-1, keepdims=True))
         probs /= probs.sum(-1, keepdims=True)
@@ -259,7 +276,7 @@ def dense_answer(backbone: Backbone, task: Task | None, ids: np.ndarray) -> dict
         return {"pooled": hidden.mean(0)}
     head = task.head
     pooled = {"cls": hidden[0], "mean": hidden.mean(0), "pooler": pooler}[head.pooling]
-    read = hidden if head.type == "token-classification" else pooled[None]
+    read = hidden[-len(ids) :] if head.type == "token-classification" else pooled[None]
     if head.dense:
         read = ACTIVATE[head.activation](read @ head.tensors["dense_kernel"] + head.tensors["dense_bias"])
     return {"pooled": pooled, "logits": read @ head.tensors["kernel"] + head.tensors["bias"]}

@@ -13,16 +13,18 @@ from jpets.deltas.ia3 import Ia3
 from jpets.deltas.lora import Lora
 from jpets.deltas.mask import Mask
 from jpets.deltas.onebit import Onebit
-from jpets.deltas.protocol import Method, Step
+from jpets.deltas.prefix import Prefix
+from jpets.deltas.prompt import Prompt
+from jpets.deltas.protocol import NO_LEAD, Lead, Method, Step
 from jpets.errors import InvalidTask
-from jpets.types import Delta
+from jpets.types import Delta, Task
 
 METHODS: Mapping[str, Method] = MappingProxyType(
-    {m.name: m for m in (Adapter(), Lora(), Bitfit(), Mask(), Diff(), Ia3(), Onebit())}
+    {m.name: m for m in (Adapter(), Lora(), Bitfit(), Mask(), Diff(), Ia3(), Onebit(), Prefix(), Prompt())}
 )
 """Every PET method by its name in task files."""
 HEAD = HeadClass()
-MERGED: Sequence[Step] = ("bias", "weight", "sums", "scale", "adapter")
+MERGED: Sequence[Step] = ("bias", "weight", "sums", "scale", "embeddings", "attention", "adapter")
 """In which order dense forms follow the unified representation: whole biases first, as they replace."""
 
 
@@ -36,6 +38,11 @@ def method_named(name: str) -> Method:
 def in_merge_order(deltas: Sequence[Delta]) -> list[Delta]:
     """What replaces, what adds, what scales: the order in which ``merge`` applies a task's deltas."""
     return sorted(deltas, key=lambda delta: MERGED.index(METHODS[delta.method].step))
+
+
+def task_lead(task: Task) -> Lead:
+    """What a task's deltas together set before each query's tokens."""
+    return sum((method_named(delta.method).lead(delta) for delta in task.deltas), NO_LEAD)
 
 
 def class_method(class_name: str) -> Method:

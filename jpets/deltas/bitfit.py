@@ -39,7 +39,7 @@ class Bitfit(Method):
     """Settings: ``sites`` (all by default), ``layers``. Tensors: ``site/bias``, whole biases, which replace."""
 
     name = "bitfit"
-    kind = "bias"
+    kind = "row"
     step = "bias"
 
     def _sites(self, settings: Mapping[str, Any], config: BackboneConfig) -> tuple[str, ...]:

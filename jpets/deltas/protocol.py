@@ -3,7 +3,8 @@
 Data goes three ways through it. A task file's tensors are checked against ``tensors``. ``lower`` turns a delta into
 *contributions*, the arrays of one bank slot for one or more classes (a sparse difference gives one to ``diff`` and one
 to ``bias``). Inside an executable ``Sites`` calls the hooks of every class in the batch in the order of the unified
-representation: ``inputs``, ``weight``, ``total``, then the bias, then ``scale`` and ``after``.
+representation: ``inputs``, ``weight``, ``total``, then the bias, then ``scale`` and ``after``. What a row has once acts
+elsewhere: ``embed`` before the first layer, ``context`` in each layer's attention.
 
 ``merge`` is the independent, dense form of the same delta: it serves one-copy-a-task baselines, tests and training.
 """
@@ -17,15 +18,17 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jpets.config import BackboneConfig
 from jpets.deltas.view import ClassView
 from jpets.errors import InvalidTask
 from jpets.types import Delta
+from pallas_kernels.packed_attention import Prefix
 
-Kind = Literal["light", "heavy", "bias", "head"]
-Step = Literal["weight", "sums", "bias", "scale", "adapter"]
+Kind = Literal["light", "heavy", "row", "head"]
+"""How a class sees a batch: a window of it, runs of tokens in a loop, a slot for every row, or pooled rows."""
+Step = Literal["embeddings", "weight", "sums", "bias", "scale", "attention", "adapter"]
 """Steps of the unified representation; what acts in one step may act in any order."""
 Params = dict[str, Any]
 PARAM_BYTES = 2
@@ -115,6 +118,20 @@ class Work(NamedTuple):
     bytes: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Lead:
+    """What a delta sets before a query's own tokens: so many virtual tokens, and where positions begin."""
+
+    tokens: int = 0
+    first_position: int = 0
+
+    def __add__(self, other: Lead) -> Lead:
+        return Lead(self.tokens + other.tokens, self.first_position + other.first_position)
+
+
+NO_LEAD = Lead()
+
+
 class Bound(Protocol):
     """A class inside an executable: its key, its bank's arrays [slots, layers, ...] and where its rows stand."""
 
@@ -155,6 +172,10 @@ class Method:
         """The slot contents of this delta, in f32."""
         raise NotImplementedError
 
+    def lead(self, delta: Delta) -> Lead:
+        """What this delta sets before each query's tokens."""
+        return NO_LEAD
+
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
         """The arrays of one slot of ``key``'s bank."""
         raise NotImplementedError
@@ -162,6 +183,14 @@ class Method:
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
         """The cost of this class in one layer, all its sites together: ``tokens`` tokens of ``tasks`` slots, bf16."""
         raise NotImplementedError
+
+    def embed(self, bound: Bound, x: Float[Array, "t d"], first_token: Int[Array, " n"]) -> Float[Array, "t d"]:
+        """Word embeddings, before positions and types are added; ``first_token`` of each row, T where there is none."""
+        return x
+
+    def context(self, bound: Bound, layer: int) -> Prefix | None:
+        """Keys and values that each row attends to beside its own."""
+        return None
 
     def inputs(self, bound: Bound, place: Place, x: Float[Array, "t i"]) -> Float[Array, "t i"]:
         """Before step 1, for classes with a site ``into_...``: what goes into a linear site that alone reads it."""
@@ -268,3 +297,13 @@ def full_shape(spec: TensorSpec) -> tuple[int, ...]:
     """A spec's shape where no size is left open."""
     assert None not in spec.shape
     return tuple(size for size in spec.shape if size is not None)
+
+
+def virtual_tokens(method: str, settings: Mapping[str, Any], config: BackboneConfig) -> int:
+    """``settings['tokens']``, the length of a prefix or prompt; checked."""
+    tokens = settings.get("tokens")
+    if not isinstance(tokens, int) or not 0 < tokens < config.max_positions:
+        raise InvalidTask(
+            f"{method}: tokens must be a whole number from 1 to {config.max_positions - 1}, got {tokens!r}"
+        )
+    return tokens

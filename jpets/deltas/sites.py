@@ -17,8 +17,9 @@ from jaxtyping import Array, Float, Int
 
 from jpets.config import BackboneConfig
 from jpets.deltas.protocol import ClassKey, Method, Place
-from jpets.deltas.view import BiasView, ClassView
+from jpets.deltas.view import ClassView, SlotView
 from pallas_kernels.numerics import dot, take_rows, take_slots
+from pallas_kernels.packed_attention import Prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +70,23 @@ class Sites:
         self.classes = [b for b in bound if b.method.kind in ("light", "heavy")]
         self.layout = config.bias_layout()
         self.base_bias = base_bias
-        bias = next((b for b in bound if b.method.kind == "bias"), None)
+        self.row_classes = [b for b in bound if b.method.kind == "row"]
+        bias = next((b for b in self.row_classes if b.method.step == "bias"), None)
         self.row_bias: Float[Array, "n b"] | None = None
         if bias is not None:
-            assert isinstance(bias.view, BiasView)
+            assert isinstance(bias.view, SlotView)
             self.row_bias = take_slots(bias.bank["bias"], bias.view.slots, 0)
+
+    def embed(self, x: Float[Array, "t d"], first_token: Int[Array, " n"]) -> Float[Array, "t d"]:
+        """Word embeddings with the tasks' own in the places of virtual tokens."""
+        for bound in self.row_classes:
+            x = bound.method.embed(bound, x, first_token)
+        return x
+
+    def context(self, layer: int) -> list[Prefix]:
+        """Keys and values beside the rows' own in this layer's attention."""
+        found = (b.method.context(b, layer) for b in self.row_classes if b.acts_on(layer, "attn_kv"))
+        return [prefix for prefix in found if prefix is not None]
 
     def linear(
         self, layer: int, sites: Sequence[str], x: Float[Array, "t i"], w: Float[Array, "i o"]

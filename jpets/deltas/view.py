@@ -96,8 +96,8 @@ class HeavyView:
     size: int = dataclasses.field(metadata={"static": True})
 
 
-class BiasView(NamedTuple):
-    """Each row's slot in the bias bank, in row order; slot 0 is the backbone's own."""
+class SlotView(NamedTuple):
+    """Each row's slot, in row order, for what a row has once: biases, extra keys and values, a prompt."""
 
     slots: Int[Array, " n"]
 
@@ -109,4 +109,4 @@ class HeadView(NamedTuple):
     slots: Int[Array, " r"]
 
 
-ClassView = RowView | SegmentView | HeavyView | BiasView | HeadView
+ClassView = RowView | SegmentView | HeavyView | SlotView | HeadView

@@ -35,7 +35,7 @@ class Answers:
     def fail(self, pendings: Iterable[Pending], error: JpetsError) -> None:
         """Those of a batch that failed half-way which have their answer keep it."""
         for pending in pendings:
-            self.give(pending, failure(pending.task, error, pending.row.length))
+            self.give(pending, failure(pending.task, error, pending.row.text_tokens))
 
     def _ends(self, pending: Pending) -> bool:
         """Lets go of the task; whether somebody still waits for the answer."""

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jpets.deltas import class_method
-from jpets.deltas.protocol import ClassKey
-from jpets.deltas.view import BiasView, ClassView, HeadView, HeavyView, RowView, SegmentView
+from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
+from jpets.deltas.view import ClassView, HeadView, HeavyView, RowView, SegmentView, SlotView
 from jpets.engine.bucket import (
     FULL,
     HEAVY_RUNS,
@@ -35,21 +35,40 @@ Ints = npt.NDArray[np.int32]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One query as the device sees it: tokens, its task's slot in each class, how it is pooled."""
+    """One query as the device sees it: tokens, its task's slot in each class, how it is pooled.
+
+    The first ``lead.tokens`` of ``ids`` hold the places of virtual tokens; positions begin at ``lead.first_position``.
+    """
 
     ids: Ints
     types: Ints
     slots: Mapping[ClassKey, int]
     pooling: int
+    lead: Lead = NO_LEAD
 
     @property
     def length(self) -> int:
         return len(self.ids)
 
+    @property
+    def text_tokens(self) -> int:
+        return self.length - self.lead.tokens
+
+
+def led(row: Row, lead: Lead, pad_id: int) -> Row:
+    """``row`` with the places of its task's virtual tokens before the text's."""
+    places = np.full(lead.tokens, pad_id, np.int32)
+    return dataclasses.replace(
+        row,
+        ids=np.concatenate([places, row.ids]),
+        types=np.concatenate([np.zeros_like(places), row.types]),
+        lead=lead,
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class HeadPlace:
-    """Where a row's logits stand: array ``head`` of the outputs, and either one cell or one per token."""
+    """Where a row's logits stand: array ``head`` of the outputs, and either one cell or one per token of its text."""
 
     head: int
     cells: tuple[Ints, Ints]
@@ -67,11 +86,12 @@ class Assembled:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """Rows in packing order: query numbers, lengths and first tokens."""
+    """Rows in packing order: query numbers, lengths, of these virtual tokens, and first tokens."""
 
     bucket: Bucket
     queries: Ints
     lengths: Ints
+    leads: Ints
     starts: Ints
 
 
@@ -98,11 +118,12 @@ def _lay_out(rows: Sequence[Row], bucket: Bucket) -> _Layout:
     heavy = [_heavy_slots(row) for row in rows]
     queries = np.array(sorted(range(len(rows)), key=lambda q: (ranks[q], heavy[q], q)), np.int32)
     lengths = np.array([rows[q].length for q in queries], np.int32)
+    leads = np.array([rows[q].lead.tokens for q in queries], np.int32)
     if bucket.rectangular:
         starts = np.arange(len(rows), dtype=np.int32) * bucket.longest
     else:
         starts = (np.cumsum(lengths) - lengths).astype(np.int32)
-    return _Layout(bucket, queries, lengths, starts)
+    return _Layout(bucket, queries, lengths, leads, starts)
 
 
 def _class_members(layout: _Layout, rows: Sequence[Row], key: ClassKey) -> Ints:
@@ -170,7 +191,7 @@ def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, pad_id: int)
     for at, q in enumerate(layout.queries):
         span = slice(layout.starts[at], layout.starts[at] + layout.lengths[at])
         ids[span], types[span] = rows[q].ids, rows[q].types
-        positions[span] = np.arange(layout.lengths[at])
+        positions[span] = rows[q].lead.first_position + np.arange(layout.lengths[at])
     groups, cells, row_of_token, row_at = _attention(layout)
     order = np.empty(len(rows), np.int32)
     order[layout.queries] = row_at
@@ -234,10 +255,10 @@ def _view(
         )
     if kind == "heavy":
         return _heavy_view(layout, slot_of, variant.run)
-    if kind == "bias":
+    if kind == "row":
         slots = np.zeros(bucket.rows, np.int32)
         slots[row_at[members]] = list(slot_of.values())
-        return BiasView(slots)  # type: ignore[arg-type]
+        return SlotView(slots)  # type: ignore[arg-type]
     at_rows, slots = np.full(bucket.rows, bucket.rows, np.int32), np.zeros(bucket.rows, np.int32)
     for j, at in enumerate(members):
         at_rows[j], slots[j] = row_at[at], slot_of[int(at)]
@@ -258,10 +279,8 @@ def _row_view(
     for at in members:
         slots[at - first] = slot_of[int(at)]
         if heads is not None:
-            length = layout.lengths[at]
-            heads[layout.queries[at]] = HeadPlace(
-                head, (np.full(length, at - first, np.int32), np.arange(length, dtype=np.int32))
-            )
+            cells = np.arange(layout.leads[at], layout.lengths[at], dtype=np.int32)
+            heads[layout.queries[at]] = HeadPlace(head, (np.full(len(cells), at - first, np.int32), cells))
     return RowView(np.int32(first), slots, layout.bucket.longest)  # type: ignore[arg-type]
 
 
@@ -287,7 +306,8 @@ def _segment_view(
         taken = -(-length // size)
         slots[segment : segment + taken] = slot_of[int(at)]
         if heads is not None:
-            heads[layout.queries[at]] = HeadPlace(head, (flat // size, flat % size))
+            cell = flat[layout.leads[at] :]
+            heads[layout.queries[at]] = HeadPlace(head, (cell // size, cell % size))
         segment += taken
     return SegmentView(tokens, slots, np.int32(first), cells)  # type: ignore[arg-type]
 

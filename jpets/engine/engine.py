@@ -15,11 +15,12 @@ import jax
 import numpy as np
 
 from jpets.config import EngineSettings
+from jpets.deltas import task_lead
 from jpets.deltas.bank import lower_task, slot_arrays, tightest
 from jpets.deltas.fold import fold_pooler
-from jpets.deltas.protocol import ClassKey, Contribution
+from jpets.deltas.protocol import NO_LEAD, ClassKey, Contribution, Lead
 from jpets.engine.answers import Answers
-from jpets.engine.assembly import Row
+from jpets.engine.assembly import Row, led
 from jpets.engine.background import BackgroundCompiler
 from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
 from jpets.engine.cost_profile import DeltaCosts, load_profile
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 COARSE_REPEATS = 2
 """Timed runs of each core program at a first start; ``jpets profile`` measures better."""
+LEAST_ROOM = 3
+"""Tokens that a task must leave for a text: one, between two special ones."""
 MOST_PADDING = 2
 """A class is merged into one that covers it unless its rows would then cost more than this times as much."""
 
@@ -228,6 +231,7 @@ class Engine:
         Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it), ``OutOfSpace`` (no free slot).
         """
         folded, parts = self._lower(task)
+        lead = task_lead(task)
         keys = self.tasks.fit(parts)
         slots = self.tasks.reserve(keys)
         try:
@@ -240,7 +244,7 @@ class Engine:
         except BaseException:
             self.tasks.release(slots)
             raise
-        self.tasks.publish(Resident(tenant, task, slots, folded.head.pooling, version))
+        self.tasks.publish(Resident(tenant, task, slots, folded.head.pooling, self._room(lead), lead, version))
 
     def check_task(self, task: Task) -> None:
         """Raises what ``add_task`` would raise if it were called now; changes nothing."""
@@ -266,8 +270,17 @@ class Engine:
                 f"this engine serves {self.backbone.name!r} ({self.backbone.fingerprint[:19]}...)"
             )
         check_answers(task)
+        if self._room(lead := task_lead(task)) < LEAST_ROOM:
+            raise InvalidTask(
+                f"task {task.id!r} puts {lead.tokens} virtual tokens before a text, at position {lead.first_position}; "
+                f"of {self.text.longest} tokens {self._room(lead)} are left, {LEAST_ROOM} are needed"
+            )
         folded = fold_pooler(task, self.backbone.config, dict(self.backbone.params))
         return folded, lower_task(folded, self.backbone.config)
+
+    def _room(self, lead: Lead) -> int:
+        """Most tokens of a text behind ``lead``: within the engine's limit and the backbone's positions."""
+        return min(self.text.longest, self.backbone.config.max_positions - lead.first_position) - lead.tokens
 
     def _give_back(self, prepared: Iterable[Pending | Future[Result]]) -> None:
         """Lets go of the tasks of queries that will not run."""
@@ -283,7 +296,8 @@ class Engine:
             if query.task is not None:
                 resident = self.tasks.acquire(tenant, query.task)
             task = resident.task if resident else None
-            tokens = self.text.encode(query, task.preprocessing if task else Preprocessing())
+            longest = resident.longest if resident else self.text.longest
+            tokens = self.text.encode(query, task.preprocessing if task else Preprocessing(), longest)
         except BaseException as error:
             if resident is not None:
                 self.tasks.done(resident)
@@ -295,6 +309,8 @@ class Engine:
             return future
         pooling = POOLINGS.index(resident.pooling if resident else "mean")
         row = Row(tokens.ids, tokens.types, resident.slots if resident else {}, pooling)
+        if resident is not None and resident.lead != NO_LEAD:
+            row = led(row, resident.lead, self.text.pad_id)
         return Pending(query.task, resident, row, deadline, priority, tenant)
 
     def _look_up(self, item: Pending) -> Pending | Future[Result]:

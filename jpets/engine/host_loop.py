@@ -226,7 +226,7 @@ class HostLoop:
             except Exception as error:  # one row's head must not cost the others their answers
                 log.exception("a row could not be answered")
                 problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")
-                result = failure(pending.task, problem, pending.row.length, timing)
+                result = failure(pending.task, problem, pending.row.text_tokens, timing)
             self._answers.give(pending, result)
         self._planner.ran([p.row for p in pendings], program, done - max(batch.dispatched, self._fetched))
         self._fetched = done
@@ -249,4 +249,4 @@ class HostLoop:
             cells = outputs.logits[place.head][place.cells][:, : task.head.outputs]
             logits = np.array(cells if task.head.type == "token-classification" else cells[0])
         pooled = np.asarray(outputs.pooled[row])
-        return row_result(task, pending.row.length, timing, bool(outputs.finite[row]), pooled, logits)
+        return row_result(task, pending.row.text_tokens, timing, bool(outputs.finite[row]), pooled, logits)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jpets.deltas.bank import tightest
-from jpets.deltas.protocol import ClassKey, Contribution
+from jpets.deltas.protocol import NO_LEAD, ClassKey, Contribution, Lead
 from jpets.errors import NotFound, OutOfSpace, UnknownClass
 from jpets.types import Pooling, Task
 
@@ -23,6 +23,9 @@ class Resident:
     slots: Mapping[ClassKey, int]
     pooling: Pooling
     """Which vector the head on the device reads; not always the task's own (``fold_pooler``)."""
+    longest: int
+    """Most tokens of a text, what the deltas set before it taken off."""
+    lead: Lead = NO_LEAD
     version: int | None = None
     queries: int = 0
     removed: bool = False

@@ -43,7 +43,7 @@ class Layer(nnx.Module):
     def __call__(self, index: int, x: Float[Array, "t d"], batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
         parts = sites.linear(index, ("query", "key", "value"), x, self.qkv[...])
         q, k, v = (part.astype(self.qkv.dtype) for part in parts)
-        context = packed_attention(q, k, v, batch.groups, batch.cells, sites.config.heads)
+        context = packed_attention(q, k, v, batch.groups, batch.cells, sites.config.heads, sites.context(index))
         (y,) = sites.linear(index, ("attn_out",), context, self.attn_out[...])
         x = sites.close(index, "attn_out", y, x, self.attn_norm[...])
         (h,) = sites.linear(index, ("ffn_in",), x, self.ffn_in[...])
@@ -68,7 +68,8 @@ class Encoder(nnx.Module):
 
     def embed(self, batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
         """Sum of the embeddings, normed, f32."""
-        x = self.word[...][batch.ids].astype(jnp.float32) + self.position[...][batch.positions].astype(jnp.float32)
+        x = sites.embed(self.word[...][batch.ids].astype(jnp.float32), batch.rows.first_token)
+        x = x + self.position[...][batch.positions].astype(jnp.float32)
         if self.config.type_vocab_size:
             x = x + self.token_type[...][batch.types].astype(jnp.float32)
         return sites.norm(0, "embeddings_norm", x, self.embeddings_norm[...])

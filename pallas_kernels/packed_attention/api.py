@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.packed_attention.reference import AttentionGroup, packed_attention_reference
+from pallas_kernels.packed_attention.reference import AttentionGroup, Prefix, packed_attention_reference
 
-__all__ = ["AttentionGroup", "packed_attention"]
+__all__ = ["AttentionGroup", "Prefix", "packed_attention"]
 
 
 def packed_attention(
@@ -16,11 +18,13 @@ def packed_attention(
     groups: tuple[AttentionGroup, ...],
     cells: Int[Array, " t"] | None,
     heads: int,
+    prefixes: Sequence[Prefix] = (),
 ) -> Float[Array, "t d"]:
     """Multi-head self-attention, in the dtype of ``q`` with f32 scores and softmax.
 
     ``groups`` hold the queries padded to [N, L] each (at most three: one long text among short ones in a single view
     costs 20 x). ``cells[t]`` is token t's place in the flattened groups; what a token of no query gets means nothing.
+    Rows also attend to their part of each of ``prefixes``, whose rows stand in the order of the groups'.
     With one group of ``tokens=None`` the tokens already are [N, L], and nothing is gathered.
     """
-    return packed_attention_reference(q, k, v, groups, cells, heads)
+    return packed_attention_reference(q, k, v, groups, cells, heads, prefixes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,8 +22,21 @@ class AttentionGroup(NamedTuple):
     lengths: Int[Array, " n"]
 
 
+class Prefix(NamedTuple):
+    """Keys and values that rows attend to beside their own: of row n the first ``counts[n]``, the others finite."""
+
+    key: Float[Array, "n p d"]
+    value: Float[Array, "n p d"]
+    counts: Int[Array, " n"]
+
+
 def attend(
-    q: Float[Array, "n l d"], k: Float[Array, "n l d"], v: Float[Array, "n l d"], lengths: Int[Array, " n"], heads: int
+    q: Float[Array, "n l d"],
+    k: Float[Array, "n l d"],
+    v: Float[Array, "n l d"],
+    lengths: Int[Array, " n"],
+    heads: int,
+    prefixes: Sequence[Prefix] = (),
 ) -> Float[Array, "n l d"]:
     """Scaled dot-product attention with keys past ``lengths`` masked out.
 
@@ -32,9 +46,12 @@ def attend(
     n, length, d = q.shape
     size = d // heads
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    q, k, v = (part.reshape(n, length, heads, size) for part in (q, k, v))
+    sources = [*prefixes, Prefix(k, v, lengths)]
+    seen = jnp.concatenate([jnp.arange(s.key.shape[1]) < s.counts[:, None] for s in sources], axis=1)  # [N, P + L]
+    k = jnp.concatenate([s.key.astype(q.dtype) for s in sources], axis=1)
+    v = jnp.concatenate([s.value.astype(q.dtype) for s in sources], axis=1)
+    q, k, v = (part.reshape(n, -1, heads, size) for part in (q, k, v))
     scores = jnp.einsum("nqhd,nkhd->nhqk", q, k, precision=precision, preferred_element_type=jnp.float32)
-    seen = jnp.arange(length)[None, :] < lengths[:, None]  # [N, L]
     scores = jnp.where(seen[:, None, None, :], scores * size**-0.5, jnp.finfo(jnp.float32).min)
     weights = jnp.exp(scores - scores.max(-1, keepdims=True))
     context = jnp.einsum(
@@ -51,6 +68,7 @@ def packed_attention_reference(
     groups: tuple[AttentionGroup, ...],
     cells: Int[Array, " t"] | None,
     heads: int,
+    prefixes: Sequence[Prefix] = (),
 ) -> Float[Array, "t d"]:
     """See ``packed_attention``."""
     t, d = q.shape
@@ -58,10 +76,13 @@ def packed_attention_reference(
         (group,) = groups
         n = group.lengths.shape[0]
         rows = (n, t // n, d)
-        return attend(q.reshape(rows), k.reshape(rows), v.reshape(rows), group.lengths, heads).reshape(t, d)
+        return attend(q.reshape(rows), k.reshape(rows), v.reshape(rows), group.lengths, heads, prefixes).reshape(t, d)
     contexts = []
+    first = 0
     for tokens, lengths in groups:
         assert tokens is not None and cells is not None
         query, key, value = (take_rows(part, tokens) for part in (q, k, v))
-        contexts.append(attend(query, key, value, lengths, heads).reshape(-1, d))
+        own = [Prefix(*(part[first : first + len(lengths)] for part in prefix)) for prefix in prefixes]
+        contexts.append(attend(query, key, value, lengths, heads, own).reshape(-1, d))
+        first += len(lengths)
     return take_rows(jnp.concatenate(contexts), cells)

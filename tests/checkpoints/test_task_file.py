@@ -22,7 +22,7 @@ from pallas_kernels import numerics
 
 MakeTask = Callable[..., Task]
 OTHER = "sha256:" + "f" * 64
-ALL = ("adapter", "lora", "bitfit", "mask", "diff", "ia3", "onebit")
+ALL = ("adapter", "lora", "bitfit", "mask", "diff", "ia3", "onebit", "prefix", "prompt")
 
 
 def rebuild(data: bytes, tensors: dict[str, Any] | None = None, **document: Any) -> bytes:

@@ -41,6 +41,10 @@ CASES = {
     "ia3": (lowered("ia3"), 4_718_592, 32 * 2 * 4_608 + 1024 * 8 * 4_608),
     # a mask's product; a bit a weight and six scales for every task, the shared weight not again
     "onebit": (linear("onebit", 0), 14_495_514_624, 32 * (884_736 + 24) + 1024 * 69_120),
+    # scores and contexts over 16 keys for each token; keys, values and how many there are
+    "prefix": (lowered("prefix"), 50_331_648, 32 * (2 * 24_576 + 2) + 1024 * 4_608),
+    # eight embeddings for each task, read and written
+    "prompt": (lowered("prompt"), 196_608, 32 * (12_288 + 24_576)),
 }
 
 
@@ -59,8 +63,10 @@ def test_from_memory_bound_to_compute_bound() -> None:
     assert sorted(intensity, key=lambda m: intensity[m]) == [
         "bitfit",
         "ia3",
+        "prompt",
         "diff",
         "lora",
+        "prefix",
         "adapter",
         "mask",
         "onebit",

@@ -1,0 +1,86 @@
+"""Prompt tuning: embeddings of virtual tokens before those of the text (Lester et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jpets.config import BackboneConfig
+from jpets.deltas.protocol import (
+    SUM_BYTES,
+    ArraySpec,
+    Bound,
+    ClassKey,
+    Contribution,
+    Lead,
+    Method,
+    TensorSpec,
+    Work,
+    full_shape,
+    normal,
+    size_step,
+    virtual_tokens,
+)
+from jpets.deltas.view import SlotView
+from jpets.types import Delta
+from pallas_kernels.numerics import take_counts, take_slots
+
+SITE = "embeddings"
+
+
+class Prompt(Method):
+    """Settings: ``tokens``. Tensors: ``embeddings/prompt`` [1, tokens, d], in the place of word embeddings.
+
+    Virtual tokens get the first positions and type 0, and are tokens like others: a head that reads the first token
+    reads a virtual one, a mean takes them in. Token heads answer for the text's own tokens alone.
+    """
+
+    name = "prompt"
+    kind = "row"
+    step = "embeddings"
+    repeatable = False
+
+    def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
+        tokens = virtual_tokens("prompt", settings, config)
+        return {f"{SITE}/prompt": TensorSpec((1, tokens, config.hidden_size))}
+
+    def init(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
+    ) -> Delta:
+        settings = {"tokens": 8, **settings}
+        specs = self.tensors(settings, config)
+        return Delta("prompt", settings, {name: normal(rng, scale, full_shape(spec)) for name, spec in specs.items()})
+
+    def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
+        tokens = delta.settings["tokens"]
+        key = ClassKey("prompt", ((SITE, size_step(tokens)),), (0,))
+        return [Contribution(key, {**delta.tensors, f"{SITE}/count": np.full((1, 1), tokens, np.uint16)})]
+
+    def lead(self, delta: Delta) -> Lead:
+        return Lead(tokens=delta.settings["tokens"])
+
+    def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
+        ((_, tokens),) = key.sites
+        return {
+            f"{SITE}/prompt": ArraySpec((1, tokens, config.hidden_size)),
+            f"{SITE}/count": ArraySpec((1, 1), "uint16"),
+        }
+
+    def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
+        """A query's virtual tokens, copied once for each task; what they cost in the layers is in its length."""
+        numbers = sum(size for _, size in key.sites) * config.hidden_size
+        kept = self.bank_arrays(key, config)[f"{SITE}/prompt"].nbytes
+        return Work(tasks * numbers, tasks * (kept + SUM_BYTES * numbers))
+
+    def embed(self, bound: Bound, x: Float[Array, "t d"], first_token: Int[Array, " n"]) -> Float[Array, "t d"]:
+        view = bound.view
+        assert isinstance(view, SlotView)
+        own = take_slots(bound.bank[f"{SITE}/prompt"], view.slots, 0)  # [N, P, d]
+        each = jnp.arange(own.shape[1])
+        held = each < take_counts(bound.bank[f"{SITE}/count"], view.slots, 0)[:, None]  # [N, P]
+        at = jnp.where(held, first_token[:, None] + each, x.shape[0])
+        return x.at[at.reshape(-1)].set(own.reshape(-1, x.shape[1]).astype(x.dtype), mode="drop")
