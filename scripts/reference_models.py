@@ -83,6 +83,16 @@ def peft_base() -> Model:
     return load(transformers.BertForSequenceClassification, FIXTURES / "tiny-bert", num_labels=4)
 
 
+def peft_states(model: Model, inputs: Inputs) -> Arrays:
+    """Last hidden states of an encoder that PEFT wraps, without token types: it ignores them beside virtual tokens."""
+    return last_states(model, {name: tensor for name, tensor in inputs.items() if name != "token_type_ids"})
+
+
+def peft_encoder_base() -> Model:
+    """The model under the fixtures' PEFT adapters that have no head."""
+    return load(BertModel, FIXTURES / "tiny-bert")
+
+
 def adapter_base(cls: Model) -> Model:
     """``cls`` (AdapterHub's own class, or ``BertModel``) on ``tiny-bert``, ready to take adapters."""
     import adapters
@@ -135,6 +145,10 @@ def _outputs(fixture: str, inputs: Inputs) -> Arrays:
         from peft import PeftModel
 
         return peft_outputs(PeftModel.from_pretrained(peft_base(), str(folder)).eval(), inputs)
+    if kind == "peft-encoder":
+        from peft import PeftModel
+
+        return peft_states(PeftModel.from_pretrained(peft_encoder_base(), str(folder)).eval(), inputs)
     if kind == "adapterhub":
         import adapters
 

@@ -29,7 +29,8 @@ class Reference:
 
 def live(fixture: str) -> bool:
     """Whether the libraries that a fixture was made with are here."""
-    extra = {"peft-lora": ["peft"], "adapterhub": ["adapters"]}.get(fixture.partition("/")[0], [])
+    libraries = {"peft-lora": ["peft"], "peft-encoder": ["peft"], "adapterhub": ["adapters"]}
+    extra = libraries.get(fixture.partition("/")[0], [])
     return all(find_spec(name) is not None for name in ("torch", "transformers", *extra))
 
 
@@ -56,6 +57,7 @@ def reference(fixture: str, source: Source) -> Reference:
             outputs = reference_models.outputs(fixture, tensors)
             inputs = {name: tensor.numpy() for name, tensor in tensors.items()}
     ids, lengths = inputs["input_ids"].astype(np.int32), inputs["attention_mask"].sum(1)
-    types = inputs.get("token_type_ids", np.zeros_like(ids)).astype(np.int32)
+    typed = "token_type_ids" in inputs and not fixture.startswith("peft-encoder")
+    types = inputs["token_type_ids"].astype(np.int32) if typed else np.zeros_like(ids)
     rows = [Row(i[:n], t[:n], {}, 0) for i, t, n in zip(ids, types, lengths, strict=True)]
     return Reference(rows, outputs)

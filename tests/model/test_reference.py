@@ -20,7 +20,7 @@ from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.diff import diff_delta
 from jpets.deltas.lora import lora_delta
 from jpets.deltas.sites import BoundClass
-from jpets.engine.assembly import Row, assemble
+from jpets.engine.assembly import Row, assemble, led
 from jpets.engine.bucket import Bucket, Variant, widest
 from jpets.model.encoder import split
 from jpets.model.forward import bind_sites, encode
@@ -40,6 +40,7 @@ HF_SITES = {
 LAYERS = range(3)
 
 
+WIDER = Bucket(128, ((5, 27), (2, 29)))
 BUCKETS = [Bucket(6 * 24, ((6, 24),)), Bucket(96, ((5, 22), (2, 24)))]
 
 
@@ -78,8 +79,9 @@ def served_hidden(delta: Delta, rows: Sequence[Row]) -> list[np.ndarray]:
     """Hidden states of ``rows`` with one delta, through bank, packing and windows."""
     backbone = tiny()
     own = Bench(backbone, [make_task(backbone, "t", [delta], Head("embedding"))])
-    variant = widest(list(own.banks), heavy=True)
-    assembled = on_device(assemble([replace(row, slots=own.slots["t"]) for row in rows], BUCKETS[1], variant, 0))
+    variant, lead = widest(list(own.banks), heavy=True), class_method(delta.method).lead(delta)
+    rows = [led(replace(row, slots=own.slots["t"]), lead, pad_id=0) for row in rows]
+    assembled = on_device(assemble(rows, WIDER if lead.tokens else BUCKETS[1], variant, 0))
     bound = [
         BoundClass(key, own.banks[key].arrays, view, class_method(key.method))
         for key, view in zip(variant.classes(), assembled.views, strict=True)
@@ -93,6 +95,37 @@ def compare(delta: Delta, fixture: str, source: Source) -> None:
     wanted = reference(fixture, source)
     for query, found in enumerate(served_hidden(delta, wanted.rows)):
         np.testing.assert_allclose(found, wanted.outputs["last_hidden_state"][query, : len(found)], atol=1e-4)
+
+
+@against("peft-encoder/ia3")
+def test_ia3_agrees_with_peft(fixture: str, source: Source) -> None:
+    """The suffix ``output.dense`` names both sub-layers' last linear, whose input a feed-forward factor scales."""
+    tensors = load_file(FIXTURES / fixture / "adapter_model.safetensors")
+    sites = {"attention.self.key": "key", "attention.self.value": "value"}
+    sites |= {"attention.output.dense": "into_attn_out", "output.dense": "into_ffn_out"}
+    own = {
+        f"{site}/scale": np.stack(
+            [tensors[f"base_model.model.encoder.layer.{layer}.{module}.ia3_l"].reshape(-1) for layer in LAYERS]
+        )
+        for module, site in sites.items()
+    }
+    compare(Delta("ia3", {"sites": list(sites.values())}, own), fixture, source)
+
+
+@against("peft-encoder/prefix")
+def test_prefix_agrees_with_peft(fixture: str, source: Source) -> None:
+    """One row a virtual token: keys and values in turn, layer by layer. BERT counts them as positions."""
+    kept = load_file(FIXTURES / fixture / "adapter_model.safetensors")["prompt_embeddings"]
+    tokens = len(kept)
+    parts = kept.reshape(tokens, len(LAYERS), 2, -1).transpose(2, 1, 0, 3)
+    own = {"attn_kv/key": parts[0], "attn_kv/value": parts[1]}
+    compare(Delta("prefix", {"tokens": tokens, "first_position": tokens}, own), fixture, source)
+
+
+@against("peft-encoder/prompt")
+def test_prompt_agrees_with_peft(fixture: str, source: Source) -> None:
+    kept = load_file(FIXTURES / fixture / "adapter_model.safetensors")["prompt_embeddings"]
+    compare(Delta("prompt", {"tokens": len(kept)}, {"embeddings/prompt": kept[None]}), fixture, source)
 
 
 def peft_delta(fixture: str) -> Delta:
