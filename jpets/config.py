@@ -124,6 +124,8 @@ class EngineSettings:
     in_flight: int = 2
     """Batches dispatched but not yet fetched, per replica."""
     background_compile: bool = True
+    device_memory_gb: float = 0.0
+    """Device memory (10^9 bytes) for parameters, banks and running batches; 0: what the device has."""
     program_memory_mb: int = 896
     """Host memory for compiled programs (MiB, estimated). What is needed to be ready stays whatever it takes."""
     delta_streams: int = 1

@@ -80,6 +80,9 @@ def main(
         list[str] | None,
         typer.Option("--bucket", help="a static shape instead of the menu: 8x32 (padded), 1024:32x32+8x128 (packed)"),
     ] = None,
+    device_memory_gb: Annotated[
+        float | None, typer.Option(help="device memory (10^9 bytes) for everything, 0 for all there is  [0]")
+    ] = None,
     program_memory_mb: Annotated[
         int | None, typer.Option(help="host memory (MiB) that compiled programs may take  [896]")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Counts
 from collections.abc import Iterator
 
@@ -76,6 +77,7 @@ class ServiceCollector(Collector):
         if service.started is not None:
             yield from _counters(service.started)
             yield from _classes(service.started)
+            yield from _device_memory(service.started)
 
 
 def _counters(engine: Engine) -> Iterator[Metric]:
@@ -90,6 +92,7 @@ def _counters(engine: Engine) -> Iterator[Metric]:
         ("jpets_real_tokens", "Tokens of queries", stats.real_tokens),
         ("jpets_computed_tokens", "Tokens computed, padding included", stats.computed_tokens),
         ("jpets_request_path_compiles", "Compilations that queries had to wait for", stats.request_path_compiles),
+        ("jpets_out_of_device_memory", "Batches that the device had no room for", stats.out_of_memory),
         ("jpets_background_compiles", "Programs added in the background", compiler.compiled),
         ("jpets_background_compile_failures", "Programs that could not be compiled", compiler.failed),
         ("jpets_response_cache_hits", "Queries answered from the response cache", responses.hits),
@@ -104,6 +107,23 @@ def _counters(engine: Engine) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily("jpets_queue_depth", "Queries waiting for a batch", value=len(engine.pending))
     yield GaugeMetricFamily("jpets_resident_tasks", "Tasks on the device", value=len(engine.tasks.all()))
+
+
+def _device_memory(engine: Engine) -> Iterator[Metric]:
+    taken = GaugeMetricFamily(
+        "jpets_device_bytes", "Device memory: arrays exactly, working memory as compiled", labels=["device", "part"]
+    )
+    limits = GaugeMetricFamily("jpets_device_limit_bytes", "Device memory that may be used", labels=["device"])
+    found = GaugeMetricFamily("jpets_device_bytes_in_use", "What the device itself counts", labels=["device"])
+    for number, replica in enumerate(engine.replicas):
+        for part, size in engine.memory.use(replica.programs)._asdict().items():
+            taken.add_metric([str(number), part], size)
+        if math.isfinite(engine.memory.limit):
+            limits.add_metric([str(number)], engine.memory.limit)
+        counted = replica.device.memory_stats()
+        if counted:
+            found.add_metric([str(number)], counted["bytes_in_use"])
+    yield from (taken, limits, found)
 
 
 def _classes(engine: Engine) -> Iterator[Metric]:

@@ -6,7 +6,6 @@ import logging
 import os
 import pathlib
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -16,15 +15,17 @@ import numpy as np
 
 from jpets.config import EngineSettings
 from jpets.deltas import task_lead
-from jpets.deltas.bank import lower_task, slot_arrays, tightest
+from jpets.deltas.bank import lower_task, slot_arrays
 from jpets.deltas.fold import fold_pooler
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Contribution, Lead
 from jpets.engine.answers import Answers
 from jpets.engine.assembly import Row, led
 from jpets.engine.background import BackgroundCompiler
 from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
+from jpets.engine.classes import class_slots
 from jpets.engine.cost_profile import DeltaCosts, load_profile
 from jpets.engine.delta_order import delta_streams
+from jpets.engine.device_memory import DeviceMemory, device_limit, slot_bytes, tree_bytes
 from jpets.engine.host_loop import HostLoop, PrefetchHook
 from jpets.engine.memory import return_free_memory
 from jpets.engine.pending import Pending, PendingQueue
@@ -37,7 +38,7 @@ from jpets.engine.response_cache import ResponseCache, response_key
 from jpets.engine.results import check_answers, failure
 from jpets.engine.stats import Stats
 from jpets.engine.tasks import DEFAULT_TENANT, Resident, TaskTable
-from jpets.errors import EngineFailure, InvalidTask, JpetsError, Saturated
+from jpets.errors import EngineFailure, InvalidTask, JpetsError, OutOfSpace, Saturated
 from jpets.model.batch import POOLINGS
 from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Preprocessing, Query, Result, Task
@@ -48,8 +49,6 @@ COARSE_REPEATS = 2
 """Timed runs of each core program at a first start; ``jpets profile`` measures better."""
 LEAST_ROOM = 3
 """Tokens that a task must leave for a text: one, between two special ones."""
-MOST_PADDING = 2
-"""A class is merged into one that covers it unless its rows would then cost more than this times as much."""
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, of how many)."""
@@ -90,7 +89,9 @@ class Engine:
         self._start_tasks = first
         device = jax.local_devices()[0]
         streams = delta_streams(self.settings, device.platform)
-        family = Family(config, self.settings.dtype, self._class_slots(first, list(reserve)), streams)
+        limit = device_limit(device, self.settings.device_memory_gb)
+        slots = class_slots(first, list(reserve), config, dict(backbone.params), self.settings, limit)
+        family = Family(config, self.settings.dtype, slots, streams)
         most_tokens = max(longest, self.settings.max_batch_tokens)
         self.menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, self.settings.max_batch_rows)
         light, heavy = (widest([key for key, _ in family.slots], heavy=h) for h in (False, True))
@@ -99,6 +100,9 @@ class Engine:
         self.core = self._every if buckets else [ProgramKey(*pair) for pair in core]
         self.cache_dir = cache_dir or default_cache_dir()
         self.replicas = [Replica(family, backbone.params, self.text.pad_id, jax.sharding.SingleDeviceSharding(device))]
+        self.memory = DeviceMemory(
+            tree_bytes(self.replicas[0].params), self.replicas[0].bank_bytes(), limit, self.settings.in_flight
+        )
         self.stats = Stats()
         self.hooks: list[PrefetchHook] = []
         """Called on the owner thread with every batch's queries before it is assembled."""
@@ -113,7 +117,7 @@ class Engine:
         profile = load_profile(self.profile_path)
         self.deltas = DeltaCosts(profile, family) if profile else None
         """What heavy rows add to a program's time; None until ``jpets profile`` measured it."""
-        memory = ProgramMemory(self.replicas, self.settings.program_memory_mb * 2**20)
+        memory = ProgramMemory(self.replicas, self.settings.program_memory_mb * 2**20, self.memory)
         self.compiler = BackgroundCompiler(
             family, self.store, self.cache_dir / "programs", self._add_tried, memory, device.platform
         )
@@ -139,6 +143,7 @@ class Engine:
         for done, key in enumerate(self.core):
             progress("executables", done, len(self.core))
             self._prepare(key)
+        self.memory.check(self.replicas[0].programs)
         self.costs.save()
         progress("executables", len(self.core), len(self.core))
         for loop in self._loops:
@@ -233,7 +238,7 @@ class Engine:
         folded, parts = self._lower(task)
         lead = task_lead(task)
         keys = self.tasks.fit(parts)
-        slots = self.tasks.reserve(keys)
+        slots = self._reserve(keys)
         try:
             contents = {
                 key: (slots[key], slot_arrays(part, key, self.family.config, self.family.dtype, self._base_bias))
@@ -248,11 +253,22 @@ class Engine:
 
     def check_task(self, task: Task) -> None:
         """Raises what ``add_task`` would raise if it were called now; changes nothing."""
-        self.tasks.release(self.tasks.reserve(self.tasks.fit(self._lower(task)[1])))
+        self.tasks.release(self._reserve(self.tasks.fit(self._lower(task)[1])))
 
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """Queries already submitted still get their answer. Raises ``NotFound``."""
         self.tasks.remove(tenant, task)
+
+    def _reserve(self, keys: Sequence[ClassKey]) -> dict[ClassKey, int]:
+        """A free slot of each class. Raises ``OutOfSpace`` with what the device holds."""
+        try:
+            return self.tasks.reserve(keys)
+        except OutOfSpace as error:
+            wanted = sum(slot_bytes(key, self.family.config, self.family.dtype) for key in keys)
+            raise OutOfSpace(
+                f"{error.message}. The task takes {wanted / 1e6:.1f} MB; in use, with free slots of other classes: "
+                f"{self.memory.use(self.replicas[0].programs)}"
+            ) from None
 
     def _wait_for(self, done: Future[None]) -> None:
         """Waits as long as there is a thread that can do it."""
@@ -322,24 +338,6 @@ class Engine:
             return item
         self._answers.give(item, result)
         return item.future
-
-    def _class_slots(self, tasks: Sequence[Task], reserve: Sequence[Task]) -> tuple[tuple[ClassKey, int], ...]:
-        """The fixed classes and their banks' sizes. A class that another one covers is served by that one."""
-        config, params = self.backbone.config, dict(self.backbone.params)
-        counts: Counter[ClassKey] = Counter()
-        for task, weight in [*((task, 1) for task in tasks), *((task, 0) for task in reserve)]:
-            for part in lower_task(fold_pooler(task, config, params), config):
-                counts[part.key] += weight
-        kept: dict[ClassKey, int] = {}
-        for key in sorted(counts, key=ClassKey.volume, reverse=True):
-            cover = tightest(key, [own for own in kept if own.volume() <= MOST_PADDING * key.volume()])
-            kept[cover or key] = kept.get(cover or key, 0) + counts[key]
-        return tuple(sorted((key, self._bank_size(count)) for key, count in kept.items()))
-
-    def _bank_size(self, tasks: int) -> int:
-        """Room for twice the tasks, in powers of two: one task more must not make every stored program stale."""
-        wanted = max(self.settings.slots, 2 * tasks) + 1
-        return 1 << (wanted - 1).bit_length()
 
     def _prepare(self, key: ProgramKey) -> None:
         """Loads or compiles a program, and runs it: the first run is slow, and its cost must be known."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
@@ -20,12 +21,13 @@ import numpy as np
 from jpets.config import EngineSettings
 from jpets.engine.answers import Answers
 from jpets.engine.assembly import Assembled
+from jpets.engine.device_memory import is_out_of_memory
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
 from jpets.engine.replica import Replica
 from jpets.engine.results import failure, row_result
 from jpets.engine.stats import BatchRecord, Stats
-from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError
+from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError, Saturated
 from jpets.model.forward import Outputs
 from jpets.scheduling.trigger import lazy_wait
 from jpets.types import Result, Timing
@@ -45,6 +47,13 @@ class InFlight:
     assembled: Assembled
     outputs: Outputs
     dispatched: float
+
+
+def _as_failure(error: Exception) -> JpetsError:
+    """What the queries of a batch that could not run hear."""
+    if isinstance(error, JpetsError):
+        return error
+    return EngineFailure(f"the batch could not be run: {type(error).__name__}")
 
 
 class HostLoop:
@@ -153,6 +162,7 @@ class HostLoop:
         if not waiting:
             return None
         taken: list[Pending] = []
+        plan: Plan | None = None
         try:
             if self._wait_for_more(waiting):
                 return None
@@ -166,18 +176,52 @@ class HostLoop:
             for hook in list(self._hooks):
                 hook(taken)
             self._replica.apply_staged()
-            assembled = self._replica.assemble([p.row for p in taken], plan.program)
-            now = time.monotonic()
-            outputs = self._replica.dispatch(plan.program, assembled)
+            started = self._start(plan)
         except Exception as error:  # one bad batch must not take the server down
-            if not isinstance(error, JpetsError):
-                log.exception("batch failed")
-                error = EngineFailure(f"the batch could not be run: {type(error).__name__}")
-            self._answers.fail(taken or self._pending.remove(waiting), error)
+            log.exception("a batch did not start")
+            if plan is not None and taken:
+                self._failed(plan, error)
+            else:
+                self._answers.fail(self._pending.remove(waiting), _as_failure(error))
             return None
         if plan.wanted is not None:
             self._want(plan)
-        return InFlight(plan, assembled, outputs, now)
+        return started
+
+    def _start(self, plan: Plan) -> InFlight:
+        assembled = self._replica.assemble([p.row for p in plan.pendings], plan.program)
+        now = time.monotonic()
+        return InFlight(plan, assembled, self._replica.dispatch(plan.program, assembled), now)
+
+    def _failed(self, plan: Plan, error: Exception) -> None:
+        """A batch that did not run: where the device had no room for it, its halves do; else its queries hear why."""
+        pendings = plan.pendings
+        if is_out_of_memory(error):
+            self._stats.had_no_memory()
+            if len(pendings) > 1:
+                middle = len(pendings) // 2
+                for part in (pendings[:middle], pendings[middle:]):
+                    try:
+                        self._replica.stage(partial(self._run_again, part))
+                    except Saturated as closed:
+                        self._answers.fail(part, closed)
+                return
+            error = Saturated("the device has no memory for this query even alone; try again, or send a shorter one")
+        self._answers.fail(pendings, _as_failure(error))
+
+    def _run_again(self, pendings: Sequence[Pending]) -> None:
+        """Owner thread, between batches: a part of a batch that was too large for the device."""
+        self._room.acquire()
+        plan = self._planner.place(pendings)
+        try:
+            started = self._start(plan)
+        except Exception as error:
+            log.exception("a part of a batch did not start")
+            self._room.release()
+            self._failed(plan, error)
+            return
+        self._running += 1
+        self._fetch.put(started)
 
     def _wait_for_more(self, waiting: Sequence[Pending]) -> bool:
         """Lazy trigger: sleeps if more queries should join first; true when the caller has to look again."""
@@ -205,8 +249,8 @@ class HostLoop:
             try:
                 self._deliver(batch, jax.tree.map(np.asarray, batch.outputs))
             except Exception as error:  # the device failed; the queries are answered, the loop goes on
-                log.exception("device failed")
-                self._answers.fail(batch.plan.pendings, EngineFailure(f"the device failed: {type(error).__name__}"))
+                log.exception("a batch failed on the device")
+                self._failed(batch.plan, error)
             finally:
                 self._room.release()
                 self._running -= 1

@@ -157,6 +157,11 @@ class Program:
         return self.stored_bytes * HOST_BYTES_PER_STORED_BYTE
 
     @functools.cached_property
+    def memory(self) -> Any:
+        """The compiler's figures of a run's device memory; None where it has none."""
+        return self.compiled.memory_analysis()
+
+    @functools.cached_property
     def label(self) -> str:
         """A short name for timings and logs: bucket, kind of variant, and a digest that tells variants apart."""
         variant = self.key.variant

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from jpets.engine.device_memory import DeviceMemory
 from jpets.engine.memory import return_free_memory
 from jpets.engine.program import Program, ProgramKey
 from jpets.engine.replica import Replica
@@ -14,14 +15,16 @@ IDLE_SECONDS = 60.0
 
 
 class ProgramMemory:
-    """Keeps the programs of ``replicas`` within ``budget`` bytes of host memory.
+    """Keeps the programs of ``replicas`` within ``budget`` bytes of host memory, and what runs of them take on a device
+    within its limit.
 
     Programs that were there from the start (the core) always stay: together they take any batch. Only one thread calls
     this, the one that adds programs.
     """
 
-    def __init__(self, replicas: Sequence[Replica], budget: int) -> None:
+    def __init__(self, replicas: Sequence[Replica], budget: int, device: DeviceMemory) -> None:
         self._replicas = replicas
+        self._device = device
         self._budget = budget
         self._added: set[ProgramKey] = set()
         self.evicted = 0
@@ -48,12 +51,14 @@ class ProgramMemory:
         horizon = time.monotonic() - IDLE_SECONDS
         idle = [p for key, p in programs.items() if evict and key in self._added and p.last_used < horizon]
         leaving: list[ProgramKey] = []
+        staying = {**programs, program.key: program}
         for each in sorted(idle, key=lambda p: p.last_used):
-            if missing <= 0:
+            if missing <= 0 and self._device.holds(list(staying.values())):
                 break
             leaving.append(each.key)
             missing -= each.host_bytes
-        if missing > 0:
+            del staying[each.key]
+        if missing > 0 or not self._device.holds(list(staying.values())):
             return None
         for key in leaving:
             for replica in self._replicas:

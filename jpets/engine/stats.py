@@ -40,11 +40,17 @@ class Stats:
         self.real_tokens = 0
         self.computed_tokens = 0
         self.request_path_compiles = 0
+        self.out_of_memory = 0
+        """Batches that the device had no room for."""
         self.observers: list[Callable[[BatchRecord], None]] = []
 
     def answered(self, outcome: str) -> None:
         with self._lock:
             self.answers[outcome] += 1
+
+    def had_no_memory(self) -> None:
+        with self._lock:
+            self.out_of_memory += 1
 
     def ran(self, record: BatchRecord) -> None:
         with self._lock:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jpets.engine.bucket import Bucket, Variant
+from jpets.engine.device_memory import DeviceMemory
 from jpets.engine.program import HOST_BYTES_PER_STORED_BYTE, Program, ProgramKey
 from jpets.engine.program_memory import IDLE_SECONDS, ProgramMemory
 
+MB = 2**20
 CORE, FIRST, SECOND, THIRD = (ProgramKey(Bucket(tokens, ((1, tokens),)), Variant()) for tokens in (8, 16, 32, 64))
+
+
+class Compiled:
+    """A program whose runs take a megabyte of the device for each stored byte."""
+
+    def __init__(self, size: int) -> None:
+        self._found = SimpleNamespace(argument_size_in_bytes=0, temp_size_in_bytes=size * MB, output_size_in_bytes=0)
+
+    def memory_analysis(self) -> object:
+        return self._found
 
 
 class Shelf:
@@ -32,7 +46,7 @@ class Shelf:
 
 
 def program(key: ProgramKey, size: int, idle: float = 0.0) -> Program:
-    compiled: Any = None
+    compiled: Any = Compiled(size)
     return Program(key, compiled, stored_bytes=size, last_used=time.monotonic() - idle)
 
 
@@ -45,7 +59,7 @@ def shelf() -> Shelf:
 def memory(shelf: Shelf) -> ProgramMemory:
     """Room for ten stored bytes; a core program of four, and two later ones of three that have been idle for long."""
     replica: Any = shelf
-    own = ProgramMemory([replica], 10 * HOST_BYTES_PER_STORED_BYTE)
+    own = ProgramMemory([replica], 10 * HOST_BYTES_PER_STORED_BYTE, DeviceMemory(0, {}, math.inf, 2))
     shelf.kept[CORE] = program(CORE, 4, idle=9 * IDLE_SECONDS)
     for key, idle in ((FIRST, 3), (SECOND, 2)):
         shelf.kept[key] = program(key, 3, idle=idle * IDLE_SECONDS)
@@ -79,3 +93,25 @@ def test_what_is_in_use_stays(memory: ProgramMemory, shelf: Shelf) -> None:
     shelf.kept[FIRST].last_used = time.monotonic()
     assert memory.make_room(program(THIRD, 3), evict=True) == [SECOND]
     assert memory.make_room(program(SECOND, 3), evict=True) == []
+
+
+def test_runs_must_fit_on_the_device_two_at_a_time(shelf: Shelf, memory: ProgramMemory) -> None:
+    """The backbone takes 1 MB; two programs of 4 and 3 MB want chunks of 4.8 and 3.6."""
+    replica: Any = shelf
+    for limit, fits in ((9.5, True), (9.3, False)):
+        device = DeviceMemory(MB, {}, limit * MB, 2)
+        own = ProgramMemory([replica], 1000 * HOST_BYTES_PER_STORED_BYTE, device)
+        assert (own.make_room(program(THIRD, 3), evict=False) == []) == fits
+    use = DeviceMemory(MB, {}, math.inf, 2).use(shelf.programs)
+    assert use.backbone == MB and use.working == pytest.approx(8.4 * MB, abs=2)
+
+
+def test_an_idle_program_leaves_for_one_that_the_device_has_no_room_for(shelf: Shelf) -> None:
+    replica: Any = shelf
+    device = DeviceMemory(MB, {}, 13 * MB, 2)
+    own = ProgramMemory([replica], 1000 * HOST_BYTES_PER_STORED_BYTE, device)
+    shelf.kept[FIRST] = program(FIRST, 6, idle=2 * IDLE_SECONDS)
+    own.added(shelf.kept[FIRST])
+    assert own.make_room(program(THIRD, 5), evict=False) is None
+    assert own.make_room(program(THIRD, 5), evict=True) == [FIRST]
+    assert own.make_room(program(THIRD, 12), evict=True) is None

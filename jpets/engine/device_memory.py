@@ -1,0 +1,137 @@
+"""Device memory: what an engine takes of it, exactly, and what still fits under its limit."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jpets.config import BackboneConfig, DType
+from jpets.deltas import class_method
+from jpets.deltas.bank import storage_dtype
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.program import Program
+from jpets.errors import OutOfSpace
+from jpets.model.encoder import Params, cast_params
+from jpets.scheduling.memory import working_bytes
+
+GIGABYTE = 10**9
+WORKING_SHARE = 1 / 8
+"""Part of the limit that banks leave to running programs, whose needs are known only once they are compiled."""
+
+
+class DeviceUse(NamedTuple):
+    """Bytes of one device: shared parameters, all banks with their free slots, and what running programs take."""
+
+    backbone: int
+    banks: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {size / GIGABYTE:.2f}" for name, size in self._asdict().items())
+        return f"{self.total / GIGABYTE:.2f} GB ({parts})"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device had no room for what it was asked to do."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def device_limit(device: jax.Device, gigabytes: float) -> float:
+    """Bytes that an engine may take: ``gigabytes``, or for 0 what the device has; a CPU sets no limit."""
+    if gigabytes:
+        return gigabytes * GIGABYTE
+    return (device.memory_stats() or {}).get("bytes_limit", math.inf)
+
+
+def param_bytes(params: Params, dtype: DType) -> int:
+    """Device bytes of a backbone's parameters in the engine's number format."""
+    kept = jax.eval_shape(functools.partial(cast_params, dtype=dtype), params)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+
+
+def tree_bytes(arrays: Any) -> int:
+    return sum(int(leaf.nbytes) for leaf in jax.tree.leaves(arrays))
+
+
+def slot_bytes(key: ClassKey, config: BackboneConfig, dtype: str) -> int:
+    """Device bytes of one slot of a class."""
+    specs = class_method(key.method).bank_arrays(key, config).values()
+    return sum(math.prod(spec.shape) * storage_dtype(spec, dtype).itemsize for spec in specs)
+
+
+def banks_bytes(slots: Mapping[ClassKey, int], config: BackboneConfig, dtype: str) -> int:
+    """Device bytes of banks with so many slots each, slot 0 included."""
+    return sum(count * slot_bytes(key, config, dtype) for key, count in slots.items())
+
+
+def fit_slots(
+    least: Mapping[ClassKey, int],
+    wanted: Mapping[ClassKey, int],
+    config: BackboneConfig,
+    dtype: str,
+    backbone: int,
+    limit: float,
+) -> dict[ClassKey, int]:
+    """``wanted`` slots of each class, or, where a limit of so many bytes is too small for them, fewer free ones.
+
+    Raises ``OutOfSpace`` where ``least`` do not fit either.
+    """
+    room = limit * (1 - WORKING_SHARE) - backbone
+    most = max(wanted.values(), default=0)
+    while True:
+        chosen = {key: max(least[key], min(count, most)) for key, count in wanted.items()}
+        taken = banks_bytes(chosen, config, dtype)
+        if taken <= room:
+            return chosen
+        if most <= 1:
+            raise OutOfSpace(
+                f"the tasks known at start take {taken / GIGABYTE:.2f} GB of device memory beside the backbone's "
+                f"{backbone / GIGABYTE:.2f} GB; {limit / GIGABYTE:.2f} GB may be used, an eighth of it by running "
+                "batches: raise the limit or load fewer tasks"
+            )
+        most //= 2
+
+
+class DeviceMemory:
+    """What one replica's arrays and programs take of ``limit`` bytes, with ``at_a_time`` batches on the device."""
+
+    def __init__(self, backbone: int, banks: Mapping[ClassKey, int], limit: float, at_a_time: int) -> None:
+        self._backbone = backbone
+        self._banks = banks
+        self._at_a_time = at_a_time
+        self.limit = limit
+
+    def use(self, programs: Iterable[Program]) -> DeviceUse:
+        """Arrays exactly; programs by their compiler's figures, in chunks that any of them can run in."""
+        needs = [self._need(program) for program in programs]
+        return DeviceUse(self._backbone, sum(self._banks.values()), working_bytes(needs, self._at_a_time))
+
+    def holds(self, programs: Sequence[Program]) -> bool:
+        """Whether these programs may be resident together."""
+        return self.use(programs).total <= self.limit
+
+    def check(self, programs: Sequence[Program]) -> None:
+        """Raises ``OutOfSpace`` where the limit is too small for these programs."""
+        use = self.use(programs)
+        if use.total > self.limit:
+            raise OutOfSpace(
+                f"the engine needs {use} of device memory and may take {self.limit / GIGABYTE:.2f} GB; "
+                "raise the limit, or allow fewer slots or fewer tokens in a batch"
+            )
+
+    def _need(self, program: Program) -> int:
+        """Bytes that a run takes beside the resident arrays: inputs, temporary arrays, outputs."""
+        found = program.memory
+        if found is None:
+            return 0
+        resident = self._backbone + sum(self._banks[key] for key in program.key.variant.classes())
+        inputs = max(0, found.argument_size_in_bytes - resident)
+        return int(found.temp_size_in_bytes + found.output_size_in_bytes + inputs)
