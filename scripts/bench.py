@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import typer
 from bench_batching import batching
+from bench_capacity import capacity, memory
 from bench_operators import operators
 from bench_prediction import prediction
 from bench_serving import serving
@@ -45,7 +46,7 @@ from jpets.model.encoder import Params, cast_params
 from jpets.types import Query, Task
 
 app = typer.Typer(add_completion=False, help=__doc__)
-for command in (batching, operators, prediction, serving, tenants):
+for command in (batching, capacity, memory, operators, prediction, serving, tenants):
     app.command()(command)
 
 

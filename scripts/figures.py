@@ -106,10 +106,68 @@ def draw_operators(found: Sequence[Document]) -> None:
     figure.legend(loc="outside upper center", fontsize=8, ncols=len(names))
 
 
+PETS_TASKS = {"bert-base": 2164, "distilbert": 4344, "bert-large": 560}
+"""PetS table 5: the most tasks in 32 GB."""
+
+
+def draw_capacity(found: Sequence[Document]) -> None:
+    """PetS table 5: tasks in a budget, and what each takes of it."""
+    _, (counts, each) = pyplot.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    names = [document["settings"]["backbone"] for document in found]
+    bars = {
+        "merged copies": [d["systems"]["seqs"]["tasks"] for d in found],
+        "PetS (its table 5)": [PETS_TASKS.get(name, 0) for name in names],
+        "jpets, five methods": [d["systems"]["mixed"]["tasks"] for d in found],
+    }
+    for at, (name, tasks) in enumerate(bars.items()):
+        places = np.arange(len(names)) + (at - 1) * 0.27
+        for bar in counts.bar(places, tasks, 0.27, label=name):
+            counts.text(
+                bar.get_x() + 0.135, bar.get_height(), f"{bar.get_height():,.0f}", ha="center", va="bottom", fontsize=7
+            )
+    counts.set_yscale("log")
+    counts.set_ylabel(f"tasks in {found[0]['settings']['budget_gb']:g} GB")
+    counts.set_xticks(range(len(names)), names)
+    counts.margins(y=0.15)
+    counts.legend(fontsize=7)
+    systems = list(found[0]["systems"])
+    width = 0.8 / len(systems)
+    for at, system in enumerate(systems):
+        sizes = [d["systems"][system]["bytes_per_task"] / 1e6 for d in found]
+        places = np.arange(len(names)) + (at - (len(systems) - 1) / 2) * width
+        for bar in each.bar(places, sizes, width, label="merged copy" if system == "seqs" else system):
+            height = bar.get_height()
+            each.text(bar.get_x() + width / 2, height, f"{height:.3g}", ha="center", va="bottom", fontsize=6)
+    each.set_yscale("log")
+    each.set_ylabel("MB a task")
+    each.set_xticks(range(len(names)), names)
+    each.margins(y=0.35)
+    each.legend(fontsize=7, ncols=3)
+
+
+def draw_memory(found: Sequence[Document]) -> None:
+    """TurboTransformers figure 7: working memory of one text after the other."""
+    _, axes = pyplot.subplots(1, len(found), figsize=(6.5 * len(found), 3.6), squeeze=False, layout="constrained")
+    labels = {"chunks": "chunks that are kept", "arena": "one arena a request", "executables": "XLA, by bucket"}
+    for axis, document in zip(axes[0], found, strict=True):
+        lengths = document["settings"]["lengths"]
+        order = np.argsort(lengths, kind="stable")
+        for system, figures in document["systems"].items():
+            label = f"{labels[system]} ({figures['new_mb']:.2f} MB new a request)"
+            axis.plot(np.array(lengths)[order], np.array(figures["footprints"])[order], marker=".", label=label)
+        axis.set_xlabel("tokens of the text")
+        axis.set_ylabel("working memory, MB")
+        axis.set_title(f"{document['settings']['backbone']}, {len(lengths)} texts in random order", fontsize=9)
+        axis.legend(fontsize=7)
+        axis.grid(alpha=0.3)
+
+
 DRAWN: Mapping[str, Callable[[Sequence[Document]], None]] = {
     "batching": draw_batching,
     "serving": draw_serving,
     "operators": draw_operators,
+    "capacity": draw_capacity,
+    "memory": draw_memory,
 }
 
 

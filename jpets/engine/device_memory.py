@@ -19,7 +19,7 @@ from jpets.model.encoder import Params, cast_params
 from jpets.scheduling.memory import working_bytes
 
 GIGABYTE = 10**9
-WORKING_SHARE = 1 / 8
+WORKING_SHARE = 1 / 16
 """Part of the limit that banks leave to running programs, whose needs are known only once they are compiled."""
 
 
@@ -94,7 +94,7 @@ def fit_slots(
         if most <= 1:
             raise OutOfSpace(
                 f"the tasks known at start take {taken / GIGABYTE:.2f} GB of device memory beside the backbone's "
-                f"{backbone / GIGABYTE:.2f} GB; {limit / GIGABYTE:.2f} GB may be used, an eighth of it by running "
+                f"{backbone / GIGABYTE:.2f} GB; {limit / GIGABYTE:.2f} GB may be used, a sixteenth of it by running "
                 "batches: raise the limit or load fewer tasks"
             )
         most //= 2
