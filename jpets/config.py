@@ -126,6 +126,9 @@ class EngineSettings:
     background_compile: bool = True
     device_memory_gb: float = 0.0
     """Device memory (10^9 bytes) for parameters, banks and running batches; 0: what the device has."""
+    merged_memory_gb: float = 0.0
+    """Device memory (10^9 bytes) for merged weights of hot tasks, those whose heavy deltas cost more than a batch of
+    their own; 0: none. It takes a cost profile to know them."""
     program_memory_mb: int = 896
     """Host memory for compiled programs (MiB, estimated). What is needed to be ready stays whatever it takes."""
     delta_streams: int = 1

@@ -83,6 +83,9 @@ def main(
     device_memory_gb: Annotated[
         float | None, typer.Option(help="device memory (10^9 bytes) for everything, 0 for all there is  [0]")
     ] = None,
+    merged_memory_gb: Annotated[
+        float | None, typer.Option(help="device memory (10^9 bytes) for merged weights of hot tasks  [0]")
+    ] = None,
     program_memory_mb: Annotated[
         int | None, typer.Option(help="host memory (MiB) that compiled programs may take  [896]")
     ] = None,

@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import typer
 from bench_batching import batching
@@ -23,7 +21,6 @@ from bench_prediction import prediction
 from bench_serving import serving
 from bench_tenants import tenants
 from benching import (
-    RandomBackbone,
     console,
     draw_lengths,
     interleave,
@@ -32,80 +29,19 @@ from benching import (
     random_tasks,
     report,
 )
+from merged_copies import MergedCopies
 from served import serve
 
 from jpets.config import EngineSettings
-from jpets.deltas import METHODS, in_merge_order, task_lead
-from jpets.deltas.bank import Bank, lower_task, slot_arrays
-from jpets.engine.assembly import Row, assemble, led
-from jpets.engine.bucket import FULL, Bucket, make_variant
+from jpets.deltas import task_lead
+from jpets.engine.bucket import Bucket
 from jpets.engine.engine import Engine
-from jpets.engine.program import Family, Program, ProgramKey, compile_program
 from jpets.engine.xla_flags import set_xla_flags
-from jpets.model.encoder import Params, cast_params
-from jpets.types import Query, Task
+from jpets.types import Query
 
 app = typer.Typer(add_completion=False, help=__doc__)
 for command in (batching, capacity, memory, operators, prediction, serving, tenants):
     app.command()(command)
-
-
-INLINE = ("adapter", "prefix", "prompt", "head")
-"""What is no change of the weights."""
-
-
-class MergedCopies:
-    """``seqs``: one dense copy a task with its delta merged, called one task after the other.
-
-    What has no dense form is inline. Lengths are padded to multiples of 8, one program each; embeddings are shared, or
-    32 copies would not fit.
-    """
-
-    def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task], per_task: int, lengths: Sequence[int]) -> None:
-        self.config = backbone.config
-        host: Params = backbone.params
-        base_bias = np.asarray(host["bias"])
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        shared = jax.device_put(cast_params(host, "bfloat16"), device)
-        self.calls: list[tuple[Params, dict[Any, Any], Any]] = []
-        self.programs: dict[Any, Program] = {}
-        for i, task in enumerate(tasks):
-            inline = [part for part in lower_task(task, self.config) if part.key.method in INLINE]
-            params, lead = shared, task_lead(task)
-            if any(delta.method not in INLINE for delta in task.deltas):
-                params = self._merged(task, host, shared)
-            banks, slots = {}, {}
-            for part in inline:
-                banks[part.key] = Bank(part.key, 2, self.config, "bfloat16", base_bias, device)
-                banks[part.key].write(1, slot_arrays(part, part.key, self.config, "bfloat16", base_bias))
-                slots[part.key] = 1
-            for n in (
-                lengths[i * per_task : (i + 1) * per_task]
-                if per_task == 1
-                else [max(lengths[i * per_task : (i + 1) * per_task])]
-            ):
-                padded = -(-n // 8) * 8
-                bucket = Bucket(per_task * padded, ((per_task, padded),))
-                key = ProgramKey(bucket, make_variant(dict.fromkeys(slots, FULL)))
-                if key not in self.programs:
-                    family = Family(self.config, "bfloat16", tuple((k, 2) for k in slots))
-                    self.programs[key] = compile_program(family, key)
-                ids = np.arange(1000, 1000 + n - lead.tokens, dtype=np.int32)
-                rows = [led(Row(ids, np.zeros_like(ids), slots, 0), lead, pad_id=0)] * per_task
-                assembled = assemble(rows, bucket, key.variant, 0)
-                self.calls.append((params, {k: b.arrays for k, b in banks.items()}, (key, assembled)))
-
-    def _merged(self, task: Task, host: Params, shared: Params) -> Params:
-        params: Params = {**host, "layers": dict(host["layers"])}
-        for delta in in_merge_order([delta for delta in task.deltas if delta.method not in INLINE]):
-            params = METHODS[delta.method].merge(delta, self.config, jax.tree.map(jnp.asarray, params))
-        own = cast_params({name: params[name] for name in ("layers", "bias")}, "bfloat16")
-        return {**shared, **jax.block_until_ready(own)}
-
-    def __call__(self) -> None:
-        for params, banks, (key, assembled) in self.calls:
-            outputs = self.programs[key](params, banks, assembled)
-            np.asarray(outputs.logits[0])
 
 
 def fitting_bucket(lengths: Sequence[int]) -> Bucket:
@@ -140,7 +76,7 @@ def throughput(
     rounds: int = 15,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Queries a second of one macro-batch of all tasks, of merged copies in turn, and without deltas."""
+    """Queries a second of one macro-batch of all tasks, of merged copies (in turn, at once, stacked), and bare."""
     if init != "random":
         raise typer.BadParameter("only randomly initialised backbones are benchmarked")
     set_xla_flags()
@@ -166,8 +102,11 @@ def throughput(
             "backbone": lambda: engine.infer(bare),
         }
         chosen = systems.split(",")
-        if "seqs" in chosen:
-            known["seqs"] = MergedCopies(loaded, made, per_task_batch, lengths)
+        if {"seqs", "pars", "stacked"} & set(chosen):
+            copies = MergedCopies(loaded, made, per_task_batch, lengths)
+            known |= {"seqs": copies.in_turn, "pars": copies.concurrently}
+            if "stacked" in chosen:
+                known["stacked"] = copies.stacked()
         seconds = interleave({name: known[name] for name in chosen}, rounds)
         engine.close()
     figures: dict[str, Any] = {}

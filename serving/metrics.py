@@ -106,6 +106,8 @@ def _counters(engine: Engine) -> Iterator[Metric]:
         "jpets_response_cache_bytes", "Host memory of kept answers, estimated", value=responses.bytes
     )
     yield GaugeMetricFamily("jpets_queue_depth", "Queries waiting for a batch", value=len(engine.pending))
+    copies = sum(len(merged.copies) for merged in engine.merged.values())
+    yield GaugeMetricFamily("jpets_merged_tasks", "Hot tasks that have merged weights", value=copies)
     yield GaugeMetricFamily("jpets_resident_tasks", "Tasks on the device", value=len(engine.tasks.all()))
 
 

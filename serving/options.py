@@ -42,6 +42,7 @@ class Options(BaseSettings):
     latency_target: float = Field(0.1, gt=0)
     buckets: list[str] = []
     device_memory_gb: float = Field(0.0, ge=0)
+    merged_memory_gb: float = Field(0.0, ge=0)
     program_memory_mb: int = Field(896, ge=0)
     response_cache_mb: int = Field(0, ge=0)
     reserve: Reserve = "auto"
@@ -84,6 +85,7 @@ class Options(BaseSettings):
             lazy_wait=self.lazy_wait,
             latency_target=self.latency_target,
             device_memory_gb=self.device_memory_gb,
+            merged_memory_gb=self.merged_memory_gb,
             program_memory_mb=self.program_memory_mb,
             response_cache_mb=self.response_cache_mb,
         )

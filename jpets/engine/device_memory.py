@@ -24,10 +24,12 @@ WORKING_SHARE = 1 / 16
 
 
 class DeviceUse(NamedTuple):
-    """Bytes of one device: shared parameters, all banks with their free slots, and what running programs take."""
+    """Bytes of one device: shared parameters, all banks with their free slots, merged copies of hot tasks, and what
+    running programs take."""
 
     backbone: int
     banks: int
+    merged: int
     working: int
 
     @property
@@ -108,11 +110,13 @@ class DeviceMemory:
         self._banks = banks
         self._at_a_time = at_a_time
         self.limit = limit
+        self.merged = 0
+        """Bytes of merged copies of hot tasks, as long as they are kept."""
 
     def use(self, programs: Iterable[Program]) -> DeviceUse:
         """Arrays exactly; programs by their compiler's figures, in chunks that any of them can run in."""
         needs = [self._need(program) for program in programs]
-        return DeviceUse(self._backbone, sum(self._banks.values()), working_bytes(needs, self._at_a_time))
+        return DeviceUse(self._backbone, sum(self._banks.values()), self.merged, working_bytes(needs, self._at_a_time))
 
     def holds(self, programs: Sequence[Program]) -> bool:
         """Whether these programs may be resident together."""

@@ -25,9 +25,10 @@ from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
 from jpets.engine.classes import class_slots
 from jpets.engine.cost_profile import DeltaCosts, load_profile
 from jpets.engine.delta_order import delta_streams
-from jpets.engine.device_memory import DeviceMemory, device_limit, slot_bytes, tree_bytes
+from jpets.engine.device_memory import GIGABYTE, DeviceMemory, device_limit, slot_bytes, tree_bytes
 from jpets.engine.host_loop import HostLoop, PrefetchHook
 from jpets.engine.memory import return_free_memory
+from jpets.engine.merged import MergedCopies
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
 from jpets.engine.profile import CostTable, measure
@@ -121,6 +122,10 @@ class Engine:
         self.compiler = BackgroundCompiler(
             family, self.store, self.cache_dir / "programs", self._add_tried, memory, device.platform
         )
+        budget = self.settings.merged_memory_gb * GIGABYTE
+        self.merged = {
+            replica: MergedCopies(replica, dict(backbone.params), budget, self.memory) for replica in self.replicas
+        }
         self._planner = self._make_planner(self.replicas[0])
         self._loops = [self._loop(replica) for replica in self.replicas]
         self._ready = False
@@ -156,6 +161,8 @@ class Engine:
         return_free_memory()
         self.stats.count_compiles_on({ident for loop in self._loops for ident in loop.idents()})
         self._ready = True
+        for copies in self.merged.values():
+            copies.start()
         if self.settings.background_compile:
             rest = [key for key in self._every if key not in self.core]
             lone = [key for key in rest if key.bucket.rectangular and key.variant.has("heavy")]
@@ -166,6 +173,8 @@ class Engine:
         """Refuses new queries, answers the waiting ones with an error and those on the device normally."""
         self._ready = False
         self.compiler.close()
+        for copies in self.merged.values():
+            copies.close()
         down = Saturated("the server is shutting down; send the request to another one")
         self._answers.fail(self.pending.close(), down)
         for loop in self._loops:
@@ -365,7 +374,7 @@ class Engine:
         return program
 
     def _make_planner(self, replica: Replica) -> Planner:
-        return Planner(replica, self.costs, self.deltas, self.settings, self.menu)
+        return Planner(replica, self.costs, self.deltas, self.settings, self.menu, self.merged[replica])
 
     def _loop(self, replica: Replica) -> HostLoop:
         planner = self._make_planner(replica)

@@ -171,7 +171,7 @@ class HostLoop:
             if not taken:
                 return None
             if len(taken) < len(plan.pendings):  # clients left while it was planned
-                plan = self._planner.place(taken)
+                plan = self._planner.place(taken, plan.copy)
             self._planner.serving(taken)
             for hook in list(self._hooks):
                 hook(taken)
@@ -189,15 +189,16 @@ class HostLoop:
         return started
 
     def _start(self, plan: Plan) -> InFlight:
-        assembled = self._replica.assemble([p.row for p in plan.pendings], plan.program)
+        assembled = self._replica.assemble(plan.rows, plan.program)
         now = time.monotonic()
-        return InFlight(plan, assembled, self._replica.dispatch(plan.program, assembled), now)
+        return InFlight(plan, assembled, self._replica.dispatch(plan.program, assembled, plan.copy), now)
 
     def _failed(self, plan: Plan, error: Exception) -> None:
         """A batch that did not run: where the device had no room for it, its halves do; else its queries hear why."""
         pendings = plan.pendings
         if is_out_of_memory(error):
             self._stats.had_no_memory()
+            self._planner.drop_copies()
             if len(pendings) > 1:
                 middle = len(pendings) // 2
                 for part in (pendings[:middle], pendings[middle:]):
@@ -272,7 +273,7 @@ class HostLoop:
                 problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")
                 result = failure(pending.task, problem, pending.row.text_tokens, timing)
             self._answers.give(pending, result)
-        self._planner.ran([p.row for p in pendings], program, done - max(batch.dispatched, self._fetched))
+        self._planner.ran(batch.plan.rows, program, done - max(batch.dispatched, self._fetched))
         self._fetched = done
         self._stats.ran(
             BatchRecord(

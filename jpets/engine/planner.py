@@ -15,15 +15,19 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row, class_needs
 from jpets.engine.bucket import FULL, Bucket, Variant, make_variant
 from jpets.engine.cost_profile import DeltaCosts
+from jpets.engine.merged import MergedCopies
 from jpets.engine.pending import Pending
 from jpets.engine.profile import CostTable, arithmetic
 from jpets.engine.program import Program, ProgramKey
 from jpets.engine.replica import Replica
+from jpets.engine.tasks import Resident
 from jpets.errors import EngineFailure
+from jpets.model.encoder import Params
 from jpets.scheduling import ready
 from jpets.scheduling.contention import Contention, own_batch, short_batch
 from jpets.scheduling.cost import Shape
 from jpets.scheduling.fairness import fair_batch
+from jpets.scheduling.hot import worth_taking_out
 
 WORTHWHILE = 0.9
 """A program is wanted when its predicted time is below this share of the best ready one's."""
@@ -31,15 +35,26 @@ WORTHWHILE = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One batch to run. ``wanted`` is a program not yet compiled that would run it clearly cheaper."""
+    """One batch to run. ``wanted`` is a program not yet compiled that would run it clearly cheaper.
+
+    ``copy`` holds the weights it runs on where it is all one hot task's; ``rows`` then lack their heavy deltas.
+    """
 
     pendings: Sequence[Pending]
+    rows: Sequence[Row]
     program: Program
-    wanted: ProgramKey | None
+    wanted: ProgramKey | None = None
+    copy: Params | None = None
 
 
 def is_heavy(row: Row) -> bool:
     return any(class_method(key.method).kind == "heavy" for key in row.slots)
+
+
+def without_heavy(pending: Pending) -> Row:
+    """A query's row for weights that its task's heavy deltas are part of."""
+    assert pending.resident is not None
+    return dataclasses.replace(pending.row, slots=pending.resident.light_slots)
 
 
 class Planner:
@@ -52,11 +67,13 @@ class Planner:
         deltas: DeltaCosts | None,
         settings: EngineSettings,
         menu: Sequence[Bucket],
+        merged: MergedCopies | None = None,
     ) -> None:
         self._replica = replica
         self._costs = costs
         self._deltas = deltas
         self._settings = settings
+        self._merged = merged
         self._menu = sorted(menu, key=self._bare_cost)
         self._contention = Contention(settings.flood_stretch)
         self._programs: Sequence[Program] = ()
@@ -96,7 +113,36 @@ class Planner:
         if busy and self._settings.policy == "auto":
             own = shapes if any(heavy[q] for q in chosen) else light
             chosen = ready.well_filled(chosen, lengths, own, most)
-        return self.place([waiting[q] for q in chosen])
+        batch = [waiting[q] for q in chosen]
+        if self._merged is not None and self._merged.enabled:
+            return self._with_copies(batch, waiting[0], light, shapes)
+        return self.place(batch)
+
+    def _with_copies(
+        self, batch: Sequence[Pending], first: Pending, light: Sequence[Shape], shapes: Sequence[Shape]
+    ) -> Plan:
+        """``batch``, or, where it is faster to run hot tasks on merged copies, the part of it that has ``first``."""
+        assert self._merged is not None
+        owners = [pending.resident if is_heavy(pending.row) else None for pending in batch]
+        rows: dict[Resident, list[Row]] = {}
+        for pending, owner in zip(batch, owners, strict=True):
+            if owner is not None:
+                rows.setdefault(owner, []).append(pending.row)
+        added = {owner: self._added(own) for owner, own in rows.items()}
+        lengths = [pending.row.length for pending in batch]
+        self._merged.saves(worth_taking_out(owners, lengths, added, light, shapes))
+        copies = self._merged.copies
+        held = {owner: seconds for owner, seconds in added.items() if owner in copies}
+        apart = worth_taking_out(owners, lengths, held, light, shapes)
+        mine = first.resident if first.resident in apart else None
+        if mine is not None:
+            return self.place([p for p in batch if p.resident is mine], copies[mine])
+        return self.place([p for p in batch if p.resident not in apart])
+
+    def drop_copies(self) -> None:
+        """Gives the memory of merged copies back."""
+        if self._merged is not None:
+            self._merged.clear()
 
     def contended(self) -> bool:
         """Whether batches are kept short at the moment, for those who use less than their part of the device."""
@@ -117,7 +163,7 @@ class Planner:
             batch = short_batch([0, *others], lengths, shapes, most, self._contention.longest)
             return self.place([waiting[q] for q in batch])
         plan = self.place([waiting[q] for q in own_batch(modest, others, lengths, shapes, most)])
-        self._contention.ran(self.seconds([pending.row for pending in plan.pendings], plan.program))
+        self._contention.ran(self.seconds(plan.rows, plan.program))
         return plan
 
     @property
@@ -140,7 +186,8 @@ class Planner:
             own[length, heavy] = self._own_program(length, heavy)
         program = own[kinds[0]]
         same = [pending for pending, kind in zip(waiting, kinds, strict=True) if own[kind] is program]
-        return Plan(same[: program.key.bucket.rows], program, None)
+        taken = same[: program.key.bucket.rows]
+        return Plan(taken, [pending.row for pending in taken], program)
 
     def _own_program(self, length: int, heavy: bool) -> Program:
         """By length and kind alone: of the programs for any mixture the one of the shortest rows, without heavy classes
@@ -167,9 +214,9 @@ class Planner:
             self._contention.rate = max(rates, default=0.0)
         return self._takers[heavy]
 
-    def place(self, pendings: Sequence[Pending]) -> Plan:
-        """The cheapest ready program for exactly these queries."""
-        rows = [pending.row for pending in pendings]
+    def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
+        """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
+        rows = [pending.row if copy is None else without_heavy(pending) for pending in pendings]
         lengths = np.array([row.length for row in rows])
         needs: dict[Bucket, Mapping[ClassKey, int]] = {}
 
@@ -186,9 +233,9 @@ class Planner:
             raise EngineFailure(f"no ready program takes {len(rows)} rows of up to {lengths.max()} tokens")
         ideal = self.ideal(rows)
         if ideal is None:
-            return Plan(pendings, best, None)
+            return Plan(pendings, rows, best, copy=copy)
         cheaper = self._costs.estimate(ideal) < WORTHWHILE * best.seconds
-        return Plan(pendings, best, ideal if cheaper and not self._replica.has_program(ideal) else None)
+        return Plan(pendings, rows, best, ideal if cheaper and not self._replica.has_program(ideal) else None, copy)
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
         """The program that would run these rows best, compiled or not; None where the menu has no bucket for them."""
@@ -202,7 +249,7 @@ class Planner:
     def predicted(self, waiting: Sequence[Pending]) -> float:
         """Seconds that the next batch of these queries would take."""
         plan = self.next_batch(waiting)
-        return self.seconds([pending.row for pending in plan.pendings], plan.program)
+        return self.seconds(plan.rows, plan.program)
 
     def seconds(self, rows: Sequence[Row], program: Program) -> float:
         """Predicted time of these rows in a program."""

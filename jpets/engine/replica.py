@@ -18,7 +18,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Assembled, Row, assemble
 from jpets.engine.program import Family, Program, ProgramKey
 from jpets.errors import Saturated
-from jpets.model.encoder import cast_params
+from jpets.model.encoder import Params, cast_params
 from jpets.model.forward import Outputs
 
 log = logging.getLogger(__name__)
@@ -106,10 +106,11 @@ class Replica:
     def assemble(self, rows: Sequence[Row], program: Program) -> Assembled:
         return assemble(rows, program.key.bucket, program.key.variant, self.pad_id)
 
-    def dispatch(self, program: Program, assembled: Assembled) -> Outputs:
-        """Owner thread only. Starts the program and returns before it is done."""
+    def dispatch(self, program: Program, assembled: Assembled, params: Params | None = None) -> Outputs:
+        """Owner thread only. Starts the program, on other parameters of the same shapes if asked, and returns before
+        it is done."""
         program.last_used = time.monotonic()
-        return program(self.params, {key: bank.arrays for key, bank in self.banks.items()}, assembled)
+        return program(params or self.params, {key: bank.arrays for key, bank in self.banks.items()}, assembled)
 
     def bank_bytes(self) -> dict[ClassKey, int]:
         return {key: bank.nbytes for key, bank in self.banks.items()}

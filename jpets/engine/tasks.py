@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jpets.deltas import class_method
 from jpets.deltas.bank import tightest
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Contribution, Lead
 from jpets.errors import NotFound, OutOfSpace, UnknownClass
@@ -31,6 +33,11 @@ class Resident:
     removed: bool = False
     loading: object = field(default_factory=object, repr=False)
     """Unlike that of any other loading; a task's id, and its version, can come again."""
+
+    @functools.cached_property
+    def light_slots(self) -> Mapping[ClassKey, int]:
+        """What is left of its slots when its heavy deltas are part of the weights."""
+        return {key: slot for key, slot in self.slots.items() if class_method(key.method).kind != "heavy"}
 
 
 @dataclass

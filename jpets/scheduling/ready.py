@@ -91,13 +91,13 @@ def well_filled(batch: Sequence[int], lengths: Sequence[int], shapes: Sequence[S
 
 
 def _cost(lengths: Ints, batches: Batches, shapes: Sequence[Shape]) -> float:
-    return sum(_span(lengths[batch], shapes) for batch in batches)
+    return sum(batch_cost(lengths[batch], shapes) for batch in batches)
 
 
-def _span(lengths: Ints, shapes: Sequence[Shape]) -> float:
-    """The cost of these queries as one batch."""
+def batch_cost(lengths: Ints, shapes: Sequence[Shape]) -> float:
+    """The cost of these queries as one batch; infinite where no shape holds them."""
     return float(span_costs(np.sort(lengths), shapes, len(lengths))[-1, -1])
 
 
 def _holds(lengths: Ints, shapes: Sequence[Shape]) -> bool:
-    return bool(np.isfinite(_span(lengths, shapes)))
+    return bool(np.isfinite(batch_cost(lengths, shapes)))

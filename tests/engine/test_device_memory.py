@@ -22,9 +22,11 @@ from jpets.engine.device_memory import GIGABYTE, banks_bytes, fit_slots, param_b
 from jpets.engine.engine import Engine
 from jpets.engine.program import Program
 from jpets.errors import OutOfSpace, Saturated
+from jpets.model.encoder import Params
 from jpets.types import Query
 
 TEXT = "a library of functions for sparse matrices"
+Dispatch = Callable[[Program, Assembled, Params | None], Any]
 BERT = NAMED_BACKBONES["bert-base"]
 MOST_MB = {
     "adapter": ({"bottleneck": 64}, 4.8),
@@ -113,10 +115,10 @@ def no_memory_beyond(rows: int, late: bool) -> Callable[..., object]:
         def __array__(self, *_: object, **__: object) -> np.ndarray:
             raise error
 
-    def wrap(dispatch: Callable[[Program, Assembled], Any]) -> Callable[[Program, Assembled], Any]:
-        def limited(program: Program, assembled: Assembled) -> Any:
+    def wrap(dispatch: Dispatch) -> Dispatch:
+        def limited(program: Program, assembled: Assembled, params: Params | None = None) -> Any:
             if len(assembled.order) <= rows:
-                return dispatch(program, assembled)
+                return dispatch(program, assembled, params)
             if late:
                 return Lost()
             raise error
