@@ -136,6 +136,8 @@ def report(name: str, settings: Mapping[str, Any], systems: Mapping[str, Any], o
 def _show(value: Any) -> str:
     if isinstance(value, list):
         return f"{len(value)} points"
+    if isinstance(value, Mapping) and "median" not in value:
+        return ", ".join(f"{name} {_show(own)}" for name, own in value.items())
     if isinstance(value, Mapping):
         return f"{value['median']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
     return f"{value:.2f}" if isinstance(value, float) else str(value if value is not None else "")
