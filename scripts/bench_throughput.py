@@ -25,7 +25,7 @@ from benching import (
 from merged_copies import MergedCopies
 
 from jpets.config import EngineSettings
-from jpets.deltas import task_lead
+from jpets.deltas import METHODS, task_lead
 from jpets.engine.bucket import Bucket
 from jpets.engine.cost_profile import measure_profile
 from jpets.engine.engine import Engine
@@ -77,6 +77,15 @@ def merge_hot_tasks(engine: Engine, queries: Sequence[Query]) -> None:
     console.log(f"{before} tasks merged")
 
 
+def smaller_buckets(tasks: Sequence[Task], lengths: Sequence[int], each: int) -> list[Bucket]:
+    """Shapes for one task's part of the batch, and for the rest without tasks that replace weights, or heavy ones."""
+    methods = [[METHODS[delta.method] for delta in task.deltas] for task in tasks]
+    replacing = sum(any(method.step == "weight" for method in own) for own in methods)
+    heavy = sum(any(method.kind == "heavy" for method in own) for own in methods)
+    rows = {1, len(tasks) - replacing, len(tasks) - heavy} - {len(tasks), 0}
+    return [Bucket(each * n * max(lengths), ((each * n, max(lengths)),)) for n in sorted(rows)]
+
+
 @contextlib.contextmanager
 def running_engine(
     backbone: RandomBackbone, tasks: Sequence[Task], mixed: Sequence[Query], lengths: Sequence[int], merged_gb: float
@@ -84,7 +93,7 @@ def running_engine(
     """An engine that has the best programs for ``mixed``, for the same texts without tasks, and, with ``merged_gb``,
     merged copies of hot tasks and programs for each task's own part of the batch."""
     bucket, each = fitting_bucket(lengths), len(mixed) // len(tasks)
-    own = Bucket(each * max(lengths), ((each, max(lengths)),))
+    shapes = [bucket, *smaller_buckets(tasks, lengths, each)] if merged_gb else [bucket]
     settings = EngineSettings(
         background_compile=False,
         max_batch_tokens=bucket.tokens,
@@ -95,7 +104,6 @@ def running_engine(
     with tempfile.TemporaryDirectory() as cache:
 
         def make() -> Engine:
-            shapes = [bucket, own] if merged_gb else [bucket]
             return Engine(backbone, tasks, settings, cache_dir=pathlib.Path(cache), buckets=shapes)
 
         if merged_gb:

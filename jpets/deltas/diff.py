@@ -74,8 +74,8 @@ def _stack(site: str, parts: Sequence[Entries]) -> dict[str, npt.NDArray[Any]]:
 
 
 def count_step(count: int) -> int:
-    """Non-zeros a layer, rounded up so that tasks of like density share a class: an eighth of a power of two."""
-    step = max(64, 2 ** max(0, count.bit_length() - 3))
+    """Non-zeros a layer, rounded up so that tasks of like density share a class: a sixteenth of a power of two."""
+    step = max(64, 2 ** max(0, count.bit_length() - 4))
     return -(-count // step) * step
 
 

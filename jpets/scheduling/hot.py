@@ -20,25 +20,26 @@ def worth_taking_out(
     light: Sequence[Shape],
     shapes: Sequence[Shape],
 ) -> dict[Owner, float]:
-    """Seconds that a batch saves by running an owner's queries without their heavy delta, in a batch of their own.
+    """Seconds that a batch saves by running some owners' queries without heavy deltas, in batches of their own.
 
     ``owners`` of its queries, None for light ones; ``added`` is what the heavy deltas of those who could leave cost in
-    it. The dearest is asked first, and the next about what is left. ``light`` shapes take queries without heavy deltas,
-    ``shapes`` take all.
+    it. The dearest leave, as many of them as saves most: one alone may leave a shape no emptier that many leave for a
+    smaller one, so each is said to save an equal part. ``light`` shapes take queries without heavy deltas, ``shapes``
+    take all.
     """
-    left = list(range(len(lengths)))
 
     def cost(members: Sequence[int]) -> float:
         loops = any(owners[q] is not None for q in members)
         return batch_cost(np.array([lengths[q] for q in members]), shapes if loops else light) if members else 0.0
 
-    saved: dict[Owner, float] = {}
-    for owner in sorted(added, key=lambda each: -added[each]):
+    left = list(range(len(lengths)))
+    before, alone = cost(left), 0.0
+    best: tuple[float, list[Owner]] = (0.0, [])
+    dearest = sorted(added, key=lambda each: -added[each])
+    for count, owner in enumerate(dearest, 1):
         own = [q for q in left if owners[q] == owner]
-        others = [q for q in left if owners[q] != owner]
-        alone = batch_cost(np.array([lengths[q] for q in own]), light)
-        gain = added[owner] + cost(left) - cost(others) - alone
-        if gain > 0:
-            saved[owner] = gain
-            left = others
-    return saved
+        left = [q for q in left if owners[q] != owner]
+        alone += batch_cost(np.array([lengths[q] for q in own]), light) - added[owner]
+        best = max(best, (before - cost(left) - alone, dearest[:count]), key=lambda option: option[0])
+    saved, leaving = best
+    return dict.fromkeys(leaving, saved / len(leaving)) if leaving else {}

@@ -54,7 +54,24 @@ def test_who_is_not_a_candidate_stays(mixed: list[tuple[str | None, int]], each:
         assert set(saved) <= set(candidates)
 
 
+@given(queries, costs)
+def test_no_number_of_the_dearest_saves_more(mixed: list[tuple[str | None, int]], each: dict[str, float]) -> None:
+    added = {owner: each[owner] for owner, _ in mixed if owner is not None}
+    saved = worth_taking_out([o for o, _ in mixed], [n for _, n in mixed], added, LIGHT, LOOPED)
+    dearest = sorted(added, key=lambda owner: -added[owner])
+    least = min(total(mixed, added, set(dearest[:count])) for count in range(len(dearest) + 1))
+    assert total(mixed, added, set(saved)) == pytest.approx(least)
+
+
 def test_a_dear_delta_leaves_and_a_cheap_one_stays() -> None:
     owners, lengths = ["a", "b", None, None], [32, 2, 20, 20]
     saved = worth_taking_out(owners, lengths, {"a": 0.3, "b": 0.001}, LIGHT, LIGHT)
     assert list(saved) == ["a"]
+
+
+def test_two_leave_where_one_alone_would_leave_the_shape_as_it_is() -> None:
+    """128 tokens cost what 66 cost: only both together make room for the smaller shape."""
+    owners, lengths = ["a", "b", None, None], [32, 32, 32, 32]
+    dear = {"a": 0.041, "b": 0.041}
+    assert worth_taking_out(owners, lengths, dear, LIGHT, LIGHT) == pytest.approx({"a": 0.031, "b": 0.031})
+    assert worth_taking_out(owners, lengths, {"a": 0.041}, LIGHT, LIGHT) == {}
