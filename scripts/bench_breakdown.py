@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import pathlib
 import statistics
 import tempfile
@@ -16,7 +17,7 @@ import numpy as np
 import typer
 from benching import console, interleave, random_backbone, random_tasks, report
 
-from jpets.config import BackboneConfig, EngineSettings
+from jpets.config import LINEAR_SITES, BackboneConfig, EngineSettings
 from jpets.deltas import METHODS
 from jpets.engine.assembly import Row, class_needs
 from jpets.engine.bucket import Bucket, make_variant
@@ -31,6 +32,8 @@ from pallas_kernels.numerics import dot
 from pallas_kernels.packed_attention import AttentionGroup, packed_attention
 
 Run = Callable[[], object]
+DENSE_SIZE = (8192, 2048)
+"""Rows and columns of the large product, on a GPU and on a CPU."""
 
 
 def products_alone(config: BackboneConfig, params: Params, tokens: int) -> Run:
@@ -45,6 +48,18 @@ def products_alone(config: BackboneConfig, params: Params, tokens: int) -> Run:
     x = jnp.ones((tokens, config.hidden_size), jnp.float32)
     compiled = jax.jit(function).lower(params["layers"], x).compile()
     return lambda: jax.block_until_ready(compiled(params["layers"], x))
+
+
+def dense_alone(size: int) -> Run:
+    """One large bf16 product: the rate that the device reaches where nothing else is asked of it."""
+    x = jnp.ones((size, size), jnp.bfloat16)
+    compiled = jax.jit(dot).lower(x, x).compile()
+    return lambda: jax.block_until_ready(compiled(x, x))
+
+
+def product_flops(config: BackboneConfig, tokens: int) -> int:
+    """Floating-point operations of the shared products of one batch."""
+    return 2 * tokens * config.layers * sum(math.prod(config.dims(site)) for site in LINEAR_SITES)
 
 
 def attention_alone(config: BackboneConfig, rows: int, length: int) -> Run:
@@ -121,6 +136,8 @@ def breakdown(
             runs["bare"] = program_run(replica, [dataclasses.replace(row, slots={}) for row in rows], bucket)
             runs["products"] = products_alone(loaded.config, replica.params, bucket.tokens)
             runs["attention"] = attention_alone(loaded.config, count, length)
+            size = DENSE_SIZE[jax.default_backend() == "cpu"]
+            runs["dense"] = dense_alone(size)
             seconds = interleave(runs, rounds)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     heavy = [method for method in names if METHODS[method].kind == "heavy"]
@@ -130,6 +147,9 @@ def breakdown(
             "seconds": medians["engine"],
             "heavy_seconds": sum(medians["batch"] - medians[f"without {method}"] for method in heavy),
             "shares": shares_of(medians, names),
+            "backbone_flops_per_second": (rate := product_flops(loaded.config, bucket.tokens) / medians["bare"]),
+            "dense_flops_per_second": (dense := 2 * size**3 / medians["dense"]),
+            "backbone_of_dense": rate / dense,
         }
     }
     settings_used = {

@@ -32,7 +32,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.types import Query, Task
 
-MERGE_PATIENCE = 8
+MERGE_PATIENCE = 30
 """Batches without another merged copy that end the wait for them."""
 
 

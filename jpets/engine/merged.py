@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 HALF_LIFE = 30.0
 """Seconds in which half of what a copy could have saved is forgotten."""
+PAYS_WITHIN = 600.0
+"""Seconds in which a copy must save what it takes to make it, at the rate of the latest traffic."""
 CLEARLY = 2.0
 """A copy leaves for another one that would have saved so many times as much."""
 
@@ -61,7 +63,7 @@ class MergedCopies:
         self._changed = threading.Condition()
         self._closed = False
         self._making = 0.0
-        """Seconds that the last copy took to make; less is not worth one."""
+        """Seconds that the last copy took to make."""
         self._thread = threading.Thread(target=self._work, name="jpets-merge", daemon=True)
 
     @property
@@ -118,7 +120,7 @@ class MergedCopies:
                 continue
             self._making = time.monotonic() - start
             with self._changed:
-                if self._next() is chosen:  # still: it may have been removed, or others have become hotter
+                if not chosen.removed:
                     self._keep({**self._leave_room(), chosen: copy})
 
     def _make(self, resident: Resident) -> Params:
@@ -140,7 +142,8 @@ class MergedCopies:
         if not hot:
             return None
         best = max(hot, key=lambda resident: hot[resident])
-        if hot[best] <= max(self._making, 0.0):
+        rate = hot[best] * math.log(2) / self._half_life
+        if rate <= 0 or self._making > rate * PAYS_WITHIN:
             return None
         if not self._full:
             return best
