@@ -87,7 +87,7 @@ def check_by_arrays(backbone: RandomBackbone, cycle: Cycle, program_key: Program
     replica = replica_of(backbone, slots)
     live = sum(array.nbytes for array in jax.live_arrays() if id(array) not in before)
     program = compile_program(replica.family, program_key)
-    memory = DeviceMemory(tree_bytes(replica.params), replica.bank_bytes(), budget, 2)
+    memory = DeviceMemory(tree_bytes(replica.params), replica.bank_bytes(), budget, 1)
     use = memory.use([program])
     seconds = run_once(replica, program, cycle, program_key.bucket.rows, program_key.bucket.longest)
     counted = replica.device.memory_stats() or {}

@@ -51,7 +51,7 @@ GPU = (
     Step("operators-32x32", ("operators", "--rows", "128", "--length", "32")),
     Step(
         "batching-bert-base",
-        ("batching", "--backbone", "bert-base", "--queries", "256", "--policies", "fixed,alpha,packed,auto"),
+        ("batching", "--backbone", "bert-base", "--queries", "256", "--policies", POLICIES),
     ),
 )
 CPU = (
@@ -105,9 +105,7 @@ def shown(result: pathlib.Path) -> str:
         return str(document["summary"])
     parts = []
     for system, figures in document["systems"].items():
-        known = [
-            f"{figures[key]:.4g} {key}" for key in ("qps", "tasks", "new_mb", "backbone_of_dense") if key in figures
-        ]
+        known = [f"{figures[key]:.4g} {key}" for key in SHOWN if key in figures]
         ratio = figures.get("pets_ratio")
         parts.append(f"{system} {', '.join(known)}" + (f" (jpets {ratio['median']:.3f} x)" if ratio else ""))
     return "; ".join(parts)

@@ -25,10 +25,10 @@ from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
 from jpets.engine.classes import class_slots
 from jpets.engine.cost_profile import DeltaCosts, load_profile
 from jpets.engine.delta_order import delta_streams
-from jpets.engine.device_memory import GIGABYTE, DeviceMemory, device_limit, slot_bytes, tree_bytes
+from jpets.engine.device_memory import DeviceMemory, device_limit, slot_bytes, tree_bytes
 from jpets.engine.host_loop import HostLoop, PrefetchHook
 from jpets.engine.memory import return_free_memory
-from jpets.engine.merged import MergedCopies
+from jpets.engine.merged import MergedCopies, copies_budget
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
 from jpets.engine.profile import CostTable, measure
@@ -122,7 +122,7 @@ class Engine:
         self.compiler = BackgroundCompiler(
             family, self.store, self.cache_dir / "programs", self._add_tried, memory, device.platform
         )
-        budget = self.settings.merged_memory_gb * GIGABYTE
+        budget = copies_budget(self.settings, profiled=self.deltas is not None)
         self.merged = {
             replica: MergedCopies(replica, dict(backbone.params), budget, self.memory) for replica in self.replicas
         }

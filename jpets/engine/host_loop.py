@@ -11,9 +11,9 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import numpy as np
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 WINDOW = 256
 """Waiting queries that are planned over at once, most urgent first."""
+LATE = DeadlineExceeded("the deadline passed before the query was computed; allow more time or send fewer")
+CLOSING = Saturated("the server is shutting down; send the request to another one")
 PrefetchHook = Callable[[Sequence[Pending]], None]
 
 
@@ -47,6 +49,8 @@ class InFlight:
     assembled: Assembled
     outputs: Outputs
     dispatched: float
+    alone: bool = False
+    """No other batch was on the device when it was dispatched."""
 
 
 def _as_failure(error: Exception) -> JpetsError:
@@ -83,6 +87,9 @@ class HostLoop:
         self._fetch: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(settings.in_flight)
         self._running = 0
+        self._again: deque[Sequence[Pending]] = deque()
+        """Parts of batches that the device had no room for."""
+        self._ended = False
         self._progress = time.monotonic()
         self._fetched = 0.0
         """When the last batch was fetched: the device began the next one then, if it had it already."""
@@ -118,16 +125,26 @@ class HostLoop:
     def _own(self) -> None:
         while True:
             with self._pending.changed:
-                while not (len(self._pending) or self._replica.has_staged or self._pending.closed):
+                while not (len(self._pending) or self._replica.has_staged or self._again or self._pending.closed):
                     self._pending.changed.wait()
                     self._progress = time.monotonic()
             self._replica.apply_staged()
+            while self._again:
+                self._run_again(self._again.popleft())
             if self._pending.closed:
                 self._replica.stop_staging()
+                self._end()
                 self._fetch.put(None)
                 return
             if len(self._pending):
                 self._step()
+
+    def _end(self) -> None:
+        """From now on nothing runs again; what came for it since the last batch hears so."""
+        with self._pending.changed:
+            self._ended = True
+        for part in self._again:
+            self._answers.fail(part, CLOSING)
 
     def _step(self) -> None:
         """Schedule -> prefetch -> assemble -> dispatch, for one batch."""
@@ -156,13 +173,11 @@ class HostLoop:
 
         A query whose deadline has passed is answered so, wherever in the queue it stands, and is never computed.
         """
-        late = DeadlineExceeded("the deadline passed before the query was computed; allow more time or send fewer")
-        self._answers.fail(self._pending.expire(time.monotonic()), late)
+        self._answers.fail(self._pending.expire(time.monotonic()), LATE)
         waiting = self._pending.most_urgent(WINDOW)
         if not waiting:
             return None
         taken: list[Pending] = []
-        plan: Plan | None = None
         try:
             if self._wait_for_more(waiting):
                 return None
@@ -172,54 +187,65 @@ class HostLoop:
                 return None
             if len(taken) < len(plan.pendings):  # clients left while it was planned
                 plan = self._planner.place(taken, plan.copy)
-            self._planner.serving(taken)
+            self._planner.serving(plan)
             for hook in list(self._hooks):
                 hook(taken)
             self._replica.apply_staged()
             started = self._start(plan)
         except Exception as error:  # one bad batch must not take the server down
             log.exception("a batch did not start")
-            if plan is not None and taken:
-                self._failed(plan, error)
-            else:
-                self._answers.fail(self._pending.remove(waiting), _as_failure(error))
+            self._failed(taken or self._pending.remove(waiting), error)
             return None
         if plan.wanted is not None:
             self._want(plan)
         return started
 
-    def _start(self, plan: Plan) -> InFlight:
+    def _start(self, plan: Plan, *, alone: bool = False) -> InFlight:
         assembled = self._replica.assemble(plan.rows, plan.program)
         now = time.monotonic()
-        return InFlight(plan, assembled, self._replica.dispatch(plan.program, assembled, plan.copy), now)
+        outputs = self._replica.dispatch(plan.program, assembled, plan.copy)
+        return InFlight(plan, assembled, outputs, now, alone)
 
-    def _failed(self, plan: Plan, error: Exception) -> None:
+    def _failed(self, pendings: Sequence[Pending], error: Exception, *, alone: bool = False) -> None:
         """A batch that did not run: where the device had no room for it, its halves do; else its queries hear why."""
-        pendings = plan.pendings
         if is_out_of_memory(error):
             self._stats.had_no_memory()
             self._planner.drop_copies()
-            if len(pendings) > 1:
-                middle = len(pendings) // 2
-                for part in (pendings[:middle], pendings[middle:]):
-                    try:
-                        self._replica.stage(partial(self._run_again, part))
-                    except Saturated as closed:
-                        self._answers.fail(part, closed)
+            middle = len(pendings) // 2
+            if middle or not alone:
+                self._split([part for part in (pendings[:middle], pendings[middle:]) if part])
                 return
-            error = Saturated("the device has no memory for this query even alone; try again, or send a shorter one")
+            error = Saturated("the device has no memory for this query alone; try again, or send a shorter one")
         self._answers.fail(pendings, _as_failure(error))
 
+    def _split(self, parts: Sequence[Sequence[Pending]]) -> None:
+        """Has these run before anything else, one after the other."""
+        with self._pending.changed:
+            if not self._ended:
+                self._again += parts
+                self._pending.changed.notify_all()
+                return
+        for part in parts:
+            self._answers.fail(part, CLOSING)
+
     def _run_again(self, pendings: Sequence[Pending]) -> None:
-        """Owner thread, between batches: a part of a batch that was too large for the device."""
+        """A part of a batch that was too large for the device; it has the device to itself."""
+        now = time.monotonic()
+        self._answers.fail([p for p in pendings if p.deadline is not None and p.deadline <= now], LATE)
+        pendings = [p for p in pendings if not p.ended]
+        if not pendings:
+            return
         self._room.acquire()
-        plan = self._planner.place(pendings)
+        self._drain()
         try:
-            started = self._start(plan)
+            started = self._start(self._planner.place(pendings), alone=True)
         except Exception as error:
             log.exception("a part of a batch did not start")
             self._room.release()
-            self._failed(plan, error)
+            if isinstance(error, EngineFailure) and len(pendings) > 1:  # no program for so many of these
+                self._split([pendings[:1], pendings[1:]])
+            else:
+                self._failed(pendings, error, alone=True)
             return
         self._running += 1
         self._fetch.put(started)
@@ -247,15 +273,18 @@ class HostLoop:
 
     def _complete(self) -> None:
         while (batch := self._fetch.get()) is not None:
+            pendings, alone, problem = batch.plan.pendings, batch.alone, None
             try:
                 self._deliver(batch, jax.tree.map(np.asarray, batch.outputs))
             except Exception as error:  # the device failed; the queries are answered, the loop goes on
                 log.exception("a batch failed on the device")
-                self._failed(batch.plan, error)
-            finally:
-                self._room.release()
-                self._running -= 1
-                self._progress = time.monotonic()
+                problem = error.with_traceback(None)
+            del batch  # its arrays leave the device before anything runs again
+            if problem is not None:
+                self._failed(pendings, problem, alone=alone)
+            self._room.release()
+            self._running -= 1
+            self._progress = time.monotonic()
 
     def _deliver(self, batch: InFlight, outputs: Outputs) -> None:
         done = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -13,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jpets.config import BackboneConfig
+from jpets.config import BackboneConfig, EngineSettings
 from jpets.deltas import METHODS, in_merge_order
-from jpets.engine.device_memory import DeviceMemory, tree_bytes
+from jpets.engine.device_memory import GIGABYTE, DeviceMemory, is_out_of_memory, tree_bytes
 from jpets.engine.replica import Replica
 from jpets.engine.tasks import Resident
 from jpets.model.encoder import Params, cast_params
@@ -25,8 +26,10 @@ log = logging.getLogger(__name__)
 
 HALF_LIFE = 30.0
 """Seconds in which half of what a copy could have saved is forgotten."""
-PAYS_WITHIN = 600.0
+PAYS_WITHIN = 3600.0
 """Seconds in which a copy must save what it takes to make it, at the rate of the latest traffic."""
+REST = 60.0
+"""Seconds without copies after the device had no memory."""
 CLEARLY = 2.0
 """A copy leaves for another one that would have saved so many times as much."""
 
@@ -39,6 +42,16 @@ def merged_layers(task: Task, config: BackboneConfig, params: Params, dtype: str
         params = METHODS[delta.method].merge(delta, config, params)
     layers: Params = cast_params({"layers": params["layers"]}, dtype)["layers"]
     return layers
+
+
+def copies_budget(settings: EngineSettings, *, profiled: bool) -> float:
+    """Bytes for copies; none where nobody knows what they save, or answers must not depend on traffic."""
+    if settings.merged_memory_gb and not (profiled and settings.policy != "steady"):
+        log.warning(
+            "no task gets merged weights: that takes a cost profile (`jpets profile`), and another policy than steady"
+        )
+        return 0.0
+    return settings.merged_memory_gb * GIGABYTE
 
 
 class MergedCopies:
@@ -60,6 +73,8 @@ class MergedCopies:
         self._saved: dict[Resident, tuple[float, float]] = {}
         """(seconds, when): halved with every half-life since."""
         self._failed: set[Resident] = set()
+        self._rests_until = 0.0
+        """No copies are made before: there was no memory for them."""
         self._changed = threading.Condition()
         self._closed = False
         self._making = 0.0
@@ -94,6 +109,7 @@ class MergedCopies:
         with self._changed:
             self._keep({})
             self._saved.clear()
+            self._rests_until = time.monotonic() + REST
 
     def _hotness(self, resident: Resident, now: float) -> float:
         saved, since = self._saved.get(resident, (0.0, now))
@@ -110,22 +126,32 @@ class MergedCopies:
                     self._changed.wait()
                 if self._closed:
                     return
-            assert chosen is not None
-            start = time.monotonic()
-            try:
-                copy = self._make(chosen)
-            except Exception:  # its task is served by its delta, as before
-                log.exception("a task could not be merged")
-                self._failed.add(chosen)
-                continue
+                assert chosen is not None
+                if self._full:  # the coldest leaves first: there is no place for both
+                    self._keep(self._without_coldest())
+                self._memory.merged += self._size
+            self._bring(chosen)
+
+    def _bring(self, resident: Resident) -> None:
+        """Makes a copy, for which memory was set aside, and keeps it if it is still wanted."""
+        start = time.monotonic()
+        copy: Params | None = None
+        try:
+            copy = self._make(resident)
             self._making = time.monotonic() - start
-            with self._changed:
-                if not chosen.removed:
-                    self._keep({**self._leave_room(), chosen: copy})
+        except Exception as error:  # its task is served by its delta, as before
+            log.exception("a task could not be merged")
+            if is_out_of_memory(error):
+                self.clear()
+            else:
+                self._failed.add(resident)
+        with self._changed:
+            wanted = copy is not None and not resident.removed and self._rests_until < start
+            self._keep({**self.copies, resident: copy} if wanted else self.copies)  # type: ignore[dict-item]
 
     def _make(self, resident: Resident) -> Params:
         family = self._replica.family
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        with _host_memory():
             host = jax.tree.map(np.asarray, merged_layers(resident.task, family.config, self._host, family.dtype))
         layers = jax.block_until_ready(jax.device_put(host, self._replica.sharding))
         return {**self._replica.params, "layers": layers}
@@ -138,8 +164,9 @@ class MergedCopies:
             self._saved.pop(resident, None)
         if any(resident in self.copies for resident in gone):
             self._keep({resident: copy for resident, copy in self.copies.items() if not resident.removed})
+        self._failed = {resident for resident in self._failed if not resident.removed}
         hot = {r: self._hotness(r, now) for r in self._saved if r not in self.copies and r not in self._failed}
-        if not hot:
+        if not hot or now < self._rests_until:
             return None
         best = max(hot, key=lambda resident: hot[resident])
         rate = hot[best] * math.log(2) / self._half_life
@@ -147,17 +174,26 @@ class MergedCopies:
             return None
         if not self._full:
             return best
-        coldest = min((self._hotness(resident, now) for resident in self.copies), default=math.inf)
+        if not self.copies:
+            return None
+        coldest = min(self._hotness(resident, now) for resident in self.copies)
         return best if hot[best] > CLEARLY * coldest else None
 
     @property
     def _full(self) -> bool:
-        use = self._memory.use(self._replica.programs)
-        return len(self.copies) >= self.most or use.total + self._size > self._memory.limit
+        if len(self.copies) >= self.most:
+            return True
+        return self._memory.use(self._replica.programs).total + self._size > self._memory.limit
 
-    def _leave_room(self) -> dict[Resident, Params]:
-        """The copies that stay when one more comes."""
+    def _without_coldest(self) -> dict[Resident, Params]:
         now, staying = time.monotonic(), dict(self.copies)
-        if self._full and staying:
-            del staying[min(staying, key=lambda resident: self._hotness(resident, now))]
+        del staying[min(staying, key=lambda resident: self._hotness(resident, now))]
         return staying
+
+
+def _host_memory() -> contextlib.AbstractContextManager[object]:
+    """Where weights are merged: beside the device's memory, unless the process was told to have no other device."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:
+        return contextlib.nullcontext()

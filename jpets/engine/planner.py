@@ -45,6 +45,8 @@ class Plan:
     program: Program
     wanted: ProgramKey | None = None
     copy: Params | None = None
+    saved: Mapping[Resident, float] = dataclasses.field(default_factory=dict)
+    """Seconds that merged copies of these tasks save here, or would if they had any."""
 
 
 def is_heavy(row: Row) -> bool:
@@ -130,14 +132,18 @@ class Planner:
                 rows.setdefault(owner, []).append(pending.row)
         added = {owner: self._added(own) for owner, own in rows.items()}
         lengths = [pending.row.length for pending in batch]
-        self._merged.saves(worth_taking_out(owners, lengths, added, light, shapes))
+        would_save = worth_taking_out(owners, lengths, added, light, shapes)
         copies = self._merged.copies
         held = {owner: seconds for owner, seconds in added.items() if owner in copies}
         apart = worth_taking_out(owners, lengths, held, light, shapes)
         mine = first.resident if first.resident in apart else None
         if mine is not None:
-            return self.place([p for p in batch if p.resident is mine], copies[mine])
-        return self.place([p for p in batch if p.resident not in apart])
+            plan = self.place([p for p in batch if p.resident is mine], copies[mine])
+        else:
+            plan = self.place([p for p in batch if p.resident not in apart])
+        running = {pending.resident for pending in plan.pendings}
+        saved = {owner: seconds for owner, seconds in would_save.items() if owner in running}
+        return dataclasses.replace(plan, saved=saved)
 
     def drop_copies(self) -> None:
         """Gives the memory of merged copies back."""
@@ -171,10 +177,12 @@ class Planner:
         """Who keeps to its part while somebody floods the device."""
         return self._contention.keeping
 
-    def serving(self, pendings: Sequence[Pending]) -> None:
+    def serving(self, plan: Plan) -> None:
         """Hears what is going to be computed."""
+        if self._merged is not None and self._merged.enabled:
+            self._merged.saves(plan.saved)
         tokens: Counter[Hashable] = Counter()
-        for pending in pendings:
+        for pending in plan.pendings:
             tokens[pending.party] += pending.tokens
         self._contention.spend(tokens, time.monotonic())
 

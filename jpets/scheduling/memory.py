@@ -111,8 +111,11 @@ def greedy_by_size(usages: Sequence[Usage]) -> tuple[tuple[int, ...], int]:
 
 
 def working_bytes(needs: Sequence[int], at_a_time: int) -> int:
-    """Bytes of chunks in which any ``at_a_time`` of several computations can run at once; ``needs`` of each."""
-    ordered = sorted(needs, reverse=True)
+    """Bytes of chunks in which any ``at_a_time`` runs of several computations, also of one, can go on at once.
+
+    ``needs`` are the bytes of one run of each.
+    """
+    ordered = sorted([need for need in needs for _ in range(at_a_time)], reverse=True)
     return place_in_chunks([Usage(i, i + at_a_time - 1, size) for i, size in enumerate(ordered)]).footprint
 
 

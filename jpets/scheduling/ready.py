@@ -5,6 +5,7 @@ Shapes are packed or padded, with up to three attention groups; ``span_costs`` s
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -96,7 +97,21 @@ def _cost(lengths: Ints, batches: Batches, shapes: Sequence[Shape]) -> float:
 
 def batch_cost(lengths: Ints, shapes: Sequence[Shape]) -> float:
     """The cost of these queries as one batch; infinite where no shape holds them."""
-    return float(span_costs(np.sort(lengths), shapes, len(lengths))[-1, -1])
+    ordered = sorted(map(int, lengths))
+    return min((shape.seconds for shape in shapes if _fits(ordered, shape)), default=np.inf)
+
+
+def _fits(lengths: Sequence[int], shape: Shape) -> bool:
+    """Whether a shape has room for these ascending lengths, each in the shortest group that is long enough."""
+    if lengths[-1] > shape.groups[-1][1] or not (shape.padded or sum(lengths) <= shape.tokens):
+        return False
+    first = 0
+    for rows, limit in shape.groups:
+        past = bisect.bisect_right(lengths, limit)
+        if past - first > rows:
+            return False
+        first = past
+    return True
 
 
 def _holds(lengths: Ints, shapes: Sequence[Shape]) -> bool:

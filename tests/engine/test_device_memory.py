@@ -143,6 +143,18 @@ def test_a_batch_too_large_for_the_device_is_split(
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_a_split_batch_needs_no_second_place_in_flight(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, in_flight=1)
+    with Engine(tiny(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[1:]) as own:
+        replica = own.start().replicas[0]
+        monkeypatch.setattr(replica, "dispatch", no_memory_beyond(3, late)(replica.dispatch))
+        futures = [own.submit([Query(None, TEXT)] * 8) for _ in range(3)]
+        assert all(future.result(60).error is None for some in futures for future in some)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 def test_a_query_that_has_no_room_alone_is_turned_away_and_the_next_is_served(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:

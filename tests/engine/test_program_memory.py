@@ -96,19 +96,19 @@ def test_what_is_in_use_stays(memory: ProgramMemory, shelf: Shelf) -> None:
 
 
 def test_runs_must_fit_on_the_device_two_at_a_time(shelf: Shelf, memory: ProgramMemory) -> None:
-    """The backbone takes 1 MB; two programs of 4 and 3 MB want chunks of 4.8 and 3.6."""
+    """The backbone takes 1 MB; two batches in a program of 4 MB want chunks of 4.8 each."""
     replica: Any = shelf
-    for limit, fits in ((9.5, True), (9.3, False)):
+    for limit, fits in ((10.7, True), (10.5, False)):
         device = DeviceMemory(MB, {}, limit * MB, 2)
         own = ProgramMemory([replica], 1000 * HOST_BYTES_PER_STORED_BYTE, device)
         assert (own.make_room(program(THIRD, 3), evict=False) == []) == fits
     use = DeviceMemory(MB, {}, math.inf, 2).use(shelf.programs)
-    assert use.backbone == MB and use.working == pytest.approx(8.4 * MB, abs=2)
+    assert use.backbone == MB and use.working == pytest.approx(9.6 * MB, abs=2)
 
 
 def test_an_idle_program_leaves_for_one_that_the_device_has_no_room_for(shelf: Shelf) -> None:
     replica: Any = shelf
-    device = DeviceMemory(MB, {}, 13 * MB, 2)
+    device = DeviceMemory(MB, {}, 14 * MB, 2)
     own = ProgramMemory([replica], 1000 * HOST_BYTES_PER_STORED_BYTE, device)
     shelf.kept[FIRST] = program(FIRST, 6, idle=2 * IDLE_SECONDS)
     own.added(shelf.kept[FIRST])
