@@ -21,7 +21,14 @@ from matplotlib.axes import Axes
 Document = Mapping[str, Any]
 POLICIES = ("fixed", "beta", "turbo", "length-buffer", "alpha", "coordinated", "packed", "auto")
 COLOURS = dict(zip(POLICIES, pyplot.get_cmap("tab10").colors, strict=False))
-LABELS = {"pets": "jpets", "single": "no batching", "naive": "one padded batch"}
+LABELS = {
+    "pets": "jpets",
+    "seqs": "merged copies",
+    "pars": "merged, at once",
+    "stacked": "merged, stacked",
+    "single": "no batching",
+    "naive": "one padded batch",
+}
 
 
 def documents(folder: pathlib.Path, name: str) -> list[Document]:
@@ -46,7 +53,8 @@ def case(document: Document) -> str:
 
 
 def draw_batching(found: Sequence[Document]) -> None:
-    """PetS figure 12: queries a second by policy, relative to the best fixed batch size."""
+    """PetS figure 12: queries a second by policy, relative to the best fixed batch size where one was measured."""
+    found = [document for document in found if "fixed" in policy_rates(document)]
     figure, axis = pyplot.subplots(figsize=(max(6.0, 2.6 * len(found) + 2), 4.2), layout="constrained")
     width = 0.8 / len(POLICIES)
     named: set[str] = set()
@@ -162,12 +170,67 @@ def draw_memory(found: Sequence[Document]) -> None:
         axis.grid(alpha=0.3)
 
 
+SYSTEMS = ("pets", "seqs", "pars", "stacked", "backbone")
+
+
+def draw_throughput(found: Sequence[Document]) -> None:
+    """PetS figures 7 and 8: queries a second of jpets and of what people use instead, relative to the bare backbone."""
+    figure, axis = pyplot.subplots(figsize=(max(6.0, 2.0 * len(found) + 2), 4), layout="constrained")
+    width = 0.8 / len(SYSTEMS)
+    named: set[str] = set()
+    for group, document in enumerate(found):
+        systems = document["systems"]
+        for at, name in enumerate(SYSTEMS):
+            if name in systems and "backbone" in systems:
+                ratio = systems[name]["qps"] / systems["backbone"]["qps"]
+                place = group + (at - (len(SYSTEMS) - 1) / 2) * width
+                label = None if name in named else LABELS.get(name, name)
+                axis.bar(place, ratio, width, color=f"C{at}", label=label)
+                axis.text(place, ratio, f"{ratio:.2f}", ha="center", va="bottom", fontsize=7)
+                named.add(name)
+    axis.set_xticks(range(len(found)), [throughput_case(document["settings"]) for document in found], fontsize=7)
+    axis.set_ylabel("throughput / bare backbone")
+    axis.margins(y=0.12)
+    figure.legend(loc="outside upper center", fontsize=8, ncols=len(SYSTEMS))
+
+
+def throughput_case(settings: Mapping[str, Any]) -> str:
+    lengths = (
+        f"normal({settings['length']}, {settings['length_std']:g})" if settings["length_std"] else settings["length"]
+    )
+    merged = f"\n{settings['merged_tasks']} tasks merged" if settings.get("merged_tasks") else ""
+    methods = settings["methods"].replace(",", " ").replace("bitfit ", "bitfit\n")
+    return f"{methods}\n{settings['tasks']} x {settings['per_task_batch']} x {lengths}{merged}"
+
+
+def draw_breakdown(found: Sequence[Document]) -> None:
+    """PetS figure 9: where the time of one batch goes."""
+    _, axis = pyplot.subplots(figsize=(8, 1.6 + 0.8 * len(found)), layout="constrained")
+    names = list(dict.fromkeys(name for document in found for name in document["systems"]["pets"]["shares"]))
+    left = np.zeros(len(found))
+    for at, name in enumerate(names):
+        shares = np.array([max(0.0, d["systems"]["pets"]["shares"].get(name, 0.0)) for d in found])
+        axis.barh(range(len(found)), shares, left=left, label=name, color=f"C{at}")
+        for row, share in enumerate(shares):
+            if share >= 0.04:
+                axis.text(
+                    left[row] + share / 2, row, f"{share:.0%}", ha="center", va="center", fontsize=7, color="white"
+                )
+        left += shares
+    labels = [f"{d['settings']['backbone']}\n{d['settings']['tasks']} x {d['settings']['length']}" for d in found]
+    axis.set_yticks(range(len(found)), labels, fontsize=8)
+    axis.set_xlabel("share of the time of a batch")
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=7, ncols=5)
+
+
 DRAWN: Mapping[str, Callable[[Sequence[Document]], None]] = {
     "batching": draw_batching,
     "serving": draw_serving,
     "operators": draw_operators,
     "capacity": draw_capacity,
     "memory": draw_memory,
+    "throughput": draw_throughput,
+    "breakdown": draw_breakdown,
 }
 
 
