@@ -120,7 +120,7 @@ def main(
 
 def run(options: Options) -> None:
     """Serves until a signal ends it. Raises what keeps it from starting."""
-    set_xla_flags()
+    set_xla_flags(preallocate=not options.device_memory_gb)
     set_up_logging(options.log_level, options.log_json)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(options.host, options.port))

@@ -17,6 +17,7 @@ from bench_breakdown import breakdown
 from bench_capacity import capacity, memory
 from bench_operators import operators
 from bench_prediction import prediction
+from bench_scaling import scaling
 from bench_serving import serving
 from bench_tenants import tenants
 from bench_throughput import throughput
@@ -24,7 +25,7 @@ from benching import console, report
 from served import serve
 
 app = typer.Typer(add_completion=False, help=__doc__)
-for command in (batching, breakdown, capacity, memory, operators, prediction, serving, tenants, throughput):
+for command in (batching, breakdown, capacity, memory, operators, prediction, scaling, serving, tenants, throughput):
     app.command()(command)
 
 

@@ -9,8 +9,13 @@ FLAGS = ("--xla_cpu_enable_concurrency_optimized_scheduler=false",)
 much memory that each run gets fresh pages from the system, which costs 4 % of a BERT-base batch with adapters."""
 
 
-def set_xla_flags() -> None:
-    """Adds our flags to ``XLA_FLAGS`` where the user has not set them. Entry points call it before they touch JAX."""
+def set_xla_flags(*, preallocate: bool = True) -> None:
+    """Adds our flags to ``XLA_FLAGS`` where the user has not set them. Entry points call it before they touch JAX.
+
+    Without ``preallocate`` a GPU's memory is taken as it is needed, for processes that must leave some of it to others.
+    """
+    if not preallocate:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     given = os.environ.get("XLA_FLAGS", "")
     missing = [flag for flag in FLAGS if flag.partition("=")[0] not in given]
     if missing:

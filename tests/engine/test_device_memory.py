@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from jpets.engine.classes import class_slots
 from jpets.engine.device_memory import GIGABYTE, banks_bytes, fit_slots, param_bytes, slot_bytes, tree_bytes
 from jpets.engine.engine import Engine
 from jpets.engine.program import Program
+from jpets.engine.xla_flags import set_xla_flags
 from jpets.errors import OutOfSpace, Saturated
 from jpets.model.encoder import Params
 from jpets.types import Query
@@ -105,6 +107,16 @@ def test_a_task_without_a_slot_hears_the_numbers(tmp_path: pathlib.Path) -> None
         own.add_task(tasks["ia3"])
         with pytest.raises(OutOfSpace, match=r"no free slot .* takes 0\.0 MB; .* GB \(backbone 0\.00, banks"):
             own.add_task(dataclasses.replace(tasks["ia3"], id="another"))
+
+
+def test_under_a_limit_no_gpu_memory_is_taken_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XLA_FLAGS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    set_xla_flags()
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
+    set_xla_flags(preallocate=False)
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
 
 
 def no_memory_beyond(rows: int, late: bool) -> Callable[..., object]:
