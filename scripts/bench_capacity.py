@@ -80,12 +80,13 @@ def run_once(replica: Replica, program: Program, cycle: Cycle, rows: int, length
 
 def check_by_arrays(backbone: RandomBackbone, cycle: Cycle, program_key: ProgramKey, budget: float) -> dict[str, Any]:
     """Fills ``budget`` bytes with real banks, runs a batch, and compares the accounting with what is really there."""
-    before = {id(array) for array in jax.live_arrays()}
+    there = jax.live_arrays()  # held, or others could come to have their ids
     room = budget * 15 / 16 - param_bytes(backbone.params, DTYPE)
     tasks = most_tasks(cycle, backbone.config, room)
     slots = slots_of(cycle, tasks)
     replica = replica_of(backbone, slots)
-    live = sum(array.nbytes for array in jax.live_arrays() if id(array) not in before)
+    known = {id(array) for array in there}
+    live = sum(array.nbytes for array in jax.live_arrays() if id(array) not in known)
     program = compile_program(replica.family, program_key)
     memory = DeviceMemory(tree_bytes(replica.params), replica.bank_bytes(), budget, 1)
     use = memory.use([program])

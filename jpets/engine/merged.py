@@ -129,6 +129,8 @@ class MergedCopies:
                 assert chosen is not None
                 if self._full:  # the coldest leaves first: there is no place for both
                     self._keep(self._without_coldest())
+                    if self._full:
+                        continue
                 self._memory.merged += self._size
             self._bring(chosen)
 
