@@ -116,8 +116,8 @@ def method_tasks(backbone: Backbone) -> list[Task]:
     many = ("lora", "adapter", "diff", "bitfit", "ia3")
     several = [random_delta(method, config, 20 + i) for i, method in enumerate(many)]
     last = "pooler" if config.pooler else "mean"
-    led = [random_delta("prompt", config, 40, tokens=1), random_delta("prefix", config, 41, tokens=3, layers=[1])]
-    led += [random_delta("prefix", config, 42, tokens=6), random_delta("lora", config, 43)]
+    led = [random_delta("prompt", config, 40, tokens=1), random_delta("prefix", config, 41, tokens=6)]
+    led += [random_delta("lora", config, 42)]
     masked = [
         random_delta("mask", config, 30, sites=list(config.linear_sites())),
         random_delta("lora", config, 31),

@@ -71,7 +71,7 @@ def merged_names(engine: Engine) -> set[str]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_answers_stay_when_tasks_are_merged(cache: pathlib.Path, dtype: str) -> None:
-    tasks = method_tasks(tiny()) if dtype == "float32" else few_tasks()
+    tasks = [task for task in method_tasks(tiny()) if task.id in HEAVY] if dtype == "float32" else few_tasks()
     heavy = {task.id for task in tasks}.intersection(HEAVY)
     queries = [Query(task.id, TEXT) for task in tasks] * 2 + [Query(None, TEXT)]
     with serving(cache, tasks, 20.5, dtype=dtype) as engine:
