@@ -113,10 +113,9 @@ def greedy_by_size(usages: Sequence[Usage]) -> tuple[tuple[int, ...], int]:
 def working_bytes(needs: Sequence[int], at_a_time: int) -> int:
     """Bytes of chunks in which any ``at_a_time`` runs of several computations, also of one, can go on at once.
 
-    ``needs`` are the bytes of one run of each.
+    ``needs`` are the bytes of one run of each. Where the largest has so many places, any other run has one of them.
     """
-    ordered = sorted([need for need in needs for _ in range(at_a_time)], reverse=True)
-    return place_in_chunks([Usage(i, i + at_a_time - 1, size) for i, size in enumerate(ordered)]).footprint
+    return place_in_chunks([Usage(0, 0, max(needs))] * at_a_time).footprint if needs else 0
 
 
 def encoder_usages(*, layers: int, hidden: int, heads: int, intermediate: int, rows: int, length: int) -> list[Usage]:
