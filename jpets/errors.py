@@ -81,6 +81,9 @@ class Saturated(JpetsError):
     code, status, retry_after = "saturated", 503, 1
 
 
+SHUTTING_DOWN = "the server is shutting down; send the request to another one"
+
+
 class OutOfSpace(JpetsError):
     code, status = "out_of_space", 507
 

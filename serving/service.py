@@ -10,7 +10,7 @@ from pathlib import Path
 from jpets.engine.engine import Engine, Progress
 from jpets.engine.stats import BatchRecord
 from jpets.engine.tasks import DEFAULT_TENANT
-from jpets.errors import InvalidTask, JpetsError, NotFound, Saturated
+from jpets.errors import SHUTTING_DOWN, InvalidTask, JpetsError, NotFound, Saturated
 from jpets.types import BackboneRef, Task
 from serving.locks import NamedLocks
 from serving.repository import StoredTask, TaskRepository, Validator
@@ -62,7 +62,7 @@ class Service:
     def engine(self) -> Engine:
         """The engine for a new request. Raises ``Saturated`` before ``start`` is done and after ``drain``."""
         if self._closing:
-            raise Saturated("the server is shutting down; send the request to another one")
+            raise Saturated(SHUTTING_DOWN)
         if self._engine is None:
             raise Saturated("the server is starting; try again when /v2/health/ready says so")
         return self._engine

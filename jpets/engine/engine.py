@@ -39,7 +39,7 @@ from jpets.engine.response_cache import ResponseCache, response_key
 from jpets.engine.results import check_answers, failure
 from jpets.engine.stats import Stats
 from jpets.engine.tasks import DEFAULT_TENANT, Resident, TaskTable
-from jpets.errors import EngineFailure, InvalidTask, JpetsError, OutOfSpace, Saturated
+from jpets.errors import SHUTTING_DOWN, EngineFailure, InvalidTask, JpetsError, OutOfSpace, Saturated
 from jpets.model.batch import POOLINGS
 from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Preprocessing, Query, Result, Task
@@ -175,8 +175,7 @@ class Engine:
         self.compiler.close()
         for copies in self.merged.values():
             copies.close()
-        down = Saturated("the server is shutting down; send the request to another one")
-        self._answers.fail(self.pending.close(), down)
+        self._answers.fail(self.pending.close(), Saturated(SHUTTING_DOWN))
         for loop in self._loops:
             loop.join()
         for program in self.replicas[0].programs:

@@ -27,7 +27,7 @@ from jpets.engine.planner import Plan, Planner
 from jpets.engine.replica import Replica
 from jpets.engine.results import failure, row_result
 from jpets.engine.stats import BatchRecord, Stats
-from jpets.errors import DeadlineExceeded, EngineFailure, JpetsError, Saturated
+from jpets.errors import SHUTTING_DOWN, DeadlineExceeded, EngineFailure, JpetsError, Saturated
 from jpets.model.forward import Outputs
 from jpets.scheduling.trigger import lazy_wait
 from jpets.types import Result, Timing
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 WINDOW = 256
 """Waiting queries that are planned over at once, most urgent first."""
 LATE = DeadlineExceeded("the deadline passed before the query was computed; allow more time or send fewer")
-CLOSING = Saturated("the server is shutting down; send the request to another one")
 PrefetchHook = Callable[[Sequence[Pending]], None]
 
 
@@ -144,7 +143,7 @@ class HostLoop:
         with self._pending.changed:
             self._ended = True
         for part in self._again:
-            self._answers.fail(part, CLOSING)
+            self._answers.fail(part, Saturated(SHUTTING_DOWN))
 
     def _step(self) -> None:
         """Schedule -> prefetch -> assemble -> dispatch, for one batch."""
@@ -226,7 +225,7 @@ class HostLoop:
                 self._pending.changed.notify_all()
                 return
         for part in parts:
-            self._answers.fail(part, CLOSING)
+            self._answers.fail(part, Saturated(SHUTTING_DOWN))
 
     def _run_again(self, pendings: Sequence[Pending]) -> None:
         """A part of a batch that was too large for the device; it has the device to itself."""

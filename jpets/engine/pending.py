@@ -16,7 +16,7 @@ from sortedcontainers import SortedDict, SortedList
 
 from jpets.engine.assembly import Row
 from jpets.engine.tasks import Resident
-from jpets.errors import Saturated
+from jpets.errors import SHUTTING_DOWN, Saturated
 from jpets.scheduling.order import due, interleave, starting_time
 from jpets.types import Result
 
@@ -154,7 +154,7 @@ class PendingQueue:
         """
         with self.changed:
             if self.closed:
-                raise Saturated("the server is shutting down; send the request to another one")
+                raise Saturated(SHUTTING_DOWN)
             excess = len(self._waiting) + len(items) - self._limit
             pushed = self._remove(self._dispensable(items[0].party, len(items), excess)) if excess > 0 else []
             for pending in items:

@@ -17,7 +17,7 @@ from jpets.deltas.bank import Bank, SlotArrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Assembled, Row, assemble
 from jpets.engine.program import Family, Program, ProgramKey
-from jpets.errors import Saturated
+from jpets.errors import SHUTTING_DOWN, Saturated
 from jpets.model.encoder import Params, cast_params
 from jpets.model.forward import Outputs
 
@@ -71,7 +71,7 @@ class Replica:
         done: Future[None] = Future()
         with self._lock:
             if self._stopped:
-                raise Saturated("the server is shutting down; send the request to another one")
+                raise Saturated(SHUTTING_DOWN)
             self._staged.append((action, done))
         self.wake()
         return done
