@@ -177,6 +177,18 @@ class Diff(Method):
             specs[f"{site}/values"] = ArraySpec(shape)
         return specs
 
+    def typical(self, key: ClassKey, config: BackboneConfig) -> Contribution:
+        """Non-zeros everywhere: unused entries are dropped before they are added up."""
+        rng = np.random.default_rng(0)
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for site, count in key.sites:
+            inputs, outputs = config.dims(site)
+            shape = (len(key.layers), count)
+            arrays[f"{site}/rows"] = rng.integers(0, inputs, shape)
+            arrays[f"{site}/cols"] = np.sort(rng.integers(0, outputs, shape))
+            arrays[f"{site}/values"] = normal(rng, 0.01, shape)
+        return Contribution(key, arrays)
+
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
         """One multiply-add for each non-zero and token; x is read, y is read and written."""
         flops = sum(2 * tokens * count for _, count in key.sites)

@@ -180,6 +180,10 @@ class Method:
         """The arrays of one slot of ``key``'s bank."""
         raise NotImplementedError
 
+    def typical(self, key: ClassKey, config: BackboneConfig) -> Contribution | None:
+        """Contents that cost what a real delta's do, where an empty slot costs less: profiles measure with them."""
+        return None
+
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
         """The cost of this class in one layer, all its sites together: ``tokens`` tokens of ``tasks`` slots, bf16."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """Measures a cost profile: alpha over padded and packed shapes, beta of every delta class.
 
-Costs depend on shapes, not on values, and every layer costs the same: what is measured is a randomly initialised stack
-of the first few layers, which compiles in a fraction of the time, and scaled up.
+Costs depend on shapes, not on values (but for ``Method.typical``), and every layer costs the same: what is measured is
+a randomly initialised stack of the first few layers, which compiles in a fraction of the time, and scaled up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from jpets.deltas import class_method
+from jpets.deltas.bank import slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, parse_bucket, replaces_weights
@@ -161,7 +162,13 @@ class _Bench:
         most = max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
         slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are cut short
         self._family = Family(config, family.dtype, tuple(sorted(slots.items())))
-        self._replica = Replica(self._family, random_params(config), 0, sharding)
+        params = random_params(config)
+        self._replica = Replica(self._family, params, 0, sharding)
+        for key, _ in self._family.slots:
+            if (part := class_method(key.method).typical(key, config)) is not None:
+                arrays = slot_arrays(part, key, config, family.dtype, np.asarray(params["bias"]))
+                for slot in range(1, 1 + most):
+                    self._replica.write({key: (slot, arrays)})
         self._cases: dict[tuple[ProgramKey, ClassKey | None, OfTasks], _Case] = {}
         self._rng = np.random.default_rng(0)
 

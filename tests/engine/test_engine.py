@@ -21,7 +21,6 @@ from support import (
     wait_until,
 )
 
-from jpets.deltas import METHODS, task_lead
 from jpets.engine.assembly import Row
 from jpets.engine.engine import Engine
 from jpets.engine.host_loop import WINDOW
@@ -107,38 +106,6 @@ def test_what_is_wrong_with_one_query_is_in_its_own_result(engine: Engine) -> No
     assert "402" in str(results[2].error)
     assert "64" in str(results[2].error)
     assert results[3].tokens == 64
-
-
-def test_virtual_tokens_take_room_from_the_text_alone(engine: Engine) -> None:
-    long = " ".join(["word"] * 200)
-    lead = task_lead(tasks_by_name()["led"])
-    assert (lead.tokens, lead.first_position) == (1, 5)
-    cut, whole, over = engine.infer(
-        [
-            Query("led", long, truncate=True),
-            Query("led", input_ids=list(range(5, 68))),
-            Query("led", input_ids=list(range(5, 69))),
-        ]
-    )
-    assert cut.tokens == whole.tokens == 63
-    assert isinstance(over.error, InputTooLong)
-
-
-def test_a_task_must_leave_room_for_a_text(engine: Engine) -> None:
-    task, config = tasks_by_name()["prompt"], tiny().config
-    for greedy, left in (
-        (random_delta("prompt", config, tokens=62), "2 are left"),
-        (random_delta("prefix", config, tokens=4, first_position=config.max_positions - 2), "2 are left"),
-    ):
-        with pytest.raises(InvalidTask, match=left):
-            engine.add_task(dataclasses.replace(task, id="greedy", deltas=(greedy,)))
-
-
-@pytest.mark.parametrize("tokens", [0, -1, 2.5, None, 10**6])
-@pytest.mark.parametrize("method", ["prefix", "prompt"])
-def test_senseless_numbers_of_virtual_tokens(method: str, tokens: object) -> None:
-    with pytest.raises(InvalidTask, match="tokens must be a whole number"):
-        METHODS[method].tensors({"tokens": tokens}, tiny().config)
 
 
 def test_a_past_deadline_is_never_computed(engine: Engine) -> None:
