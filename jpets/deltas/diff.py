@@ -1,4 +1,8 @@
-"""Diff-pruning: x W + x D with a sparse D, and sparse bias differences (Guo et al. 2020; PetS section 3.1)."""
+"""Diff-pruning: x W + x D with a sparse D, and sparse bias differences (Guo et al. 2020; PetS section 3.1).
+
+D has single non-zeros or, where it was trained or extracted so (structured Diff-pruning), whole square blocks: entries
+then count blocks, and the value of an entry is a block.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ from jpets.deltas.protocol import (
 from jpets.deltas.view import HeavyView
 from jpets.errors import InvalidTask
 from jpets.types import Delta
-from pallas_kernels.sparse_matmul import sparse_matmul
+from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
 
 Entries = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 
@@ -45,22 +49,36 @@ def diff_delta(
     weights: Mapping[str, Mapping[int, npt.NDArray[Any]]],
     biases: Mapping[str, Mapping[int, npt.NDArray[Any]]],
     layers: Sequence[int],
+    block: int = 1,
 ) -> Delta:
-    """A delta from dense, mostly zero differences ``weights[site][layer]`` [in, out] and ``biases[site][layer]``."""
+    """A delta from dense, mostly zero differences ``weights[site][layer]`` [in, out] and ``biases[site][layer]``.
+
+    With ``block`` above 1 it keeps every block of so many rows and columns that is not all zero.
+    """
     tensors: dict[str, npt.NDArray[Any]] = {}
     for site, by_layer in weights.items():
-        parts: list[Entries] = []
-        for layer in site_layers(site, tuple(layers)):
-            cols, rows = np.nonzero(by_layer[layer].T)
-            parts.append((rows, cols, by_layer[layer][rows, cols]))
+        parts = [_entries(by_layer[layer], block) for layer in site_layers(site, tuple(layers))]
         tensors |= _stack(site, parts)
     for site, by_layer in biases.items():
         found = [(np.flatnonzero(by_layer[at]), by_layer[at]) for at in site_layers(site, tuple(layers))]
         tensors[f"{site}/bias_cols"] = np.concatenate([at for at, _ in found]).astype(np.uint16)
         tensors[f"{site}/bias_values"] = np.concatenate([value[at] for at, value in found]).astype(np.float32)
         tensors[f"{site}/bias_offsets"] = np.cumsum([0, *(len(at) for at, _ in found)]).astype(np.int32)
-    settings = {"sites": list(weights), "bias_sites": list(biases), "layers": list(layers)}
+    settings: dict[str, Any] = {"sites": list(weights), "bias_sites": list(biases), "layers": list(layers)}
+    if block > 1:
+        settings["block"] = block
     return Delta("diff", settings, tensors)
+
+
+def _entries(dense: npt.NDArray[Any], block: int) -> Entries:
+    """Rows and columns of the blocks that are not all zero, by column, and the blocks; scalars where they are 1 x 1."""
+    if block == 1:
+        cols, rows = np.nonzero(dense.T)
+        return rows, cols, dense[rows, cols]
+    inputs, outputs = dense.shape
+    tiles = dense.reshape(inputs // block, block, outputs // block, block).swapaxes(1, 2)
+    cols, rows = np.nonzero(tiles.any((2, 3)).T)
+    return rows, cols, tiles[rows, cols]
 
 
 def _stack(site: str, parts: Sequence[Entries]) -> dict[str, npt.NDArray[Any]]:
@@ -73,15 +91,16 @@ def _stack(site: str, parts: Sequence[Entries]) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def count_step(count: int) -> int:
-    """Non-zeros a layer, rounded up so that tasks of like density share a class: a sixteenth of a power of two."""
-    step = max(64, 2 ** max(0, count.bit_length() - 4))
+def count_step(count: int, block: int = 1) -> int:
+    """Entries a layer, rounded up so that tasks of like density share a class: a sixteenth of a power of two."""
+    step = max(1, 64 // block**2, 2 ** max(0, count.bit_length() - 4))
     return -(-count // step) * step
 
 
 class Diff(Method):
-    """Settings: ``sites``, ``bias_sites``, ``layers``. Tensors of a weight: ``rows``, ``cols`` (sorted by column),
-    ``values``, ``layer_offsets`` [layers + 1]; of a bias: ``bias_cols``, ``bias_values``, ``bias_offsets``."""
+    """Settings: ``sites``, ``bias_sites``, ``layers``, ``block`` (1). Tensors of a weight: ``rows`` and ``cols`` [n],
+    sorted by column, ``values`` [n], ``layer_offsets`` [layers + 1]; of a bias: ``bias_cols``, ``bias_values``,
+    ``bias_offsets``. With blocks ``rows`` and ``cols`` count blocks, and ``values`` is [n, block, block]."""
 
     name = "diff"
     kind = "heavy"
@@ -95,13 +114,20 @@ class Diff(Method):
             raise InvalidTask(f"diff: bias_sites must be some of {list(known)}, got {list(biased)}")
         return sites, tuple(site for site in known if site in biased)
 
+    def _block(self, settings: Mapping[str, Any], config: BackboneConfig) -> int:
+        block, sites = settings.get("block", 1), self._sites(settings, config)[0]
+        if not isinstance(block, int) or block < 1 or any(size % block for s in sites for size in config.dims(s)):
+            raise InvalidTask(f"diff: block must be a whole number that divides the sizes of its sites, got {block!r}")
+        return block
+
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers = covered_layers(settings, config)
         sites, biased = self._sites(settings, config)
+        shape = _value_shape(self._block(settings, config))
         specs: dict[str, TensorSpec] = {}
         for site in sites:
             specs |= {f"{site}/{part}": TensorSpec((None,), "index") for part in ("rows", "cols")}
-            specs[f"{site}/values"] = TensorSpec((None,))
+            specs[f"{site}/values"] = TensorSpec((None, *shape))
             specs[f"{site}/layer_offsets"] = TensorSpec((len(site_layers(site, layers)) + 1,), "index")
         for site in biased:
             specs[f"{site}/bias_cols"] = TensorSpec((None,), "index")
@@ -111,9 +137,9 @@ class Diff(Method):
 
     def check(self, delta: Delta, config: BackboneConfig) -> None:
         sites, biased = self._sites(delta.settings, config)
-        layout = config.bias_layout()
+        layout, block = config.bias_layout(), self._block(delta.settings, config)
         for site in sites:
-            inputs, outputs = config.dims(site)
+            inputs, outputs = (size // block for size in config.dims(site))
             _check_entries(delta, site, ("rows", "cols", "values"), "layer_offsets", (inputs, outputs))
         for site in biased:
             part = layout[0, site]
@@ -122,25 +148,31 @@ class Diff(Method):
     def init(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
     ) -> Delta:
-        """``density`` (0.005 by default) of every weight and bias."""
+        """``density`` (0.005 by default) of every weight, in whole blocks if asked, and of every bias."""
         layers, density = covered_layers(settings, config), float(settings.get("density", 0.005))
-        layout = config.bias_layout()
+        layout, block = config.bias_layout(), self._block(settings, config)
         sites = covered_sites(settings, config)
 
         def sparse(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-            dense = np.zeros(int(np.prod(shape)), np.float32)
-            count = max(1, round(dense.size * density))
-            dense[rng.choice(dense.size, count, replace=False)] = normal(rng, scale, (count,))
-            return dense.reshape(shape)
+            side = block if len(shape) == 2 else 1
+            chosen = np.zeros(int(np.prod(shape)) // side ** len(shape), bool)
+            chosen[rng.choice(chosen.size, max(1, round(chosen.size * density)), replace=False)] = True
+            chosen = chosen.reshape([size // side for size in shape])
+            for axis in range(len(shape)):
+                chosen = chosen.repeat(side, axis)
+            dense = np.zeros(shape, np.float32)
+            dense[chosen] = normal(rng, scale, (int(chosen.sum()),))
+            return dense
 
         weights = {site: {layer: sparse(config.dims(site)) for layer in site_layers(site, layers)} for site in sites}
         biases = {site: {layer: sparse((config.dims(site)[1],)) for layer in weights[site]} for site in sites}
         assert all((layer, site) in layout for site in biases for layer in biases[site])
-        return diff_delta(weights, biases, layers)
+        return diff_delta(weights, biases, layers, block)
 
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
         layers, layout = covered_layers(delta.settings, config), config.bias_layout()
         sites, biased = self._sites(delta.settings, config)
+        block = self._block(delta.settings, config)
         found: list[Contribution] = []
         sizes: list[tuple[str, int]] = []
         arrays: dict[str, npt.NDArray[Any]] = {}
@@ -148,15 +180,14 @@ class Diff(Method):
             if site == "pooler":
                 continue
             parts = list(_by_layer(delta, site))
-            size = count_step(max(len(rows) for rows, _, _ in parts))
+            size = count_step(max(len(rows) for rows, _, _ in parts), block)
             sizes.append((site, size))
             fills = {"rows": 0, "cols": 65535, "values": 0}
             for i, (name, fill) in enumerate(fills.items()):
-                arrays[f"{site}/{name}"] = np.stack(
-                    [np.pad(part[i], (0, size - len(part[i])), constant_values=fill) for part in parts]
-                )
+                arrays[f"{site}/{name}"] = np.stack([_padded(part[i], size, fill) for part in parts])
         if sizes:
-            found.append(Contribution(ClassKey("diff", tuple(sizes), layers), arrays))
+            options = (("block", str(block)),) if block > 1 else ()
+            found.append(Contribution(ClassKey("diff", tuple(sizes), layers, options), arrays))
         if biased:
             change = np.zeros(config.bias_size(), np.float32)
             for site in biased:
@@ -174,24 +205,24 @@ class Diff(Method):
             shape = (len(key.layers), count)
             specs[f"{site}/rows"] = ArraySpec(shape, "uint16")
             specs[f"{site}/cols"] = ArraySpec(shape, "uint16", fill=65535)
-            specs[f"{site}/values"] = ArraySpec(shape)
+            specs[f"{site}/values"] = ArraySpec((*shape, *_value_shape(_block_of(key))))
         return specs
 
     def typical(self, key: ClassKey, config: BackboneConfig) -> Contribution:
         """Non-zeros everywhere: unused entries are dropped before they are added up."""
-        rng = np.random.default_rng(0)
+        rng, block = np.random.default_rng(0), _block_of(key)
         arrays: dict[str, npt.NDArray[Any]] = {}
         for site, count in key.sites:
-            inputs, outputs = config.dims(site)
+            inputs, outputs = (size // block for size in config.dims(site))
             shape = (len(key.layers), count)
             arrays[f"{site}/rows"] = rng.integers(0, inputs, shape)
             arrays[f"{site}/cols"] = np.sort(rng.integers(0, outputs, shape))
-            arrays[f"{site}/values"] = normal(rng, 0.01, shape)
+            arrays[f"{site}/values"] = normal(rng, 0.01, (*shape, *_value_shape(block)))
         return Contribution(key, arrays)
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
         """One multiply-add for each non-zero and token; x is read, y is read and written."""
-        flops = sum(2 * tokens * count for _, count in key.sites)
+        flops = sum(2 * tokens * count * _block_of(key) ** 2 for _, count in key.sites)
         dims = [config.dims(site) for site, _ in key.sites]
         moved = sum(PARAM_BYTES * inputs + 2 * SUM_BYTES * outputs for inputs, outputs in dims)
         return Work(flops, tasks * layer_bytes(self.bank_arrays(key, config)) + tokens * moved)
@@ -201,7 +232,8 @@ class Diff(Method):
         assert isinstance(view, HeavyView)
         rows, cols, values = (bank[f"{place.site}/{name}"] for name in ("rows", "cols", "values"))
         at = bound.key.layers.index(place.layer)
-        operator = functools.partial(sparse_matmul, size=view.size, layer=at)
+        product = block_sparse_matmul if _block_of(bound.key) > 1 else sparse_matmul
+        operator = functools.partial(product, size=view.size, layer=at)
         return bound.launch(operator, x, y, rows, cols, values, view.runs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
@@ -223,9 +255,25 @@ class Diff(Method):
         return {**merged, "bias": bias}
 
 
+def _value_shape(block: int) -> tuple[int, ...]:
+    return (block, block) if block > 1 else ()
+
+
+def _block_of(key: ClassKey) -> int:
+    return int(key.option("block")) if key.options else 1
+
+
+def _padded(entries: npt.NDArray[Any], size: int, fill: int) -> npt.NDArray[Any]:
+    return np.pad(entries, [(0, size - len(entries)), *[(0, 0)] * (entries.ndim - 1)], constant_values=fill)
+
+
 def _add_entries(w: Float[Array, "i o"], entries: Entries) -> Float[Array, "i o"]:
     rows, cols, values = entries
-    return w.at[rows, cols].add(jnp.asarray(values, w.dtype))
+    if values.ndim == 1:
+        return w.at[rows, cols].add(jnp.asarray(values, w.dtype))
+    side = values.shape[-1]
+    tiles = w.reshape(w.shape[0] // side, side, w.shape[1] // side, side)
+    return tiles.at[rows, :, cols].add(jnp.asarray(values, w.dtype)).reshape(w.shape)
 
 
 def _by_layer(delta: Delta, site: str) -> list[Entries]:

@@ -11,6 +11,7 @@ import logging
 import pathlib
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -31,7 +32,8 @@ from jpets.scheduling.queue import Groups
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS = 256
+MOST_TOKENS = 65536
+"""Of one task in a batch, whose cost is looked up."""
 STACK_WEIGHTS = 7_000_000
 """Weights of the layers that are measured, at least: more than stay in a core's caches, few enough to compile fast."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -88,24 +90,23 @@ def measure_profile(
 class DeltaCosts:
     """What rows of heavy classes add to the time of a program, by a cost profile (beta, PetS section 4.1).
 
-    The time of a program was measured with its windows for light classes, whether rows use them or not.
+    The time of a program was measured with its windows for light classes, whether rows use them or not. Rows of a task
+    lie one behind the other: what counts is their tokens.
     """
 
     def __init__(self, profile: CostProfile, family: Family) -> None:
-        rows, lengths = np.arange(1, MOST_ROWS + 1), np.arange(1, family.config.max_positions + 1)
+        tokens = np.arange(MOST_TOKENS + 1)
         heavy = [key for key, _ in family.slots if class_method(key.method).kind == "heavy"]
-        self._tables = {key: profile.beta[str(key)].at(rows, lengths) for key in heavy if str(key) in profile.beta}
+        self._tables = {key: profile.beta[str(key)].at([1], tokens)[0] for key in heavy if str(key) in profile.beta}
 
     def seconds(self, rows: Sequence[Row]) -> float:
-        """For each task the cost of its rows, all as long as the longest (PetS equation 2)."""
-        lengths: dict[tuple[ClassKey, int], list[int]] = {}
+        """The cost of each task's rows (PetS equation 2), which packed ones need not pad to the longest."""
+        tokens: Counter[tuple[ClassKey, int]] = Counter()
         for row in rows:
             for key, slot in row.slots.items():
                 if key in self._tables:
-                    lengths.setdefault((key, slot), []).append(row.length)
-        return float(
-            sum(self._tables[key][min(len(own), MOST_ROWS) - 1, max(own) - 1] for (key, _), own in lengths.items())
-        )
+                    tokens[key, slot] += row.length
+        return float(sum(self._tables[key][min(count, MOST_TOKENS)] for (key, _), count in tokens.items()))
 
 
 def load_profile(path: pathlib.Path) -> CostProfile | None:

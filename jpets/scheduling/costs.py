@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jpets.scheduling.profile import CostProfile, attention_cells, ceil_to
-from jpets.scheduling.queue import Batch, Floats, Ints, Plan, Queue
+from jpets.scheduling.queue import Batch, Bools, Floats, Ints, Plan, Queue
 
 ROW_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LENGTH_STEP = 8
@@ -36,8 +36,9 @@ class Costs:
     """A profile's costs within ``limits``.
 
     ``alpha`` [rows + 1, longest + 1] is the cost of n rows of up to l tokens in the padded shape that they are rounded
-    up to, infinite beyond the limits. ``beta`` [kinds + 1, rows + 1, longest + 1] is the delta cost of one task's rows;
-    its last entry, of the bare backbone (kind -1), is zero.
+    up to, infinite beyond the limits. ``beta`` [kinds + 1, rows + 1, longest + 1] is the delta cost of one task's rows,
+    ``beta_packed`` [kinds + 1, tokens + 1] where they are packed, of its tokens; their last entry, of the bare backbone
+    (kind -1), is zero.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class Costs:
         self.alpha = np.where(beyond, np.inf, alpha)
         self.alpha[0] = 0.0
         self.beta = np.zeros((len(kinds) + 1, limits.rows + 1, limits.longest + 1))
+        self.beta_packed = np.zeros((len(kinds) + 1, limits.tokens + 1))
         for index, kind in enumerate(kinds):
             for name in kind:
                 self.beta[index, 1:] += profile.beta[name].at(n[1:], length)
+                self.beta_packed[index, 1:] += profile.beta[name].at([1], np.arange(1, limits.tokens + 1))[0]
         self.heavy = np.array([*(not profile.heavy.isdisjoint(kind) for kind in kinds), False])
         self.replaced = np.array(
             [*(max((profile.replaced.get(name, 0.0) for name in kind), default=0.0) for kind in kinds), 0.0]
@@ -92,10 +95,10 @@ class Costs:
             seconds[packed] = self.profile.packed_seconds(tokens, cells)
         return seconds
 
-    def with_deltas(self, queue: Queue, queries: Ints, batch: Ints, shared: Floats) -> float:
+    def with_deltas(self, queue: Queue, queries: Ints, batch: Ints, shared: Floats, packed: Bools) -> float:
         """Predicted seconds of a plan (PetS equation 3): ``queries[i]`` runs in batch ``batch[i]``, whose shared part
         costs ``shared[batch[i]]``, more where the batch needs loops over heavy classes, less where all its rows have
-        the same kind, one that replaces weights."""
+        the same kind, one that replaces weights. In a batch that is ``packed`` deltas see no padding."""
         kinds, tasks = queue.kinds[queries], queue.tasks[queries]
         loops = np.bincount(batch, weights=self.heavy[kinds], minlength=len(shared)) > 0
         first, last = np.full(len(shared), len(self.heavy)), np.full(len(shared), -2)
@@ -105,10 +108,12 @@ class Costs:
         most = int(tasks.max()) + 2
         pairs, at = np.unique(batch * most + tasks + 1, return_inverse=True)
         rows = np.bincount(at, minlength=len(pairs))
+        tokens = np.bincount(at, weights=queue.lengths[queries], minlength=len(pairs)).astype(np.int_)
         longest, kind = np.zeros(len(pairs), np.int_), np.zeros(len(pairs), np.int_)
         np.maximum.at(longest, at, queue.lengths[queries])
         kind[at] = kinds
-        delta = self.beta[kind, rows, longest].sum()
+        own = packed[pairs // most]
+        delta = self.beta_packed[kind[own], tokens[own]].sum() + self.beta[kind, rows, longest][~own].sum()
         return float((shared * (1 + self.profile.heavy_loop * loops - saved)).sum() + delta)
 
     def total(self, queue: Queue, plan: Plan) -> float:
@@ -117,4 +122,5 @@ class Costs:
             return 0.0
         batch = np.repeat(np.arange(len(plan)), [len(each.queries) for each in plan])
         queries = np.concatenate([each.queries for each in plan])
-        return self.with_deltas(queue, queries, batch, self.shared(plan))
+        packed = np.array([not each.padded for each in plan])
+        return self.with_deltas(queue, queries, batch, self.shared(plan), packed)

@@ -79,7 +79,7 @@ def _estimate(queue: Queue, order: Ints, batch: Ints, costs: Costs) -> float:
     lengths = queue.lengths[order]
     cells = np.bincount(batch, weights=lengths.astype(float) ** 2)
     shared = costs.profile.packed_seconds(_tokens(lengths, batch), cells)
-    return costs.with_deltas(queue, order, batch, shared)
+    return costs.with_deltas(queue, order, batch, shared, np.ones(len(shared), bool))
 
 
 def _batches(queue: Queue, order: Ints, batch: Ints, costs: Costs) -> Plan:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int_]
+Bools = npt.NDArray[np.bool_]
 Groups = tuple[tuple[int, int], ...]
 BARE = -1
 """The task and the delta kind of a query to the plain backbone."""

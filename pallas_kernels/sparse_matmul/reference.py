@@ -1,11 +1,11 @@
-"""Plain XLA: gather the inputs that meet a non-zero, scale them, add them up by column."""
+"""Plain XLA: gather the inputs that meet a non-zero or a block, multiply them, add them up by column."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num, UInt16
 
-from pallas_kernels.numerics import take_slots
+from pallas_kernels.numerics import batched_dot, take_slots
 from pallas_kernels.windows import Runs, over_runs
 
 PARTS = 2
@@ -36,5 +36,30 @@ def sparse_matmul_reference(
             sums = jnp.zeros((y_window.shape[1], part.shape[1]), jnp.float32)
             parts.append(sums.at[col].add(terms, indices_are_sorted=True, mode="drop"))
         return y_window + jnp.concatenate(parts, axis=1).T
+
+    return over_runs(x, y, runs, size, body)
+
+
+def block_sparse_matmul_reference(
+    x: Float[Array, "t i"],
+    y: Float[Array, "t o"],
+    rows: UInt16[Array, "slots layers n"],
+    cols: UInt16[Array, "slots layers n"],
+    blocks: Num[Array, "slots layers n b b"],
+    runs: Runs,
+    size: int,
+    layer: int,
+) -> Float[Array, "t o"]:
+    """See ``block_sparse_matmul``."""
+    side = blocks.shape[-1]
+
+    def body(x_window: Array, y_window: Array, slot: Array) -> Array:
+        row = rows.at[slot, layer].get(mode="promise_in_bounds").astype(jnp.int32)
+        col = cols.at[slot, layer].get(mode="promise_in_bounds").astype(jnp.int32)
+        inputs = x_window.reshape(len(x_window), -1, side).swapaxes(0, 1)  # [i / b, s, b]
+        terms = batched_dot(inputs.at[row].get(mode="fill", fill_value=0), take_slots(blocks, slot[None], layer)[0])
+        sums = jnp.zeros((y_window.shape[1] // side, *terms.shape[1:]), jnp.float32)
+        sums = sums.at[col].add(terms, indices_are_sorted=True, mode="drop")
+        return y_window + sums.swapaxes(0, 1).reshape(y_window.shape)
 
     return over_runs(x, y, runs, size, body)

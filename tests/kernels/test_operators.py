@@ -11,7 +11,7 @@ import pytest
 from pallas_kernels.low_rank import low_rank
 from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes, sign_matmul, signs
 from pallas_kernels.packed_attention import AttentionGroup, packed_attention
-from pallas_kernels.sparse_matmul import sparse_matmul
+from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
 from pallas_kernels.windows import Runs
 
 SLOTS, LAYERS, LAYER = 4, 3, 1
@@ -151,6 +151,30 @@ def test_sparse_matmul(dtype: str) -> None:
         d = np.zeros((16, 24))
         used = cols[slot, LAYER] < 24
         d[rows[slot, LAYER][used], cols[slot, LAYER][used]] = values64[slot, LAYER][used]
+        expected[list(tokens)] += x64[list(tokens)] @ d
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_block_sparse_matmul(dtype: str) -> None:
+    """Blocks of 8 x 8; one slot has every block of a column, one none at all."""
+    r = rng()
+    x, x64 = rounded(r.normal(size=(12, 16)), dtype)
+    places = {1: [(0, 1), (1, 1)], 3: [(1, 0), (0, 2)], 2: []}
+    rows, cols = np.zeros((SLOTS, LAYERS, 5), np.uint16), np.full((SLOTS, LAYERS, 5), 65535, np.uint16)
+    bank, blocks64 = stored(r.normal(size=(SLOTS, LAYERS, 5, 8, 8)), dtype)
+    for slot, found in places.items():
+        for entry, (row, col) in enumerate(found):
+            rows[slot, LAYER, entry], cols[slot, LAYER, entry] = row, col
+    y = r.normal(size=(12, 24)).astype(np.float32)
+    found = np.asarray(
+        block_sparse_matmul(x, jnp.asarray(y), jnp.asarray(rows), jnp.asarray(cols), bank, make_runs(), 6, LAYER)
+    )
+    expected = y.astype(np.float64)
+    for slot, tokens in RUN_TOKENS.items():
+        d = np.zeros((16, 24))
+        for entry, (row, col) in enumerate(places[slot]):
+            d[8 * row : 8 * row + 8, 8 * col : 8 * col + 8] = blocks64[slot, LAYER, entry]
         expected[list(tokens)] += x64[list(tokens)] @ d
     np.testing.assert_allclose(found, expected, atol=TOLERANCE["float32"])
 

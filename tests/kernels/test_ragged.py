@@ -15,7 +15,7 @@ import pytest
 from pallas_kernels.low_rank import low_rank
 from pallas_kernels.masked_matmul import masked_matmul, pack_planes, sign_matmul
 from pallas_kernels.packed_attention import AttentionGroup, Prefix, packed_attention
-from pallas_kernels.sparse_matmul import sparse_matmul
+from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
 from pallas_kernels.windows import Runs
 
 ROWS = (0, 1, 31, 33, 4097)
@@ -141,6 +141,31 @@ def test_sparse_matmul(rows: int, tasks: int) -> None:
             dense[int(slot)][held, cols] = own
         arrays = [jnp.asarray(part) for part in (at_row, at_col, values)]
         return lambda x, y, runs, size: sparse_matmul(x, y, *arrays, runs, size, LAYER), dense.__getitem__
+
+    check_runs(make, rows, tasks, replaces=False)
+
+
+@pytest.mark.parametrize("tasks", TASKS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_block_sparse_matmul(rows: int, tasks: int) -> None:
+    """From no block to every one; the rest of a slot's list is padding, its blocks NaN."""
+    side = 8
+
+    def make(r: np.random.Generator, used: np.ndarray) -> tuple[Operator, Callable[[int], np.ndarray]]:
+        high, wide = INPUTS // side, OUTPUTS // side
+        at_row = np.zeros((tasks + 1, LAYERS, high * wide), np.uint16)
+        at_col = np.full((tasks + 1, LAYERS, high * wide), 65535, np.uint16)
+        blocks = np.full((tasks + 1, LAYERS, high * wide, side, side), np.nan, np.float32)
+        dense: dict[int, np.ndarray] = {}
+        for slot in used:
+            cols, held = np.nonzero(r.random((wide, high)) < r.choice([0.0, 0.3, 1.0]))
+            at_row[slot, LAYER, : len(held)], at_col[slot, LAYER, : len(held)] = held, cols
+            blocks[slot, LAYER, : len(held)] = r.normal(size=(len(held), side, side))
+            dense[int(slot)] = np.zeros((INPUTS, OUTPUTS))
+            for row, col, block in zip(held, cols, blocks[slot, LAYER], strict=False):
+                dense[int(slot)][row * side : (row + 1) * side, col * side : (col + 1) * side] = block
+        arrays = [jnp.asarray(part) for part in (at_row, at_col, blocks)]
+        return lambda x, y, runs, size: block_sparse_matmul(x, y, *arrays, runs, size, LAYER), dense.__getitem__
 
     check_runs(make, rows, tasks, replaces=False)
 

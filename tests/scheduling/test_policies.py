@@ -17,7 +17,7 @@ from jpets.scheduling.costs import Costs, Limits
 from jpets.scheduling.packed import TOKEN_STEP, packed
 from jpets.scheduling.policies import TURBO_ROWS, alpha, beta, coordinated, fixed, length_buffer, mini_batches, turbo
 from jpets.scheduling.profile import CostProfile, Grid, PackedPoint
-from jpets.scheduling.queue import BARE, Plan, Queue
+from jpets.scheduling.queue import BARE, Batch, Plan, Queue
 
 ROWS, LENGTHS = np.array([1, 2, 4, 8, 16, 32, 64, 128]), np.array([8, 16, 32, 64, 128, 256, 512])
 KINDS = (("lora",), ("mask",))
@@ -219,6 +219,13 @@ def test_predicted_seconds_are_equation_three() -> None:
     deltas = COSTS.beta[0, 2, 20] + COSTS.beta[1, 1, 30]
     assert batch.groups == ((4, 32),)
     assert COSTS.total(queue, plan) == pytest.approx(shared * 1.2 + deltas, rel=1e-6)
+
+
+def test_packed_rows_of_a_task_are_not_padded_to_its_longest() -> None:
+    queue = Queue.of([3, 60, 30, 12], [0, 0, 1, BARE], [0, 0, 1, BARE])
+    plan = [Batch(np.arange(4), 128, ((3, 32), (1, 64)))]
+    deltas = COSTS.beta[0, 1, 63] + COSTS.beta[1, 1, 30]
+    assert COSTS.total(queue, plan) == pytest.approx(COSTS.shared(plan)[0] * 1.2 + deltas, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", [*POLICIES, "auto"])

@@ -1,0 +1,100 @@
+"""Sparse differences in whole blocks: the same answers as dense weights, fewer bytes, checked as they come in."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+from support import Bench, dense_answer, device_params, make_head, make_task, random_delta, row_answer, tiny
+
+from checkpoints.task_file import read_task, write_task
+from jpets.config import NAMED_BACKBONES
+from jpets.deltas import METHODS
+from jpets.deltas.diff import diff_delta
+from jpets.engine.assembly import class_needs
+from jpets.engine.bucket import Bucket, make_variant
+from jpets.errors import InvalidTask
+from jpets.types import Task
+
+BUCKET = Bucket(8 * 16, ((8, 16),))
+
+
+def tasks() -> list[Task]:
+    backbone, rng = tiny(), np.random.default_rng(0)
+    deltas = [
+        random_delta("diff", backbone.config, 1, density=0.5, block=16),
+        random_delta("diff", backbone.config, 2, density=0.2, block=8, sites=["query", "ffn_out", "pooler"]),
+        random_delta("diff", backbone.config, 3),
+    ]
+    pooled = ("mean", "pooler", "cls")
+    heads = [make_head(rng, backbone.config.hidden_size, 3, pooling=pooling) for pooling in pooled]
+    return [
+        make_task(backbone, f"task-{at}", [d], head) for at, (d, head) in enumerate(zip(deltas, heads, strict=True))
+    ]
+
+
+def test_blocks_of_two_sizes_and_single_entries_share_a_batch() -> None:
+    own, rng = Bench(tiny(), tasks()), np.random.default_rng(1)
+    names = [*own.tasks, None, *own.tasks]
+    rows = [own.row(name, rng.integers(5, 800, int(rng.integers(3, 17)))) for name in names]
+    assembled, outputs = own.run(rows, BUCKET, make_variant(class_needs(rows, BUCKET)))
+    for query, (name, row) in enumerate(zip(names, rows, strict=True)):
+        task = own.tasks[name] if name else None
+        found = row_answer(assembled, outputs, query, 3 if task else 0)
+        expected = dense_answer(own.backbone, task, row.ids)
+        what = "logits" if task else "pooled"
+        np.testing.assert_allclose(found[what].reshape(-1), expected[what].reshape(-1), atol=1e-4)
+
+
+def test_a_file_holds_blocks(tmp_path: pathlib.Path) -> None:
+    task = tasks()[0]
+    write_task(task, tmp_path / "blocks.safetensors")
+    (delta,) = read_task(tmp_path / "blocks.safetensors").deltas
+    assert delta.settings["block"] == 16
+    assert delta.tensors.keys() == task.deltas[0].tensors.keys()
+    for name, values in delta.tensors.items():
+        np.testing.assert_array_equal(values, task.deltas[0].tensors[name])
+
+
+def test_blocks_keep_whatever_is_not_zero() -> None:
+    rng, config = np.random.default_rng(0), tiny().config
+    shape = config.dims("query")
+    dense = {at: np.where(rng.random(shape) < 0.002, rng.normal(size=shape), 0.0) for at in range(config.layers)}
+    params = device_params(tiny())
+    merged = [
+        METHODS["diff"].merge(diff_delta({"query": dense}, {}, range(config.layers), block), config, params)
+        for block in (1, 4)
+    ]
+    for at in range(config.layers):
+        np.testing.assert_array_equal(*(np.asarray(each["layers"][at]["qkv"]) for each in merged))
+
+
+def test_blocks_take_fewer_bytes_than_single_entries() -> None:
+    config, held = NAMED_BACKBONES["bert-base"], []
+    for settings in ({}, {"block": 16}):
+        delta = METHODS["diff"].init(np.random.default_rng(0), settings, config, 0.02)
+        key = METHODS["diff"].lower(delta, config)[0].key
+        held.append(sum(spec.nbytes for spec in METHODS["diff"].bank_arrays(key, config).values()))
+    assert held[0] == 2_654_208
+    assert held[1] == 12 * (4 * 12 + 2 * 48) * (2 * 256 + 4)
+
+
+@pytest.mark.parametrize("block", [0, -16, 5, 128, 16.0, "16", None])
+def test_a_block_that_makes_no_sense(block: object) -> None:
+    with pytest.raises(InvalidTask, match="block must be a whole number"):
+        METHODS["diff"].tensors({"block": block}, tiny().config)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [("rows", 4, "must lie in"), ("cols", 9, "must lie in"), ("cols", 0, "sorted by column")],
+)
+def test_blocks_out_of_place(part: str, change: int, message: str) -> None:
+    (delta,) = tasks()[0].deltas
+    wrong = delta.tensors[f"query/{part}"].copy()
+    wrong[-1] = change
+    broken = dataclasses.replace(delta, tensors={**delta.tensors, f"query/{part}": wrong})
+    with pytest.raises(InvalidTask, match=message):
+        METHODS["diff"].check(broken, tiny().config)
