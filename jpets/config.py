@@ -129,6 +129,12 @@ class EngineSettings:
     merged_memory_gb: float = 0.0
     """Device memory (10^9 bytes) for merged weights of hot tasks, those whose heavy deltas cost more than a batch of
     their own; 0: none. It takes a cost profile to know them."""
+    host_memory_gb: float = 0.0
+    """Host memory (10^9 bytes) for registered tasks that are not on the device, in the form in which it holds them."""
+    reserved_tasks: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """So many registered tasks of a tenant stay on the device whatever others ask for."""
+    prefetch: bool = True
+    """Tasks that waiting queries need come while others are computed; without, only when nothing else is left to do."""
     program_memory_mb: int = 896
     """Host memory for compiled programs (MiB, estimated). What is needed to be ready stays whatever it takes."""
     delta_streams: int = 1

@@ -16,6 +16,7 @@ from bench_batching import batching
 from bench_breakdown import breakdown
 from bench_capacity import capacity, memory
 from bench_operators import operators
+from bench_paging import paging
 from bench_prediction import prediction
 from bench_scaling import scaling
 from bench_serving import serving
@@ -25,7 +26,20 @@ from benching import console, report
 from served import serve
 
 app = typer.Typer(add_completion=False, help=__doc__)
-for command in (batching, breakdown, capacity, memory, operators, prediction, scaling, serving, tenants, throughput):
+COMMANDS = (
+    batching,
+    breakdown,
+    capacity,
+    memory,
+    operators,
+    paging,
+    prediction,
+    scaling,
+    serving,
+    tenants,
+    throughput,
+)
+for command in COMMANDS:
     app.command()(command)
 
 

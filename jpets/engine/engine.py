@@ -11,13 +11,9 @@ from concurrent.futures import Future
 from functools import partial
 
 import jax
-import numpy as np
 
 from jpets.config import EngineSettings
-from jpets.deltas import task_lead
-from jpets.deltas.bank import lower_task, slot_arrays
-from jpets.deltas.fold import fold_pooler
-from jpets.deltas.protocol import NO_LEAD, ClassKey, Contribution, Lead
+from jpets.deltas.protocol import NO_LEAD, ClassKey
 from jpets.engine.answers import Answers
 from jpets.engine.assembly import Row, led
 from jpets.engine.background import BackgroundCompiler
@@ -25,8 +21,9 @@ from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
 from jpets.engine.classes import class_slots
 from jpets.engine.cost_profile import DeltaCosts, load_profile
 from jpets.engine.delta_order import delta_streams
-from jpets.engine.device_memory import DeviceMemory, device_limit, slot_bytes, tree_bytes
+from jpets.engine.device_memory import GIGABYTE, DeviceMemory, device_limit, slot_bytes, tree_bytes
 from jpets.engine.host_loop import HostLoop, PrefetchHook
+from jpets.engine.loading import TaskLoader
 from jpets.engine.memory import return_free_memory
 from jpets.engine.merged import MergedCopies, copies_budget
 from jpets.engine.pending import Pending, PendingQueue
@@ -35,11 +32,12 @@ from jpets.engine.profile import CostTable, measure
 from jpets.engine.program import Family, Program, ProgramKey, ProgramStore, compile_program
 from jpets.engine.program_memory import ProgramMemory
 from jpets.engine.replica import Replica
+from jpets.engine.residency import Residency, stand_in
 from jpets.engine.response_cache import ResponseCache, response_key
-from jpets.engine.results import check_answers, failure
+from jpets.engine.results import failure
 from jpets.engine.stats import Stats
-from jpets.engine.tasks import DEFAULT_TENANT, Resident, TaskTable
-from jpets.errors import SHUTTING_DOWN, EngineFailure, InvalidTask, JpetsError, OutOfSpace, Saturated
+from jpets.engine.tasks import DEFAULT_TENANT, Entry, Resident, TaskTable
+from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, Saturated
 from jpets.model.batch import POOLINGS
 from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Preprocessing, Query, Result, Task
@@ -48,9 +46,6 @@ log = logging.getLogger(__name__)
 
 COARSE_REPEATS = 2
 """Timed runs of each core program at a first start; ``jpets profile`` measures better."""
-LEAST_ROOM = 3
-"""Tokens that a task must leave for a text: one, between two special ones."""
-
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, of how many)."""
 
@@ -85,7 +80,6 @@ class Engine:
         if buckets:
             longest = min(longest, max(bucket.longest for bucket in buckets))
         self.text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, longest)
-        self._base_bias = np.asarray(backbone.params["bias"], np.float32)
         first = list(tasks)
         self._start_tasks = first
         device = jax.local_devices()[0]
@@ -107,7 +101,8 @@ class Engine:
         self.stats = Stats()
         self.hooks: list[PrefetchHook] = []
         """Called on the owner thread with every batch's queries before it is assembled."""
-        self.tasks = TaskTable(dict(family.slots))
+        self.tasks = TaskTable(dict(family.slots), reserved=self.settings.reserved_tasks)
+        self._loader = TaskLoader(backbone, family, longest)
         self._answers = Answers(self.tasks, self.stats)
         self.pending = PendingQueue(self.settings.max_queue, self._answers.left)
         self.responses = ResponseCache(self.settings.response_cache_mb * 2**20)
@@ -128,6 +123,17 @@ class Engine:
         }
         self._planner = self._make_planner(self.replicas[0])
         self._loops = [self._loop(replica) for replica in self.replicas]
+        self.residency = Residency(
+            self.tasks,
+            self.pending,
+            self._answers,
+            self.replicas,
+            self._loader,
+            self._row,
+            self.settings.host_memory_gb * GIGABYTE,
+            prefetch=self.settings.prefetch,
+            busy=lambda: any(loop.busy for loop in self._loops),
+        )
         self._ready = False
 
     @property
@@ -141,7 +147,7 @@ class Engine:
 
     @property
     def live(self) -> bool:
-        return all(loop.live for loop in self._loops)
+        return self.residency.live and all(loop.live for loop in self._loops)
 
     def start(self, progress: Progress = lambda what, done, total: None) -> Engine:
         """Loads or compiles the core programs, measures them once, loads the tasks, starts the threads."""
@@ -153,6 +159,7 @@ class Engine:
         progress("executables", len(self.core), len(self.core))
         for loop in self._loops:
             loop.start()
+        self.residency.start()
         for done, task in enumerate(self._start_tasks):
             progress("tasks", done, len(self._start_tasks))
             self.add_task(task)
@@ -178,6 +185,7 @@ class Engine:
         self._answers.fail(self.pending.close(), Saturated(SHUTTING_DOWN))
         for loop in self._loops:
             loop.join()
+        self.residency.join()
         for program in self.replicas[0].programs:
             if program.followed:  # a mere estimate must not pass for a measurement
                 self.costs.set(program.key, program.seconds)
@@ -209,11 +217,13 @@ class Engine:
                 prepared.append(self._prepare_query(query, until, priority, tenant))
             if self.responses.budget:
                 for at, item in enumerate(prepared):
-                    prepared[at] = self._look_up(item) if isinstance(item, Pending) else item
+                    prepared[at] = self._look_up(item) if isinstance(item, Pending) and not item.cold else item
             pushed_out = self.pending.put([item for item in prepared if isinstance(item, Pending)])
         except BaseException:
             self._give_back(prepared)
             raise
+        if self.pending.cold:
+            self.residency.wake()
         full = Saturated("the queue is full and others have less waiting; send fewer at a time")
         self._answers.fail(pushed_out, full)
         return [item.future if isinstance(item, Pending) else item for item in prepared]
@@ -243,34 +253,45 @@ class Engine:
 
         Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it), ``OutOfSpace`` (no free slot).
         """
-        folded, parts = self._lower(task)
-        lead = task_lead(task)
-        keys = self.tasks.fit(parts)
-        slots = self._reserve(keys)
+        loaded = self._loader.load(task, self.tasks)
+        slots = self._reserve(list(loaded.contents), tenant)
         try:
-            contents = {
-                key: (slots[key], slot_arrays(part, key, self.family.config, self.family.dtype, self._base_bias))
-                for part, key in zip(parts, keys, strict=True)
-            }
+            contents = {key: (slots[key], arrays) for key, arrays in loaded.contents.items()}
             for done in [replica.stage(partial(replica.write, contents)) for replica in self.replicas]:
                 self._wait_for(done)
         except BaseException:
             self.tasks.release(slots)
             raise
-        self.tasks.publish(Resident(tenant, task, slots, folded.head.pooling, self._room(lead), lead, version))
+        self.tasks.publish(loaded.resident(tenant, slots, version))
+
+    def register_task(
+        self,
+        id: str,
+        load: Callable[[], Task],
+        *,
+        tenant: str = DEFAULT_TENANT,
+        version: int | None = None,
+        pinned: bool = False,
+    ) -> None:
+        """Makes a task known without reading it: ``load`` is called when a query asks for it and it is not on the
+        device, again whenever it has left for other tasks. ``pinned``: once there it stays.
+
+        Its classes must be among the engine's (``reserve``); what is wrong with it, its queries hear.
+        """
+        self.tasks.register(tenant, id, load, version, pinned=pinned)
 
     def check_task(self, task: Task) -> None:
         """Raises what ``add_task`` would raise if it were called now; changes nothing."""
-        self.tasks.release(self._reserve(self.tasks.fit(self._lower(task)[1])))
+        self.tasks.release(self._reserve(self._loader.keys(task, self.tasks), DEFAULT_TENANT))
 
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """Queries already submitted still get their answer. Raises ``NotFound``."""
         self.tasks.remove(tenant, task)
 
-    def _reserve(self, keys: Sequence[ClassKey]) -> dict[ClassKey, int]:
+    def _reserve(self, keys: Sequence[ClassKey], tenant: str) -> dict[ClassKey, int]:
         """A free slot of each class. Raises ``OutOfSpace`` with what the device holds."""
         try:
-            return self.tasks.reserve(keys)
+            return self.tasks.reserve(keys, tenant)
         except OutOfSpace as error:
             wanted = sum(slot_bytes(key, self.family.config, self.family.dtype) for key in keys)
             raise OutOfSpace(
@@ -287,25 +308,6 @@ class Engine:
                 if not self.live and not done.done():
                     raise EngineFailure("the engine is not running; start it, or start a new one") from None
 
-    def _lower(self, task: Task) -> tuple[Task, list[Contribution]]:
-        if task.backbone.fingerprint != self.backbone.fingerprint:
-            raise InvalidTask(
-                f"task {task.id!r} was made for backbone {task.backbone.name!r} ({task.backbone.fingerprint[:19]}...), "
-                f"this engine serves {self.backbone.name!r} ({self.backbone.fingerprint[:19]}...)"
-            )
-        check_answers(task)
-        if self._room(lead := task_lead(task)) < LEAST_ROOM:
-            raise InvalidTask(
-                f"task {task.id!r} puts {lead.tokens} virtual tokens before a text, at position {lead.first_position}; "
-                f"of {self.text.longest} tokens {self._room(lead)} are left, {LEAST_ROOM} are needed"
-            )
-        folded = fold_pooler(task, self.backbone.config, dict(self.backbone.params))
-        return folded, lower_task(folded, self.backbone.config)
-
-    def _room(self, lead: Lead) -> int:
-        """Most tokens of a text behind ``lead``: within the engine's limit and the backbone's positions."""
-        return min(self.text.longest, self.backbone.config.max_positions - lead.first_position) - lead.tokens
-
     def _give_back(self, prepared: Iterable[Pending | Future[Result]]) -> None:
         """Lets go of the tasks of queries that will not run."""
         for item in prepared:
@@ -315,27 +317,32 @@ class Engine:
     def _prepare_query(
         self, query: Query, deadline: float | None, priority: int, tenant: str
     ) -> Pending | Future[Result]:
-        resident: Resident | None = None
+        found: Resident | Entry | None = None
         try:
             if query.task is not None:
-                resident = self.tasks.acquire(tenant, query.task)
-            task = resident.task if resident else None
-            longest = resident.longest if resident else self.text.longest
-            tokens = self.text.encode(query, task.preprocessing if task else Preprocessing(), longest)
+                found = self.tasks.acquire(tenant, query.task)
+            if isinstance(found, Entry):
+                row = stand_in(query, self.text.longest)
+                return Pending(query.task, None, row, deadline, priority, tenant, absent=found, query=query)
+            return Pending(query.task, found, self._row(query, found), deadline, priority, tenant)
         except BaseException as error:
-            if resident is not None:
-                self.tasks.done(resident)
+            if isinstance(found, Resident):
+                self.tasks.done(found)
             if not isinstance(error, JpetsError):
                 raise
             future: Future[Result] = Future()
             future.set_result(failure(query.task, error))
             self.stats.answered(error.code)
             return future
-        pooling = POOLINGS.index(resident.pooling if resident else "mean")
-        row = Row(tokens.ids, tokens.types, resident.slots if resident else {}, pooling)
-        if resident is not None and resident.lead != NO_LEAD:
-            row = led(row, resident.lead, self.text.pad_id)
-        return Pending(query.task, resident, row, deadline, priority, tenant)
+
+    def _row(self, query: Query, resident: Resident | None) -> Row:
+        """Raises what is wrong with the query."""
+        if resident is None:
+            tokens = self.text.encode(query, Preprocessing(), self.text.longest)
+            return Row(tokens.ids, tokens.types, {}, POOLINGS.index("mean"))
+        tokens = self.text.encode(query, resident.task.preprocessing, resident.longest)
+        row = Row(tokens.ids, tokens.types, resident.slots, POOLINGS.index(resident.pooling))
+        return row if resident.lead == NO_LEAD else led(row, resident.lead, self.text.pad_id)
 
     def _look_up(self, item: Pending) -> Pending | Future[Result]:
         """The kept answer to a query, or the query, which will then have its own kept."""

@@ -114,8 +114,13 @@ class HostLoop:
         """Both threads run, and if there is work, some of it got done within ``stall_seconds``."""
         if not (self._owner.is_alive() and self._completer.is_alive()):
             return False
-        busy = len(self._pending) > 0 or self._running > 0
+        busy = self._pending.ready > 0 or self._running > 0
         return not busy or time.monotonic() - self._progress < self._settings.stall_seconds
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is in flight."""
+        return self._running > 0
 
     def _wake(self) -> None:
         with self._pending.changed:
@@ -124,7 +129,7 @@ class HostLoop:
     def _own(self) -> None:
         while True:
             with self._pending.changed:
-                while not (len(self._pending) or self._replica.has_staged or self._again or self._pending.closed):
+                while not (self._pending.ready or self._replica.has_staged or self._again or self._pending.closed):
                     self._pending.changed.wait()
                     self._progress = time.monotonic()
             self._replica.apply_staged()
@@ -135,7 +140,7 @@ class HostLoop:
                 self._end()
                 self._fetch.put(None)
                 return
-            if len(self._pending):
+            if self._pending.ready:
                 self._step()
 
     def _end(self) -> None:

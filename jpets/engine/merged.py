@@ -154,7 +154,7 @@ class MergedCopies:
     def _make(self, resident: Resident) -> Params:
         family = self._replica.family
         with _host_memory():
-            host = jax.tree.map(np.asarray, merged_layers(resident.task, family.config, self._host, family.dtype))
+            host = jax.tree.map(np.asarray, merged_layers(resident.whole(), family.config, self._host, family.dtype))
         layers = jax.block_until_ready(jax.device_put(host, self._replica.sharding))
         return {**self._replica.params, "layers": layers}
 

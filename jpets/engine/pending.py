@@ -7,23 +7,27 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from sortedcontainers import SortedDict, SortedList
+from sortedcontainers import SortedList
 
 from jpets.engine.assembly import Row
-from jpets.engine.tasks import Resident
+from jpets.engine.backlog import Backlogs
+from jpets.engine.tasks import Entry, Resident
 from jpets.errors import SHUTTING_DOWN, Saturated
-from jpets.scheduling.order import due, interleave, starting_time
-from jpets.types import Result
+from jpets.types import Query, Result
 
 
 @dataclass(eq=False)
 class Pending:
-    """One query on its way. Times are ``time.monotonic`` seconds."""
+    """One query on its way. Times are ``time.monotonic`` seconds.
+
+    A *cold* one waits for its task to come to the device: it has an ``absent`` entry and a ``query`` instead of a
+    resident, and a row that stands in for its own.
+    """
 
     task: str | None
     resident: Resident | None
@@ -39,6 +43,12 @@ class Pending:
     """Answered, or known to have no client any more."""
     keep: Callable[[Result], None] | None = None
     """Hears of what was computed before the caller, who may write into it, does."""
+    absent: Entry | None = None
+    query: Query | None = None
+
+    @property
+    def cold(self) -> bool:
+        return self.absent is not None
 
     @property
     def tokens(self) -> int:
@@ -50,84 +60,11 @@ class Pending:
         return self.priority, self.tenant
 
 
-class Backlog:
-    """Waiting queries of one priority, by tenant, and the tenants' virtual times (tokens).
-
-    A tenant that has nothing waiting is forgotten once the least backlogged time has caught up with its own, as it
-    would start there anyway. So what is kept is bounded by what waits and by what was served a little ahead of it.
-    """
-
-    def __init__(self) -> None:
-        self._queues: dict[str, SortedList] = {}
-        """tenant -> (due, number, pending), most urgent first."""
-        self._places: dict[str, tuple[float, int]] = {}
-        """tenant -> (virtual time, a number that rises with every tenant that becomes backlogged)."""
-        self._backlogged: SortedList = SortedList()
-        """(virtual time, number, tenant) of those with queries waiting."""
-        self._idle: SortedList = SortedList()
-        """The same of those without, as far as they are not forgotten."""
-        self._numbers = itertools.count()
-
-    def __len__(self) -> int:
-        return len(self._backlogged)
-
-    def add(self, pending: Pending) -> None:
-        tenant = pending.tenant
-        if tenant not in self._queues:
-            known = self._places.get(tenant)
-            if known is not None:
-                self._idle.remove((*known, tenant))
-            least = self._backlogged[0][0] if self._backlogged else None
-            self._places[tenant] = starting_time(known[0] if known else None, least), next(self._numbers)
-            self._backlogged.add((*self._places[tenant], tenant))
-            self._queues[tenant] = SortedList()
-        self._queues[tenant].add(self._entry(pending))
-
-    def remove(self, pending: Pending) -> None:
-        tenant = pending.tenant
-        self._queues[tenant].remove(self._entry(pending))
-        if not self._queues[tenant]:
-            del self._queues[tenant]
-            self._backlogged.remove((*self._places[tenant], tenant))
-            self._idle.add((*self._places[tenant], tenant))
-            self._forget()
-
-    def charge(self, tenant: str, tokens: int, *, level: bool = False) -> None:
-        """Counts tokens that a backlogged tenant is being served; ``level``: not past the others that wait."""
-        time, number = self._places[tenant]
-        self._backlogged.remove((time, number, tenant))
-        charged = time + tokens
-        if level and self._backlogged:
-            charged = min(charged, max(time, self._backlogged[0][0]))
-        self._places[tenant] = charged, number
-        self._backlogged.add((*self._places[tenant], tenant))
-        self._forget()
-
-    def counts(self) -> dict[str, int]:
-        """How many queries of each tenant are waiting."""
-        return {tenant: len(own) for tenant, own in self._queues.items()}
-
-    def least_urgent(self, tenant: str, count: int) -> list[Pending]:
-        return [entry[2] for entry in self._queues[tenant][-count:]] if count else []
-
-    def ordered(self) -> Iterator[Pending]:
-        """Most urgent first; read before anything changes."""
-        queues = ((time, (entry[2] for entry in self._queues[tenant])) for time, _, tenant in self._backlogged)
-        return interleave(queues, lambda pending: pending.tokens)
-
-    def _forget(self) -> None:
-        while self._idle and not (self._backlogged and self._idle[0][0] > self._backlogged[0][0]):
-            del self._places[self._idle.pop(0)[2]]
-
-    @staticmethod
-    def _entry(pending: Pending) -> tuple[float, int, Pending]:
-        return due(pending.arrived, pending.deadline), pending.number, pending
-
-
 class PendingQueue:
     """Bounded; a submission is refused as a whole, and when the queue is full whoever fills it makes room for others.
 
-    Higher priority first; of one priority, tenants share by tokens served; of one tenant, the earliest due first.
+    Higher priority first; of one priority, tenants share by tokens served; of one tenant, the earliest due first. Cold
+    queries stand in an order of their own until ``warm``: by it their tenants share what it takes to bring their tasks.
     ``left`` is called, on the thread that cancelled, with each query whose future was cancelled while it waited: it is
     out already, and the callee is the one to answer it. Every operation on one query takes logarithmic time.
     """
@@ -136,8 +73,9 @@ class PendingQueue:
         self._limit = limit
         self._left = left
         self._waiting: dict[int, Pending] = {}
-        self._backlogs: SortedDict = SortedDict()
-        """-priority -> Backlog."""
+        self._ready, self._cold = Backlogs(), Backlogs()
+        self._absent: dict[Entry, dict[int, Pending]] = {}
+        """The cold queries of each task."""
         self._deadlines: SortedList = SortedList()
         """(deadline, number) of those that have one."""
         self.changed = threading.Condition()
@@ -145,6 +83,15 @@ class PendingQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def ready(self) -> int:
+        """Waiting queries that could run now."""
+        return len(self._ready)
+
+    @property
+    def cold(self) -> int:
+        return len(self._cold)
 
     def put(self, items: Sequence[Pending]) -> list[Pending]:
         """Adds a tenant's queries. Raises ``Saturated`` when full or closed.
@@ -159,20 +106,37 @@ class PendingQueue:
             pushed = self._remove(self._dispensable(items[0].party, len(items), excess)) if excess > 0 else []
             for pending in items:
                 self._waiting[pending.number] = pending
-                if -pending.priority not in self._backlogs:
-                    self._backlogs[-pending.priority] = Backlog()
-                self._backlogs[-pending.priority].add(pending)
+                if pending.absent is not None:
+                    self._absent.setdefault(pending.absent, {})[pending.number] = pending
+                self._side(pending).add(pending)
             self._deadlines.update((p.deadline, p.number) for p in items if p.deadline is not None)
             self.changed.notify_all()
         for pending in items:  # a number, not the query: a future that held its query would be a cycle
             pending.future.add_done_callback(partial(self._done, pending.number))
         return pushed
 
-    def most_urgent(self, count: int) -> list[Pending]:
-        """Up to ``count`` waiting queries, most urgent first; they stay in the queue."""
+    def most_urgent(self, count: int, *, cold: bool = False) -> list[Pending]:
+        """Up to ``count`` waiting queries that could run now, or cold ones, most urgent first; they stay."""
         with self.changed:
-            every = itertools.chain.from_iterable(backlog.ordered() for backlog in self._backlogs.values())
-            return list(itertools.islice(every, count))
+            return (self._cold if cold else self._ready).most_urgent(count)
+
+    def waiting_for(self, entry: Entry) -> list[Pending]:
+        """The cold queries of a task."""
+        with self.changed:
+            return list(self._absent.get(entry, {}).values())
+
+    def warm(self, rows: Sequence[tuple[Pending, Row]], resident: Resident) -> list[Pending]:
+        """These cold queries of a task that has come could run now, with rows of their own; returns those of them that
+        still waited."""
+        with self.changed:
+            moved = [(pending, row) for pending, row in rows if pending.number in self._waiting]
+            for pending, row in moved:
+                self._cold.charge(pending.party, pending.tokens)
+                self._leave(pending)
+                pending.row, pending.resident, pending.absent = row, resident, None
+                self._ready.add(pending)
+            self.changed.notify_all()
+            return [pending for pending, _ in moved]
 
     def earliest_deadline(self) -> float | None:
         with self.changed:
@@ -195,7 +159,7 @@ class PendingQueue:
             for pending in found:
                 tokens[pending.party] += pending.tokens
             for (priority, tenant), count in tokens.items():
-                self._backlogs[-priority].charge(tenant, count, level=(priority, tenant) in keeping)
+                self._ready.charge((priority, tenant), count, level=(priority, tenant) in keeping)
             return self._remove(found)
 
     def remove(self, items: Sequence[Pending]) -> list[Pending]:
@@ -208,20 +172,16 @@ class PendingQueue:
         with self.changed:
             self.closed = True
             left = list(self._waiting.values())
-            for kept in (self._waiting, self._backlogs, self._deadlines):
+            for kept in (self._waiting, self._ready, self._cold, self._absent, self._deadlines):
                 kept.clear()
             self.changed.notify_all()
             return left
 
     def _dispensable(self, party: tuple[int, str], coming: int, excess: int) -> list[Pending]:
         """``excess`` queries of whoever has most waiting, each of them still with as many as the party that comes."""
-        counts = [
-            (-count, -key, tenant)
-            for key, backlog in self._backlogs.items()
-            if key >= -party[0]
-            for tenant, count in backlog.counts().items()
-        ]
-        own = coming + next((-count for count, *other in counts if tuple(other) == party), 0)
+        waiting = self._ready.counts(party[0]) + self._cold.counts(party[0])
+        counts = [(-count, -priority, tenant) for (priority, tenant), count in waiting.items()]
+        own = coming + waiting[party]
         heapq.heapify(counts)
         taken: Counter[tuple[int, str]] = Counter()
         for _ in range(excess):
@@ -230,24 +190,34 @@ class PendingQueue:
                     f"{len(self._waiting)} queries are waiting and the limit is {self._limit}; try again in a second"
                 )
             count, priority, tenant = counts[0]
-            taken[priority, tenant] += 1
+            taken[-priority, tenant] += 1
             heapq.heapreplace(counts, (count + 1, priority, tenant))
-        return [
-            pending
-            for (priority, tenant), count in taken.items()
-            for pending in self._backlogs[-priority].least_urgent(tenant, count)
-        ]
+        return [pending for other, count in taken.items() for pending in self._least_urgent(other, count)]
+
+    def _least_urgent(self, party: tuple[int, str], count: int) -> list[Pending]:
+        """Cold ones first: they would wait longest."""
+        cold = self._cold.least_urgent(party, count)
+        return cold + self._ready.least_urgent(party, count - len(cold))
 
     def _remove(self, items: list[Pending]) -> list[Pending]:
         for pending in items:
             del self._waiting[pending.number]
             if pending.deadline is not None:
                 self._deadlines.remove((pending.deadline, pending.number))
-            backlog = self._backlogs[-pending.priority]
-            backlog.remove(pending)
-            if not backlog:
-                del self._backlogs[-pending.priority]
+            self._leave(pending)
         return items
+
+    def _side(self, pending: Pending) -> Backlogs:
+        return self._cold if pending.cold else self._ready
+
+    def _leave(self, pending: Pending) -> None:
+        """Takes a query out of its order."""
+        self._side(pending).remove(pending)
+        if pending.absent is not None:
+            own = self._absent[pending.absent]
+            del own[pending.number]
+            if not own:
+                del self._absent[pending.absent]
 
     def _done(self, number: int, future: Future[Result]) -> None:
         if not future.cancelled():

@@ -103,6 +103,11 @@ class Replica:
         for key, (slot, arrays) in contents.items():
             self.banks[key].write(slot, arrays)
 
+    def write_all(self, contents: Sequence[Mapping[ClassKey, tuple[int, SlotArrays]]]) -> None:
+        """Owner thread only. ``write`` for several tasks."""
+        for each in contents:
+            self.write(each)
+
     def assemble(self, rows: Sequence[Row], program: Program) -> Assembled:
         return assemble(rows, program.key.bucket, program.key.variant, self.pad_id)
 

@@ -1,11 +1,15 @@
-"""Which tasks are on the device, and in which slot of which bank."""
+"""Which tasks an engine knows, which of them are on the device, and in which slot of which bank."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from sortedcontainers import SortedList
 
 from jpets.deltas import class_method
 from jpets.deltas.bank import tightest
@@ -17,11 +21,31 @@ DEFAULT_TENANT = "default"
 
 
 @dataclass(eq=False)
+class Entry:
+    """A task that an engine knows, on the device or not. ``load`` reads it, in whatever thread asks."""
+
+    tenant: str
+    task: str
+    load: Callable[[], Task]
+    version: int | None = None
+    pinned: bool = False
+    """It never leaves the device for another task."""
+    cost: float = 0.0
+    """Seconds that it took to bring it the last time."""
+    keys: tuple[ClassKey, ...] | None = None
+    """The classes of its present version, once known."""
+    resident: Resident | None = None
+    turn: int = 0
+    """Rises with every new version."""
+
+
+@dataclass(eq=False)
 class Resident:
     """A task on the device. It keeps its slots until its last query is answered, also after its removal."""
 
     tenant: str
     task: Task
+    """Without the numbers of its deltas where they are not kept in memory."""
     slots: Mapping[ClassKey, int]
     pooling: Pooling
     """Which vector the head on the device reads; not always the task's own (``fold_pooler``)."""
@@ -31,6 +55,10 @@ class Resident:
     version: int | None = None
     queries: int = 0
     removed: bool = False
+    """No new query gets it: it was deleted, or another version or another task took its place."""
+    entry: Entry | None = None
+    rank: tuple[float, int] = (0.0, 0)
+    """The least ranked of those without queries leaves first; the second number rises with every use of any task."""
     loading: object = field(default_factory=object, repr=False)
     """Unlike that of any other loading; a task's id, and its version, can come again."""
 
@@ -39,12 +67,23 @@ class Resident:
         """What is left of its slots when its heavy deltas are part of the weights."""
         return {key: slot for key, slot in self.slots.items() if class_method(key.method).kind != "heavy"}
 
+    @property
+    def pageable(self) -> bool:
+        """Whether it may leave the device for another task: it can be loaded again."""
+        return self.entry is not None and not self.entry.pinned
+
+    def whole(self) -> Task:
+        """The task with all its numbers."""
+        return self.task if self.entry is None else self.entry.load()
+
 
 @dataclass
 class SlotPool:
     """Free slots of one bank; 0 is never given out."""
 
     free: list[int] = field(default_factory=list)
+    idle: SortedList = field(default_factory=SortedList)
+    """(rank, resident) of those that could leave."""
 
     @classmethod
     def of(cls, slots: int) -> SlotPool:
@@ -52,12 +91,31 @@ class SlotPool:
 
 
 class TaskTable:
-    """Thread-safe. Slots are reserved before a task's numbers are written and shown only afterwards (``publish``)."""
+    """Thread-safe. Slots are reserved before a task's numbers are written and shown only afterwards (``publish``).
 
-    def __init__(self, slots: Mapping[ClassKey, int]) -> None:
+    A registered task without queries may leave the device for another one. Who leaves is chosen by GreedyDual (Young
+    1994; Cao and Irani 1997): a use raises a task's rank to the rank of the last that left plus what it costs to bring
+    it again, so it is least recently used where all cost the same. So many tasks of a tenant as are ``reserved`` never
+    leave for another tenant's. ``on_idle`` hears, outside of the lock, when a task has no queries any more.
+    """
+
+    def __init__(
+        self,
+        slots: Mapping[ClassKey, int],
+        *,
+        reserved: Mapping[str, int] | None = None,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
         self._lock = threading.Lock()
         self._pools = {key: SlotPool.of(count) for key, count in slots.items()}
-        self._tasks: dict[tuple[str, str], Resident] = {}
+        self._entries: dict[tuple[str, str], Entry] = {}
+        self._reserved = dict(reserved or {})
+        self._counts: Counter[str] = Counter()
+        """Tasks of each tenant on the device."""
+        self._clock = 0.0
+        self._uses = itertools.count()
+        self.on_idle = on_idle
+        self.evictions = 0
 
     @property
     def classes(self) -> Sequence[ClassKey]:
@@ -75,71 +133,168 @@ class TaskTable:
             )
         return [key for key in fitting if key is not None]
 
-    def reserve(self, keys: Iterable[ClassKey]) -> dict[ClassKey, int]:
-        """One free slot in each class, all or none. Raises ``OutOfSpace``."""
+    def reserve(self, keys: Iterable[ClassKey], tenant: str = DEFAULT_TENANT) -> dict[ClassKey, int]:
+        """One free slot in each class, all or none; tasks without queries leave for it. Raises ``OutOfSpace``."""
         wanted = list(keys)
         with self._lock:
-            full = [str(key) for key in wanted if not self._pools[key].free]
-            if full:
-                raise OutOfSpace(f"no free slot on the device in {full}; remove a task or start with more slots")
+            full = [key for key in wanted if not self._pools[key].free]
+            victims = {key: self._victim(key, tenant) for key in full}
+            stuck = [str(key) for key, victim in victims.items() if victim is None]
+            if stuck:
+                raise OutOfSpace(f"no free slot on the device in {stuck}; remove a task or start with more slots")
+            for key, victim in victims.items():
+                if victim is not None and not self._pools[key].free:  # it may have left for another class already
+                    self._evict(victim)
             return {key: self._pools[key].free.pop() for key in wanted}
 
     def release(self, slots: Mapping[ClassKey, int]) -> None:
         with self._lock:
             self._release(slots)
 
+    def register(
+        self, tenant: str, task: str, load: Callable[[], Task], version: int | None = None, *, pinned: bool = False
+    ) -> Entry:
+        """From now on queries may ask for this task, which is brought when they do; an older version drains."""
+        with self._lock:
+            entry = self._enter(tenant, task, load, version)
+            entry.pinned = pinned
+            return entry
+
     def publish(self, resident: Resident) -> None:
         """From now on queries see this task; an older version of it drains."""
-        place = (resident.tenant, resident.task.id)
+        task = resident.task
         with self._lock:
-            old = self._tasks.get(place)
-            self._tasks[place] = resident
-            if old is not None:
-                self._retire(old)
+            self._settle(self._enter(resident.tenant, task.id, lambda: task, resident.version), resident)
+
+    def bring(self, resident: Resident, turn: int) -> bool:
+        """``publish`` for what was loaded for its entry's ``turn``. False, and its slots are free again, where the task
+        was removed or replaced meanwhile."""
+        entry = resident.entry
+        assert entry is not None
+        with self._lock:
+            current = self._entries.get((entry.tenant, entry.task)) is entry and entry.turn == turn
+            if not current or entry.resident is not None:
+                self._release(resident.slots)
+                return False
+            self._settle(entry, resident)
+            return True
 
     def remove(self, tenant: str, task: str) -> None:
         """Raises ``NotFound``."""
         with self._lock:
-            resident = self._tasks.pop((tenant, task), None)
-            if resident is None:
+            entry = self._entries.pop((tenant, task), None)
+            if entry is None:
                 raise NotFound(f"unknown task {task!r}")
-            self._retire(resident)
+            self._retire(entry)
 
-    def acquire(self, tenant: str, task: str) -> Resident:
-        """The resident behind a new query, which must be given back by ``done``. Raises ``NotFound``."""
+    def acquire(self, tenant: str, task: str) -> Resident | Entry:
+        """The resident behind a new query, which must be given back by ``done``, or the entry of a task that is not on
+        the device. Raises ``NotFound``."""
         with self._lock:
-            resident = self._tasks.get((tenant, task))
-            if resident is None:
+            entry = self._entries.get((tenant, task))
+            if entry is None:
                 raise NotFound(f"unknown task {task!r}")
-            resident.queries += 1
-            return resident
+            if entry.resident is None:
+                return entry
+            return self._hold(entry.resident, 1)
 
-    def done(self, resident: Resident) -> None:
+    def hold(self, entry: Entry, queries: int) -> Resident | None:
+        """The resident of a task that may have come, for so many queries, each to be given back by ``done``."""
         with self._lock:
-            resident.queries -= 1
-            if resident.removed and resident.queries == 0:
+            return None if entry.resident is None else self._hold(entry.resident, queries)
+
+    def known(self, entry: Entry) -> bool:
+        """Whether it has not been removed."""
+        with self._lock:
+            return self._entries.get((entry.tenant, entry.task)) is entry
+
+    def done(self, resident: Resident, queries: int = 1) -> None:
+        with self._lock:
+            resident.queries -= queries
+            idle = resident.queries == 0
+            if idle and resident.removed:
                 self._release(resident.slots)
+            elif idle:
+                self._rest(resident)
+        if idle:
+            self.on_idle()
 
     def get(self, tenant: str, task: str) -> Resident | None:
+        """The task if it is on the device."""
         with self._lock:
-            return self._tasks.get((tenant, task))
+            entry = self._entries.get((tenant, task))
+            return entry.resident if entry else None
 
     def all(self) -> list[Resident]:
+        """The tasks on the device."""
         with self._lock:
-            return list(self._tasks.values())
+            return [entry.resident for entry in self._entries.values() if entry.resident is not None]
+
+    def __len__(self) -> int:
+        """Tasks that are known, on the device or not."""
+        return len(self._entries)
 
     def occupancy(self) -> dict[ClassKey, tuple[int, int]]:
         """(slots in use, slots) of each class."""
         with self._lock:
             taken: dict[ClassKey, int] = dict.fromkeys(self._pools, 0)
-            for resident in self._tasks.values():
-                for key in resident.slots:
+            for entry in self._entries.values():
+                for key in entry.resident.slots if entry.resident else ():
                     taken[key] += 1
             return {key: (taken[key], taken[key] + len(pool.free)) for key, pool in self._pools.items()}
 
-    def _retire(self, resident: Resident) -> None:
+    def _enter(self, tenant: str, task: str, load: Callable[[], Task], version: int | None) -> Entry:
+        """The entry of a task, new or of its new version."""
+        entry = self._entries.setdefault((tenant, task), Entry(tenant, task, load))
+        entry.load, entry.version, entry.turn, entry.keys = load, version, entry.turn + 1, None
+        self._retire(entry)
+        return entry
+
+    def _settle(self, entry: Entry, resident: Resident) -> None:
+        entry.resident = resident
+        self._counts[resident.tenant] += 1
+        self._rest(resident)
+
+    def _hold(self, resident: Resident, queries: int) -> Resident:
+        if resident.queries == 0:
+            self._rouse(resident)
+        resident.queries += queries
+        return resident
+
+    def _rest(self, resident: Resident) -> None:
+        """It has no queries now, and may leave."""
+        if resident.pageable:
+            assert resident.entry is not None
+            resident.rank = self._clock + resident.entry.cost, next(self._uses)
+            for key in resident.slots:
+                self._pools[key].idle.add((resident.rank, resident))
+
+    def _rouse(self, resident: Resident) -> None:
+        if resident.pageable:
+            for key in resident.slots:
+                self._pools[key].idle.discard((resident.rank, resident))
+
+    def _victim(self, key: ClassKey, tenant: str) -> Resident | None:
+        """Who leaves a full class for a task of ``tenant``."""
+        for _, resident in self._pools[key].idle:
+            if resident.tenant == tenant or self._counts[resident.tenant] > self._reserved.get(resident.tenant, 0):
+                return resident
+        return None
+
+    def _evict(self, resident: Resident) -> None:
+        assert resident.entry is not None and resident.queries == 0
+        self._clock = max(self._clock, resident.rank[0])
+        self._retire(resident.entry)
+        self.evictions += 1
+
+    def _retire(self, entry: Entry) -> None:
+        resident, entry.resident = entry.resident, None
+        if resident is None:
+            return
+        self._counts[resident.tenant] -= 1
         resident.removed = True
         if resident.queries == 0:
+            self._rouse(resident)
             self._release(resident.slots)
 
     def _release(self, slots: Mapping[ClassKey, int]) -> None:

@@ -136,10 +136,10 @@ def test_tenants_that_went_away_are_forgotten(queue: PendingQueue) -> None:
     for number in range(1000):
         queue.put([query(f"visitor {number}")])
         drain(queue, 2)
-    backlog = queue._backlogs[0]
+    backlog = queue._ready._by_priority[0]
     assert len(backlog._places) <= 3
     drain(queue, len(queue))
-    assert not queue._backlogs
+    assert not queue._ready._by_priority
 
 
 def test_a_cancelled_query_makes_room_at_once() -> None:

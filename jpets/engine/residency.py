@@ -1,0 +1,291 @@
+"""Residency: tasks come to the device when queries ask for them, and leave it for others (HMI sections 5.2 and 6.2).
+
+Three tiers: what ``Entry.load`` reads, a bounded cache of host memory, the slots of the device's banks. One thread
+reads and lowers tasks, finds slots and stages the writes, which the owner thread does between two batches; so what
+waiting queries need travels while earlier batches run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence, Sized
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.answers import Answers
+from jpets.engine.assembly import Row
+from jpets.engine.host_loop import LATE, WINDOW
+from jpets.engine.loading import HostCache, LoadedTask, TaskLoader
+from jpets.engine.pending import Pending, PendingQueue
+from jpets.engine.replica import Replica
+from jpets.engine.tasks import Entry, Resident, TaskTable
+from jpets.errors import EngineFailure, JpetsError, NotFound, OutOfSpace, Saturated
+from jpets.types import Query
+
+log = logging.getLogger(__name__)
+
+TOGETHER = 8
+"""Tasks whose slots are written between the same two batches, at most."""
+COMING = 32
+"""Tasks that may be on their way to the device at once."""
+POLL = 0.001
+"""Seconds between looks at a device that nobody may ask for more while it computes."""
+PAUSE = 0.1
+"""Seconds before the next try after something failed that nobody thought of."""
+LETTERS = 4
+"""Of a token, about."""
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A task on its way to the device. ``began`` is ``time.monotonic`` seconds."""
+
+    resident: Resident
+    turn: int
+    began: float
+
+
+def stand_in(query: Query, longest: int) -> Row:
+    """About as many tokens as a query will have; its own row takes its task to be known."""
+    given = query.text if query.input_ids is None else query.input_ids
+    size = len(given) if isinstance(given, Sized) else 1
+    blank = np.zeros(min(max(1, size if given is query.input_ids else size // LETTERS), longest), np.int32)
+    return Row(blank, blank, {}, 0)
+
+
+class Residency:
+    """Brings the tasks of cold queries, the most urgent first. ``row`` makes a query's row for a task that came.
+
+    Without ``prefetch`` a task is brought only once there is nothing else to compute (for comparison).
+    """
+
+    def __init__(
+        self,
+        tasks: TaskTable,
+        pending: PendingQueue,
+        answers: Answers,
+        replicas: Sequence[Replica],
+        loader: TaskLoader,
+        row: Callable[[Query, Resident], Row],
+        host_bytes: float,
+        *,
+        prefetch: bool = True,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.host = HostCache(host_bytes)
+        self.counts: Counter[str] = Counter()
+        """Tasks brought from ``host`` or by ``load``, that ``failed``, and the ``bytes`` that were written."""
+        self._tasks = tasks
+        self._pending = pending
+        self._answers = answers
+        self._replicas = replicas
+        self._loader = loader
+        self._row = row
+        self._prefetch = prefetch
+        self._busy = busy
+        self._coming: set[Entry] = set()
+        self._arrived: deque[tuple[Sequence[Coming], Sequence[Future[None]]]] = deque()
+        self._look = False
+        """Something changed since the last look: a cold query came, a task has no queries any more."""
+        self._thread = threading.Thread(target=self._work, name="jpets-residency", daemon=True)
+        self._starved = False
+        """Some task found no slot at the last look."""
+        tasks.on_idle = self._idle
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """Waits for the thread; the pending queue must have been closed."""
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    @property
+    def live(self) -> bool:
+        return self._thread.is_alive()
+
+    def wake(self) -> None:
+        """A cold query came."""
+        with self._pending.changed:
+            self._look = True
+            self._pending.changed.notify_all()
+
+    def _idle(self) -> None:
+        """A task has no queries any more."""
+        if self._starved:
+            self.wake()
+
+    def _work(self) -> None:
+        while True:
+            with self._pending.changed:
+                while not (self._arrived or self._pending.closed or self._should_look()):
+                    self._pending.changed.wait(self._until_deadline() if self._prefetch else POLL)
+                if self._pending.closed:
+                    return
+                self._look = False
+                self._starved = True  # until it is known that everybody finds a slot: none may become free unheard
+            self._answers.fail(self._pending.expire(time.monotonic()), LATE)
+            try:
+                while self._arrived:
+                    self._admit(*self._arrived.popleft())
+                self._bring()
+            except Exception:  # whatever it was, queries must not wait for ever
+                log.exception("tasks could not be brought")
+                time.sleep(PAUSE)
+                self._look = True
+
+    def _should_look(self) -> bool:
+        deadline = self._until_deadline()
+        if deadline is not None and deadline <= 0:
+            return True
+        if not self._look or not self._pending.cold:
+            return False
+        return self._prefetch or not (self._pending.ready or self._coming or self._busy())
+
+    def _until_deadline(self) -> float | None:
+        """Seconds until a waiting query has to hear that it is late; the owner thread may be asleep."""
+        deadline = self._pending.earliest_deadline() if self._pending.cold else None
+        return None if deadline is None else deadline - time.monotonic()
+
+    def _bring(self) -> None:
+        """Stages the writes of the most urgent tasks that are not on their way, as far as there are slots."""
+        waiting = self._pending.most_urgent(WINDOW, cold=True)
+        starved = False
+        batch: list[tuple[Coming, LoadedTask]] = []
+        for entry in dict.fromkeys(pending.absent for pending in waiting):
+            if entry is None or entry in self._coming:
+                continue
+            if len(self._coming) + len(batch) >= COMING:
+                break
+            if (resident := self._tasks.hold(entry, 1)) is not None:  # it came after these had been submitted
+                self._serve(entry, resident)
+                continue
+            if not self._tasks.known(entry):
+                self._refuse(entry, NotFound(f"unknown task {entry.task!r}"))
+                continue
+            began, turn = time.monotonic(), entry.turn
+            try:
+                found = self._find_place(entry, turn)
+            except OutOfSpace:  # every task on the device has queries; ``_idle`` comes when one has none
+                starved = True
+                continue
+            if found is None:
+                continue
+            loaded, slots = found
+            resident = loaded.resident(entry.tenant, slots, entry.version)
+            resident.entry = entry
+            batch.append((Coming(resident, turn, began), loaded))
+            if len(batch) == TOGETHER:
+                self._stage(batch)
+                batch = []
+        if batch:
+            self._stage(batch)
+        self._starved = starved
+
+    def _find_place(self, entry: Entry, turn: int) -> tuple[LoadedTask, dict[ClassKey, int]] | None:
+        """The task in host memory and slots for it; None where it cannot be had, and its queries have been told why.
+
+        Raises ``OutOfSpace`` where there are no slots now.
+        """
+        slots: dict[ClassKey, int] = {}
+        if entry.keys:  # before it is read, which may be for nothing
+            slots = self._tasks.reserve(entry.keys, entry.tenant)
+        loaded = self._loaded(entry, turn)
+        if loaded is not None and loaded.contents.keys() == slots.keys():
+            return loaded, slots
+        self._tasks.release(slots)
+        if loaded is None:
+            return None
+        entry.keys = tuple(loaded.contents)
+        return loaded, self._tasks.reserve(entry.keys, entry.tenant)
+
+    def _loaded(self, entry: Entry, turn: int) -> LoadedTask | None:
+        """The task in host memory; None where it cannot be had, and its queries have been told."""
+        loaded = self.host.get(entry, turn)
+        if loaded is not None:
+            self.counts["host"] += 1
+            return loaded
+        try:
+            loaded = self._loader.load(entry.load(), self._tasks).outlined()
+        except Exception as error:  # a damaged file, a blob that disappeared: its task alone cannot be served
+            if not isinstance(error, NotFound):
+                log.exception("a task could not be loaded", extra={"task": entry.task})
+            self._refuse(entry, error)
+            return None
+        self.counts["load"] += 1
+        self.host.keep(entry, turn, loaded)
+        return loaded
+
+    def _refuse(self, entry: Entry, error: BaseException) -> None:
+        told = error if isinstance(error, JpetsError) else EngineFailure(f"task {entry.task!r} could not be loaded")
+        self.counts["failed"] += 1
+        self._answers.fail(self._pending.remove(self._pending.waiting_for(entry)), told)
+
+    def _stage(self, batch: Sequence[tuple[Coming, LoadedTask]]) -> None:
+        writes = [
+            {key: (coming.resident.slots[key], arrays) for key, arrays in loaded.contents.items()}
+            for coming, loaded in batch
+        ]
+        self.counts["bytes"] += sum(loaded.nbytes for _, loaded in batch)
+        came = [coming for coming, _ in batch]
+        try:
+            done = [replica.stage(partial(replica.write_all, writes)) for replica in self._replicas]
+        except Saturated:  # the engine closes; who waits hears it from there
+            return
+        self._coming.update(coming.resident.entry for coming in came if coming.resident.entry is not None)
+        left = len(done)
+
+        def finished(_: Future[None]) -> None:
+            nonlocal left
+            with self._pending.changed:
+                left -= 1
+                if not left:
+                    self._arrived.append((came, done))
+                    self._pending.changed.notify_all()
+
+        for future in done:
+            future.add_done_callback(finished)
+
+    def _admit(self, came: Sequence[Coming], done: Sequence[Future[None]]) -> None:
+        """What was written is shown to queries; where a write failed, its queries hear why."""
+        error = next((found for future in done if (found := future.exception()) is not None), None)
+        for coming in came:
+            entry = coming.resident.entry
+            assert entry is not None
+            self._coming.discard(entry)
+            if error is not None:
+                self._tasks.release(coming.resident.slots)
+                self._refuse(entry, error)
+                continue
+            entry.cost = time.monotonic() - coming.began
+            if not self._tasks.bring(coming.resident, coming.turn):
+                self._look = True  # another version may be there by now
+            elif (resident := self._tasks.hold(entry, 1)) is not None:
+                self._serve(entry, resident)
+
+    def _serve(self, entry: Entry, resident: Resident) -> None:
+        """The cold queries of a task that is there become ready. ``resident`` is held for one query meanwhile."""
+        rows: list[tuple[Pending, Row]] = []
+        for pending in self._pending.waiting_for(entry):
+            assert pending.query is not None
+            try:
+                rows.append((pending, self._row(pending.query, resident)))
+            except JpetsError as error:
+                self._answers.fail(self._pending.remove([pending]), error)
+        held = self._tasks.hold(entry, len(rows)) if rows else None
+        if held is resident:
+            moved = self._pending.warm(rows, resident)
+            if len(moved) < len(rows):
+                self._tasks.done(resident, len(rows) - len(moved))
+        elif rows:  # another version came
+            self._look = True
+            if held is not None:
+                self._tasks.done(held, len(rows))
+        self._tasks.done(resident)
