@@ -84,18 +84,25 @@ def balance(loads: Sequence[float] | Floats) -> float:
     return float(values.min()) / most if most > 0 else 1.0
 
 
-def greedy(placement: Placement[T], calls: Mapping[T, float], sizes: Mapping[T, float] | None = None) -> Balanced[T]:
+def greedy(
+    placement: Placement[T],
+    calls: Mapping[T, float],
+    sizes: Mapping[T, float] | None = None,
+    *,
+    standing: Sequence[float] | None = None,
+) -> Balanced[T]:
     """Algorithm 3 as it is printed: while the gap shrinks, the least-called task of the most loaded device goes to the
     least loaded one.
 
     Of equal devices and tasks the first is taken. Taken literally, a task that nobody called stops it, and so do two
-    most loaded devices of equal load; the targets' memory is not looked at. Of the tasks on the most loaded device one
-    that the least loaded holds as well is passed over: the paper knows no replicas.
+    most loaded devices of equal load; the targets' memory is not looked at. The paper knows no ``standing`` load (see
+    ``improved``) and no replicas: a task that the least loaded device holds as well is passed over.
     """
     _check(placement, calls)
+    fixed = _standing(placement, standing)
     share = _shares(placement, calls)
     held = [list(tasks) for tasks in placement]
-    loads = [math.fsum(share[task] for task in tasks) for tasks in held]
+    loads = [own + math.fsum(share[task] for task in tasks) for own, tasks in zip(fixed.tolist(), held, strict=True)]
     room, moves = Room(sizes or {}), list[Move[T]]()
     while True:
         source, target = loads.index(max(loads)), loads.index(min(loads))
@@ -120,6 +127,7 @@ def improved(
     calls: Mapping[T, float],
     room: Room[T] | None = None,
     *,
+    standing: Sequence[float] | None = None,
     copies: bool = True,
     slack: float = 0.0,
 ) -> Balanced[T]:
@@ -128,7 +136,8 @@ def improved(
     Vectors are compared from the most loaded device down, so of two most loaded devices either may be relieved. Tasks
     without calls stay, targets have ``room``, and with ``copies`` a task with more calls than a device's fair share is
     replicated where that makes the vector better. Every step makes the vector better and none makes the gap larger.
-    It stops at a gap of at most ``slack`` calls: what counts calls for a short time is not that exact.
+    ``standing`` is load of each device that no move takes along, such as queries that wait there; it counts in the
+    result's loads. It stops at a gap of at most ``slack`` calls: counts over a short time are not that exact.
 
     Neither the most loaded device nor the gap is left worse than by ``greedy``, except where greedy's moves have no
     room or ``slack`` stops sooner.
@@ -137,89 +146,23 @@ def improved(
     room = Room() if room is None else room
     if room.free is not None and len(room.free) != len(placement):
         raise ValueError(f"expected free room for each of {len(placement)} devices, got {len(room.free)}")
-    own = _State(placement, calls, room)
+    fixed = _standing(placement, standing)
+    own = _State(placement, calls, room, fixed)
     own.descend(copies, slack)
-    plain = greedy(placement, calls)
-    other = _State(placement, calls, room)
-    if gap(own.loads) <= slack or not all(other.try_move(move) for move in plain.moves):
+    other = _State(placement, calls, room, fixed)
+    moves = greedy(placement, calls, standing=standing).moves
+    if own.gap <= slack or not all(other.try_move(move) for move in moves):
         return own.result()
+    plain = other.loads
     other.descend(copies, slack)
-    within = EPSILON * float(own.loads.sum())
-    as_good = own.loads.max() <= plain.loads.max() + within and own.gap <= plain.gap + within
-    return own.result() if as_good and not _better(other.loads, own.loads, within) else other.result()
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptiveInterval:
-    """Seconds between two rounds of balancing, by how balanced the system is (multi-GPU PetS section 2.3.2).
-
-    Below ``threshold`` (theta) the interval is halved, down to ``least``; else it grows by ``step``, up to ``most``.
-    (The paper prints the second rule with a maximum where it must be a minimum, and phi for both quantities.) The
-    defaults are those of its section 3.4.2, which does not give ``start``.
-    """
-
-    least: float = 0.2
-    most: float = 20.0
-    threshold: float = 0.9
-    step: float = 0.5
-    start: float = 10.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.least <= self.start <= self.most < math.inf:
-            raise ValueError(f"expected 0 < least <= start <= most, got {self.least}, {self.start} and {self.most} s")
-        if not 0 <= self.threshold <= 1 or self.step < 0:
-            raise ValueError(f"expected a threshold from 0 to 1 and a step of 0 s or more, got {self}")
-
-    def following(self, interval: float, phi: float) -> float:
-        """The interval after one of ``interval`` seconds that ended with the balance ``phi``."""
-        if phi < self.threshold:
-            return max(self.least, interval / 2)
-        return min(interval + self.step, self.most)
-
-
-class Window(Generic[T]):
-    """What happened on each device since the last round: calls of its tasks, and how many queries waited.
-
-    Not locked: one thread writes and reads it.
-    """
-
-    def __init__(self, devices: int) -> None:
-        if devices < 1:
-            raise ValueError(f"a window is kept for one device or more, got {devices}")
-        self._calls: list[Counter[T]] = [Counter() for _ in range(devices)]
-        self._waited = np.zeros(devices)
-        self._seconds = np.zeros(devices)
-
-    def add(self, device: int, task: T, calls: int = 1) -> None:
-        self._calls[device][task] += calls
-
-    def observe(self, device: int, waiting: float, seconds: float) -> None:
-        """``waiting`` queries, on average, stood in the device's queue for ``seconds``."""
-        self._waited[device] += waiting * seconds
-        self._seconds[device] += seconds
-
-    def calls(self) -> dict[T, int]:
-        """Calls of each task that was called, on all devices together."""
-        return dict(sum(self._calls, Counter[T]()))
-
-    def loads(self) -> Floats:
-        """Calls [devices]."""
-        return np.array([each.total() for each in self._calls], float)
-
-    def queue_lengths(self) -> Floats:
-        """Mean number of waiting queries [devices]: L of the paper. 0 where nothing was observed."""
-        return np.divide(self._waited, self._seconds, out=np.zeros(len(self._calls)), where=self._seconds > 0)
-
-    def reset(self) -> None:
-        for each in self._calls:
-            each.clear()
-        self._waited[:] = self._seconds[:] = 0.0
+    as_good = own.loads.max() <= plain.max() + own.least and own.gap <= gap(plain) + own.least
+    return own.result() if as_good and not _better(other.loads, own.loads, own.least) else other.result()
 
 
 class _State(Generic[T]):
     """A placement in the making, as arrays over devices and the tasks that were called."""
 
-    def __init__(self, placement: Placement[T], calls: Mapping[T, float], room: Room[T]) -> None:
+    def __init__(self, placement: Placement[T], calls: Mapping[T, float], room: Room[T], standing: Floats) -> None:
         self.tasks = [task for task in dict.fromkeys(itertools.chain(*placement)) if calls.get(task, 0) > 0]
         self.number = {task: at for at, task in enumerate(self.tasks)}
         self.idle = [[task for task in held if task not in self.number] for held in placement]
@@ -230,13 +173,14 @@ class _State(Generic[T]):
         self.sizes = np.array([room.size(task) for task in self.tasks], float)
         self.free = np.full(len(placement), np.inf) if room.free is None else np.array(room.free, float)
         self.left = room.budget
+        self.standing = standing
         self.moves: list[Move[T]] = []
-        self.least = EPSILON * float(self.calls.sum())
+        self.least = EPSILON * float(self.calls.sum() + standing.sum())
         self._update()
 
     def _update(self) -> None:
         self.share = self.calls / self.holds.sum(axis=0)
-        self.loads: Floats = self.holds @ self.share
+        self.loads: Floats = self.standing + self.holds @ self.share
 
     @property
     def gap(self) -> float:
@@ -349,6 +293,13 @@ def _shares(placement: Placement[T], calls: Mapping[T, float]) -> dict[T, float]
 
 def _frozen(held: Iterable[Iterable[T]]) -> tuple[tuple[T, ...], ...]:
     return tuple(tuple(tasks) for tasks in held)
+
+
+def _standing(placement: Placement[T], standing: Sequence[float] | None) -> Floats:
+    fixed = np.zeros(len(placement)) if standing is None else np.asarray(standing, float)
+    if len(fixed) != len(placement) or not np.all(np.isfinite(fixed)) or np.any(fixed < 0):
+        raise ValueError(f"expected a standing load of at least 0 for each of {len(placement)} devices, got {standing}")
+    return fixed
 
 
 def _check(placement: Placement[T], calls: Mapping[T, float]) -> None:

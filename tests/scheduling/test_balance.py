@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 
 from jpets.scheduling.balance import (
     EPSILON,
-    AdaptiveInterval,
     Balanced,
     Move,
     Room,
-    Window,
     balance,
     gap,
     greedy,
     improved,
 )
+from jpets.scheduling.rounds import AdaptiveInterval, Window
 
 Placement = list[list[int]]
 
@@ -186,6 +185,18 @@ def test_a_task_hotter_than_a_device_is_replicated() -> None:
     assert [move.target for move in held.moves if move.copy] == [1]
 
 
+@given(replicated(), st.data())
+def test_standing_load_counts_but_does_not_move(case: tuple[Placement, dict[int, int]], data: st.DataObject) -> None:
+    placement, calls = case
+    standing = data.draw(st.lists(st.integers(0, 20), min_size=len(placement), max_size=len(placement)))
+    found, plain = improved(placement, calls, standing=standing), greedy(placement, calls, standing=standing)
+    vectors = [np.add(loads_of(each, calls), standing).tolist() for each in replay(placement, found.moves)]
+    assert found.loads == pytest.approx(vectors[-1])
+    assert all(descending(after) < descending(before) for before, after in itertools.pairwise(vectors))
+    assert max(found.loads) <= max(plain.loads) + 1e-6
+    assert found.gap <= plain.gap + 1e-6
+
+
 def test_what_is_within_the_slack_stays() -> None:
     placement, calls = numbered([[5, 5, 5], [3, 3]])
     assert improved(placement, calls, slack=9).moves == ()
@@ -217,7 +228,7 @@ def test_interval_halves_while_unbalanced_and_grows_while_balanced() -> None:
     assert interval.following(19.8, 1.0) == interval.following(20.0, 1.0) == 20.0
 
 
-def test_window_counts_calls_and_mean_queue_lengths_until_it_is_reset() -> None:
+def test_window_counts_calls_and_mean_queue_lengths_and_forgets() -> None:
     window = Window[str](2)
     window.add(0, "a", 3)
     window.add(1, "a")
@@ -228,6 +239,11 @@ def test_window_counts_calls_and_mean_queue_lengths_until_it_is_reset() -> None:
     assert window.loads().tolist() == [3, 3]
     assert window.queue_lengths().tolist() == [2, 0]
     assert balance(window.loads()) == 1 and balance(window.queue_lengths()) == 0
+    assert window.seconds == 3.0
+    window.reset(keep=0.25)
+    assert window.calls() == {"a": 1, "b": 0.5} and window.queue_lengths().tolist() == [2, 0]
+    window.observe(0, 6, 0.75)
+    assert window.seconds == 1.5 and window.queue_lengths()[0] == 4
     window.reset()
     assert window.calls() == {} and not window.loads().any() and not window.queue_lengths().any()
 
@@ -243,6 +259,8 @@ def test_what_cannot_be_balanced_is_refused() -> None:
         greedy([[1], []], {1: 1, 2: 3})
     with pytest.raises(ValueError, match="free room for each of 2 devices, got 1"):
         improved([[1], []], {1: 1}, Room(free=[1]))
+    with pytest.raises(ValueError, match="standing load of at least 0 for each of 2 devices"):
+        improved([[1], []], {1: 1}, standing=[1.0])
     with pytest.raises(ValueError, match="must not be negative"):
         Room({"a": -1})
     with pytest.raises(ValueError, match="finite load"):

@@ -1,0 +1,90 @@
+"""The devices of a simulation, their tasks, and what serving and migrating take."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jpets.scheduling.balance import Move
+from jpets.scheduling.costs import Costs
+from jpets.scheduling.packed import packed
+from jpets.scheduling.queue import Floats, Ints, Queue
+from jpets.scheduling.simulate.traffic import draw_traffic
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What migrating costs. A round takes ``setup`` seconds when it is the first, and as long as the device that sends
+    and receives most: its bytes by ``bandwidth`` (bytes a second) and ``write`` seconds for each of its moves.
+
+    The old places serve until the round is over; then each target spends ``write`` on every task that it received.
+    """
+
+    setup: float = 0.05
+    bandwidth: float = 25e9
+    write: float = 5e-4
+
+    def seconds(self, moves: Sequence[Move[int]], sizes: Floats, devices: int, first: bool) -> float:
+        each = np.zeros(devices)
+        for move in moves:
+            each[[move.source, move.target]] += sizes[move.task] / self.bandwidth + self.write
+        return float(each.max()) + (self.setup if first else 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Devices and tasks: the ``kinds`` [tasks] of delta among those of ``costs``, their ``sizes`` [tasks] in bytes, and
+    the ``memory`` of a device in bytes."""
+
+    devices: int
+    kinds: Ints
+    sizes: Floats
+    costs: Costs
+    memory: float = math.inf
+    window: int = 128
+    link: Link = dataclasses.field(default_factory=Link)
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.window < 1:
+            raise ValueError(f"expected at least one device and one query, got {self.devices} and {self.window}")
+        if len(self.kinds) != len(self.sizes):
+            raise ValueError(
+                f"kinds and sizes must have one entry for each task, got {len(self.kinds)}, {len(self.sizes)}"
+            )
+
+    @functools.cached_property
+    def weights(self) -> Floats:
+        """Predicted seconds of one query of each task [tasks], in a batch with other queries of its kind."""
+        weights = np.zeros(len(self.kinds))
+        present = np.unique(self.kinds)
+        for kind in present:
+            own = np.flatnonzero(self.kinds == kind)
+            here = own[: max(1, len(own) // self.devices)]
+            traffic = draw_traffic(len(here), max(1, self.window // len(present)), 1.0, seed=0)
+            weights[own] = sum(each for each, _ in self.batches(traffic.lengths, here[traffic.tasks])) / len(traffic)
+        return weights
+
+    def deal(self, seed: int) -> list[list[int]]:
+        """The tasks, equally many to each device, at random."""
+        dealt = np.random.default_rng(seed).permutation(len(self.kinds))
+        return [sorted(own.tolist()) for own in np.array_split(dealt, self.devices)]
+
+    def rate(self, seed: int, windows: int = 32) -> float:
+        """Queries a second that all devices serve of equally hot tasks, from full windows of a device's tasks each."""
+        rng = np.random.default_rng(seed)
+        seconds = 0.0
+        for _ in range(windows):
+            own = rng.choice(len(self.kinds), -(-len(self.kinds) // self.devices), replace=False)
+            traffic = draw_traffic(len(own), self.window, 1.0, seed=int(rng.integers(2**31)))
+            tasks = own[traffic.tasks]
+            seconds += sum(each for each, _ in self.batches(traffic.lengths, tasks))
+        return self.devices * windows * self.window / seconds
+
+    def batches(self, lengths: Ints, tasks: Ints) -> list[tuple[float, Ints]]:
+        """Predicted seconds and queries of each batch in which these queries run."""
+        queue = Queue(lengths, tasks, self.kinds[tasks])
+        return [(self.costs.total(queue, [batch]), batch.queries) for batch in packed(queue, self.costs)]
