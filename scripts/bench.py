@@ -15,6 +15,7 @@ import typer
 from bench_batching import batching
 from bench_breakdown import breakdown
 from bench_capacity import capacity, memory
+from bench_migration import interval, migration
 from bench_operators import operators
 from bench_paging import paging
 from bench_prediction import prediction
@@ -30,7 +31,9 @@ COMMANDS = (
     batching,
     breakdown,
     capacity,
+    interval,
     memory,
+    migration,
     operators,
     paging,
     prediction,

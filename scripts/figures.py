@@ -5,6 +5,7 @@ Needs matplotlib (``pip install jpets[plot]``). One picture for each benchmark o
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -223,6 +224,65 @@ def draw_breakdown(found: Sequence[Document]) -> None:
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=7, ncols=5)
 
 
+MIGRATION = {"fixed": "Algorithm 3, every 10 s", "adaptive": "Algorithm 3, adaptive", "ours": "ours, adaptive"}
+MIGRATION_COLOURS = {"fixed": "C0", "adaptive": "C1", "ours": "C2"}
+
+
+def draw_migration(found: Sequence[Document]) -> None:
+    """Multi-GPU PetS figures 13 and 14: what migration gains, and how much it moves."""
+    _, axes = pyplot.subplots(len(found), 2, figsize=(11, 4.2 * len(found)), squeeze=False, layout="constrained")
+    for (gained, moved), document in zip(axes, found, strict=True):
+        every = document["systems"]
+        sizes = sorted({point["devices"] for point in every["none"]["points"]})
+        for size, name in itertools.product(sizes, ("fixed", "ours")):
+            points = [point for point in every[name]["points"] if point["devices"] == size]
+            look = {"color": MIGRATION_COLOURS[name], "linestyle": "-" if size == sizes[-1] else "--"}
+            _gains(gained, points, "tasks", label=f"{MIGRATION[name]}, {size} devices", **look)
+        for name in ("fixed", "ours"):
+            points = [point for point in every[name]["points"] if point["devices"] == sizes[-1]]
+            tasks, look = [point["tasks"] for point in points], {"color": MIGRATION_COLOURS[name], "marker": "o"}
+            first = [point["first_bytes"] / 1e6 for point in points]
+            later = [ten_seconds_later(point, document["settings"]["queries"]) / 1e6 for point in points]
+            moved.plot(tasks, first, label=f"{MIGRATION[name]}: first round", **look)
+            moved.plot(tasks, later, linestyle=":", label=f"{MIGRATION[name]}: each 10 s from then on", **look)
+        moved.set_ylabel(f"MB moved, {sizes[-1]} devices")
+        for axis in (gained, moved):
+            _powers_of_two(axis, "tasks")
+
+
+def ten_seconds_later(point: Mapping[str, Any], queries: int) -> float:
+    """Bytes that are moved in ten seconds after the first round, which is after ten, on average."""
+    return point["later_bytes"] * (point["rounds"] - 1) / (queries / point["qps"] - 10.0) * 10.0
+
+
+def draw_interval(found: Sequence[Document]) -> None:
+    """Multi-GPU PetS figure 15: what migration gains where calls are distributed anew every so often."""
+    _, axes = pyplot.subplots(1, len(found), figsize=(5.5 * len(found), 4.2), squeeze=False, layout="constrained")
+    for axis, document in zip(axes[0], found, strict=True):
+        for name, label in MIGRATION.items():
+            points = document["systems"][name]["points"]
+            _gains(axis, points, "redraw", label=label, color=MIGRATION_COLOURS[name])
+        axis.set_title(f"{document['settings']['devices']} devices, {document['settings']['tasks']} tasks", fontsize=9)
+        _powers_of_two(axis, "seconds after which calls are distributed anew")
+
+
+def _gains(axis: Axes, points: Sequence[Mapping[str, Any]], along: str, **look: Any) -> None:
+    """Mean gain over the seeds, with its range."""
+    at, gains = [point[along] for point in points], np.array([point["gains"] for point in points]) * 100
+    axis.axhline(0, color="grey", linewidth=0.8)
+    axis.plot(at, gains.mean(axis=1), marker="o", **look)
+    axis.fill_between(at, gains.min(axis=1), gains.max(axis=1), color=look["color"], alpha=0.08)
+    axis.set_ylabel("throughput gained over no migration, %")
+
+
+def _powers_of_two(axis: Axes, label: str) -> None:
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel(label)
+    axis.legend(fontsize=7)
+    axis.grid(alpha=0.3)
+
+
 DRAWN: Mapping[str, Callable[[Sequence[Document]], None]] = {
     "batching": draw_batching,
     "serving": draw_serving,
@@ -231,6 +291,8 @@ DRAWN: Mapping[str, Callable[[Sequence[Document]], None]] = {
     "memory": draw_memory,
     "throughput": draw_throughput,
     "breakdown": draw_breakdown,
+    "migration": draw_migration,
+    "interval": draw_interval,
 }
 
 

@@ -1,0 +1,178 @@
+"""``bench.py migration`` and ``bench.py interval``: devices that move tasks between them, simulated.
+
+Multi-GPU PetS figures 13 and 14 (by devices and tasks), and 15 (by how often calls are distributed anew).
+
+Batches are planned, and their seconds predicted, from a cost profile that was measured on one device; tasks are moved
+by the real balancing code. Time alone is simulated, so no device is needed, and equal seeds give equal figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from bench_capacity import DTYPE, classes_by_method
+from benching import console, random_backbone, report
+
+from jpets.engine.device_memory import slot_bytes
+from jpets.scheduling.costs import Costs, Limits
+from jpets.scheduling.profile import CostProfile
+from jpets.scheduling.simulate.cluster import Cluster, Link
+from jpets.scheduling.simulate.run import Outcome, simulate
+from jpets.scheduling.simulate.systems import BACKLOG, NOISE, SYSTEMS
+from jpets.scheduling.simulate.traffic import draw_traffic
+
+LONGEST = 128
+"""Tokens; lengths are normal (32, 8)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """What clusters of any size have in common: costs, and kind and bytes of the tasks' deltas, by method."""
+
+    profile: pathlib.Path
+    backbone: str
+    costs: Costs
+    sizes: Mapping[str, int]
+    spare: float
+
+    def cluster(self, devices: int, tasks: int) -> Cluster:
+        """Tasks that take the methods in turn, on devices with ``spare`` times the room that their share needs."""
+        kinds = np.arange(tasks) % len(self.sizes)
+        sizes = np.array(list(self.sizes.values()), float)[kinds]
+        return Cluster(devices, kinds, sizes, self.costs, memory=(1 + self.spare) * float(sizes.sum()) / devices)
+
+
+def read_fleet(profile: pathlib.Path, backbone: str, methods: Sequence[str], spare: float) -> Fleet:
+    loaded = random_backbone(backbone)
+    classes = classes_by_method(loaded, methods)
+    costs = Costs(
+        CostProfile.from_json(profile.read_text()),
+        Limits(rows=128, tokens=2048, longest=LONGEST),
+        [tuple(str(key) for key in keys if key.method != "head") for keys in classes.values()],
+    )
+    sizes = {method: sum(slot_bytes(key, loaded.config, DTYPE) for key in keys) for method, keys in classes.items()}
+    return Fleet(profile, backbone, costs, sizes, spare)
+
+
+def settings(fleet: Fleet, queries: int, load: float, seeds: int) -> dict[str, Any]:
+    return {
+        "profile": fleet.profile.name,
+        "backbone": fleet.backbone,
+        "bytes": dict(fleet.sizes),
+        "spare": fleet.spare,
+        "queries": queries,
+        "load": load,
+        "seeds": seeds,
+        "link": dataclasses.asdict(Link()),
+        "noise": NOISE,
+        "backlog": BACKLOG,
+    }
+
+
+def compare(
+    cluster: Cluster, systems: Sequence[str], queries: int, load: float, redraw: float, seeds: int
+) -> dict[str, dict[str, Any]]:
+    """Every system over the same traffic, once for each seed."""
+    rate = load * cluster.rate(seed=0)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
+    for seed in range(seeds):
+        traffic = draw_traffic(len(cluster.kinds), queries, rate, seed=seed, redraw=redraw)
+        placement = cluster.deal(seed)
+        base = 0.0
+        for name in systems:
+            outcome = simulate(cluster, traffic, placement, SYSTEMS[name])
+            base = outcome.throughput if name == "none" else base
+            found[name].append({"gain": outcome.throughput / base - 1, **_figures(outcome)})
+    return {
+        name: {key: statistics.mean(each[key] for each in rounds) for key in rounds[0]}
+        | {"gains": [each["gain"] for each in rounds]}
+        for name, rounds in found.items()
+    }
+
+
+def _figures(outcome: Outcome) -> dict[str, float]:
+    rounds = outcome.rounds
+    first, later = rounds[:1], rounds[1:]
+    return {
+        "qps": outcome.throughput,
+        "p99": float(np.percentile(outcome.latencies, 99)),
+        "least_utilisation": float(outcome.utilisation.min()),
+        "rounds": float(len(rounds)),
+        "moves": float(sum(each.moves for each in rounds)),
+        "copies": float(sum(each.copies for each in rounds)),
+        "phi": statistics.median(each.phi for each in rounds) if rounds else 0.0,
+        "first_seconds": sum(each.seconds for each in first),
+        "first_bytes": sum(each.bytes for each in first),
+        "later_seconds": statistics.mean(each.seconds for each in later) if later else 0.0,
+        "later_bytes": statistics.mean(each.bytes for each in later) if later else 0.0,
+    }
+
+
+ProfileOption = Annotated[pathlib.Path, typer.Option(exists=True, dir_okay=False, help="measured cost profile")]
+BackboneOption = Annotated[str, typer.Option(help="what the profile was measured of")]
+LoadOption = Annotated[float, typer.Option(help="queries that arrive, as a share of what balanced devices serve")]
+SpareOption = Annotated[float, typer.Option(help="free memory of a device, as a share of what its tasks take")]
+METHODS = "adapter,mask,diff,bitfit"
+
+
+def migration(
+    profile: ProfileOption,
+    backbone: BackboneOption = "minilm-l6",
+    methods: str = METHODS,
+    devices: str = "4,8",
+    tasks: str = "128,256,512,1024,2048,4096",
+    systems: str = "none,fixed,adaptive,ours,anywhere",
+    queries: int = 130_000,
+    load: LoadOption = 1.0,
+    spare: SpareOption = 0.25,
+    seeds: int = 3,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Throughput beside that without migration, by devices and tasks (multi-GPU PetS figures 13 and 14)."""
+    fleet, names = read_fleet(profile, backbone, methods.split(","), spare), _systems(systems)
+    points: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for size in map(int, devices.split(",")):
+        for count in map(int, tasks.split(",")):
+            console.log(f"{size} devices, {count} tasks")
+            for name, figures in compare(fleet.cluster(size, count), names, queries, load, np.inf, seeds).items():
+                points[name].append({"devices": size, "tasks": count, **figures})
+    figures_by_system = {name: {"points": own} for name, own in points.items()}
+    report("migration", settings(fleet, queries, load, seeds), figures_by_system, json_out)
+
+
+def interval(
+    profile: ProfileOption,
+    backbone: BackboneOption = "minilm-l6",
+    methods: str = METHODS,
+    devices: int = 8,
+    tasks: int = 128,
+    redraws: Annotated[str, typer.Option(help="seconds after which calls are distributed anew")] = "4,8,16,32,64,128",
+    systems: str = "none,fixed,adaptive,ours",
+    queries: int = 300_000,
+    load: LoadOption = 1.0,
+    spare: SpareOption = 0.25,
+    seeds: int = 3,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Throughput beside that without migration, by how often calls are distributed anew (multi-GPU PetS figure 15)."""
+    fleet, names = read_fleet(profile, backbone, methods.split(","), spare), _systems(systems)
+    points: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for redraw in map(float, redraws.split(",")):
+        console.log(f"redrawn every {redraw:g} s")
+        for name, figures in compare(fleet.cluster(devices, tasks), names, queries, load, redraw, seeds).items():
+            points[name].append({"redraw": redraw, **figures})
+    used = {"devices": devices, "tasks": tasks, **settings(fleet, queries, load, seeds)}
+    report("interval", used, {name: {"points": own} for name, own in points.items()}, json_out)
+
+
+def _systems(given: str) -> list[str]:
+    names = given.split(",")
+    if names[0] != "none" or not set(names) <= set(SYSTEMS):
+        raise typer.BadParameter(f"--systems takes none first, then any of {', '.join(SYSTEMS)}; got {given!r}")
+    return names
