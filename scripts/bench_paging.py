@@ -43,7 +43,7 @@ def write_tasks(folder: pathlib.Path, backbone: RandomBackbone, methods: Sequenc
         path = folder / f"{name}.safetensors"
         if path.exists():
             continue
-        rng, labels = np.random.default_rng(number), 4 * (1 + number % len(methods))
+        rng, labels = np.random.default_rng(number), 4 * 4 ** (number % len(methods))
         delta = METHODS[method].init(rng, METHOD_SETTINGS[method], config, 0.02)
         kernel = rng.standard_normal((config.hidden_size, labels), np.float32) * 0.1
         head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(labels, np.float32)})
@@ -107,11 +107,11 @@ def paging(
         kept.mkdir(parents=True, exist_ok=True)
         names = write_tasks(kept, model, each, tasks)
         few = [int(n) for n in np.random.default_rng(3).choice(tasks, hot, replace=False)]
-        make = functools.partial(serving, model, kept, methods=each, host_memory_gb=host_memory_gb)
+        make = functools.partial(serving, model, kept, methods=each)
         engines = {
             "resident": stack.enter_context(make(names=names, slots=tasks // len(each) + 1)),
-            "paged": stack.enter_context(make(names=names, slots=slots)),
-            "eager": stack.enter_context(make(names=names, slots=slots, prefetch=False)),
+            "paged": stack.enter_context(make(names=names, slots=slots, host_memory_gb=host_memory_gb)),
+            "eager": stack.enter_context(make(names=names, slots=slots, host_memory_gb=host_memory_gb, prefetch=False)),
             "few": stack.enter_context(make(names=[*names[: len(each)], *(names[n] for n in few)], slots=slots)),
         }
         for name in ("resident", "paged"):

@@ -88,7 +88,7 @@ def _devices() -> Iterator[Finding]:
 
 def _cache() -> Iterator[Finding]:
     try:
-        from jpets.engine.engine import default_cache_dir
+        from jpets.engine.program import default_cache_dir
     except ImportError as error:
         yield Finding("cache", "wrong", f"the engine cannot be imported: {error}")
         return

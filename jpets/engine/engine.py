@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +28,7 @@ from jpets.engine.merged import MergedCopies, copies_budget
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
 from jpets.engine.profile import CostTable, measure
-from jpets.engine.program import Family, Program, ProgramKey, ProgramStore, compile_program
+from jpets.engine.program import Family, Program, ProgramKey, ProgramStore, compile_program, default_cache_dir
 from jpets.engine.program_memory import ProgramMemory
 from jpets.engine.replica import Replica
 from jpets.engine.residency import Residency, stand_in
@@ -48,13 +47,6 @@ COARSE_REPEATS = 2
 """Timed runs of each core program at a first start; ``jpets profile`` measures better."""
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, of how many)."""
-
-
-def default_cache_dir() -> pathlib.Path:
-    base = os.environ.get("JPETS_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jpets"
-    )
-    return pathlib.Path(base)
 
 
 class Engine:

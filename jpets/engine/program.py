@@ -208,6 +208,13 @@ def _no_compilation_cache() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
+def default_cache_dir() -> pathlib.Path:
+    base = os.environ.get("JPETS_CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jpets"
+    )
+    return pathlib.Path(base)
+
+
 class ProgramStore:
     """A folder of serialised programs. Loading one takes a seventh of lowering and reading the compilation cache.
 
