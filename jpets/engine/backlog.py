@@ -73,7 +73,7 @@ class Backlog:
         return {tenant: len(own) for tenant, own in self._queues.items()}
 
     def least_urgent(self, tenant: str, count: int) -> list[Pending]:
-        return [entry[2] for entry in self._queues[tenant][-count:]] if count else []
+        return [entry[2] for entry in self._queues.get(tenant, [])[-count:]] if count else []
 
     def ordered(self) -> Iterator[Pending]:
         """Most urgent first; read before anything changes."""
@@ -118,9 +118,9 @@ class Backlogs:
         """See ``Backlog.charge``; ``party`` is a priority and a tenant."""
         self._by_priority[-party[0]].charge(party[1], tokens, level=level)
 
-    def most_urgent(self, count: int) -> list[Pending]:
-        every = itertools.chain.from_iterable(backlog.ordered() for backlog in self._by_priority.values())
-        return list(itertools.islice(every, count))
+    def ordered(self) -> Iterator[Pending]:
+        """Most urgent first; read before anything changes."""
+        return itertools.chain.from_iterable(backlog.ordered() for backlog in self._by_priority.values())
 
     def counts(self, most: int) -> Counter[tuple[int, str]]:
         """How many queries of each party wait, up to priority ``most``."""

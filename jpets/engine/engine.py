@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 import jax
 
@@ -36,7 +37,7 @@ from jpets.engine.response_cache import ResponseCache, response_key
 from jpets.engine.results import failure
 from jpets.engine.stats import Stats
 from jpets.engine.tasks import DEFAULT_TENANT, Entry, Resident, TaskTable
-from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, Saturated
+from jpets.errors import SHUTTING_DOWN, EngineFailure, InvalidInput, JpetsError, OutOfSpace, Saturated
 from jpets.model.batch import POOLINGS
 from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Preprocessing, Query, Result, Task
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 COARSE_REPEATS = 2
 """Timed runs of each core program at a first start; ``jpets profile`` measures better."""
+T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, of how many)."""
 
@@ -214,7 +216,7 @@ class Engine:
         except BaseException:
             self._give_back(prepared)
             raise
-        if self.pending.cold:
+        if any(isinstance(item, Pending) and item.cold for item in prepared):
             self.residency.wake()
         full = Saturated("the queue is full and others have less waiting; send fewer at a time")
         self._answers.fail(pushed_out, full)
@@ -232,9 +234,14 @@ class Engine:
         return [f.result() for f in self.submit(queries, deadline=deadline, priority=priority, tenant=tenant)]
 
     def specialise(self, queries: Sequence[Query], *, tenant: str = DEFAULT_TENANT) -> ProgramKey | None:
-        """Compiles now what a batch of exactly these queries would run best in, for traffic that is known ahead."""
+        """Compiles now what a batch of exactly these queries would run best in, for traffic that is known ahead.
+
+        Their tasks must be on the device. Raises ``InvalidInput`` where one is not.
+        """
         prepared = [self._prepare_query(query, None, 0, tenant) for query in queries]
         self._give_back(prepared)
+        if absent := [item.task for item in prepared if isinstance(item, Pending) and item.cold]:
+            raise InvalidInput(f"tasks {absent[:3]} are not on the device; ask each of them once first")
         key = self._planner.ideal([item.row for item in prepared if isinstance(item, Pending)])
         if key is not None:
             self._add_tried(self.store.load(self.family, key) or self._compile(key))
@@ -246,7 +253,8 @@ class Engine:
         Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it), ``OutOfSpace`` (no free slot).
         """
         loaded = self._loader.load(task, self.tasks)
-        slots = self._reserve(list(loaded.contents), tenant)
+        keys = list(loaded.contents)
+        slots = self._with_numbers(keys, partial(self.tasks.reserve, keys, tenant))
         try:
             contents = {key: (slots[key], arrays) for key, arrays in loaded.contents.items()}
             for done in [replica.stage(partial(replica.write, contents)) for replica in self.replicas]:
@@ -274,16 +282,17 @@ class Engine:
 
     def check_task(self, task: Task) -> None:
         """Raises what ``add_task`` would raise if it were called now; changes nothing."""
-        self.tasks.release(self._reserve(self._loader.keys(task, self.tasks), DEFAULT_TENANT))
+        keys = self._loader.keys(task, self.tasks)
+        self._with_numbers(keys, partial(self.tasks.check, keys))
 
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
-        """Queries already submitted still get their answer. Raises ``NotFound``."""
+        """Queries already submitted still get their answer, but those that wait for it to come. Raises ``NotFound``."""
         self.tasks.remove(tenant, task)
 
-    def _reserve(self, keys: Sequence[ClassKey], tenant: str) -> dict[ClassKey, int]:
-        """A free slot of each class. Raises ``OutOfSpace`` with what the device holds."""
+    def _with_numbers(self, keys: Sequence[ClassKey], place: Callable[[], T]) -> T:
+        """``place()``, which may raise ``OutOfSpace``: that is raised with what the device holds."""
         try:
-            return self.tasks.reserve(keys, tenant)
+            return place()
         except OutOfSpace as error:
             wanted = sum(slot_bytes(key, self.family.config, self.family.dtype) for key in keys)
             raise OutOfSpace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from jpets.engine.tasks import Entry, Resident, TaskTable
 from jpets.errors import InvalidTask
 from jpets.types import LoadedBackbone, Pooling, Task
 
+OVERHEAD = 4096
+"""Bytes of a loaded task beside its arrays, about."""
 LEAST_ROOM = 3
 """Tokens that a task must leave for a text: one, between two special ones."""
 
@@ -34,7 +36,7 @@ class LoadedTask:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for arrays in self.contents.values() for array in arrays.values())
+        return OVERHEAD + sum(array.nbytes for arrays in self.contents.values() for array in arrays.values())
 
     def resident(self, tenant: str, slots: Mapping[ClassKey, int], version: int | None) -> Resident:
         return Resident(tenant, self.task, slots, self.pooling, self.longest, self.lead, version)
@@ -100,25 +102,30 @@ class HostCache:
     def __init__(self, budget: float) -> None:
         self.budget = budget
         self.nbytes = 0
-        self._kept: OrderedDict[Hashable, LoadedTask] = OrderedDict()
+        self._kept: OrderedDict[Entry, tuple[int, LoadedTask]] = OrderedDict()
+        """Entry -> (turn, task)."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def get(self, entry: Entry, turn: int) -> LoadedTask | None:
         """The loaded form of that version of the task."""
-        found = self._kept.get((entry, turn))
-        if found is not None:
-            self._kept.move_to_end((entry, turn))
-        return found
+        kept, loaded = self._kept.get(entry, (turn, None))
+        if loaded is None or kept != turn:
+            return None
+        self._kept.move_to_end(entry)
+        return loaded
 
     def keep(self, entry: Entry, turn: int, loaded: LoadedTask) -> None:
-        """What is larger than the budget is not kept."""
-        assert (entry, turn) not in self._kept
+        """In the place of the task's former version. What is larger than the budget is not kept."""
+        self._drop(entry)
         if loaded.nbytes > self.budget:
             return
-        self._kept[entry, turn] = loaded
+        self._kept[entry] = turn, loaded
         self.nbytes += loaded.nbytes
         while self.nbytes > self.budget:
-            _, oldest = self._kept.popitem(last=False)
-            self.nbytes -= oldest.nbytes
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, entry: Entry) -> None:
+        if entry in self._kept:
+            self.nbytes -= self._kept.pop(entry)[1].nbytes

@@ -115,10 +115,23 @@ class PendingQueue:
             pending.future.add_done_callback(partial(self._done, pending.number))
         return pushed
 
-    def most_urgent(self, count: int, *, cold: bool = False) -> list[Pending]:
-        """Up to ``count`` waiting queries that could run now, or cold ones, most urgent first; they stay."""
+    def most_urgent(self, count: int) -> list[Pending]:
+        """Up to ``count`` waiting queries that could run now, most urgent first; they stay in the queue."""
         with self.changed:
-            return (self._cold if cold else self._ready).most_urgent(count)
+            return list(itertools.islice(self._ready.ordered(), count))
+
+    def absent(self, count: int, apart: Container[Entry] = ()) -> dict[Entry, float]:
+        """Up to ``count`` tasks that cold queries wait for, but those of ``apart``, the most urgent first, and since
+        when the most urgent of their queries has waited."""
+        with self.changed:
+            found: dict[Entry, float] = {}
+            for pending in self._cold.ordered():
+                assert pending.absent is not None
+                if pending.absent not in found and pending.absent not in apart:
+                    found[pending.absent] = pending.arrived
+                    if len(found) == count:
+                        break
+            return found
 
     def waiting_for(self, entry: Entry) -> list[Pending]:
         """The cold queries of a task."""
@@ -133,7 +146,7 @@ class PendingQueue:
             for pending, row in moved:
                 self._cold.charge(pending.party, pending.tokens)
                 self._leave(pending)
-                pending.row, pending.resident, pending.absent = row, resident, None
+                pending.row, pending.resident, pending.absent, pending.query = row, resident, None, None
                 self._ready.add(pending)
             self.changed.notify_all()
             return [pending for pending, _ in moved]

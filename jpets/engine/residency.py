@@ -26,7 +26,7 @@ from jpets.engine.loading import HostCache, LoadedTask, TaskLoader
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.replica import Replica
 from jpets.engine.tasks import Entry, Resident, TaskTable
-from jpets.errors import EngineFailure, JpetsError, NotFound, OutOfSpace, Saturated
+from jpets.errors import EngineFailure, InvalidInput, JpetsError, NotFound, OutOfSpace, Saturated
 from jpets.types import Query
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,10 @@ COMING = 32
 """Tasks that may be on their way to the device at once."""
 POLL = 0.001
 """Seconds between looks at a device that nobody may ask for more while it computes."""
+STARVING = 0.25
+"""Seconds after which a task without a slot gets one of those that are always in use."""
+BYTES_PER_SECOND = 1e9
+"""At which tasks are taken to go from host memory to the device, to say what it costs to bring one."""
 PAUSE = 0.1
 """Seconds before the next try after something failed that nobody thought of."""
 LETTERS = 4
@@ -45,11 +49,10 @@ LETTERS = 4
 
 @dataclass(frozen=True)
 class Coming:
-    """A task on its way to the device. ``began`` is ``time.monotonic`` seconds."""
+    """A task on its way to the device, as it was at that turn of its entry."""
 
     resident: Resident
     turn: int
-    began: float
 
 
 def stand_in(query: Query, longest: int) -> Row:
@@ -97,6 +100,7 @@ class Residency:
         self._thread = threading.Thread(target=self._work, name="jpets-residency", daemon=True)
         self._starved = False
         """Some task found no slot at the last look."""
+        self._looked = 0.0
         tasks.on_idle = self._idle
 
     def start(self) -> None:
@@ -126,7 +130,7 @@ class Residency:
         while True:
             with self._pending.changed:
                 while not (self._arrived or self._pending.closed or self._should_look()):
-                    self._pending.changed.wait(self._until_deadline() if self._prefetch else POLL)
+                    self._pending.changed.wait(self._patience())
                 if self._pending.closed:
                     return
                 self._look = False
@@ -135,59 +139,83 @@ class Residency:
             try:
                 while self._arrived:
                     self._admit(*self._arrived.popleft())
-                self._bring()
+                if self._may_bring():
+                    self._bring()
+                else:
+                    self._look = True
             except Exception:  # whatever it was, queries must not wait for ever
                 log.exception("tasks could not be brought")
                 time.sleep(PAUSE)
                 self._look = True
 
     def _should_look(self) -> bool:
-        deadline = self._until_deadline()
-        if deadline is not None and deadline <= 0:
-            return True
-        if not self._look or not self._pending.cold:
+        if not self._pending.cold:
             return False
+        deadline = self._pending.earliest_deadline()
+        now = time.monotonic()
+        if deadline is not None and deadline <= now:
+            return True
+        if self._starved and now - self._looked >= STARVING:
+            return True
+        return self._look and self._may_bring()
+
+    def _may_bring(self) -> bool:
         return self._prefetch or not (self._pending.ready or self._coming or self._busy())
 
-    def _until_deadline(self) -> float | None:
-        """Seconds until a waiting query has to hear that it is late; the owner thread may be asleep."""
-        deadline = self._pending.earliest_deadline() if self._pending.cold else None
-        return None if deadline is None else deadline - time.monotonic()
+    def _patience(self) -> float | None:
+        """Seconds until there is something to do that nobody says: a query is late, or starves, or the device idle."""
+        if not self._pending.cold:
+            return None
+        if not self._prefetch:
+            return POLL
+        deadline = self._pending.earliest_deadline()
+        waits = [STARVING] if self._starved else []
+        if deadline is not None:
+            waits.append(max(0.0, deadline - time.monotonic()))
+        return min(waits, default=None)
 
     def _bring(self) -> None:
         """Stages the writes of the most urgent tasks that are not on their way, as far as there are slots."""
-        waiting = self._pending.most_urgent(WINDOW, cold=True)
-        starved = False
+        self._looked = time.monotonic()
+        full: set[ClassKey] = set()
         batch: list[tuple[Coming, LoadedTask]] = []
-        for entry in dict.fromkeys(pending.absent for pending in waiting):
-            if entry is None or entry in self._coming:
-                continue
-            if len(self._coming) + len(batch) >= COMING:
-                break
-            if (resident := self._tasks.hold(entry, 1)) is not None:  # it came after these had been submitted
-                self._serve(entry, resident)
-                continue
-            if not self._tasks.known(entry):
-                self._refuse(entry, NotFound(f"unknown task {entry.task!r}"))
-                continue
-            began, turn = time.monotonic(), entry.turn
-            try:
-                found = self._find_place(entry, turn)
-            except OutOfSpace:  # every task on the device has queries; ``_idle`` comes when one has none
-                starved = True
-                continue
-            if found is None:
-                continue
-            loaded, slots = found
-            resident = loaded.resident(entry.tenant, slots, entry.version)
-            resident.entry = entry
-            batch.append((Coming(resident, turn, began), loaded))
-            if len(batch) == TOGETHER:
+        try:
+            for entry, since in self._pending.absent(WINDOW, self._coming).items():
+                if self._arrived or self._pending.closed or len(self._coming) + len(batch) >= COMING:
+                    break  # an arrival is looked at again
+                if (resident := self._tasks.hold(entry, 1)) is not None:  # it came after these had been submitted
+                    self._serve(entry, resident)
+                elif not self._tasks.known(entry):
+                    self._refuse(entry, NotFound(f"unknown task {entry.task!r}"))
+                elif full.isdisjoint(entry.keys or ()) and not (full and entry.keys is None):
+                    try:
+                        batch += self._place(entry)
+                    except OutOfSpace as error:
+                        keys = entry.keys or ()
+                        if self._tasks.hopeless(keys):
+                            self._refuse(entry, error)
+                            continue
+                        if not full and time.monotonic() - since > STARVING:  # the most urgent of those without a slot
+                            self._tasks.drain(keys, entry.tenant)
+                        full.update(keys)
+                if len(batch) == TOGETHER:
+                    self._stage(batch)
+                    batch = []
+        finally:
+            if batch:
                 self._stage(batch)
-                batch = []
-        if batch:
-            self._stage(batch)
-        self._starved = starved
+        self._starved = bool(full)
+
+    def _place(self, entry: Entry) -> list[tuple[Coming, LoadedTask]]:
+        """The task with slots of its own; nothing where it cannot be read, and its queries have been told why."""
+        turn = entry.turn
+        found = self._find_place(entry, turn)
+        if found is None:
+            return []
+        loaded, slots = found
+        resident = loaded.resident(entry.tenant, slots, entry.version)
+        resident.entry = entry
+        return [(Coming(resident, turn), loaded)]
 
     def _find_place(self, entry: Entry, turn: int) -> tuple[LoadedTask, dict[ClassKey, int]] | None:
         """The task in host memory and slots for it; None where it cannot be had, and its queries have been told why.
@@ -211,21 +239,26 @@ class Residency:
         loaded = self.host.get(entry, turn)
         if loaded is not None:
             self.counts["host"] += 1
+            entry.cost = loaded.nbytes / BYTES_PER_SECOND
             return loaded
+        began = time.monotonic()
         try:
             loaded = self._loader.load(entry.load(), self._tasks).outlined()
         except Exception as error:  # a damaged file, a blob that disappeared: its task alone cannot be served
             if not isinstance(error, NotFound):
                 log.exception("a task could not be loaded", extra={"task": entry.task})
+            entry.keys = None  # what may not come must not make another one leave
             self._refuse(entry, error)
             return None
         self.counts["load"] += 1
+        entry.cost = time.monotonic() - began + loaded.nbytes / BYTES_PER_SECOND
         self.host.keep(entry, turn, loaded)
         return loaded
 
     def _refuse(self, entry: Entry, error: BaseException) -> None:
         told = error if isinstance(error, JpetsError) else EngineFailure(f"task {entry.task!r} could not be loaded")
         self.counts["failed"] += 1
+        self._look = True  # others may have stood behind them
         self._answers.fail(self._pending.remove(self._pending.waiting_for(entry)), told)
 
     def _stage(self, batch: Sequence[tuple[Coming, LoadedTask]]) -> None:
@@ -264,28 +297,27 @@ class Residency:
                 self._tasks.release(coming.resident.slots)
                 self._refuse(entry, error)
                 continue
-            entry.cost = time.monotonic() - coming.began
-            if not self._tasks.bring(coming.resident, coming.turn):
-                self._look = True  # another version may be there by now
-            elif (resident := self._tasks.hold(entry, 1)) is not None:
+            if self._tasks.bring(coming.resident, coming.turn) and (resident := self._tasks.hold(entry, 1)) is not None:
                 self._serve(entry, resident)
 
     def _serve(self, entry: Entry, resident: Resident) -> None:
         """The cold queries of a task that is there become ready. ``resident`` is held for one query meanwhile."""
-        rows: list[tuple[Pending, Row]] = []
-        for pending in self._pending.waiting_for(entry):
-            assert pending.query is not None
-            try:
-                rows.append((pending, self._row(pending.query, resident)))
-            except JpetsError as error:
-                self._answers.fail(self._pending.remove([pending]), error)
-        held = self._tasks.hold(entry, len(rows)) if rows else None
-        if held is resident:
-            moved = self._pending.warm(rows, resident)
-            if len(moved) < len(rows):
-                self._tasks.done(resident, len(rows) - len(moved))
-        elif rows:  # another version came
-            self._look = True
-            if held is not None:
+        try:
+            rows: list[tuple[Pending, Row]] = []
+            for pending in self._pending.waiting_for(entry):
+                assert pending.query is not None
+                try:
+                    rows.append((pending, self._row(pending.query, resident)))
+                except Exception as error:  # noqa: BLE001 (one malformed query must not keep the others waiting)
+                    told = error if isinstance(error, JpetsError) else InvalidInput("the query is malformed")
+                    self._answers.fail(self._pending.remove([pending]), told)
+            held = self._tasks.hold(entry, len(rows)) if rows else None
+            if held is resident:
+                moved = self._pending.warm(rows, resident)
+                if len(moved) < len(rows):
+                    self._tasks.done(resident, len(rows) - len(moved))
+            elif held is not None:  # another version came
                 self._tasks.done(held, len(rows))
-        self._tasks.done(resident)
+        finally:
+            self._look = True  # others may have stood behind them
+            self._tasks.done(resident)

@@ -84,10 +84,13 @@ class SlotPool:
     free: list[int] = field(default_factory=list)
     idle: SortedList = field(default_factory=SortedList)
     """(rank, resident) of those that could leave."""
+    fixed: int = 0
+    """Slots of tasks that never leave."""
+    total: int = 0
 
     @classmethod
     def of(cls, slots: int) -> SlotPool:
-        return cls(list(range(slots - 1, 0, -1)))
+        return cls(list(range(slots - 1, 0, -1)), total=slots - 1)
 
 
 class TaskTable:
@@ -109,7 +112,15 @@ class TaskTable:
         self._lock = threading.Lock()
         self._pools = {key: SlotPool.of(count) for key, count in slots.items()}
         self._entries: dict[tuple[str, str], Entry] = {}
+        self._present: set[Resident] = set()
         self._reserved = dict(reserved or {})
+        least = min((pool.total for pool in self._pools.values()), default=0)
+        kept = sum(self._reserved.values())
+        if kept and kept >= least:
+            raise ValueError(
+                f"{kept} tasks are reserved for tenants and the smallest class has {least} slots; reserve fewer or "
+                "start with more slots"
+            )
         self._counts: Counter[str] = Counter()
         """Tasks of each tenant on the device."""
         self._clock = 0.0
@@ -137,19 +148,39 @@ class TaskTable:
         """One free slot in each class, all or none; tasks without queries leave for it. Raises ``OutOfSpace``."""
         wanted = list(keys)
         with self._lock:
-            full = [key for key in wanted if not self._pools[key].free]
-            victims = {key: self._victim(key, tenant) for key in full}
-            stuck = [str(key) for key, victim in victims.items() if victim is None]
-            if stuck:
-                raise OutOfSpace(f"no free slot on the device in {stuck}; remove a task or start with more slots")
-            for key, victim in victims.items():
-                if victim is not None and not self._pools[key].free:  # it may have left for another class already
-                    self._evict(victim)
+            for victim in self._victims(wanted, tenant):
+                self._evict(victim)
             return {key: self._pools[key].free.pop() for key in wanted}
+
+    def check(self, keys: Iterable[ClassKey], tenant: str = DEFAULT_TENANT) -> None:
+        """Raises what ``reserve`` would raise now; changes nothing."""
+        with self._lock:
+            self._victims(list(keys), tenant)
+
+    def hopeless(self, keys: Iterable[ClassKey]) -> bool:
+        """Whether some class has only tasks that never leave."""
+        with self._lock:
+            return any(self._pools[key].fixed == self._pools[key].total for key in keys)
+
+    def drain(self, keys: Iterable[ClassKey], tenant: str) -> None:
+        """Where a class is full of tasks with queries, the one with the fewest gets no new ones: it leaves when these
+        are answered."""
+        with self._lock:
+            for key in keys:
+                if self._pools[key].free or self._victim(key, tenant, self._counts) is not None:
+                    continue
+                own = [
+                    r
+                    for r in self._present
+                    if key in r.slots and r.pageable and self._may_leave(r, tenant, self._counts)
+                ]
+                if own:
+                    self._evict(min(own, key=lambda resident: resident.queries))
 
     def release(self, slots: Mapping[ClassKey, int]) -> None:
         with self._lock:
             self._release(slots)
+        self.on_idle()
 
     def register(
         self, tenant: str, task: str, load: Callable[[], Task], version: int | None = None, *, pinned: bool = False
@@ -158,13 +189,15 @@ class TaskTable:
         with self._lock:
             entry = self._enter(tenant, task, load, version)
             entry.pinned = pinned
-            return entry
+        self.on_idle()
+        return entry
 
     def publish(self, resident: Resident) -> None:
         """From now on queries see this task; an older version of it drains."""
         task = resident.task
         with self._lock:
             self._settle(self._enter(resident.tenant, task.id, lambda: task, resident.version), resident)
+        self.on_idle()
 
     def bring(self, resident: Resident, turn: int) -> bool:
         """``publish`` for what was loaded for its entry's ``turn``. False, and its slots are free again, where the task
@@ -186,6 +219,7 @@ class TaskTable:
             if entry is None:
                 raise NotFound(f"unknown task {task!r}")
             self._retire(entry)
+        self.on_idle()
 
     def acquire(self, tenant: str, task: str) -> Resident | Entry:
         """The resident behind a new query, which must be given back by ``done``, or the entry of a task that is not on
@@ -228,7 +262,7 @@ class TaskTable:
     def all(self) -> list[Resident]:
         """The tasks on the device."""
         with self._lock:
-            return [entry.resident for entry in self._entries.values() if entry.resident is not None]
+            return list(self._present)
 
     def __len__(self) -> int:
         """Tasks that are known, on the device or not."""
@@ -238,8 +272,8 @@ class TaskTable:
         """(slots in use, slots) of each class."""
         with self._lock:
             taken: dict[ClassKey, int] = dict.fromkeys(self._pools, 0)
-            for entry in self._entries.values():
-                for key in entry.resident.slots if entry.resident else ():
+            for resident in self._present:
+                for key in resident.slots:
                     taken[key] += 1
             return {key: (taken[key], taken[key] + len(pool.free)) for key, pool in self._pools.items()}
 
@@ -252,7 +286,10 @@ class TaskTable:
 
     def _settle(self, entry: Entry, resident: Resident) -> None:
         entry.resident = resident
+        self._present.add(resident)
         self._counts[resident.tenant] += 1
+        for key in resident.slots:
+            self._pools[key].fixed += not resident.pageable
         self._rest(resident)
 
     def _hold(self, resident: Resident, queries: int) -> Resident:
@@ -274,15 +311,33 @@ class TaskTable:
             for key in resident.slots:
                 self._pools[key].idle.discard((resident.rank, resident))
 
-    def _victim(self, key: ClassKey, tenant: str) -> Resident | None:
+    def _victims(self, keys: Sequence[ClassKey], tenant: str) -> list[Resident]:
+        """Who leaves so that each of these classes has a free slot. Raises ``OutOfSpace``."""
+        chosen: list[Resident] = []
+        counts = self._counts.copy() if self._reserved else self._counts
+        for key in keys:
+            if self._pools[key].free or any(key in resident.slots for resident in chosen):
+                continue
+            victim = self._victim(key, tenant, counts)
+            if victim is None:
+                raise OutOfSpace(
+                    f"no free slot on the device in [{str(key)!r}]; remove a task or start with more slots"
+                )
+            chosen.append(victim)
+            if self._reserved:
+                counts[victim.tenant] -= 1
+        return chosen
+
+    def _victim(self, key: ClassKey, tenant: str, counts: Counter[str]) -> Resident | None:
         """Who leaves a full class for a task of ``tenant``."""
-        for _, resident in self._pools[key].idle:
-            if resident.tenant == tenant or self._counts[resident.tenant] > self._reserved.get(resident.tenant, 0):
-                return resident
-        return None
+        idle = (resident for _, resident in self._pools[key].idle)
+        return next((resident for resident in idle if self._may_leave(resident, tenant, counts)), None)
+
+    def _may_leave(self, resident: Resident, tenant: str, counts: Counter[str]) -> bool:
+        return resident.tenant == tenant or counts[resident.tenant] > self._reserved.get(resident.tenant, 0)
 
     def _evict(self, resident: Resident) -> None:
-        assert resident.entry is not None and resident.queries == 0
+        assert resident.entry is not None and resident.pageable
         self._clock = max(self._clock, resident.rank[0])
         self._retire(resident.entry)
         self.evictions += 1
@@ -291,7 +346,12 @@ class TaskTable:
         resident, entry.resident = entry.resident, None
         if resident is None:
             return
+        self._present.discard(resident)
         self._counts[resident.tenant] -= 1
+        if not self._counts[resident.tenant]:
+            del self._counts[resident.tenant]
+        for key in resident.slots:
+            self._pools[key].fixed -= not resident.pageable
         resident.removed = True
         if resident.queries == 0:
             self._rouse(resident)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jpets.engine.assembly import Row
 from jpets.engine.pending import Pending, PendingQueue
+from jpets.engine.tasks import Entry
 from jpets.errors import Saturated
 from jpets.scheduling.order import due
 
@@ -211,3 +212,16 @@ def test_nobody_makes_room_for_a_lower_priority() -> None:
     with pytest.raises(Saturated):
         queue.put([query("light", priority=0)])
     assert queue.put([query("light", priority=2)]) == [urgent[-1]]
+
+
+def test_a_full_queue_of_ready_and_cold_queries_makes_room() -> None:
+    queue = PendingQueue(10, lambda pending: None)
+    cold = query("few")
+    cold.absent = Entry("few", "absent", lambda: pytest.fail("nobody asked"))
+    queue.put([query("many") for _ in range(9)])
+    queue.put([cold])
+    assert (queue.ready, queue.cold) == (9, 1)
+    assert [pending.tenant for pending in queue.put([query("new")])] == ["many"]
+    assert list(queue.absent(5)) == [cold.absent] and queue.waiting_for(cold.absent) == [cold]
+    cold.future.cancel()
+    assert (queue.ready, queue.cold, len(queue)) == (9, 0, 9)

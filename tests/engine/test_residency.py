@@ -16,7 +16,16 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, make_head, ma
 
 from jpets.engine.engine import Engine
 from jpets.engine.replica import Replica
-from jpets.errors import DeadlineExceeded, EngineFailure, InputTooLong, InvalidTask, NotFound, Saturated
+from jpets.errors import (
+    DeadlineExceeded,
+    EngineFailure,
+    InputTooLong,
+    InvalidInput,
+    InvalidTask,
+    NotFound,
+    OutOfSpace,
+    Saturated,
+)
 from jpets.types import Query, Task
 
 TEXT = "a library of functions for sparse matrices"
@@ -139,11 +148,71 @@ def test_a_task_that_cannot_be_read_costs_no_other(paged: Callable[..., Engine])
     assert engine.infer([Query("gone", TEXT)])[0].error is None
 
 
+def test_many_that_cannot_be_served_hide_no_other(paged: Callable[..., Engine]) -> None:
+    engine = paged()
+
+    def gone() -> Task:
+        raise NotFound("the file is gone")
+
+    engine.register_task("gone", gone)
+    futures = engine.submit([Query("gone", TEXT)] * 300 + [Query("task-3", TEXT)] * 5)
+    kinds = Counter(type(future.result(30).error) for future in futures)
+    assert kinds == {NotFound: 300, type(None): 5}
+
+
+def test_who_always_has_queries_makes_room(paged: Callable[..., Engine]) -> None:
+    """As many tasks as there are slots never run out of queries; another one is answered all the same."""
+    engine = paged()
+    over = threading.Event()
+
+    def ask(name: str) -> None:
+        waiting = [engine.submit([Query(name, TEXT)])[0] for _ in range(4)]
+        while not over.is_set():
+            assert waiting.pop(0).result(30).error is None
+            waiting += engine.submit([Query(name, TEXT)])
+
+    threads = [threading.Thread(target=ask, args=(f"task-{n}",)) for n in range(SLOTS)]
+    for thread in threads:
+        thread.start()
+    check_answers(engine, [20, 21, 22])
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert_no_slot_lost(engine)
+
+
+def test_no_slot_will_ever_be_free(paged: Callable[..., Engine]) -> None:
+    engine = paged()
+    for number in range(SLOTS):
+        engine.add_task(draw_task(3 * number, f"stays-{number}"))
+    (refused,) = engine.infer([Query("task-0", TEXT)])
+    assert isinstance(refused.error, OutOfSpace)
+    engine.remove_task("stays-0")
+    check_answers(engine, [0])
+    with pytest.raises(ValueError, match="reserve fewer"):
+        paged(reserved_tasks={"much": SLOTS})
+
+
+def test_a_check_makes_nobody_leave(paged: Callable[..., Engine]) -> None:
+    engine = paged()
+    check_answers(engine, list(range(SLOTS)))
+    before = set(engine.tasks.all())
+    engine.check_task(draw_task(70))
+    assert set(engine.tasks.all()) == before
+
+
+def test_programs_are_not_made_for_absent_tasks(paged: Callable[..., Engine]) -> None:
+    with pytest.raises(InvalidInput, match="not on the device"):
+        paged().specialise([Query("task-9", TEXT)])
+
+
 def test_what_is_wrong_with_a_query_to_an_absent_task(paged: Callable[..., Engine]) -> None:
     engine = paged()
     long = " ".join(["word"] * 200)
-    wrong, right, worse = engine.infer([Query("task-9", long), Query("task-9", TEXT), Query("task-9", input_ids=5)])  # type: ignore[arg-type]
-    assert isinstance(wrong.error, InputTooLong) and right.error is None and worse.error is not None
+    queries = [Query("task-9", long), Query("task-9", TEXT)]
+    queries += [Query("task-9", input_ids=5), Query("task-9", text=5)]  # type: ignore[arg-type]
+    kinds = [type(result.error) for result in engine.infer(queries)]
+    assert kinds == [InputTooLong, type(None), InvalidInput, InvalidInput]
     assert engine.infer([Query("task-9", long, truncate=True)])[0].error is None
 
 
@@ -204,8 +273,7 @@ def engine_answer(engine: Engine, task: Task) -> np.ndarray:
 
 def assert_no_slot_lost(engine: Engine) -> None:
     wait_until(lambda: not engine.residency._coming, 30)
-    for used, slots in engine.tasks.occupancy().values():
-        assert slots == SLOTS, (used, slots)
+    wait_until(lambda: all(slots == SLOTS for _, slots in engine.tasks.occupancy().values()), 30)
 
 
 def test_a_removed_task_is_gone_for_who_waits(paged: Callable[..., Engine]) -> None:
