@@ -9,9 +9,10 @@ by the real balancing code. Time alone is simulated, so no device is needed, and
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -96,6 +97,22 @@ def compare(
     }
 
 
+def sweep(
+    cases: Iterable[tuple[Mapping[str, float], Cluster, float]],
+    systems: Sequence[str],
+    queries: int,
+    load: float,
+    seeds: int,
+) -> dict[str, dict[str, Any]]:
+    """The points of every system: for each case what tells it apart, its cluster, and seconds between redraws."""
+    points: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
+    for case, cluster, redraw in cases:
+        console.log(case)
+        for name, figures in compare(cluster, systems, queries, load, redraw, seeds).items():
+            points[name].append({**case, **figures})
+    return {name: {"points": own} for name, own in points.items()}
+
+
 def _figures(outcome: Outcome) -> dict[str, float]:
     rounds = outcome.rounds
     first, later = rounds[:1], rounds[1:]
@@ -136,14 +153,13 @@ def migration(
 ) -> None:
     """Throughput beside that without migration, by devices and tasks (multi-GPU PetS figures 13 and 14)."""
     fleet, names = read_fleet(profile, backbone, methods.split(","), spare), _systems(systems)
-    points: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for size in map(int, devices.split(",")):
-        for count in map(int, tasks.split(",")):
-            console.log(f"{size} devices, {count} tasks")
-            for name, figures in compare(fleet.cluster(size, count), names, queries, load, np.inf, seeds).items():
-                points[name].append({"devices": size, "tasks": count, **figures})
-    figures_by_system = {name: {"points": own} for name, own in points.items()}
-    report("migration", settings(fleet, queries, load, seeds), figures_by_system, json_out)
+    cases = (
+        ({"devices": size, "tasks": count}, fleet.cluster(size, count), math.inf)
+        for size in map(int, devices.split(","))
+        for count in map(int, tasks.split(","))
+    )
+    found = sweep(cases, names, queries, load, seeds)
+    report("migration", settings(fleet, queries, load, seeds), found, json_out)
 
 
 def interval(
@@ -162,13 +178,9 @@ def interval(
 ) -> None:
     """Throughput beside that without migration, by how often calls are distributed anew (multi-GPU PetS figure 15)."""
     fleet, names = read_fleet(profile, backbone, methods.split(","), spare), _systems(systems)
-    points: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for redraw in map(float, redraws.split(",")):
-        console.log(f"redrawn every {redraw:g} s")
-        for name, figures in compare(fleet.cluster(devices, tasks), names, queries, load, redraw, seeds).items():
-            points[name].append({"redraw": redraw, **figures})
-    used = {"devices": devices, "tasks": tasks, **settings(fleet, queries, load, seeds)}
-    report("interval", used, {name: {"points": own} for name, own in points.items()}, json_out)
+    cases = (({"redraw": redraw}, fleet.cluster(devices, tasks), redraw) for redraw in map(float, redraws.split(",")))
+    found = sweep(cases, names, queries, load, seeds)
+    report("interval", {"devices": devices, "tasks": tasks, **settings(fleet, queries, load, seeds)}, found, json_out)
 
 
 def _systems(given: str) -> list[str]:

@@ -95,9 +95,10 @@ class DeltaCosts:
     """
 
     def __init__(self, profile: CostProfile, family: Family) -> None:
-        tokens = np.arange(MOST_TOKENS + 1)
         heavy = [key for key, _ in family.slots if class_method(key.method).kind == "heavy"]
-        self._tables = {key: profile.beta[str(key)].at([1], tokens)[0] for key in heavy if str(key) in profile.beta}
+        self._tables = {
+            key: profile.packed_delta_seconds(str(key), MOST_TOKENS) for key in heavy if str(key) in profile.beta
+        }
 
     def seconds(self, rows: Sequence[Row]) -> float:
         """The cost of each task's rows (PetS equation 2), which packed ones need not pad to the longest."""

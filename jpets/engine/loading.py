@@ -38,8 +38,10 @@ class LoadedTask:
     def nbytes(self) -> int:
         return OVERHEAD + sum(array.nbytes for arrays in self.contents.values() for array in arrays.values())
 
-    def resident(self, tenant: str, slots: Mapping[ClassKey, int], version: int | None) -> Resident:
-        return Resident(tenant, self.task, slots, self.pooling, self.longest, self.lead, version)
+    def resident(
+        self, tenant: str, slots: Mapping[ClassKey, int], version: int | None, entry: Entry | None = None
+    ) -> Resident:
+        return Resident(tenant, self.task, slots, self.pooling, self.longest, self.lead, version, entry=entry)
 
     def outlined(self) -> LoadedTask:
         """Without the numbers that queries do not need."""

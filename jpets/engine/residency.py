@@ -57,9 +57,9 @@ class Coming:
 
 def stand_in(query: Query, longest: int) -> Row:
     """About as many tokens as a query will have; its own row takes its task to be known."""
-    given = query.text if query.input_ids is None else query.input_ids
-    size = len(given) if isinstance(given, Sized) else 1
-    blank = np.zeros(min(max(1, size if given is query.input_ids else size // LETTERS), longest), np.int32)
+    given, each = (query.text, LETTERS) if query.input_ids is None else (query.input_ids, 1)
+    size = len(given) // each if isinstance(given, Sized) else 1
+    blank = np.zeros(min(max(1, size), longest), np.int32)
     return Row(blank, blank, {}, 0)
 
 
@@ -122,7 +122,7 @@ class Residency:
             self._pending.changed.notify_all()
 
     def _idle(self) -> None:
-        """A task has no queries any more."""
+        """A slot may have become free."""
         if self._starved:
             self.wake()
 
@@ -189,7 +189,7 @@ class Residency:
                     self._refuse(entry, NotFound(f"unknown task {entry.task!r}"))
                 elif full.isdisjoint(entry.keys or ()) and not (full and entry.keys is None):
                     try:
-                        batch += self._place(entry)
+                        placed = self._place(entry)
                     except OutOfSpace as error:
                         keys = entry.keys or ()
                         if self._tasks.hopeless(keys):
@@ -198,6 +198,8 @@ class Residency:
                         if not full and time.monotonic() - since > STARVING:  # the most urgent of those without a slot
                             self._tasks.drain(keys, entry.tenant)
                         full.update(keys)
+                    else:
+                        batch += [placed] if placed else []
                 if len(batch) == TOGETHER:
                     self._stage(batch)
                     batch = []
@@ -206,33 +208,22 @@ class Residency:
                 self._stage(batch)
         self._starved = bool(full)
 
-    def _place(self, entry: Entry) -> list[tuple[Coming, LoadedTask]]:
-        """The task with slots of its own; nothing where it cannot be read, and its queries have been told why."""
-        turn = entry.turn
-        found = self._find_place(entry, turn)
-        if found is None:
-            return []
-        loaded, slots = found
-        resident = loaded.resident(entry.tenant, slots, entry.version)
-        resident.entry = entry
-        return [(Coming(resident, turn), loaded)]
-
-    def _find_place(self, entry: Entry, turn: int) -> tuple[LoadedTask, dict[ClassKey, int]] | None:
-        """The task in host memory and slots for it; None where it cannot be had, and its queries have been told why.
+    def _place(self, entry: Entry) -> tuple[Coming, LoadedTask] | None:
+        """The task with slots of its own; None where it cannot be read, and its queries have been told why.
 
         Raises ``OutOfSpace`` where there are no slots now.
         """
-        slots: dict[ClassKey, int] = {}
+        turn, slots = entry.turn, dict[ClassKey, int]()
         if entry.keys:  # before it is read, which may be for nothing
             slots = self._tasks.reserve(entry.keys, entry.tenant)
         loaded = self._loaded(entry, turn)
-        if loaded is not None and loaded.contents.keys() == slots.keys():
-            return loaded, slots
-        self._tasks.release(slots)
-        if loaded is None:
-            return None
-        entry.keys = tuple(loaded.contents)
-        return loaded, self._tasks.reserve(entry.keys, entry.tenant)
+        if loaded is None or loaded.contents.keys() != slots.keys():
+            self._tasks.release(slots)
+            if loaded is None:
+                return None
+            entry.keys = tuple(loaded.contents)
+            slots = self._tasks.reserve(entry.keys, entry.tenant)
+        return Coming(loaded.resident(entry.tenant, slots, entry.version, entry), turn), loaded
 
     def _loaded(self, entry: Entry, turn: int) -> LoadedTask | None:
         """The task in host memory; None where it cannot be had, and its queries have been told."""

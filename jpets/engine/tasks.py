@@ -99,7 +99,7 @@ class TaskTable:
     A registered task without queries may leave the device for another one. Who leaves is chosen by GreedyDual (Young
     1994; Cao and Irani 1997): a use raises a task's rank to the rank of the last that left plus what it costs to bring
     it again, so it is least recently used where all cost the same. So many tasks of a tenant as are ``reserved`` never
-    leave for another tenant's. ``on_idle`` hears, outside of the lock, when a task has no queries any more.
+    leave for another tenant's. ``on_idle`` hears, outside of the lock, when a slot may have become free.
     """
 
     def __init__(
@@ -107,7 +107,6 @@ class TaskTable:
         slots: Mapping[ClassKey, int],
         *,
         reserved: Mapping[str, int] | None = None,
-        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
         self._lock = threading.Lock()
         self._pools = {key: SlotPool.of(count) for key, count in slots.items()}
@@ -125,7 +124,7 @@ class TaskTable:
         """Tasks of each tenant on the device."""
         self._clock = 0.0
         self._uses = itertools.count()
-        self.on_idle = on_idle
+        self.on_idle: Callable[[], None] = lambda: None
         self.evictions = 0
 
     @property

@@ -63,7 +63,7 @@ class Costs:
         for index, kind in enumerate(kinds):
             for name in kind:
                 self.beta[index, 1:] += profile.beta[name].at(n[1:], length)
-                self.beta_packed[index, 1:] += profile.beta[name].at([1], np.arange(1, limits.tokens + 1))[0]
+                self.beta_packed[index] += profile.packed_delta_seconds(name, limits.tokens)
         self.heavy = np.array([*(not profile.heavy.isdisjoint(kind) for kind in kinds), False])
         self.replaced = np.array(
             [*(max((profile.replaced.get(name, 0.0) for name in kind), default=0.0) for kind in kinds), 0.0]

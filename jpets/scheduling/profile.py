@@ -144,6 +144,10 @@ class CostProfile:
         points, base = self._packed_base
         return _interpolate(np.asarray(tokens), points, base) + self.attention_rate * np.asarray(cells, float)
 
+    def packed_delta_seconds(self, kind: str, most: int) -> Floats:
+        """Delta cost [most + 1] of so many packed tokens of one task."""
+        return np.append(0.0, self.beta[kind].at([1], np.arange(1, most + 1))[0])
+
     def to_json(self) -> str:
         def grid(each: Grid) -> dict[str, Any]:
             seconds = [[None if np.isnan(cell) else cell for cell in line] for line in each.seconds.tolist()]

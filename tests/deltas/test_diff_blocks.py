@@ -81,6 +81,13 @@ def test_blocks_take_fewer_bytes_than_single_entries() -> None:
     assert held[1] == 12 * (4 * 12 + 2 * 48) * (2 * 256 + 4)
 
 
+def test_work_counts_every_number_of_a_block() -> None:
+    config = NAMED_BACKBONES["bert-base"]
+    delta = METHODS["diff"].init(np.random.default_rng(0), {"block": 16}, config, 0.02)
+    key = METHODS["diff"].lower(delta, config)[0].key
+    assert METHODS["diff"].work(key, config, 1024, 32).flops == 2 * 1024 * (4 * 12 + 2 * 48) * 256
+
+
 @pytest.mark.parametrize("block", [0, -16, 5, 128, 16.0, "16", None])
 def test_a_block_that_makes_no_sense(block: object) -> None:
     with pytest.raises(InvalidTask, match="block must be a whole number"):

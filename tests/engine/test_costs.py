@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, tiny
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, sharding, tiny
 
+from jpets.deltas import METHODS
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import Bucket, Variant
+from jpets.engine.cost_profile import _Bench
 from jpets.engine.engine import Engine
 from jpets.engine.planner import Planner
 from jpets.engine.profile import SURPRISE, CostTable
@@ -56,6 +58,20 @@ def test_heavy_rows_teach_nothing_while_nobody_knows_what_they_add(engine: Engin
     assert own.seconds == 0.010
     planner.ran([Row(ids, ids, slots["bitfit"].slots, 0)], own, 0.020)
     assert own.seconds > 0.010
+
+
+@pytest.mark.parametrize("block", [1, 16])
+def test_profiles_measure_sparse_differences_that_are_full(block: int) -> None:
+    """An empty slot's entries are dropped before they are added up, which is cheaper."""
+    config = tiny().config
+    key = METHODS["diff"].lower(random_delta("diff", config, block=block), config)[0].key
+    bench = _Bench(Family(config, "float32", ((key, 2),)), sharding(), 64)
+    ((short, bank),) = bench._replica.banks.items()
+    for site, _ in short.sites:
+        rows, cols = (np.asarray(bank.arrays[f"{site}/{name}"])[1:].astype(int) for name in ("rows", "cols"))
+        inputs, outputs = (size // block for size in config.dims(site))
+        assert rows.max() < inputs and cols.max() < outputs and (np.diff(cols) >= 0).all()
+        assert np.asarray(bank.arrays[f"{site}/values"])[1:].all()
 
 
 def test_the_next_start_knows_what_the_last_one_learnt(tmp_path: Path) -> None:
