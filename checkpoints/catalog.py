@@ -47,6 +47,22 @@ ALIASES = sa.Table(
     sa.Column("name", sa.String(64), primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
 )
+LAYOUTS = sa.Table(
+    "layouts",
+    METADATA,
+    sa.Column("digest", sa.String(64), primary_key=True),
+    sa.Column("maker", sa.String(160), primary_key=True),
+    sa.Column("layout", sa.Text, nullable=False),
+)
+"""What ``maker``, a reader of blobs, has to know of one before it reads it. It can be made again from the blob."""
+USES = sa.Table(
+    "uses",
+    METADATA,
+    sa.Column("tenant", sa.String(128), primary_key=True),
+    sa.Column("id", sa.String(128), primary_key=True),
+    sa.Column("queries", sa.Float, nullable=False),
+)
+"""How often a task was asked, older queries counting less."""
 
 
 class Catalog:

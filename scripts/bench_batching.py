@@ -56,7 +56,7 @@ def read_profile(path: pathlib.Path | None, runner: PlanRunner, max_tokens: int)
         return CostProfile.from_json(path.read_text())
     start = time.perf_counter()
     profile = measure_profile(
-        runner.family, runner.sharding, max_tokens=max_tokens, progress=lambda what, done, total: None
+        runner.family, runner.mesh, max_tokens=max_tokens, progress=lambda what, done, total: None
     )
     console.log(f"profile measured in {time.perf_counter() - start:.0f} s")
     if path is not None:

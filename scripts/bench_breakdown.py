@@ -127,7 +127,7 @@ def breakdown(
         engine = Engine(loaded, made, settings, cache_dir=pathlib.Path(cache), buckets=[bucket])
         with engine.start(lambda what, done, total: console.log(f"{what} {done}/{total}")):
             engine.specialise(queries)
-            (replica,) = engine.replicas
+            replica = engine.replica
             rows = [task_row(engine, query) for query in queries]
             runs: dict[str, Run] = {"engine": functools.partial(engine.infer, queries)}
             runs["batch"] = program_run(replica, rows, bucket)

@@ -23,6 +23,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import Bucket, Variant, bucket_menu, widest
 from jpets.engine.device_memory import GIGABYTE, DeviceMemory, banks_bytes, param_bytes, slot_bytes, tree_bytes
+from jpets.engine.mesh import first_device
 from jpets.engine.program import Family, Program, ProgramKey, compile_program
 from jpets.engine.replica import Replica
 from jpets.engine.xla_flags import set_xla_flags
@@ -61,8 +62,7 @@ def classes_by_method(backbone: RandomBackbone, methods: Sequence[str]) -> dict[
 
 def replica_of(backbone: RandomBackbone, slots: dict[ClassKey, int]) -> Replica:
     family = Family(backbone.config, DTYPE, tuple(sorted(slots.items())))
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return Replica(family, backbone.params, 0, sharding)
+    return Replica(family, backbone.params, 0, first_device())
 
 
 def run_once(replica: Replica, program: Program, cycle: Cycle, rows: int, length: int) -> float:

@@ -59,7 +59,7 @@ def keep_profile(engine: Engine, max_tokens: int) -> None:
     """Measures the cost profile of an engine that is not started, for the next one with the same classes."""
     console.log("cost profile")
     profile = measure_profile(
-        engine.family, engine.replicas[0].sharding, max_tokens=max_tokens, progress=lambda what, done, total: None
+        engine.family, engine.replica.mesh, max_tokens=max_tokens, progress=lambda what, done, total: None
     )
     engine.profile_path.parent.mkdir(parents=True, exist_ok=True)
     engine.profile_path.write_text(profile.to_json())
@@ -67,7 +67,7 @@ def keep_profile(engine: Engine, max_tokens: int) -> None:
 
 def merge_hot_tasks(engine: Engine, queries: Sequence[Query]) -> None:
     """Sends the batch until no more tasks get merged copies."""
-    (merged,) = engine.merged.values()
+    merged = engine.merged
     before, still = -1, 0
     while still < MERGE_PATIENCE:
         engine.infer(queries)
@@ -154,7 +154,7 @@ def throughput(
             if "stacked" in chosen:
                 known["stacked"] = copies.stacked()
         seconds = interleave({name: known[name] for name in chosen}, rounds)
-        hot = sum(len(merged.copies) for merged in engine.merged.values())
+        hot = len(engine.merged.copies)
     figures: dict[str, Any] = {}
     for name, times in seconds.items():
         figures[name] = {"qps": count / statistics.median(times), "seconds": statistics.median(times)}

@@ -19,6 +19,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Assembled, Row, assemble, led
 from jpets.engine.bucket import FULL, Bucket, make_variant
 from jpets.engine.delta_order import ORDERED
+from jpets.engine.mesh import first_device
 from jpets.engine.program import Family, Program, ProgramKey, compile_program, run_batch
 from jpets.model.encoder import Params, cast_params, split
 from jpets.types import Task
@@ -46,9 +47,9 @@ class MergedCopies:
 
     def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task], per_task: int, lengths: Sequence[int]) -> None:
         self._config = backbone.config
-        self._device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        self._mesh = first_device()
         self._base_bias = np.asarray(backbone.params["bias"])
-        shared = jax.device_put(cast_params(backbone.params, "bfloat16"), self._device)
+        shared = jax.device_put(cast_params(backbone.params, "bfloat16"), self._mesh.everywhere)
         self._calls: list[Call] = []
         self._programs: dict[ProgramKey, Program] = {}
         for i, task in enumerate(tasks):
@@ -61,7 +62,7 @@ class MergedCopies:
         banks: dict[ClassKey, Bank] = {}
         for part in lower_task(task, self._config):
             if part.key.method in INLINE:
-                banks[part.key] = Bank(part.key, 2, self._config, "bfloat16", self._base_bias, self._device)
+                banks[part.key] = Bank(part.key, 2, self._config, "bfloat16", self._base_bias, self._mesh.bank)
                 banks[part.key].write(1, slot_arrays(part, part.key, self._config, "bfloat16", self._base_bias))
         padded, lead, slots = -(-length // 8) * 8, task_lead(task), dict.fromkeys(banks, 1)
         key = ProgramKey(Bucket(rows * padded, ((rows, padded),)), make_variant(dict.fromkeys(banks, FULL)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 from benching import RandomBackbone
 
@@ -14,6 +13,7 @@ from jpets.deltas.bank import lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row, all_replaced, best_run, class_needs
 from jpets.engine.bucket import HEAVY_RUNS, Bucket, make_variant
+from jpets.engine.mesh import first_device
 from jpets.engine.program import Family, Program, ProgramKey, compile_programs
 from jpets.engine.replica import Replica
 from jpets.model.forward import Outputs
@@ -40,8 +40,8 @@ class PlanRunner:
             for part in own:
                 counts[part.key] += 1
         self.family = Family(config, "bfloat16", tuple(sorted(counts.items())))
-        self.sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        self.replica = Replica(self.family, backbone.params, 0, self.sharding)
+        self.mesh = first_device()
+        self.replica = Replica(self.family, backbone.params, 0, self.mesh)
         base_bias = np.asarray(backbone.params["bias"], np.float32)
         for own, slots in zip(parts, self.slots, strict=True):
             arrays = {part.key: slot_arrays(part, part.key, config, self.family.dtype, base_bias) for part in own}

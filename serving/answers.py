@@ -9,14 +9,14 @@ from jpets.errors import JpetsError
 from jpets.types import Classification, Embedding, Regression, Result, Tokens
 
 
-def render(result: Result, multi_label: bool, top_k: int | None = None) -> dict[str, Any]:
+def render(result: Result, top_k: int | None = None) -> dict[str, Any]:
     """A result that is no error, as JSON."""
     if isinstance(result, Classification):
         item: dict[str, Any] = {"label": result.label, "probs": result.probs.tolist(), "num_classes": len(result.probs)}
         if top_k is not None:
             best = sorted(zip(item["probs"], result.names, strict=True), key=lambda pair: -pair[0])[:top_k]
             item["top"] = [{"label": label, "prob": prob} for prob, label in best]
-        return {**item, "labels": list(result.labels)} if multi_label else item
+        return {**item, "labels": list(result.labels)} if result.multi_label else item
     if isinstance(result, Regression):
         return {"values": result.logits.tolist()}
     if isinstance(result, Tokens):

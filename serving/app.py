@@ -7,16 +7,17 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi_offline import FastAPIOffline
 
-from serving import classify, embeddings, oip, status, tasks
+from serving import backbones, classify, embeddings, oip, status, tasks
 from serving.context import Context, Here, server_version
 from serving.errors import ErrorBody, install_handlers
 from serving.metrics import CONTENT_TYPE, Metrics
 from serving.middleware import RequestMiddleware
 from serving.service import Service
+from serving.services import Services
 from serving.settings import ServingSettings
 
 DESCRIPTION = """
-Thousands of fine-tuned tasks over one shared backbone, any mixture of them in one batch.
+Thousands of fine-tuned tasks over a shared backbone, any mixture of them in one batch.
 
 Every request may carry `X-Request-Id` (echoed, else generated) and `X-Request-Timeout` (seconds). Errors are
 `{"error": {"code", "message", "request_id"}}`, under `/v2` `{"error": "..."}`: 400 not parseable, 422 parseable but not
@@ -27,6 +28,7 @@ TAGS = [
     {"name": "inference", "description": "Labels, entities, values and embeddings of texts"},
     {"name": "open inference protocol", "description": "A task is a model; so is the plain backbone"},
     {"name": "tasks", "description": "Which tasks there are"},
+    {"name": "backbones", "description": "Which backbones there are"},
     {"name": "operation", "description": "For people and monitoring"},
 ]
 NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
@@ -34,8 +36,9 @@ NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(service: Service, settings: ServingSettings | None = None) -> FastAPI:
+def create_app(service: Services | Service, settings: ServingSettings | None = None) -> FastAPI:
     """The application; it answers health and metrics at once and the rest when ``service`` has started."""
+    service = Services(service) if isinstance(service, Service) else service
     settings = settings or ServingSettings()
     metrics = Metrics(service)
     app = FastAPIOffline(  # /docs works where there is no internet
@@ -48,7 +51,7 @@ def create_app(service: Service, settings: ServingSettings | None = None) -> Fas
         strict_content_type=False,  # Triton's clients send JSON without a content type
     )
     app.state.context = Context(service, settings, metrics)
-    for module in (classify, embeddings, tasks):
+    for module in (classify, embeddings, tasks, backbones):
         app.include_router(module.router, responses=NESTED_ERRORS)
     app.include_router(oip.router)
     app.include_router(status.router)

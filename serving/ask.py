@@ -34,11 +34,10 @@ async def ask(request: Request, here: Context, queries: Sequence[Query], timeout
     """
     check_count(len(queries), here)
     deadline = _deadline(request, here, timeout)
-    engine = here.service.engine
     if sum(map(_effort, queries)) <= SHORT:
-        futures = engine.submit(queries, deadline=deadline)
+        futures = here.service.submit(queries, deadline=deadline)
     else:
-        futures = await asyncio.to_thread(engine.submit, queries, deadline=deadline)
+        futures = await asyncio.to_thread(here.service.submit, queries, deadline=deadline)
     loop = asyncio.get_running_loop()
     end: asyncio.Future[None] = loop.create_future()
     _when_all_done(futures, partial(_finish, end), loop)

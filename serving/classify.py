@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from jpets.errors import InvalidInput
-from jpets.types import Query, Result, Task
+from jpets.types import Query, Result
 from serving.answers import render, render_error
 from serving.ask import ask, check_count, raise_first_error
 from serving.context import Context, Here
@@ -85,19 +85,19 @@ async def classify(
         ]
         results = await ask(request, here, queries)
         data = [
-            {"index": index, "model": each.model, **_outcome(result, here, body.top_k)}
+            {"index": index, "model": each.model, **_outcome(result, body.top_k)}
             for index, (each, result) in enumerate(zip(body.inputs, results, strict=True))
         ]
         return FastJSONResponse(_response(None, data, results))
     assert body.model is not None and body.input is not None
     texts = [body.input] if isinstance(body.input, str) else body.input
     check_count(len(texts), here)
-    task = here.service.find(body.model)
+    task = await here.find(body.model)
     if task is None or task.head.type == "embedding":
         raise InvalidInput(f"{body.model[:128]!r} gives embeddings, not labels; ask POST /v1/embeddings")
     results = await ask(request, here, [Query(body.model, text, truncate=body.truncate) for text in texts])
     raise_first_error(results)
-    data = [{"index": index, **render(result, _multi_label(task), body.top_k)} for index, result in enumerate(results)]
+    data = [{"index": index, **render(result, body.top_k)} for index, result in enumerate(results)]
     return FastJSONResponse(_response(body.model, data, results))
 
 
@@ -106,20 +106,15 @@ def usage(results: Sequence[Result]) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def _outcome(result: Result, here: Context, top_k: int | None) -> dict[str, Any]:
+def _outcome(result: Result, top_k: int | None) -> dict[str, Any]:
     if result.error is not None:
         return render_error(result.error)
-    task = here.service.loaded(result.task) if result.task is not None else None
-    return render(result, _multi_label(task), top_k)
-
-
-def _multi_label(task: Task | None) -> bool:
-    return task is not None and task.head.problem == "multi-label"
+    return render(result, top_k)
 
 
 def _task_id(model: str | None, here: Context) -> str | None:
     """None, the plain backbone, also where it is asked by its name."""
-    return None if model == here.service.backbone.name and here.service.loaded(model) is None else model
+    return None if model == here.service.backbone.name and not here.service.knows(model) else model
 
 
 def _response(model: str | None, data: list[dict[str, Any]], results: Sequence[Result]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import importlib.metadata
@@ -9,16 +10,23 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from jpets.types import Task
 from serving.metrics import Metrics
-from serving.service import Service
+from serving.services import Services
 from serving.settings import ServingSettings
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    service: Service
+    service: Services
     settings: ServingSettings
     metrics: Metrics
+
+    async def find(self, model: str) -> Task | None:
+        """``Service.find``, away from the event loop where it has to read."""
+        if self.service.at_hand(model):
+            return self.service.find(model)
+        return await asyncio.to_thread(self.service.find, model)
 
 
 async def find_context(request: Request) -> Context:

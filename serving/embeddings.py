@@ -62,7 +62,7 @@ async def embeddings(
 
     `base64` holds little-endian 32-bit floats.
     """
-    task = here.service.find(body.model)
+    task = await here.find(body.model)
     if task is not None and task.head.type != "embedding":
         raise InvalidInput(f"{body.model!r} has a {task.head.type} head; ask POST /v1/classify")
     inputs = _inputs(body.input)

@@ -136,20 +136,20 @@ async def ready(here: Here) -> FastJSONResponse:
 @router.get("/models/{model}", response_model=ModelMetadata, summary="A task's inputs and outputs")
 @router.get("/models/{model}/versions/{version}", response_model=ModelMetadata, summary="The same, of a version")
 async def model_metadata(here: Here, model: str, version: str | None = None) -> ModelMetadata:
-    task, number = _find(here, model, version)
+    task, number = await _find(here, model, version)
     return ModelMetadata(
         name=model,
         versions=[number],
         platform="jpets_jax",
         inputs=[TensorMetadata.model_validate(each) for each in inputs_of()],
-        outputs=[TensorMetadata.model_validate(each) for each in outputs_of(task, here.service.backbone.hidden_size)],
+        outputs=[TensorMetadata.model_validate(each) for each in outputs_of(task, _hidden_size(here, task))],
     )
 
 
 @router.get("/models/{model}/ready", response_model=ModelReady, summary="Is a task loaded?")
 @router.get("/models/{model}/versions/{version}/ready", response_model=ModelReady, summary="Is a version loaded?")
 async def model_ready(here: Here, model: str, version: str | None = None) -> FastJSONResponse:
-    _find(here, model, version)
+    await _find(here, model, version)
     able = here.service.ready
     return FastJSONResponse({"name": model, "ready": able}, 200 if able else 503)
 
@@ -176,8 +176,8 @@ async def infer(
     """
     if "Inference-Header-Content-Length" in request.headers:
         raise InvalidInput("the binary tensor extension is not supported; send the tensors' data as JSON")
-    task, number = _find(here, model, version)
-    known = [each["name"] for each in outputs_of(task, here.service.backbone.hidden_size)]
+    task, number = await _find(here, model, version)
+    known = [each["name"] for each in outputs_of(task, _hidden_size(here, task))]
     wanted = known if body.outputs is None else [each.name for each in body.outputs]
     if unknown := [name[:64] for name in wanted if name not in known]:
         raise InvalidInput(f"outputs: expected some of {known}, found {unknown[:4]}")
@@ -194,9 +194,13 @@ async def infer(
     return FastJSONResponse({**answer, "outputs": [tensors[name] for name in wanted]})
 
 
-def _find(here: Context, model: str, version: str | None) -> tuple[Task | None, str]:
-    """The model and its loaded version. Raises ``NotFound``."""
-    task = here.service.find(model)
+def _hidden_size(here: Context, task: Task | None) -> int:
+    return task.backbone.hidden_size if task is not None else here.service.backbone.config.hidden_size
+
+
+async def _find(here: Context, model: str, version: str | None) -> tuple[Task | None, str]:
+    """The model and its served version. Raises ``NotFound``."""
+    task = await here.find(model)
     number = str(here.service.version(model)) if task else BACKBONE_VERSION
     if version not in (None, number):
         raise NotFound(f"model {model[:128]!r} has version {number} loaded, and no other")

@@ -24,6 +24,7 @@ class Options(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="JPETS_", extra="forbid", frozen=True, env_ignore_empty=True)
 
     backbone: str | None = None
+    backbones: Path | None = None
     repository: Path | None = None
     demo: bool = False
     host: str = "127.0.0.1"
@@ -35,13 +36,18 @@ class Options(BaseSettings):
     max_batch_rows: int = Field(32, ge=1)
     max_queue: int = Field(4096, ge=1)
     slots: int = Field(32, ge=1)
+    max_slots: int = Field(1023, ge=1)
     policy: Policy = "auto"
     fixed_batch: int = Field(16, ge=1)
     trigger: Trigger = "hungry"
     lazy_wait: float = Field(0.005, ge=0, le=60)
     latency_target: float = Field(0.1, gt=0)
     buckets: list[str] = []
+    devices: str = "all"
+    tensor_parallel: int = Field(1, ge=1)
+    migrate: bool = True
     device_memory_gb: float = Field(0.0, ge=0)
+    host_memory_gb: float = Field(1.0, ge=0)
     merged_memory_gb: float = Field(0.0, ge=0)
     program_memory_mb: int = Field(896, ge=0)
     response_cache_mb: int = Field(0, ge=0)
@@ -79,12 +85,14 @@ class Options(BaseSettings):
             max_batch_rows=self.max_batch_rows,
             max_queue=self.max_queue,
             slots=self.slots,
+            max_slots=self.max_slots,
             policy=self.policy,
             fixed_batch=self.fixed_batch,
             trigger=self.trigger,
             lazy_wait=self.lazy_wait,
             latency_target=self.latency_target,
             device_memory_gb=self.device_memory_gb,
+            host_memory_gb=self.host_memory_gb,
             merged_memory_gb=self.merged_memory_gb,
             program_memory_mb=self.program_memory_mb,
             response_cache_mb=self.response_cache_mb,

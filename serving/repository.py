@@ -31,6 +31,21 @@ class StoredTask(Protocol):
     def served(self) -> bool: ...
 
 
+class IndexedTask(Protocol):
+    """A served task. ``backbone`` is the fingerprint of its own, ``layout`` what a reader kept of its file."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def backbone(self) -> str: ...
+    @property
+    def layout(self) -> str | None: ...
+
+
 class TaskRepository(Protocol):
     """Versions of task files by id. Every method raises ``NotFound`` for what is not there."""
 
@@ -57,6 +72,26 @@ class TaskRepository(Protocol):
 
     def task(self, stored: Any) -> Task:
         """The task, checked. Raises ``InvalidTask``."""
+        ...
+
+    def outline(self, stored: Any) -> Task:
+        """The task without its numbers, cheaper than ``task``."""
+        ...
+
+    def index(self, maker: str) -> Sequence[IndexedTask]:
+        """Every served task with the layout that ``maker`` kept of its file, the most used first."""
+        ...
+
+    def keep_layouts(self, maker: str, layouts: Mapping[str, str]) -> None:
+        """Keeps a text for each of these files, by digest."""
+        ...
+
+    def add_uses(self, queries: Mapping[str, float]) -> None:
+        """Counts so many queries for each of these tasks."""
+        ...
+
+    def age_uses(self, share: float) -> None:
+        """What was counted until now counts only this much from now on."""
         ...
 
     def activate(self, id: str, version: int) -> StoredTask:

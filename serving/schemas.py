@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel
 
@@ -44,11 +44,15 @@ class TaskSummary(BaseModel):
 
 
 class TaskDetail(TaskSummary):
-    """``metadata`` is the task file's own document; ``loaded`` is the version that queries get now, if any."""
+    """``metadata`` is the task file's own document; ``loaded`` is the version that queries get now, if any, and
+    ``tier`` where it is: on the ``device``, in ``host`` memory, or in the ``repository`` only. ``devices`` are the
+    numbers of those that serve it."""
 
     created: str
     digest: str
     loaded: int | None
+    tier: Literal["device", "host", "repository"] | None = None
+    devices: list[int] = []
     metadata: dict[str, Any]
 
     @classmethod

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from jpets.engine.engine import Engine, Progress
+from cachetools import LRUCache
+
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.interface import Progress, Serves
+from jpets.engine.residency import Tier
 from jpets.engine.stats import BatchRecord
-from jpets.engine.tasks import DEFAULT_TENANT
-from jpets.errors import SHUTTING_DOWN, InvalidTask, JpetsError, NotFound, Saturated
-from jpets.types import BackboneRef, Task
+from jpets.engine.tasks import Entry
+from jpets.errors import SHUTTING_DOWN, InvalidTask, NotFound, Saturated
+from jpets.types import LoadedBackbone, Task
+from serving.layout import Layouts
 from serving.locks import NamedLocks
 from serving.repository import StoredTask, TaskRepository, Validator
+from serving.usage import UsageLog
 
-log = logging.getLogger(__name__)
-
-PAGE = 200
-MakeEngine = Callable[[Sequence[Task]], Engine]
+WARMING = 20.0
+"""Seconds that a start waits at most for tasks to come to the device; the others come while it serves."""
+OUTLINES = 8192
+"""Tasks that are not on the device whose outlines are remembered."""
+POLL = 0.02
+MakeEngine = Callable[[Mapping[ClassKey, int]], Serves]
+"""From how many tasks of which classes there are."""
 BatchObserver = Callable[[BatchRecord], None]
 
 
@@ -28,16 +40,19 @@ class Service:
     It can answer health and metrics at once, queries and changes only after ``start``. Methods block; thread-safe.
     """
 
-    def __init__(self, repository: TaskRepository, backbone: BackboneRef, validator: Validator) -> None:
+    def __init__(self, repository: TaskRepository, backbone: LoadedBackbone, validator: Validator) -> None:
         self.repository = repository
         self.backbone = backbone
         self.phase = ("starting", 0, 0)
         """What a start is doing: (what, done, of how many)."""
-        self.skipped = 0
-        """Stored tasks that could not be loaded at start."""
+        self.unreadable = 0
+        """Stored tasks that could not be read at start."""
         self._validator = validator
-        self._engine: Engine | None = None
-        self._versions: dict[str, int] = {}
+        self._engine: Serves | None = None
+        self._layouts = Layouts(repository, backbone, validator)
+        self._usage: UsageLog | None = None
+        self._outlines: LRUCache[object, Task] = LRUCache(OUTLINES)
+        self._outlines_lock = threading.Lock()
         self._locks = NamedLocks()
         self._observers: list[BatchObserver] = []
         self._failed = False
@@ -45,7 +60,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Every query would be answered without waiting for a compilation or for a task to load."""
+        """Every query would be answered without waiting for a compilation, or for one of the most used tasks."""
         return self._engine is not None and not self._closing and self._engine.ready
 
     @property
@@ -54,12 +69,12 @@ class Service:
         return not self._failed and (self._engine is None or self._engine.live)
 
     @property
-    def started(self) -> Engine | None:
+    def started(self) -> Serves | None:
         """The engine, also while it drains; None until it is ready for the first time."""
         return self._engine
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Serves:
         """The engine for a new request. Raises ``Saturated`` before ``start`` is done and after ``drain``."""
         if self._closing:
             raise Saturated(SHUTTING_DOWN)
@@ -72,24 +87,33 @@ class Service:
         _ = self.engine
 
     def start(self, make_engine: MakeEngine, progress: Progress = lambda what, done, total: None) -> None:
-        """Makes and starts the engine with every task of the repository. A task that cannot be read is skipped."""
+        """Makes and starts an engine that knows every task of the repository, the most used ones on the device.
+
+        What is wrong with a task that cannot be read, its queries hear.
+        """
 
         def report(what: str, done: int, total: int) -> None:
             self.phase = (what, done, total)
             progress(what, done, total)
 
         try:
-            self.repository.collect()
             report("repository", 0, 1)
-            stored = self._stored()
+            known = self._layouts.tasks(report)
             report("repository", 1, 1)
-            engine = make_engine([task for task, _ in stored])
-            engine.stats.observers.extend(self._observers)
+            self.unreadable = sum(not task.classes for task in known)
+            engine = make_engine(Counter(key for task in known for key in task.classes))
+            for member in engine.members:
+                member.stats.observers.extend(self._observers)
+            for task in known:
+                load = partial(self._load, task.id, task.version)
+                engine.register_task(task.id, load, version=task.version, classes=task.classes)
             engine.start(report)
+            _warm(engine, [task.id for task in known if task.classes], report)
         except BaseException:
             self._failed = True
             raise
-        self._versions = {task.id: version for task, version in stored}
+        self._usage = UsageLog(self.repository, engine.uses)
+        self._usage.start()
         self._engine = engine
         self.phase = ("ready", 0, 0)
 
@@ -102,28 +126,49 @@ class Service:
         self.drain()
         if self._engine is not None:
             self._engine.close()
+        if self._usage is not None:
+            self._usage.close()
 
     def observe(self, observer: BatchObserver) -> None:
         """Calls ``observer`` with every batch, on the engine's completion thread."""
         self._observers.append(observer)
-        if self._engine is not None:
-            self._engine.stats.observers.append(observer)
+        for member in self._engine.members if self._engine is not None else ():
+            member.stats.observers.append(observer)
 
     def find(self, model: str) -> Task | None:
-        """The loaded task of that name, or None where ``model`` is the backbone's. Raises ``NotFound``."""
-        task = self.loaded(model)
-        if task is None and model != self.backbone.name:
-            raise NotFound(f"unknown task {model[:128]!r}; GET /v1/tasks lists what there is")
-        return task
+        """The outline of the task that queries for ``model`` get, or None where that is the backbone's name.
 
-    def loaded(self, id: str) -> Task | None:
-        """The task that queries for ``id`` get now."""
-        resident = self.engine.tasks.get(DEFAULT_TENANT, id)
-        return resident.task if resident is not None else None
+        Raises ``NotFound``.
+        """
+        self.check_open()
+        entry = self._entry(model)
+        if entry is None and model == self.backbone.name:
+            return None
+        if entry is None:
+            raise NotFound(f"unknown task {model[:128]!r}; GET /v1/tasks lists what there is")
+        return self._remembered(entry) or self._outline(entry)
+
+    def at_hand(self, model: str) -> bool:
+        """Whether ``find`` has to read nothing."""
+        entry = self._entry(model)
+        return entry is None or self._remembered(entry) is not None
+
+    def knows(self, task: str) -> bool:
+        """Whether queries may ask for it."""
+        return self._entry(task) is not None
 
     def version(self, task: str) -> int | None:
-        """The version that queries get; None for what is not loaded."""
-        return self._versions.get(task)
+        """The version that queries get; None for what is not known."""
+        entry = self._entry(task)
+        return entry.version if entry is not None else None
+
+    def tier(self, task: str) -> Tier | None:
+        """Where a task is now; None for what is not known."""
+        return self._engine.tier(task) if self._engine is not None else None
+
+    def devices(self, task: str) -> Sequence[int]:
+        """The numbers of the devices that serve a task."""
+        return self._engine.devices_of(task) if self._engine is not None else ()
 
     def put_task(self, id: str, file: Path, if_match: int | None = None) -> StoredTask:
         """Checks, stores and loads a task file; when it returns, the next query sees it. On any error nothing changed.
@@ -137,7 +182,7 @@ class Service:
             if name == self.backbone.name:
                 raise InvalidTask(f"{name!r} is the name of the backbone; choose another id")
             task = self._validator(content, name)
-            engine.check_task(task)
+            engine.check_task(task, stays=False)
             checked.append(task)
             return task
 
@@ -145,14 +190,14 @@ class Service:
             before = self._served(id)
             stored = self.repository.put(id, file, if_match=if_match, validator=acceptable)
             try:
-                engine.add_task(checked[0], version=stored.version)
+                self._layouts.keep(stored.digest, checked[0])
+                self._serve(engine, checked[0], stored)
             except BaseException:
                 if before is None:
                     self.repository.delete(id)
                 else:
                     self.repository.rollback(id, before.version)
                 raise
-            self._versions[id] = stored.version
             return stored
 
     def rollback(self, id: str, to: int | str | None = None) -> StoredTask:
@@ -162,11 +207,10 @@ class Service:
             before = self.repository.get(id)
             stored = self.repository.rollback(id, to)
             try:
-                engine.add_task(self.repository.task(stored), version=stored.version)
+                self._serve(engine, self._read(stored), stored)
             except BaseException:
                 self.repository.activate(id, before.version)
                 raise
-            self._versions[id] = stored.version
             return stored
 
     def delete_task(self, id: str, if_match: int | None = None) -> None:
@@ -174,8 +218,7 @@ class Service:
         engine = self.engine
         with self._locks.hold(id):
             self.repository.delete(id, if_match=if_match)
-            self._versions.pop(id, None)
-            with contextlib.suppress(NotFound):  # stored, but never loaded
+            with contextlib.suppress(NotFound):  # stored behind the server's back
                 engine.remove_task(id)
         self.repository.collect()
 
@@ -185,19 +228,37 @@ class Service:
         except NotFound:
             return None
 
-    def _stored(self) -> list[tuple[Task, int]]:
-        """Every served task of the repository and its version."""
-        found: list[tuple[Task, int]] = []
-        after: str | None = None
-        while True:
-            page, after = self.repository.list(limit=PAGE, after=after)
-            for stored in page:
-                try:
-                    found.append((self.repository.task(stored), stored.version))
-                except JpetsError as error:
-                    self.skipped += 1
-                    log.error(
-                        "task not loaded", extra={"task": stored.id, "version": stored.version, "why": error.code}
-                    )
-            if after is None:
-                return found
+    def _serve(self, engine: Serves, task: Task, stored: StoredTask) -> None:
+        engine.add_task(task, version=stored.version, load=partial(self._load, stored.id, stored.version))
+
+    def _load(self, id: str, version: int) -> Task:
+        return self._read(self.repository.get(id, version=version))
+
+    def _read(self, stored: StoredTask) -> Task:
+        return self._validator(self.repository.read(stored), stored.id)
+
+    def _entry(self, task: str) -> Entry | None:
+        return self._engine.entry(task) if self._engine is not None else None
+
+    def _remembered(self, entry: Entry) -> Task | None:
+        if (resident := entry.resident) is not None:
+            return resident.task
+        with self._outlines_lock:
+            return self._outlines.get(entry.loading)
+
+    def _outline(self, entry: Entry) -> Task:
+        loading, version = entry.loading, entry.version
+        outline = self.repository.outline(self.repository.get(entry.task, version=version))
+        with self._outlines_lock:
+            self._outlines[loading] = outline
+        return outline
+
+
+def _warm(engine: Serves, ids: Sequence[str], report: Progress) -> None:
+    """Brings the first of these to the device, and waits for them a while."""
+    engine.warm(ids)
+    end = time.monotonic() + WARMING
+    while (left := engine.warming) and time.monotonic() < end and engine.live:
+        report("tasks", len(ids) - left, len(ids))
+        time.sleep(POLL)
+    report("tasks", len(ids) - engine.warming, len(ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from html import escape
 from string import Template
@@ -61,19 +62,23 @@ async def status_page(here: Here) -> HTMLResponse:
 
 
 def _counters(here: Context) -> dict[str, str]:
-    engine = here.service.started
-    if engine is None:
+    engines = here.service.started
+    if not engines:
         return {}
-    stats = engine.stats
-    share = f"{stats.real_tokens / stats.computed_tokens:.0%}" if stats.computed_tokens else "-"
+    members = [member for engine in engines for member in engine.members]
+    stats = [member.stats for member in members]
+    answers = sum((each.answers for each in stats), Counter[str]())
+    computed, real = sum(each.computed_tokens for each in stats), sum(each.real_tokens for each in stats)
     return {
-        "queries answered": f"{stats.answers['ok']:,}",
-        "queries failed": f"{sum(stats.answers.values()) - stats.answers['ok']:,}",
-        "queries waiting": f"{len(engine.pending):,}",
-        "batches": f"{stats.batches:,}",
-        "tokens that were not padding": share,
-        "compilations that a query waited for": f"{stats.request_path_compiles:,}",
-        "tasks on the device": f"{len(engine.tasks.all()):,}",
+        "queries answered": f"{answers['ok']:,}",
+        "queries failed": f"{answers.total() - answers['ok']:,}",
+        "queries waiting": f"{sum(len(member.pending) for member in members):,}",
+        "batches": f"{sum(each.batches for each in stats):,}",
+        "tokens that were not padding": f"{real / computed:.0%}" if computed else "-",
+        "compilations that a query waited for": f"{sum(each.request_path_compiles for each in stats):,}",
+        "devices": f"{max(len(engine.members) for engine in engines):,}",
+        "tasks on them": f"{sum(len(member.tasks.all()) for member in members):,}",
+        "tasks that are known": f"{sum(len(member.tasks) for member in members):,}",
     }
 
 

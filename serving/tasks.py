@@ -108,7 +108,9 @@ async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response
 
 
 def _answer(here: Context, stored: StoredTask, status: int) -> JSONResponse:
-    detail = TaskDetail.of(stored, loaded=here.service.version(stored.id))
+    service = here.service
+    where = {"tier": service.tier(stored.id), "devices": list(service.devices(stored.id))}
+    detail = TaskDetail.of(stored, loaded=service.version(stored.id), **where)
     return JSONResponse(detail.model_dump(), status, _etag(stored))
 
 

@@ -26,6 +26,7 @@ from jpets.engine.assembly import Assembled, Row, assemble
 from jpets.engine.assembly import led as led_by
 from jpets.engine.bucket import Bucket, Variant
 from jpets.engine.delta_order import ORDERED
+from jpets.engine.mesh import first_device
 from jpets.engine.program import ProgramKey, run_batch
 from jpets.model.batch import POOLINGS
 from jpets.model.encoder import Params, cast_params, split
@@ -63,10 +64,6 @@ def on_device(assembled: Assembled) -> Assembled:
     """The batch as device arrays, for use outside of a compiled program."""
     batch, views = jax.tree.map(jnp.asarray, (assembled.batch, assembled.views))
     return dataclasses.replace(assembled, batch=batch, views=views)
-
-
-def sharding() -> jax.sharding.Sharding:
-    return jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def make_head(
@@ -147,7 +144,7 @@ class Bench:
             for part in self.parts(task):
                 key = tightest(part.key, list(self.banks)) or part.key
                 if key not in self.banks:
-                    self.banks[key] = Bank(key, len(tasks) + 1, self.config, dtype, self.base, sharding())
+                    self.banks[key] = Bank(key, len(tasks) + 1, self.config, dtype, self.base, first_device().bank)
                 self.slots[task.id][key] = number
             self.write(task)
         self._compiled: dict[tuple[Bucket, Variant], Any] = {}

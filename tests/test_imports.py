@@ -9,7 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 OURS = ("jpets", "pallas_kernels", "checkpoints", "serving")
-WIRING = ("jpets/serve.py", "jpets/cli.py", "jpets/pretrained.py", "jpets/commands/")
+WIRING = ("jpets/serve.py", "jpets/hosting.py", "jpets/cli.py", "jpets/pretrained.py", "jpets/commands/")
 """Entry points, which alone may put the parts together."""
 
 

@@ -74,9 +74,9 @@ def profile(
     beta = [(name, f"{grid.at(*SHOWN)[0, 0]:.6f}") for name, grid in found_profile.beta.items()]
     print_table(("delta", "seconds for 8 rows x 32 tokens of a task"), beta, numbers=("seconds",))
     if plot is not None:
-        draw_profile(found_profile, f"{loaded.name}, {dtype}, {engine.replicas[0].device.device_kind}", plot)
+        draw_profile(found_profile, f"{loaded.name}, {dtype}, {engine.replica.device.device_kind}", plot)
     if output is not None:
-        device = engine.replicas[0].device
+        device = engine.replica.device
         document = {
             "backbone": loaded.name,
             "fingerprint": loaded.fingerprint,
@@ -96,7 +96,7 @@ def measured(engine: Engine, repeats: int) -> list[dict[str, Any]]:
     """
     from jpets.engine.profile import measure
 
-    (replica,) = engine.replicas
+    replica = engine.replica
     with reporting() as report:
         with engine:
             engine.start(report)
@@ -126,9 +126,9 @@ def profiled(engine: Engine, max_tokens: int, repeats: int) -> CostProfile:
     from jpets.engine.cost_profile import measure_profile
     from jpets.engine.program import write_atomically
 
-    replica = engine.replicas[0]
+    replica = engine.replica
     with reporting() as report:
-        found = measure_profile(engine.family, replica.sharding, max_tokens=max_tokens, rounds=repeats, progress=report)
+        found = measure_profile(engine.family, replica.mesh, max_tokens=max_tokens, rounds=repeats, progress=report)
     engine.profile_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(engine.profile_path, found.to_json().encode())
     return found

@@ -120,7 +120,7 @@ def _score(engine: Engine, found: TaskSet, lines: BinaryIO, out: Output, whole: 
     from jpets.commands.run_input import asked
     from jpets.commands.run_scoring import Scorer
 
-    answers = Scorer(engine, found.tasks, **how).answers(asked(lines, tuple(found.tasks), skip=out.lines))
+    answers = Scorer(engine, **how).answers(asked(lines, tuple(found.tasks), skip=out.lines))
     with progress_bars(rich.progress.MofNCompleteColumn(), Rate()) as bars:
         bar = bars.add_task("lines", total=whole.lines if whole is not None else None, completed=out.lines)
         for document in answers:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from jpets.commands.run_input import Asked
 from jpets.engine.engine import Engine
 from jpets.errors import EngineFailure
-from jpets.types import Query, Result, Task
+from jpets.types import Query, Result
 from serving.answers import render, render_error
 
 IN_FLIGHT = 1024
@@ -23,11 +23,10 @@ class _Waiting(NamedTuple):
 
 
 class Scorer:
-    """``tasks`` are those of ``engine``, which has room for ``IN_FLIGHT`` queries and one of each task."""
+    """``engine`` has room for ``IN_FLIGHT`` queries and one of each task."""
 
-    def __init__(self, engine: Engine, tasks: Mapping[str, Task], *, top_k: int | None, truncate: bool) -> None:
+    def __init__(self, engine: Engine, *, top_k: int | None, truncate: bool) -> None:
         self._engine = engine
-        self._multi_label = {id: task.head.problem == "multi-label" for id, task in tasks.items()}
         self._top_k = top_k
         self._truncate = True if truncate else None
 
@@ -58,7 +57,7 @@ class Scorer:
     def _answer(self, result: Result) -> dict[str, Any]:
         if result.error is not None:
             return render_error(result.error)
-        return render(result, result.task is not None and self._multi_label[result.task], self._top_k)
+        return render(result, self._top_k)
 
     def _result(self, future: Future[Result]) -> Result:
         """Waits as long as there is an engine that can answer."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -85,6 +86,11 @@ def slot_arrays(
     return padded
 
 
+def bytes_on_each(array: jax.Array) -> int:
+    """Bytes of an array, or of its part, on each device that has it."""
+    return math.prod(array.sharding.shard_shape(array.shape)) * int(array.dtype.itemsize)
+
+
 class Bank:
     """The device arrays of one class, [slots, layers, ...]. Only the thread that owns the device may write."""
 
@@ -95,8 +101,9 @@ class Bank:
         config: BackboneConfig,
         dtype: str,
         base_bias: npt.NDArray[np.float32],
-        sharding: jax.sharding.Sharding,
+        placed: Callable[[Sequence[int]], jax.sharding.Sharding],
     ) -> None:
+        """``placed`` says where an array of slots of some shape is."""
         self.key = key
         self.slots = slots
         specs = class_method(key.method).bank_arrays(key, config)
@@ -105,22 +112,34 @@ class Bank:
             kind = storage_dtype(spec, dtype)
             fill = base_bias if key == BIAS_CLASS else np.asarray(spec.fill, np.float32)
             first = jnp.asarray(_store(np.broadcast_to(fill, spec.shape), spec, dtype))
-            make = jax.jit(lambda row, n=slots: jnp.broadcast_to(row, (n, *row.shape)), out_shardings=sharding)
+            make = jax.jit(
+                lambda row, n=slots: jnp.broadcast_to(row, (n, *row.shape)), out_shardings=placed(spec.shape)
+            )
             self.arrays[name] = make(first)
             assert self.arrays[name].dtype == kind
         contents = {name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in self.arrays.items()}
         slot = jax.ShapeDtypeStruct((), np.int32)
         # Compiled now: the first write must not make queries wait for a compilation.
         self._update = jax.jit(_write_slot, donate_argnums=0).lower(self.arrays, contents, slot).compile()
+        self._slot = jax.jit(_read_slot)
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
+        """Bytes on each device that has it, or its part of it."""
+        return sum(map(bytes_on_each, self.arrays.values()))
+
+    def read(self, slot: int) -> SlotArrays:
+        """A slot's contents in host memory."""
+        return {name: np.asarray(array) for name, array in self._slot(self.arrays, np.int32(slot)).items()}
 
     def write(self, slot: int, arrays: SlotArrays) -> None:
         """Puts one slot's contents in place. The old arrays are donated: no program may still be handed them."""
         assert 0 < slot < self.slots
         self.arrays = self._update(self.arrays, dict(arrays), np.int32(slot))
+
+
+def _read_slot(bank: dict[str, jax.Array], slot: jax.Array) -> dict[str, jax.Array]:
+    return {name: bank[name].at[slot].get(mode="promise_in_bounds") for name in bank}
 
 
 def _write_slot(bank: dict[str, jax.Array], values: dict[str, jax.Array], slot: jax.Array) -> dict[str, jax.Array]:

@@ -66,6 +66,12 @@ class ClassKey:
     def option(self, name: str) -> str:
         return dict(self.options)[name]
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ClassKey:
+        """What ``dataclasses.asdict`` gave, also where JSON made lists of its tuples."""
+        pairs = {name: tuple((str(a), b) for a, b in data[name]) for name in ("sites", "options")}
+        return cls(data["method"], pairs["sites"], tuple(data["layers"]), pairs["options"], data["ordinal"])
+
     def __str__(self) -> str:
         sites = "+".join(f"{site}:{size}" if size else site for site, size in self.sites)
         return "/".join([self.method, *([sites] if sites else []), *(value for _, value in self.options)])

@@ -1,7 +1,8 @@
 """Background compilation in a child process of low priority, so that traffic hardly notices it.
 
 The child compiles and writes to the program store; the parent only loads the result. Run as
-``python -m jpets.engine.background STORE``; the first line of standard input is the family, each further one a program.
+``python -m jpets.engine.background STORE DEVICE...``, with the devices' numbers; the first line of standard input is
+the family, each further one a program.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable
 
 import jax
 
+from jpets.engine.mesh import MeshSlice
 from jpets.engine.program import (
     Family,
     Program,
@@ -54,14 +56,14 @@ class BackgroundCompiler:
         folder: pathlib.Path,
         add: Callable[[Program], None],
         memory: ProgramMemory,
-        platform: str,
+        mesh: MeshSlice,
     ) -> None:
         self._family = family
         self._store = store
         self._folder = folder
         self._add = add
         self.memory = memory
-        self._platform = platform
+        self._mesh = mesh
         self._menu: list[ProgramKey] = []
         self._queue: list[ProgramKey] = []
         self._wanted: Counter[ProgramKey] = Counter()
@@ -173,16 +175,18 @@ class BackgroundCompiler:
 
     def _running_child(self) -> subprocess.Popen[str]:
         if self._child is None or self._child.poll() is not None:
+            numbers = [jax.local_devices().index(device) for device in self._mesh.devices]
             root = str(pathlib.Path(__file__).parents[2])
             paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "jpets.engine.background", str(self._folder)],
+                [sys.executable, "-m", "jpets.engine.background", str(self._folder), *map(str, numbers)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 env={
                     **os.environ,
-                    "JAX_PLATFORMS": self._platform,
+                    "JAX_PLATFORMS": self._mesh.devices[0].platform,
+                    "JAX_NUM_CPU_DEVICES": str(1 + max(numbers)),
                     "PYTHONPATH": os.pathsep.join(paths),
                     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the parent
                 },
@@ -197,11 +201,13 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(19)
     folder = pathlib.Path(sys.argv[1])
-    store = ProgramStore(folder, jax.local_devices()[0])
+    devices = jax.local_devices()
+    mesh = MeshSlice([devices[int(number)] for number in sys.argv[2:]])
+    store = ProgramStore(folder, mesh)
     family = family_from_json(sys.stdin.readline())
     with contextlib.suppress(BrokenPipeError):  # the parent was killed
         for line in sys.stdin:
-            store.save(family, compile_program(family, key_from_json(line)))
+            store.save(family, compile_program(family, key_from_json(line), mesh))
             sys.stdout.write("done\n")
             sys.stdout.flush()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.deltas.bank import lower_task, tightest
@@ -14,38 +15,56 @@ from jpets.engine.device_memory import fit_slots, param_bytes
 from jpets.model.encoder import Params
 from jpets.types import Task
 
+LOWERING = 1
+"""Rises whenever a task's classes become others: what servers remember of their tasks is then made again."""
 MOST_PADDING = 2
 """A class is merged into one that covers it unless its rows would then cost more than this times as much."""
+
+
+def task_classes(task: Task, config: BackboneConfig, params: Params) -> tuple[ClassKey, ...]:
+    """The classes of a task's own deltas and head, each as small as it can be. Raises ``InvalidTask``."""
+    return tuple(part.key for part in lower_task(fold_pooler(task, config, params), config))
 
 
 def class_slots(
     tasks: Sequence[Task],
     reserve: Sequence[Task],
+    coming: Mapping[ClassKey, int],
     config: BackboneConfig,
     params: Params,
     settings: EngineSettings,
     limit: float = math.inf,
 ) -> tuple[tuple[ClassKey, int], ...]:
-    """Each class with its bank's slots: for ``tasks``, for the shapes of ``reserve``, and as many again.
+    """Each class with its bank's slots: for ``tasks``, for the shapes of ``reserve``, for so many registered tasks that
+    are ``coming``, and as many again. Those that are coming can share slots, so theirs are bounded.
 
     A class that another one covers is served by that one. Under a ``limit`` in bytes there may be fewer free slots;
-    raises ``OutOfSpace`` where the tasks themselves do not fit.
+    raises ``OutOfSpace`` where the tasks that stay on the device do not fit.
     """
-    counts: Counter[ClassKey] = Counter()
-    for task, weight in [*((task, 1) for task in tasks), *((task, 0) for task in reserve)]:
-        for part in lower_task(fold_pooler(task, config, params), config):
-            counts[part.key] += weight
-    kept: dict[ClassKey, int] = {}
-    for key in sorted(counts, key=ClassKey.volume, reverse=True):
+    stay = Counter(key for task in tasks for key in task_classes(task, config, params))
+    shapes = dict.fromkeys((key for task in reserve for key in task_classes(task, config, params)), 0)
+    kept: dict[ClassKey, _Members] = {}
+    for key in sorted({*stay, *shapes, *coming}, key=ClassKey.volume, reverse=True):
         cover = tightest(key, [own for own in kept if own.volume() <= MOST_PADDING * key.volume()])
-        kept[cover or key] = kept.get(cover or key, 0) + counts[key]
-    wanted = {key: _bank_size(count, settings.slots) for key, count in kept.items()}
-    least = {key: count + 1 for key, count in kept.items()}
+        members = kept.get(cover or key, _Members(0, 0))
+        kept[cover or key] = _Members(members.stay + stay[key], members.coming + coming.get(key, 0))
+    wanted = {key: members.wanted(settings) for key, members in kept.items()}
+    least = {key: members.least(settings) for key, members in kept.items()}
     fitting = fit_slots(least, wanted, config, settings.dtype, param_bytes(params, settings.dtype), limit)
     return tuple(sorted(fitting.items()))
 
 
-def _bank_size(tasks: int, fewest: int) -> int:
-    """Room for twice the tasks, in powers of two: one task more must not make every stored program stale."""
-    wanted = max(fewest, 2 * tasks) + 1
-    return 1 << (wanted - 1).bit_length()
+class _Members(NamedTuple):
+    """Tasks of a class: those that stay on the device, and those that may leave it."""
+
+    stay: int
+    coming: int
+
+    def wanted(self, settings: EngineSettings) -> int:
+        """Room for twice the tasks, in powers of two: one task more must not make every stored program stale."""
+        doubled = min(2 * (self.stay + self.coming), 2 * self.stay + settings.max_slots)
+        return 1 << max(settings.slots, doubled).bit_length()
+
+    def least(self, settings: EngineSettings) -> int:
+        """Of those that may leave, a batch finds room for each of its rows."""
+        return self.stay + min(self.coming, settings.max_batch_rows, settings.max_slots) + 1

@@ -23,6 +23,7 @@ from jpets.deltas.bank import slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, parse_bucket, replaces_weights
+from jpets.engine.mesh import MeshSlice
 from jpets.engine.profile import full_rows
 from jpets.engine.program import Family, Program, ProgramKey, compile_programs
 from jpets.engine.replica import Replica
@@ -54,13 +55,13 @@ Progress = Callable[[str, int, int], None]
 
 
 def measure_profile(
-    family: Family, sharding: jax.sharding.Sharding, *, max_tokens: int, rounds: int = 7, progress: Progress
+    family: Family, mesh: MeshSlice, *, max_tokens: int, rounds: int = 7, progress: Progress
 ) -> CostProfile:
     """A profile of ``family``'s classes for shapes of up to ``max_tokens`` tokens. Needs the device to itself.
 
     Every point is timed once in each round, so that a device that slows down for a while does so for all of them.
     """
-    bench = _Bench(family, sharding, max_tokens)
+    bench = _Bench(family, mesh, max_tokens)
     longest = [n for n in LENGTHS if n <= min(family.config.max_positions, max_tokens)]
     shapes = [(n, length) for length in longest for n in ROWS if n * length <= max_tokens]
     sizes = [tokens for tokens in (64, 128, 256, 512, 1024, 2048, 4096) if tokens <= max_tokens]
@@ -153,7 +154,7 @@ class _Bench:
     Its methods name the cases that they need and return what computes their figure once ``measure`` has timed them.
     """
 
-    def __init__(self, family: Family, sharding: jax.sharding.Sharding, max_tokens: int) -> None:
+    def __init__(self, family: Family, mesh: MeshSlice, max_tokens: int) -> None:
         self._most_tokens = max_tokens
         self._longest = family.config.max_positions
         self._heavy_tokens = min(HEAVY_TOKENS, max_tokens)
@@ -165,7 +166,7 @@ class _Bench:
         slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are cut short
         self._family = Family(config, family.dtype, tuple(sorted(slots.items())))
         params = random_params(config)
-        self._replica = Replica(self._family, params, 0, sharding)
+        self._replica = Replica(self._family, params, 0, mesh)
         for key, _ in self._family.slots:
             if (part := class_method(key.method).typical(key, config)) is not None:
                 arrays = slot_arrays(part, key, config, family.dtype, np.asarray(params["bias"]))
@@ -250,7 +251,7 @@ class _Bench:
         keys = list(dict.fromkeys(case.program for case in cases))
         total = len(keys) + rounds + 1
         programs: dict[ProgramKey, Program] = {}
-        for program in compile_programs(self._family, keys):
+        for program in compile_programs(self._family, keys, self._replica.mesh):
             progress("cost profile", len(programs), total)
             programs[program.key] = program
         runs = [self._run(programs[case.program], self._rows(case)) for case in cases]

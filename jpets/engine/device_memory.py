@@ -11,7 +11,7 @@ import jax
 
 from jpets.config import BackboneConfig, DType
 from jpets.deltas import class_method
-from jpets.deltas.bank import storage_dtype
+from jpets.deltas.bank import bytes_on_each, storage_dtype
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.program import Program
 from jpets.errors import OutOfSpace
@@ -60,7 +60,8 @@ def param_bytes(params: Params, dtype: DType) -> int:
 
 
 def tree_bytes(arrays: Any) -> int:
-    return sum(int(leaf.nbytes) for leaf in jax.tree.leaves(arrays))
+    """Bytes on each device that has these arrays, or its part of them."""
+    return sum(map(bytes_on_each, jax.tree.leaves(arrays)))
 
 
 def slot_bytes(key: ClassKey, config: BackboneConfig, dtype: str) -> int:

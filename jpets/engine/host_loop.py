@@ -294,6 +294,15 @@ class HostLoop:
         done = time.monotonic()
         pendings, program = batch.plan.pendings, batch.plan.program
         bucket, fallback = program.key.bucket, batch.plan.wanted is not None
+        record = BatchRecord(
+            rows=len(pendings),
+            real_tokens=sum(p.row.length for p in pendings),
+            computed_tokens=bucket.tokens,
+            seconds=done - batch.dispatched,
+            queued=tuple(batch.dispatched - p.arrived for p in pendings),
+            fallback=fallback,
+        )
+        self._stats.ran(record)  # before its queries are answered: who has an answer finds it counted
         for at, pending in enumerate(pendings):
             waited = batch.dispatched - pending.arrived
             timing = Timing(waited, done - batch.dispatched, str(bucket), program.label, fallback)
@@ -308,16 +317,6 @@ class HostLoop:
             self._answers.give(pending, result)
         self._planner.ran(batch.plan.rows, program, done - max(batch.dispatched, self._fetched))
         self._fetched = done
-        self._stats.ran(
-            BatchRecord(
-                rows=len(pendings),
-                real_tokens=sum(p.row.length for p in pendings),
-                computed_tokens=bucket.tokens,
-                seconds=done - batch.dispatched,
-                queued=tuple(batch.dispatched - p.arrived for p in pendings),
-                fallback=fallback,
-            )
-        )
 
     def _result(self, assembled: Assembled, outputs: Outputs, at: int, pending: Pending, timing: Timing) -> Result:
         task = pending.resident.task if pending.resident else None

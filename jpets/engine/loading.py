@@ -45,7 +45,7 @@ class LoadedTask:
 
     def outlined(self) -> LoadedTask:
         """Without the numbers that queries do not need."""
-        return dataclasses.replace(self, task=outline(self.task))
+        return dataclasses.replace(self, task=self.task.outlined())
 
 
 class TaskLoader:
@@ -60,12 +60,12 @@ class TaskLoader:
 
     def keys(self, task: Task, table: TaskTable) -> list[ClassKey]:
         """The classes that take it. Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it)."""
-        return table.fit(self._lower(task)[1])
+        return table.fit([part.key for part in self._lower(task)[1]])
 
     def load(self, task: Task, table: TaskTable) -> LoadedTask:
         """Raises what ``keys`` does."""
         folded, parts = self._lower(task)
-        keys, lead = table.fit(parts), task_lead(task)
+        keys, lead = table.fit([part.key for part in parts]), task_lead(task)
         contents = {
             key: slot_arrays(part, key, self._family.config, self._family.dtype, self._base_bias)
             for part, key in zip(parts, keys, strict=True)
@@ -92,12 +92,6 @@ class TaskLoader:
         return min(self._longest, self._backbone.config.max_positions - lead.first_position) - lead.tokens
 
 
-def outline(task: Task) -> Task:
-    """``task`` without deltas, and a head of the same shape that takes no memory."""
-    shapes = {name: np.broadcast_to(np.float32(0), array.shape) for name, array in task.head.tensors.items()}
-    return dataclasses.replace(task, deltas=(), head=dataclasses.replace(task.head, tensors=shapes))
-
-
 class HostCache:
     """Loaded tasks in host memory, the least recently used leave first. Not thread-safe."""
 
@@ -109,6 +103,10 @@ class HostCache:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def __contains__(self, entry: Entry) -> bool:
+        """Any thread may ask."""
+        return entry in self._kept
 
     def get(self, entry: Entry, turn: int) -> LoadedTask | None:
         """The loaded form of that version of the task."""

@@ -155,7 +155,7 @@ class MergedCopies:
         family = self._replica.family
         with _host_memory():
             host = jax.tree.map(np.asarray, merged_layers(resident.whole(), family.config, self._host, family.dtype))
-        layers = jax.block_until_ready(jax.device_put(host, self._replica.sharding))
+        layers = jax.block_until_ready(jax.device_put(host, self._replica.mesh.params(host)))
         return {**self._replica.params, "layers": layers}
 
     def _next(self) -> Resident | None:

@@ -32,6 +32,7 @@ from jpets.deltas.view import ClassView
 from jpets.engine.assembly import Assembled, Row, assemble
 from jpets.engine.bucket import Bucket, Variant, replaces_weights
 from jpets.engine.delta_order import ORDERED, Streams, delta_order
+from jpets.engine.mesh import MeshSlice, first_device
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
 from jpets.model.forward import Outputs, forward
@@ -75,14 +76,9 @@ def key_to_json(key: ProgramKey) -> str:
     return json.dumps(dataclasses.asdict(key))
 
 
-def class_key_from(data: Mapping[str, Any]) -> ClassKey:
-    pairs = {name: tuple((str(a), b) for a, b in data[name]) for name in ("sites", "options")}
-    return ClassKey(data["method"], pairs["sites"], tuple(data["layers"]), pairs["options"], data["ordinal"])
-
-
 def family_from_json(text: str) -> Family:
     data = json.loads(text)
-    slots = tuple((class_key_from(key), count) for key, count in data["slots"])
+    slots = tuple((ClassKey.from_dict(key), count) for key, count in data["slots"])
     return Family(BackboneConfig.from_dict(data["config"]), data["dtype"], slots, Streams(**data["streams"]))
 
 
@@ -90,8 +86,8 @@ def key_from_json(text: str) -> ProgramKey:
     data = json.loads(text)
     bucket = Bucket(data["bucket"]["tokens"], tuple((n, length) for n, length in data["bucket"]["groups"]))
     variant = Variant(
-        tuple((class_key_from(key), level) for key, level in data["variant"]["light"]),
-        tuple(class_key_from(key) for key in data["variant"]["others"]),
+        tuple((ClassKey.from_dict(key), level) for key, level in data["variant"]["light"]),
+        tuple(ClassKey.from_dict(key) for key in data["variant"]["others"]),
         int(data["variant"]["run"]),
         bool(data["variant"]["replaced"]),
     )
@@ -117,16 +113,18 @@ def run_batch(
     return forward(encoder, params, batch, [*ordered, *bound.values()])
 
 
-def _arguments(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None) -> tuple[Any, ...]:
-    """Shapes of a program's arguments, in the order of ``run_batch``."""
+def _arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tuple[Any, ...]:
+    """Shapes of a program's arguments, and where they are, in the order of ``run_batch``."""
     config = family.config
 
-    def shape(dims: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    def shape(dims: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
 
     def bank(of: ClassKey, slots: int) -> dict[str, jax.ShapeDtypeStruct]:
         specs = class_method(of.method).bank_arrays(of, config)
-        return {n: shape((slots, *s.shape), storage_dtype(s, family.dtype)) for n, s in specs.items()}
+        return {
+            n: shape((slots, *s.shape), storage_dtype(s, family.dtype), mesh.bank(s.shape)) for n, s in specs.items()
+        }
 
     params = jax.eval_shape(functools.partial(cast_params, dtype=family.dtype), split(config).abstract_params())
     slots = dict(family.slots)
@@ -134,8 +132,9 @@ def _arguments(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding 
     token = np.zeros(1, np.int32)
     slots_used = {of: 1 for of in key.variant.classes() if replaces_weights(of)} if key.variant.replaced else {}
     empty = assemble([Row(token, token, slots_used, 0)], key.bucket, key.variant, 0)
-    arrays = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype), (empty.batch, empty.views))
-    return (jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype), params), banks, *arrays)
+    arrays = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, mesh.everywhere), (empty.batch, empty.views))
+    placed = jax.tree.map(lambda leaf, own: shape(leaf.shape, leaf.dtype, own), params, mesh.params(params))
+    return (placed, banks, *arrays)
 
 
 @dataclasses.dataclass
@@ -174,23 +173,24 @@ class Program:
         return outputs
 
 
-def trace_program(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None = None) -> jax.stages.Traced:
-    """The program before it is lowered for a platform."""
+def trace_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None) -> jax.stages.Traced:
+    """The program, for the first device by default, before it is lowered for a platform."""
+    mesh = mesh or first_device()
     function = functools.partial(run_batch, split(family.config), key, family.streams)
-    return jax.jit(function).trace(*_arguments(family, key, sharding))
+    return jax.jit(function, out_shardings=mesh.everywhere).trace(*_arguments(family, key, mesh))
 
 
-def compile_program(family: Family, key: ProgramKey, sharding: jax.sharding.Sharding | None = None) -> Program:
+def compile_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None) -> Program:
     """Lowers and compiles, always anew: ``ProgramStore`` is what remembers."""
-    lowered = trace_program(family, key, sharding).lower()
+    lowered = trace_program(family, key, mesh).lower()
     with _no_compilation_cache():
         return Program(key, lowered.compile())
 
 
-def compile_programs(family: Family, keys: Iterable[ProgramKey]) -> Iterator[Program]:
+def compile_programs(family: Family, keys: Iterable[ProgramKey], mesh: MeshSlice | None = None) -> Iterator[Program]:
     """``compile_program`` of each in order, ``COMPILERS`` at a time."""
     with _no_compilation_cache(), ThreadPoolExecutor(COMPILERS) as pool:
-        yield from pool.map(functools.partial(compile_program, family), keys)
+        yield from pool.map(functools.partial(compile_program, family, mesh=mesh), keys)
 
 
 @contextlib.contextmanager
@@ -218,20 +218,23 @@ def default_cache_dir() -> pathlib.Path:
 class ProgramStore:
     """A folder of serialised programs. Loading one takes a seventh of lowering and reading the compilation cache.
 
-    Names digest all that a program depends on: its shapes, the versions of JAX and of this code, and the device. What
-    cannot be read is compiled again.
+    Names digest all that a program depends on: its shapes, the versions of JAX and of this code, the kind of device,
+    and which devices of that kind: XLA compiles for them and loads a program on no others. What cannot be read is
+    compiled again.
     """
 
-    def __init__(self, folder: pathlib.Path, device: jax.Device) -> None:
+    def __init__(self, folder: pathlib.Path, mesh: MeshSlice) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._device = device
+        self._mesh = mesh
+        device = mesh.devices[0]
         self._sweep()
         self._base = [
             jax.__version__,
             jaxlib.version.__version__,
             device.platform,
             device.device_kind,
+            str(len(mesh.devices)),
             _cpu(),
             os.environ.get("XLA_FLAGS", ""),
             code_digest(),
@@ -242,7 +245,8 @@ class ProgramStore:
         return hashlib.sha256("\0".join([*self._base, family.to_json()]).encode()).hexdigest()[:40]
 
     def _path(self, family: Family, key: ProgramKey) -> pathlib.Path:
-        name = hashlib.sha256(key_to_json(key).encode()).hexdigest()[:24]
+        devices = [device.id for device in self._mesh.devices]
+        name = hashlib.sha256(f"{devices} {key_to_json(key)}".encode()).hexdigest()[:24]
         return self._folder / f"{self.family_name(family)}-{name}.program"
 
     def save(self, family: Family, program: Program) -> None:
@@ -272,13 +276,13 @@ class ProgramStore:
             os.utime(path)
         except OSError:
             return None
-        arguments = _arguments(family, key, None)
+        arguments = _arguments(family, key, self._mesh)
         in_tree = jax.tree.structure((arguments, {}))
         heads = sum(class_method(of.method).kind == "head" for of in key.variant.classes())
         out_tree = jax.tree.structure(Outputs(0, 0, (0,) * heads))  # type: ignore[arg-type]
         try:
             compiled = serialize_executable.deserialize_and_load(
-                payload, in_tree, out_tree, execution_devices=[self._device]
+                payload, in_tree, out_tree, execution_devices=self._mesh.devices
             )
         except Exception:  # a damaged file raises whatever the unpickler or XLA stumbled over
             log.exception("a stored program could not be loaded and is compiled again")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from jpets.engine.device_memory import DeviceMemory
 from jpets.engine.memory import return_free_memory
@@ -15,15 +14,15 @@ IDLE_SECONDS = 60.0
 
 
 class ProgramMemory:
-    """Keeps the programs of ``replicas`` within ``budget`` bytes of host memory, and what runs of them take on a device
+    """Keeps the programs of ``replica`` within ``budget`` bytes of host memory, and what runs of them take on a device
     within its limit.
 
     Programs that were there from the start (the core) always stay: together they take any batch. Only one thread calls
     this, the one that adds programs.
     """
 
-    def __init__(self, replicas: Sequence[Replica], budget: int, device: DeviceMemory) -> None:
-        self._replicas = replicas
+    def __init__(self, replica: Replica, budget: int, device: DeviceMemory) -> None:
+        self._replica = replica
         self._device = device
         self._budget = budget
         self._added: set[ProgramKey] = set()
@@ -31,7 +30,7 @@ class ProgramMemory:
 
     @property
     def used(self) -> int:
-        """Bytes of all programs, the core's included; replicas of one host share them."""
+        """Bytes of all programs, the core's included."""
         return sum(program.host_bytes for program in self._programs().values())
 
     @property
@@ -39,7 +38,7 @@ class ProgramMemory:
         return self.used >= self._budget
 
     def has(self, key: ProgramKey) -> bool:
-        return all(replica.has_program(key) for replica in self._replicas)
+        return self._replica.has_program(key)
 
     def make_room(self, program: Program, *, evict: bool) -> list[ProgramKey] | None:
         """Lets idle programs go if it may, the longest idle first, until ``program`` fits; returns them.
@@ -61,8 +60,7 @@ class ProgramMemory:
         if missing > 0 or not self._device.holds(list(staying.values())):
             return None
         for key in leaving:
-            for replica in self._replicas:
-                replica.drop_program(key)
+            self._replica.drop_program(key)
             self._added.discard(key)
         self.evicted += len(leaving)
         return leaving
@@ -73,4 +71,4 @@ class ProgramMemory:
         return_free_memory()
 
     def _programs(self) -> dict[ProgramKey, Program]:
-        return {program.key: program for replica in self._replicas for program in replica.programs}
+        return {program.key: program for program in self._replica.programs}

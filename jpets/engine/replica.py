@@ -1,4 +1,7 @@
-"""A replica: one device with a backbone, its banks and its programs. Only its own thread touches the device."""
+"""A replica: one device, or a slice of a mesh, with a backbone, its banks and its programs.
+
+Only its own thread touches the device.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import numpy as np
 from jpets.deltas.bank import Bank, SlotArrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Assembled, Row, assemble
+from jpets.engine.mesh import MeshSlice
 from jpets.engine.program import Family, Program, ProgramKey
 from jpets.errors import SHUTTING_DOWN, Saturated
 from jpets.model.encoder import Params, cast_params
@@ -25,16 +29,17 @@ log = logging.getLogger(__name__)
 
 
 class Replica:
-    """``sharding`` places every array; one device today, a mesh slice tomorrow."""
+    """``mesh`` places every array."""
 
-    def __init__(self, family: Family, params: Mapping[str, Any], pad_id: int, sharding: jax.sharding.Sharding) -> None:
+    def __init__(self, family: Family, params: Mapping[str, Any], pad_id: int, mesh: MeshSlice) -> None:
         self.family = family
         self.pad_id = pad_id
-        self.sharding = sharding
-        self.params = jax.device_put(cast_params(dict(params), family.dtype), sharding)
+        self.mesh = mesh
+        cast = cast_params(dict(params), family.dtype)
+        self.params = jax.device_put(cast, mesh.params(cast))
         base_bias = np.asarray(params["bias"], np.float32)
         self.banks = {
-            key: Bank(key, count, family.config, family.dtype, base_bias, sharding) for key, count in family.slots
+            key: Bank(key, count, family.config, family.dtype, base_bias, mesh.bank) for key, count in family.slots
         }
         self._programs: dict[ProgramKey, Program] = {}
         self.programs: Sequence[Program] = ()
@@ -47,7 +52,8 @@ class Replica:
 
     @property
     def device(self) -> jax.Device:
-        return next(iter(self.sharding.device_set))
+        """The first of its devices."""
+        return self.mesh.devices[0]
 
     def has_program(self, key: ProgramKey) -> bool:
         return key in self._programs
@@ -102,6 +108,10 @@ class Replica:
         """Owner thread only. Puts (slot, arrays) into each class's bank."""
         for key, (slot, arrays) in contents.items():
             self.banks[key].write(slot, arrays)
+
+    def read(self, slots: Mapping[ClassKey, int]) -> dict[ClassKey, SlotArrays]:
+        """Owner thread only. What ``write`` put into these slots, as NumPy arrays."""
+        return {key: self.banks[key].read(slot) for key, slot in slots.items()}
 
     def write_all(self, contents: Sequence[Mapping[ClassKey, tuple[int, SlotArrays]]]) -> None:
         """Owner thread only. ``write`` for several tasks."""

@@ -11,10 +11,11 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from jpets.types import Query
 
 log = logging.getLogger(__name__)
 
+Tier = Literal["device", "host", "repository"]
 TOGETHER = 8
 """Tasks whose slots are written between the same two batches, at most."""
 COMING = 32
@@ -74,7 +76,7 @@ class Residency:
         tasks: TaskTable,
         pending: PendingQueue,
         answers: Answers,
-        replicas: Sequence[Replica],
+        replica: Replica,
         loader: TaskLoader,
         row: Callable[[Query, Resident], Row],
         host_bytes: float,
@@ -88,13 +90,19 @@ class Residency:
         self._tasks = tasks
         self._pending = pending
         self._answers = answers
-        self._replicas = replicas
+        self._replica = replica
         self._loader = loader
         self._row = row
         self._prefetch = prefetch
         self._busy = busy
         self._coming: set[Entry] = set()
-        self._arrived: deque[tuple[Sequence[Coming], Sequence[Future[None]]]] = deque()
+        self._arrived: deque[tuple[Sequence[Coming], Future[None]]] = deque()
+        self._wanted: deque[Entry] = deque()
+        """To be brought before anybody asks for them."""
+        self._warming: set[Entry] = set()
+        """Those of them that are on their way."""
+        self._full: set[ClassKey] = set()
+        """Classes without a free slot for them."""
         self._look = False
         """Something changed since the last look: a cold query came, a task has no queries any more."""
         self._thread = threading.Thread(target=self._work, name="jpets-residency", daemon=True)
@@ -115,6 +123,28 @@ class Residency:
     def live(self) -> bool:
         return self._thread.is_alive()
 
+    def warm(self, entries: Iterable[Entry]) -> None:
+        """Brings these, in their order, as long as there are free slots and no query waits for another task."""
+        with self._pending.changed:
+            self._full.clear()
+            self._wanted.extend(entries)
+            self._pending.changed.notify_all()
+
+    @property
+    def warming(self) -> int:
+        """How many of those are not there yet."""
+        return len(self._wanted) + len(self._warming)
+
+    def tier(self, entry: Entry) -> Tier:
+        """Where a task is now."""
+        if entry.resident is not None:
+            return "device"
+        return "host" if entry in self.host else "repository"
+
+    def tiers(self) -> dict[Tier, int]:
+        """How many tasks each tier holds; the last has them all."""
+        return {"device": len(self._tasks.all()), "host": len(self.host), "repository": len(self._tasks)}
+
     def wake(self) -> None:
         """A cold query came."""
         with self._pending.changed:
@@ -129,7 +159,7 @@ class Residency:
     def _work(self) -> None:
         while True:
             with self._pending.changed:
-                while not (self._arrived or self._pending.closed or self._should_look()):
+                while not (self._arrived or self._pending.closed or self._should_look() or self._should_warm()):
                     self._pending.changed.wait(self._patience())
                 if self._pending.closed:
                     return
@@ -143,6 +173,8 @@ class Residency:
                     self._bring()
                 else:
                     self._look = True
+                if self._should_warm():
+                    self._warm()
             except Exception:  # whatever it was, queries must not wait for ever
                 log.exception("tasks could not be brought")
                 time.sleep(PAUSE)
@@ -158,6 +190,9 @@ class Residency:
         if self._starved and now - self._looked >= STARVING:
             return True
         return self._look and self._may_bring()
+
+    def _should_warm(self) -> bool:
+        return bool(self._wanted) and not self._pending.cold and len(self._coming) < COMING
 
     def _may_bring(self) -> bool:
         return self._prefetch or not (self._pending.ready or self._coming or self._busy())
@@ -208,21 +243,46 @@ class Residency:
                 self._stage(batch)
         self._starved = bool(full)
 
-    def _place(self, entry: Entry) -> tuple[Coming, LoadedTask] | None:
+    def _warm(self) -> None:
+        """Stages the next of those that nobody has asked for yet."""
+        batch: list[tuple[Coming, LoadedTask]] = []
+        try:
+            while self._wanted and len(batch) < TOGETHER and not (self._arrived or self._pending.cold):
+                entry, placed = self._wanted[0], None
+                self._warming.add(entry)  # before it leaves the others: ``warming`` must not leave it out
+                self._wanted.popleft()
+                try:
+                    if self._may_warm(entry):
+                        placed = self._place(entry, evict=False)
+                except OutOfSpace:
+                    self._full.update(entry.keys or ())
+                finally:
+                    if placed is None:
+                        self._warming.discard(entry)
+                batch += [placed] if placed else []
+        finally:
+            if batch:
+                self._stage(batch)
+
+    def _may_warm(self, entry: Entry) -> bool:
+        absent = entry.resident is None and entry not in self._coming and self._tasks.known(entry)
+        return absent and self._full.isdisjoint(entry.keys or ())
+
+    def _place(self, entry: Entry, *, evict: bool = True) -> tuple[Coming, LoadedTask] | None:
         """The task with slots of its own; None where it cannot be read, and its queries have been told why.
 
         Raises ``OutOfSpace`` where there are no slots now.
         """
         turn, slots = entry.turn, dict[ClassKey, int]()
         if entry.keys:  # before it is read, which may be for nothing
-            slots = self._tasks.reserve(entry.keys, entry.tenant)
+            slots = self._tasks.reserve(entry.keys, entry.tenant, evict=evict)
         loaded = self._loaded(entry, turn)
         if loaded is None or loaded.contents.keys() != slots.keys():
             self._tasks.release(slots)
             if loaded is None:
                 return None
             entry.keys = tuple(loaded.contents)
-            slots = self._tasks.reserve(entry.keys, entry.tenant)
+            slots = self._tasks.reserve(entry.keys, entry.tenant, evict=evict)
         return Coming(loaded.resident(entry.tenant, slots, entry.version, entry), turn), loaded
 
     def _loaded(self, entry: Entry, turn: int) -> LoadedTask | None:
@@ -260,30 +320,26 @@ class Residency:
         self.counts["bytes"] += sum(loaded.nbytes for _, loaded in batch)
         came = [coming for coming, _ in batch]
         try:
-            done = [replica.stage(partial(replica.write_all, writes)) for replica in self._replicas]
+            done = self._replica.stage(partial(self._replica.write_all, writes))
         except Saturated:  # the engine closes; who waits hears it from there
             return
         self._coming.update(coming.resident.entry for coming in came if coming.resident.entry is not None)
-        left = len(done)
 
-        def finished(_: Future[None]) -> None:
-            nonlocal left
+        def finished(done: Future[None]) -> None:
             with self._pending.changed:
-                left -= 1
-                if not left:
-                    self._arrived.append((came, done))
-                    self._pending.changed.notify_all()
+                self._arrived.append((came, done))
+                self._pending.changed.notify_all()
 
-        for future in done:
-            future.add_done_callback(finished)
+        done.add_done_callback(finished)
 
-    def _admit(self, came: Sequence[Coming], done: Sequence[Future[None]]) -> None:
+    def _admit(self, came: Sequence[Coming], done: Future[None]) -> None:
         """What was written is shown to queries; where a write failed, its queries hear why."""
-        error = next((found for future in done if (found := future.exception()) is not None), None)
+        error = done.exception()
         for coming in came:
             entry = coming.resident.entry
             assert entry is not None
             self._coming.discard(entry)
+            self._warming.discard(entry)
             if error is not None:
                 self._tasks.release(coming.resident.slots)
                 self._refuse(entry, error)

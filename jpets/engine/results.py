@@ -96,6 +96,7 @@ def _classification(task: Task, tokens: int, timing: Timing, logits: FloatArray)
         score=float(probs[best]),
         labels=chosen,
         names=task.labels,
+        multi_label=multi,
     )
 
 

@@ -13,11 +13,13 @@ from sortedcontainers import SortedList
 
 from jpets.deltas import class_method
 from jpets.deltas.bank import tightest
-from jpets.deltas.protocol import NO_LEAD, ClassKey, Contribution, Lead
+from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
 from jpets.errors import NotFound, OutOfSpace, UnknownClass
 from jpets.types import Pooling, Task
 
 DEFAULT_TENANT = "default"
+MOST_SHAPES = 4096
+"""Of tasks, whose classes are remembered."""
 
 
 @dataclass(eq=False)
@@ -37,6 +39,10 @@ class Entry:
     resident: Resident | None = None
     turn: int = 0
     """Rises with every new version."""
+    loading: object = field(default_factory=object)
+    """Unlike that of any other version, and of any other task that ever has its id: both can come again."""
+    asked: int = 0
+    """Queries since ``TaskTable.uses`` was called last."""
 
 
 @dataclass(eq=False)
@@ -59,8 +65,8 @@ class Resident:
     entry: Entry | None = None
     rank: tuple[float, int] = (0.0, 0)
     """The least ranked of those without queries leaves first; the second number rises with every use of any task."""
-    loading: object = field(default_factory=object, repr=False)
-    """Unlike that of any other loading; a task's id, and its version, can come again."""
+    loading: object = None
+    """Its entry's; what is kept of its answers is found by it."""
 
     @functools.cached_property
     def light_slots(self) -> Mapping[ClassKey, int]:
@@ -109,6 +115,7 @@ class TaskTable:
         reserved: Mapping[str, int] | None = None,
     ) -> None:
         self._lock = threading.Lock()
+        self._tightest = functools.lru_cache(maxsize=MOST_SHAPES)(lambda key: tightest(key, self.classes))
         self._pools = {key: SlotPool.of(count) for key, count in slots.items()}
         self._entries: dict[tuple[str, str], Entry] = {}
         self._present: set[Resident] = set()
@@ -124,17 +131,21 @@ class TaskTable:
         """Tasks of each tenant on the device."""
         self._clock = 0.0
         self._uses = itertools.count()
+        self._asked: set[Entry] = set()
         self.on_idle: Callable[[], None] = lambda: None
         self.evictions = 0
+        self.hits = 0
+        """Queries whose task was on the device when they came."""
+        self.misses = 0
 
     @property
     def classes(self) -> Sequence[ClassKey]:
         return tuple(self._pools)
 
-    def fit(self, parts: Sequence[Contribution]) -> list[ClassKey]:
-        """The class that takes each contribution. Raises ``UnknownClass`` naming the ones that have none."""
-        fitting = [tightest(part.key, self.classes) for part in parts]
-        missing = [str(part.key) for part, key in zip(parts, fitting, strict=True) if key is None]
+    def fit(self, wanted: Sequence[ClassKey]) -> list[ClassKey]:
+        """The class that takes each of these. Raises ``UnknownClass`` naming the ones that have none."""
+        fitting = [self._tightest(key) for key in wanted]
+        missing = [str(own) for own, key in zip(wanted, fitting, strict=True) if key is None]
         if missing:
             known = sorted(str(key) for key in self.classes)
             raise UnknownClass(
@@ -143,11 +154,19 @@ class TaskTable:
             )
         return [key for key in fitting if key is not None]
 
-    def reserve(self, keys: Iterable[ClassKey], tenant: str = DEFAULT_TENANT) -> dict[ClassKey, int]:
-        """One free slot in each class, all or none; tasks without queries leave for it. Raises ``OutOfSpace``."""
+    def reserve(
+        self, keys: Iterable[ClassKey], tenant: str = DEFAULT_TENANT, *, evict: bool = True
+    ) -> dict[ClassKey, int]:
+        """One free slot in each class, all or none; tasks without queries leave for it if need be and ``evict``.
+
+        Raises ``OutOfSpace``.
+        """
         wanted = list(keys)
         with self._lock:
-            for victim in self._victims(wanted, tenant):
+            victims = self._victims(wanted, tenant)
+            if victims and not evict:
+                raise OutOfSpace("no free slot on the device")
+            for victim in victims:
                 self._evict(victim)
             return {key: self._pools[key].free.pop() for key in wanted}
 
@@ -182,20 +201,33 @@ class TaskTable:
         self.on_idle()
 
     def register(
-        self, tenant: str, task: str, load: Callable[[], Task], version: int | None = None, *, pinned: bool = False
+        self,
+        tenant: str,
+        task: str,
+        load: Callable[[], Task],
+        version: int | None = None,
+        *,
+        pinned: bool = False,
+        keys: tuple[ClassKey, ...] | None = None,
     ) -> Entry:
-        """From now on queries may ask for this task, which is brought when they do; an older version drains."""
+        """From now on queries may ask for this task, which is brought when they do; an older version drains.
+
+        ``keys`` are the classes that it is believed to need.
+        """
         with self._lock:
             entry = self._enter(tenant, task, load, version)
-            entry.pinned = pinned
+            entry.pinned, entry.keys = pinned, keys
         self.on_idle()
         return entry
 
-    def publish(self, resident: Resident) -> None:
-        """From now on queries see this task; an older version of it drains."""
+    def publish(self, resident: Resident, load: Callable[[], Task] | None = None) -> None:
+        """From now on queries see this task; an older version of it drains. Without ``load`` it stays for good."""
         task = resident.task
         with self._lock:
-            self._settle(self._enter(resident.tenant, task.id, lambda: task, resident.version), resident)
+            entry = self._enter(resident.tenant, task.id, load or (lambda: task), resident.version)
+            if load is not None:
+                resident.entry, entry.keys = entry, tuple(resident.slots)
+            self._settle(entry, resident)
         self.on_idle()
 
     def bring(self, resident: Resident, turn: int) -> bool:
@@ -227,8 +259,12 @@ class TaskTable:
             entry = self._entries.get((tenant, task))
             if entry is None:
                 raise NotFound(f"unknown task {task!r}")
+            entry.asked += 1
+            self._asked.add(entry)
             if entry.resident is None:
+                self.misses += 1
                 return entry
+            self.hits += 1
             return self._hold(entry.resident, 1)
 
     def hold(self, entry: Entry, queries: int) -> Resident | None:
@@ -258,6 +294,20 @@ class TaskTable:
             entry = self._entries.get((tenant, task))
             return entry.resident if entry else None
 
+    def entry(self, tenant: str, task: str) -> Entry | None:
+        """What is known of a task, on the device or not."""
+        return self._entries.get((tenant, task))
+
+    def uses(self, tenant: str = DEFAULT_TENANT) -> dict[str, int]:
+        """Queries for each task of ``tenant`` since the last call."""
+        with self._lock:
+            found = [entry for entry in self._asked if entry.tenant == tenant]
+            counts = {entry.task: entry.asked for entry in found}
+            for entry in found:
+                entry.asked = 0
+            self._asked.difference_update(found)
+            return counts
+
     def all(self) -> list[Resident]:
         """The tasks on the device."""
         with self._lock:
@@ -280,11 +330,12 @@ class TaskTable:
         """The entry of a task, new or of its new version."""
         entry = self._entries.setdefault((tenant, task), Entry(tenant, task, load))
         entry.load, entry.version, entry.turn, entry.keys = load, version, entry.turn + 1, None
+        entry.loading = object()
         self._retire(entry)
         return entry
 
     def _settle(self, entry: Entry, resident: Resident) -> None:
-        entry.resident = resident
+        entry.resident, resident.loading = resident, entry.loading
         self._present.add(resident)
         self._counts[resident.tenant] += 1
         for key in resident.slots:

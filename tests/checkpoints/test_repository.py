@@ -283,3 +283,46 @@ def test_stored_task_is_frozen(repository: Repository, files: list[bytes]) -> No
     with pytest.raises(dataclasses.FrozenInstanceError):
         stored.version = 2  # type: ignore[misc]
     assert read_task(repository.read(stored), id="sample").id == "sample"
+
+
+def test_index_lists_served_versions_the_most_used_first(repository: Repository, files: list[bytes]) -> None:
+    for name in ("a", "b", "c"):
+        repository.put(name, files[0])
+    repository.put("b", files[1])
+    repository.put("c", files[1], activate=False)
+    repository.add_uses({"b": 2, "c": 1})
+    repository.add_uses({"c": 4.5})
+    found = repository.index("maker")
+    assert [(task.id, task.version, task.queries) for task in found] == [("c", 1, 5.5), ("b", 2, 2.0), ("a", 1, 0.0)]
+    assert all(task.layout is None for task in found)
+    repository.age_uses(0.001)
+    assert [task.queries for task in repository.index("maker")] == [0.0, 0.0, 0.0]
+    repository.rollback("b")
+    repository.delete("c")
+    assert [(task.id, task.version) for task in repository.index("maker")] == [("a", 1), ("b", 1)]
+    assert repository.index("maker", "other") == []
+
+
+def test_layouts_belong_to_a_file_and_a_reader(repository: Repository, files: list[bytes]) -> None:
+    repository.put("a", files[0])
+    repository.put("b", files[0])
+    repository.put("c", files[1])
+    repository.keep_layouts("maker", {digest_of(files[0]): "old"})
+    repository.keep_layouts("maker", {digest_of(files[0]): "new"})
+    repository.keep_layouts("maker", {})
+    assert [task.layout for task in repository.index("maker")] == ["new", "new", None]
+    assert [task.layout for task in repository.index("another")] == [None] * 3
+    repository.delete("a")
+    repository.collect()
+    assert [task.layout for task in repository.index("maker")] == ["new", None]
+    repository.delete("b")
+    repository.collect()
+    repository.put("d", files[0])
+    assert [task.layout for task in repository.index("maker")] == [None, None]
+
+
+def test_outline_is_the_task_without_numbers(repository: Repository, files: list[bytes]) -> None:
+    stored = repository.put("a", files[0])
+    expected, found = repository.task(stored).outlined(), repository.outline(stored)
+    assert (found.id, found.labels, found.preprocessing) == (expected.id, expected.labels, expected.preprocessing)
+    assert (found.deltas, found.head.type, found.head.outputs) == ((), expected.head.type, expected.head.outputs)

@@ -92,9 +92,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, make_ta
     def validator(data: bytes, id: str) -> Task:
         return read_task(data, id=id, config=backbone.config, backbone=backbone.fingerprint)
 
-    service = Service(repository, backbone.ref(), validator)
+    service = Service(repository, backbone, validator)
     cache = tmp_path_factory.mktemp("cache")
-    service.start(lambda tasks: Engine(backbone, tasks, SETTINGS, cache_dir=cache, buckets=BUCKETS))
+    service.start(lambda coming: Engine(backbone, (), SETTINGS, coming=coming, cache_dir=cache, buckets=BUCKETS))
     config = uvicorn.Config(create_app(service), log_config=None, access_log=False, lifespan="off", ws="none")
     running = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:

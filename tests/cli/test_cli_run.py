@@ -304,7 +304,7 @@ def test_memory_is_bounded_by_what_is_in_flight(
             every = ("mood", "tags") * (number % 2) or (None,)
             yield asked_line(number, every) if number % 5 else Asked(number, {}, error=EngineFailure("made up"))
 
-    scorer = Scorer(engine, tasks, top_k=None, truncate=False)
+    scorer = Scorer(engine, top_k=None, truncate=False)
     for done, document in enumerate(scorer.answers(lines()), 1):
         assert document["line"] == done
         assert taken - done <= 6
@@ -318,7 +318,7 @@ def asked_line(number: int, every: tuple[str | None, ...]) -> Asked:
 def test_a_dead_engine_ends_the_run(backbone: Backbone, cache: Path) -> None:
     own = Engine(backbone, [], STEADY, cache_dir=cache, buckets=MENU)  # never started: nobody answers
     with pytest.raises(EngineFailure, match="--resume"):
-        list(Scorer(own, {}, top_k=None, truncate=False).answers([asked_line(1, (None,))]))
+        list(Scorer(own, top_k=None, truncate=False).answers([asked_line(1, (None,))]))
 
 
 def test_lines_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:

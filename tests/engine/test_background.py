@@ -26,7 +26,7 @@ def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathl
         while own.compiler.waiting and time.monotonic() < end:
             (result,) = own.infer([Query(None, "some text")])
             assert result.error is None
-        programs = own.replicas[0].programs
+        programs = own.replica.programs
         assert {program.key.bucket for program in programs} == set(own.menu)
         assert (own.compiler.compiled, own.compiler.failed) == (expected - len(own.core), 0)
         own.compiler.want(programs[0].key)  # asked for already, or there: nothing is compiled twice
@@ -43,7 +43,7 @@ def test_without_room_only_what_is_needed_stays(tmp_path: pathlib.Path) -> None:
         for _ in range(WANTED_OFTEN):
             own.compiler.want(missing)
         wait_until(lambda: not own.compiler.waiting)
-        assert {program.key for program in own.replicas[0].programs} == set(own.core)
+        assert {program.key for program in own.replica.programs} == set(own.core)
         assert (own.compiler.compiled, own.compiler.failed, own.compiler.waiting) == (0, 0, 0)
         (result,) = own.infer([Query(None, "some text")])
         assert result.error is None
@@ -60,4 +60,4 @@ def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monk
         for _ in range(WANTED_OFTEN):
             compiler.want(unlisted)
         wait_until(lambda: compiler.compiled == before + 1)
-        assert own.replicas[0].has_program(unlisted)
+        assert own.replica.has_program(unlisted)

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, sharding, tiny
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, tiny
 
 from jpets.deltas import METHODS
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import Bucket, Variant
 from jpets.engine.cost_profile import _Bench
 from jpets.engine.engine import Engine
+from jpets.engine.mesh import first_device
 from jpets.engine.planner import Planner
 from jpets.engine.profile import SURPRISE, CostTable
 from jpets.engine.program import Family, Program, ProgramKey
@@ -48,7 +49,7 @@ def test_one_strange_batch_says_little(table: CostTable) -> None:
 
 
 def test_heavy_rows_teach_nothing_while_nobody_knows_what_they_add(engine: Engine) -> None:
-    planner = Planner(engine.replicas[0], engine.costs, None, ENGINE_SETTINGS, engine.menu)
+    planner = Planner(engine.replica, engine.costs, None, ENGINE_SETTINGS, engine.menu)
     ids = np.full(5, 7, np.int32)
     slots = {name: engine.tasks.acquire("default", name) for name in ("mask", "bitfit")}
     for resident in slots.values():
@@ -65,7 +66,7 @@ def test_profiles_measure_sparse_differences_that_are_full(block: int) -> None:
     """An empty slot's entries are dropped before they are added up, which is cheaper."""
     config = tiny().config
     key = METHODS["diff"].lower(random_delta("diff", config, block=block), config)[0].key
-    bench = _Bench(Family(config, "float32", ((key, 2),)), sharding(), 64)
+    bench = _Bench(Family(config, "float32", ((key, 2),)), first_device(), 64)
     ((short, bank),) = bench._replica.banks.items()
     for site, _ in short.sites:
         rows, cols = (np.asarray(bank.arrays[f"{site}/{name}"])[1:].astype(int) for name in ("rows", "cols"))
@@ -80,6 +81,6 @@ def test_the_next_start_knows_what_the_last_one_learnt(tmp_path: Path) -> None:
 
     with start().start() as first:
         first.infer([Query(None, input_ids=[7, 8, 9])] * 5)
-        learnt = [each.seconds for each in first.replicas[0].programs]
+        learnt = [each.seconds for each in first.replica.programs]
     with start().start() as second:
-        assert [each.seconds for each in second.replicas[0].programs] == learnt
+        assert [each.seconds for each in second.replica.programs] == learnt

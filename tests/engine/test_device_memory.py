@@ -53,7 +53,7 @@ def test_accounting_equals_the_live_arrays(tmp_path: pathlib.Path, dtype: Any) -
     there = jax.live_arrays()  # held, or others could come to have their ids
     settings = dataclasses.replace(ENGINE_SETTINGS, dtype=dtype)
     own = Engine(tiny(), method_tasks(tiny()), settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
-    replica = own.replicas[0]
+    replica = own.replica
     known = {id(array) for array in there}
     live = sum(array.nbytes for array in jax.live_arrays() if id(array) not in known)
     use = own.memory.use([])
@@ -64,15 +64,15 @@ def test_accounting_equals_the_live_arrays(tmp_path: pathlib.Path, dtype: Any) -
 
 
 def test_what_programs_take_is_counted_once_they_are_there(engine: Engine) -> None:
-    (largest,) = sorted(p.memory.temp_size_in_bytes for p in engine.replicas[0].programs)[-1:]
-    use = engine.memory.use(engine.replicas[0].programs)
+    (largest,) = sorted(p.memory.temp_size_in_bytes for p in engine.replica.programs)[-1:]
+    use = engine.memory.use(engine.replica.programs)
     assert use.working >= largest > 0
     assert use.total == use.backbone + use.banks + use.working
 
 
 def test_a_limit_takes_free_slots_first() -> None:
     keys = [
-        key for key, _ in class_slots(method_tasks(tiny()), [], tiny().config, dict(tiny().params), ENGINE_SETTINGS)
+        key for key, _ in class_slots(method_tasks(tiny()), [], {}, tiny().config, dict(tiny().params), ENGINE_SETTINGS)
     ]
     one = {key: slot_bytes(key, tiny().config, "float32") for key in keys}
     least, wanted = dict.fromkeys(keys, 3), dict.fromkeys(keys, 32)
@@ -145,7 +145,7 @@ def no_memory_beyond(rows: int, late: bool) -> Callable[..., object]:
 def test_a_batch_too_large_for_the_device_is_split(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
-    replica, before = engine.replicas[0], engine.stats.out_of_memory
+    replica, before = engine.replica, engine.stats.out_of_memory
     expected = engine.infer([Query("mask", TEXT), Query("lora", TEXT)])
     monkeypatch.setattr(replica, "dispatch", no_memory_beyond(3, late)(replica.dispatch))
     results = engine.infer([Query(name, TEXT) for name in ("mask", "lora") * 5])
@@ -161,7 +161,7 @@ def test_a_split_batch_needs_no_second_place_in_flight(
 ) -> None:
     settings = dataclasses.replace(ENGINE_SETTINGS, in_flight=1)
     with Engine(tiny(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[1:]) as own:
-        replica = own.start().replicas[0]
+        replica = own.start().replica
         monkeypatch.setattr(replica, "dispatch", no_memory_beyond(3, late)(replica.dispatch))
         futures = [own.submit([Query(None, TEXT)] * 8) for _ in range(3)]
         assert all(future.result(60).error is None for some in futures for future in some)
@@ -171,7 +171,7 @@ def test_a_split_batch_needs_no_second_place_in_flight(
 def test_a_query_that_has_no_room_alone_is_turned_away_and_the_next_is_served(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
-    replica = engine.replicas[0]
+    replica = engine.replica
     with monkeypatch.context() as broken:
         broken.setattr(replica, "dispatch", no_memory_beyond(0, late)(replica.dispatch))
         results = engine.infer([Query("mask", TEXT)] * 3)

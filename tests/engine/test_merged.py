@@ -54,15 +54,14 @@ def serving(
     shape = Engine(tiny(), tasks, settings, cache_dir=folder, buckets=ENGINE_BUCKETS[1:])
     shape.profile_path.parent.mkdir(parents=True, exist_ok=True)
     shape.profile_path.write_text(profile_of(shape, seconds).to_json())
-    one = tree_bytes(shape.replicas[0].params["layers"])
+    one = tree_bytes(shape.replica.params["layers"])
     settings = dataclasses.replace(settings, merged_memory_gb=copies * one / 1e9)
     with Engine(tiny(), tasks, settings, cache_dir=folder, buckets=ENGINE_BUCKETS[1:]) as own:
         yield own.start()
 
 
 def copies_of(engine: Engine) -> MergedCopies:
-    (copies,) = engine.merged.values()
-    return copies
+    return engine.merged
 
 
 def merged_names(engine: Engine) -> set[str]:
@@ -103,8 +102,8 @@ def test_the_budget_holds_and_the_hotter_task_gets_the_place(cache: pathlib.Path
     with serving(cache, few_tasks(), 1.5) as engine:
         engine.infer([Query("mask", TEXT)])
         wait_until(lambda: merged_names(engine) == {"mask"}, 20)
-        use = engine.memory.use(engine.replicas[0].programs)
-        assert use.merged == tree_bytes(engine.replicas[0].params["layers"])
+        use = engine.memory.use(engine.replica.programs)
+        assert use.merged == tree_bytes(engine.replica.params["layers"])
         for _ in range(8):
             engine.infer([Query("diff", TEXT)])
         wait_until(lambda: merged_names(engine) == {"diff"}, 20)
@@ -131,7 +130,7 @@ def test_copies_leave_when_the_device_has_no_memory(cache: pathlib.Path, monkeyp
     with serving(cache, few_tasks(), 20.5) as engine:
         engine.infer([Query("mask", TEXT)])
         wait_until(lambda: merged_names(engine) == {"mask"}, 20)
-        replica = engine.replicas[0]
+        replica = engine.replica
         with monkeypatch.context() as broken:
             broken.setattr(replica, "dispatch", no_memory_beyond(3, late=False)(replica.dispatch))
             results = engine.infer([Query("bitfit", TEXT)] * 8)

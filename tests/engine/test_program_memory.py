@@ -59,7 +59,7 @@ def shelf() -> Shelf:
 def memory(shelf: Shelf) -> ProgramMemory:
     """Room for ten stored bytes; a core program of four, and two later ones of three that have been idle for long."""
     replica: Any = shelf
-    own = ProgramMemory([replica], 10 * HOST_BYTES_PER_STORED_BYTE, DeviceMemory(0, {}, math.inf, 2))
+    own = ProgramMemory(replica, 10 * HOST_BYTES_PER_STORED_BYTE, DeviceMemory(0, {}, math.inf, 2))
     shelf.kept[CORE] = program(CORE, 4, idle=9 * IDLE_SECONDS)
     for key, idle in ((FIRST, 3), (SECOND, 2)):
         shelf.kept[key] = program(key, 3, idle=idle * IDLE_SECONDS)
@@ -100,7 +100,7 @@ def test_runs_must_fit_on_the_device_two_at_a_time(shelf: Shelf, memory: Program
     replica: Any = shelf
     for limit, fits in ((10.7, True), (10.5, False)):
         device = DeviceMemory(MB, {}, limit * MB, 2)
-        own = ProgramMemory([replica], 1000 * HOST_BYTES_PER_STORED_BYTE, device)
+        own = ProgramMemory(replica, 1000 * HOST_BYTES_PER_STORED_BYTE, device)
         assert (own.make_room(program(THIRD, 3), evict=False) == []) == fits
     use = DeviceMemory(MB, {}, math.inf, 2).use(shelf.programs)
     assert use.backbone == MB and use.working == pytest.approx(9.6 * MB, abs=2)
@@ -109,7 +109,7 @@ def test_runs_must_fit_on_the_device_two_at_a_time(shelf: Shelf, memory: Program
 def test_an_idle_program_leaves_for_one_that_the_device_has_no_room_for(shelf: Shelf) -> None:
     replica: Any = shelf
     device = DeviceMemory(MB, {}, 14 * MB, 2)
-    own = ProgramMemory([replica], 1000 * HOST_BYTES_PER_STORED_BYTE, device)
+    own = ProgramMemory(replica, 1000 * HOST_BYTES_PER_STORED_BYTE, device)
     shelf.kept[FIRST] = program(FIRST, 6, idle=2 * IDLE_SECONDS)
     own.added(shelf.kept[FIRST])
     assert own.make_room(program(THIRD, 5), evict=False) is None

@@ -12,6 +12,7 @@ from support import method_tasks, tiny
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.engine.bucket import Bucket, Variant, bucket_menu
 from jpets.engine.engine import Engine
+from jpets.engine.mesh import first_device
 from jpets.engine.profile import CostTable, full_rows
 from jpets.engine.program import (
     Family,
@@ -62,7 +63,7 @@ def test_programs_do_not_come_from_jaxs_own_cache(tmp_path: pathlib.Path) -> Non
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     try:
         for round_ in range(2):
-            store = ProgramStore(tmp_path / f"programs-{round_}", jax.devices()[0])
+            store = ProgramStore(tmp_path / f"programs-{round_}", first_device())
             store.save(FAMILY, compile_program(FAMILY, KEY))
             loaded = store.load(FAMILY, KEY)
             assert isinstance(loaded, Program)
@@ -71,7 +72,7 @@ def test_programs_do_not_come_from_jaxs_own_cache(tmp_path: pathlib.Path) -> Non
 
 
 def test_names_change_with_what_a_program_depends_on(tmp_path: pathlib.Path) -> None:
-    store = ProgramStore(tmp_path, jax.devices()[0])
+    store = ProgramStore(tmp_path, first_device())
     store.save(FAMILY, compile_program(FAMILY, KEY))
     assert store.load(FAMILY, KEY) is not None
     assert store.load(Family(CONFIG, "bfloat16", ()), KEY) is None

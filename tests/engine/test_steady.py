@@ -19,13 +19,13 @@ from jpets.types import Query
 @pytest.fixture
 def planner(engine: Engine) -> Planner:
     settings = dataclasses.replace(ENGINE_SETTINGS, policy="steady")
-    return Planner(engine.replicas[0], engine.costs, None, settings, engine.menu)
+    return Planner(engine.replica, engine.costs, None, settings, engine.menu)
 
 
 def pending(engine: Engine, task: str | None, length: int) -> Pending:
-    item = engine._prepare_query(Query(task, input_ids=[7] * length), None, 0, "default")
+    item = engine.intake.prepare(Query(task, input_ids=[7] * length), None, 0, "default")
     assert isinstance(item, Pending)
-    engine._give_back([item])
+    engine.intake.give_back([item])
     return item
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from serving.app import create_app
 from serving.service import Service
@@ -25,3 +26,13 @@ def client_of(service: Service, settings: ServingSettings) -> Call:
             return await client.request(method, path, **request)
 
     return lambda method, path, **request: asyncio.run(send(method, path, request))
+
+
+def samples(call: Call) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """(name, labels) -> value of everything that ``/metrics`` tells."""
+    text = call("GET", "/metrics").text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clients import Call, client_of
-from prometheus_client.parser import text_string_to_metric_families
+from clients import Call, client_of, samples
 
 from checkpoints.repository import Repository
 from jpets.engine.engine import Engine
@@ -24,15 +23,6 @@ from serving.service import Service
 from serving.settings import ServingSettings
 
 BODY = {"model": "topic", "input": "hello"}
-
-
-def samples(call: Call) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = call("GET", "/metrics").text
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 @pytest.mark.parametrize("given", ["abc_DEF-1", "x" * 64])
@@ -214,11 +204,14 @@ def test_dead_engine_is_not_live(service: Service, settings: ServingSettings) ->
 
 
 class _Empty:
-    def list(self, *, limit: int = 100, after: str | None = None) -> tuple[list[Any], None]:
-        return [], None
-
     def collect(self) -> int:
         return 0
+
+    def age_uses(self, share: float) -> None:
+        pass
+
+    def index(self, maker: str) -> list[Any]:
+        return []
 
 
 def test_metrics(call: Call) -> None:
@@ -243,7 +236,7 @@ def test_metrics(call: Call) -> None:
     assert after["jpets_request_path_compiles_total", ()] == 0
     assert after["jpets_computed_tokens_total", ()] >= after["jpets_real_tokens_total", ()] > 0
     assert (after["jpets_ready", ()], after["jpets_live", ()]) == (1, 1)
-    assert after["jpets_resident_tasks", ()] == 6
+    assert after["jpets_tasks", (("tier", "device"),)] == 6
     lora = (("class", "lora/query:4+value:4"),)
     assert after["jpets_slots_used", lora] == 6
     assert after["jpets_slots", lora] >= 12
@@ -282,6 +275,8 @@ def test_openapi_describes_every_route(call: Call) -> None:
     routes = {
         "/",
         "/metrics",
+        "/v1/backbones",
+        "/v1/backbones/{name}",
         "/v1/classify",
         "/v1/embeddings",
         "/v1/tasks",

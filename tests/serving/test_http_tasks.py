@@ -6,15 +6,13 @@ import errno
 import threading
 import urllib.parse
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from clients import Call, client_of
 
-from checkpoints.repository import Repository
 from jpets.engine.engine import Engine
 from jpets.errors import OutOfSpace
-from jpets.types import Query
+from jpets.types import Query, Task
 from serving.service import Service
 from serving.settings import ServingSettings
 
@@ -140,17 +138,20 @@ def test_unknown_class_is_refused_with_the_reason(call: Call, engine: Engine, up
     assert everything(call, engine) == before
 
 
-def test_full_device_is_refused(call: Call, engine: Engine, upload: Upload) -> None:
+def test_a_device_full_of_tasks_that_stay_refuses_more(
+    call: Call, engine: Engine, upload: Upload, make_task: Callable[..., Task]
+) -> None:
     key = next(key for key in engine.tasks.classes if key.method == "lora")
-    used, slots = engine.tasks.occupancy()[key]
-    held = [engine.tasks.reserve([key]) for _ in range(slots - used)]
-    try:
-        answer = call("PUT", "/v1/tasks/more", content=upload("more"))
-        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "out_of_space")
-        assert call("GET", "/v1/tasks/more").status_code == 404
-    finally:
-        for each in held:
-            engine.tasks.release(each)
+    staying = [f"stays-{number}" for number in range(engine.tasks.occupancy()[key][1] - 1)]
+    for name in staying:
+        engine.add_task(make_task(name))
+    answer = call("PUT", "/v1/tasks/more", content=upload("more"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "out_of_space")
+    assert call("GET", "/v1/tasks/more").status_code == 404
+    assert classify(call, "topic")[0] == 507
+    for name in staying:
+        engine.remove_task(name)
+    assert classify(call, "topic")[0] == 200
 
 
 @pytest.mark.parametrize("id", ["topic", "unheard-of"])
@@ -219,31 +220,3 @@ def test_delete_with_queries_in_flight(call: Call, engine: Engine, upload: Uploa
     assert call("DELETE", "/v1/tasks/leaving").status_code == 204
     assert all(future.result(30).error is None for future in futures)
     assert classify(call, "leaving")[0] == 404
-
-
-def test_task_that_no_longer_fits_is_skipped_at_start(
-    tmp_path: Path, service: Service, upload: Upload, engine: Engine
-) -> None:
-    repository = Repository(tmp_path)
-    repository.put("fine", upload("fine"))
-
-    def picky(data: bytes, id: str) -> object:
-        raise OutOfSpace("refused")
-
-    fresh = Service(repository, service.backbone, picky)  # type: ignore[arg-type]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repository, "_validator", picky)
-        fresh.start(lambda tasks: _started(engine, len(tasks)))
-    assert (fresh.skipped, fresh.version("fine")) == (1, None)
-
-
-def _started(engine: Engine, found: int) -> Engine:
-    assert found == 0
-
-    class Ready:
-        stats = engine.stats
-
-        def start(self, progress: object) -> None:
-            pass
-
-    return Ready()  # type: ignore[return-value]

@@ -1,0 +1,76 @@
+"""All served tasks at once, without their documents: what a server has to know of each before it is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert
+
+from checkpoints.catalog import LAYOUTS, USES, VERSIONS
+from checkpoints.versions import served_versions
+
+NOTHING = 0.01
+"""Of a query: less than this is forgotten."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IndexedTask:
+    """The served version of a task, or its newest where none is active. ``layout`` is what its reader kept, if any."""
+
+    id: str
+    version: int
+    digest: str
+    backbone: str
+    """The fingerprint of the one that it is for."""
+    layout: str | None
+    queries: float
+
+
+def index_tasks(connection: sa.Connection, tenant: str, maker: str) -> list[IndexedTask]:
+    """Every task of ``tenant``, the most used first."""
+    chosen = served_versions(tenant).subquery()
+    version = sa.func.coalesce(chosen.c.served, chosen.c.newest)
+    queries = sa.func.coalesce(USES.c.queries, 0.0)
+    backbone = sa.func.json_extract(VERSIONS.c.metadata, "$.backbone.fingerprint")
+    rows = (
+        sa.select(VERSIONS.c.id, VERSIONS.c.version, VERSIONS.c.digest, backbone, LAYOUTS.c.layout, queries)
+        .select_from(chosen)
+        .join(
+            VERSIONS, sa.and_(VERSIONS.c.tenant == tenant, VERSIONS.c.id == chosen.c.id, VERSIONS.c.version == version)
+        )
+        .outerjoin(LAYOUTS, sa.and_(LAYOUTS.c.digest == VERSIONS.c.digest, LAYOUTS.c.maker == maker))
+        .outerjoin(USES, sa.and_(USES.c.tenant == tenant, USES.c.id == VERSIONS.c.id))
+        .order_by(queries.desc(), VERSIONS.c.id)
+    )
+    # Few layouts are shared by many tasks, so that one text each is enough.
+    return [
+        IndexedTask(id, version, digest, sys.intern(of), None if layout is None else sys.intern(layout), queries)
+        for id, version, digest, of, layout, queries in connection.execute(rows)
+    ]
+
+
+def keep_layouts(connection: sa.Connection, maker: str, layouts: Mapping[str, str]) -> None:
+    """``layouts`` by digest."""
+    rows = [{"digest": digest, "maker": maker, "layout": layout} for digest, layout in layouts.items()]
+    if rows:
+        new = insert(LAYOUTS)
+        update = {"layout": new.excluded.layout}
+        connection.execute(new.on_conflict_do_update(index_elements=["digest", "maker"], set_=update), rows)
+
+
+def add_uses(connection: sa.Connection, tenant: str, queries: Mapping[str, float]) -> None:
+    rows = [{"tenant": tenant, "id": id, "queries": count} for id, count in queries.items()]
+    if rows:
+        new = insert(USES)
+        update = {"queries": USES.c.queries + new.excluded.queries}
+        connection.execute(new.on_conflict_do_update(index_elements=["tenant", "id"], set_=update), rows)
+
+
+def age_uses(connection: sa.Connection, tenant: str, share: float) -> None:
+    """What was counted until now counts only this much from now on; what is next to nothing is forgotten."""
+    mine = USES.c.tenant == tenant
+    connection.execute(sa.update(USES).where(mine).values(queries=USES.c.queries * share))
+    connection.execute(sa.delete(USES).where(mine, USES.c.queries < NOTHING))

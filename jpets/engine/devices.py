@@ -1,0 +1,33 @@
+"""Which of a host's devices to serve on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from jpets.errors import InvalidInput
+
+
+def choose_devices(text: str, together: int = 1) -> Sequence[jax.Device]:
+    """``all``, how many, or a list of their numbers (``0,2``; one number alone with a comma, ``3,``), ``together`` of
+    which compute each batch.
+
+    Raises ``InvalidInput`` naming what there is.
+    """
+    found = jax.local_devices()
+    kinds = f"this host has {len(found)} of {found[0].device_kind}, numbered from 0"
+    if text == "all":
+        text = str(len(found))
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()] if "," in text else list(range(int(text)))
+    except ValueError:
+        raise InvalidInput(
+            f"devices: expected all, how many, or numbers like 0,2, got {text[:64]!r}; {kinds}"
+        ) from None
+    if not numbers or len(set(numbers)) != len(numbers) or not all(0 <= number < len(found) for number in numbers):
+        hint = "; JAX_NUM_CPU_DEVICES makes a CPU several" if found[0].platform == "cpu" else ""
+        raise InvalidInput(f"devices: cannot take {text[:64]!r}; {kinds}{hint}")
+    if len(numbers) % together:
+        raise InvalidInput(f"tensor parallel: {len(numbers)} devices cannot be taken {together} at a time")
+    return [found[number] for number in numbers]

@@ -1,0 +1,84 @@
+"""Which device of several serves which task, and how often each is called."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from jpets.deltas.protocol import ClassKey
+from jpets.errors import NotFound
+from jpets.types import Task
+
+Name = tuple[str, str]
+"""(tenant, task)."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """A task and the devices that serve it. Replaced, never changed: whoever holds one sees one state."""
+
+    devices: tuple[int, ...]
+    load: Callable[[], Task]
+    version: int | None
+    pinned: bool = False
+    classes: tuple[ClassKey, ...] = ()
+
+
+class Homes:
+    """Thread-safe. ``calls`` are counted by whoever routes queries."""
+
+    def __init__(self, devices: int) -> None:
+        self._lock = threading.Lock()
+        self._homes: dict[Name, Home] = {}
+        self._tasks = [0] * devices
+        self._calls: Counter[Name] = Counter()
+
+    def get(self, name: Name) -> Home | None:
+        return self._homes.get(name)
+
+    def set(self, name: Name, home: Home) -> None:
+        with self._lock:
+            self._count(self._homes.get(name), -1)
+            self._homes[name] = home
+            self._count(home, 1)
+
+    def remove(self, name: Name) -> Home:
+        """Raises ``NotFound``."""
+        with self._lock:
+            home = self._homes.pop(name, None)
+            if home is None:
+                raise NotFound(f"unknown task {name[1]!r}")
+            self._count(home, -1)
+            self._calls.pop(name, None)
+            return home
+
+    def move(self, name: Name, devices: tuple[int, ...]) -> None:
+        """From now on queries go to these."""
+        self.set(name, replace(self._homes[name], devices=devices))
+
+    def by_tasks(self) -> Sequence[int]:
+        """The devices, the one with the fewest tasks first."""
+        return sorted(range(len(self._tasks)), key=self._tasks.__getitem__)
+
+    def counts(self) -> Sequence[int]:
+        """Tasks of each device."""
+        return tuple(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def called(self, names: Counter[Name]) -> None:
+        with self._lock:
+            self._calls.update(names)
+
+    def take_calls(self) -> Counter[Name]:
+        """Calls since the last time."""
+        with self._lock:
+            calls, self._calls = self._calls, Counter()
+            return calls
+
+    def _count(self, home: Home | None, change: int) -> None:
+        for device in home.devices if home else ():
+            self._tasks[device] += change

@@ -1,0 +1,62 @@
+"""From a query to what waits for a batch: its tokens, and a hold on its task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from jpets.deltas.protocol import NO_LEAD
+from jpets.engine.assembly import Row, led
+from jpets.engine.pending import Pending
+from jpets.engine.residency import stand_in
+from jpets.engine.results import failure
+from jpets.engine.stats import Stats
+from jpets.engine.tasks import Entry, Resident, TaskTable
+from jpets.errors import JpetsError
+from jpets.model.batch import POOLINGS
+from jpets.tokenizing import TextEncoder
+from jpets.types import Preprocessing, Query, Result
+
+
+class Intake:
+    """Prepares the queries of one engine, in whatever thread submits them."""
+
+    def __init__(self, text: TextEncoder, tasks: TaskTable, stats: Stats) -> None:
+        self._text = text
+        self._tasks = tasks
+        self._stats = stats
+
+    def prepare(self, query: Query, deadline: float | None, priority: int, tenant: str) -> Pending | Future[Result]:
+        """What waits, or the answer where something is wrong with the query."""
+        found: Resident | Entry | None = None
+        try:
+            if query.task is not None:
+                found = self._tasks.acquire(tenant, query.task)
+            if isinstance(found, Entry):
+                row = stand_in(query, self._text.longest)
+                return Pending(query.task, None, row, deadline, priority, tenant, absent=found, query=query)
+            return Pending(query.task, found, self.row(query, found), deadline, priority, tenant)
+        except BaseException as error:
+            if isinstance(found, Resident):
+                self._tasks.done(found)
+            if not isinstance(error, JpetsError):
+                raise
+            future: Future[Result] = Future()
+            future.set_result(failure(query.task, error))
+            self._stats.answered(error.code)
+            return future
+
+    def give_back(self, prepared: Iterable[Pending | Future[Result]]) -> None:
+        """Lets go of the tasks of queries that will not run."""
+        for item in prepared:
+            if isinstance(item, Pending) and item.resident is not None:
+                self._tasks.done(item.resident)
+
+    def row(self, query: Query, resident: Resident | None) -> Row:
+        """Raises what is wrong with the query."""
+        if resident is None:
+            tokens = self._text.encode(query, Preprocessing(), self._text.longest)
+            return Row(tokens.ids, tokens.types, {}, POOLINGS.index("mean"))
+        tokens = self._text.encode(query, resident.task.preprocessing, resident.longest)
+        row = Row(tokens.ids, tokens.types, resident.slots, POOLINGS.index(resident.pooling))
+        return row if resident.lead == NO_LEAD else led(row, resident.lead, self._text.pad_id)

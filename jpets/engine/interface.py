@@ -1,0 +1,157 @@
+"""What an engine on one device and a group of them on several have in common."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Self
+
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.tasks import DEFAULT_TENANT, Entry
+from jpets.types import Query, Result, Task
+
+if TYPE_CHECKING:
+    from jpets.engine.engine import Engine
+    from jpets.engine.residency import Tier
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, of how many)."""
+
+
+class Serves(abc.ABC):
+    """Queries in, results out, for any mixture of tasks over one backbone. Thread-safe."""
+
+    @property
+    @abc.abstractmethod
+    def members(self) -> Sequence[Engine]:
+        """The engines, one for each device."""
+
+    @property
+    @abc.abstractmethod
+    def ready(self) -> bool:
+        """Warm: no query will wait for a compilation."""
+
+    @property
+    @abc.abstractmethod
+    def live(self) -> bool:
+        """False when only a new engine can help."""
+
+    @abc.abstractmethod
+    def start(self, progress: Progress = lambda what, done, total: None) -> Self:
+        """Compiles or loads programs, and starts the threads."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Refuses new queries, answers the waiting ones with an error and those on the device normally."""
+
+    @abc.abstractmethod
+    def submit(
+        self,
+        queries: Sequence[Query],
+        *,
+        deadline: float | None = None,
+        priority: int = 0,
+        tenant: str = DEFAULT_TENANT,
+    ) -> list[Future[Result]]:
+        """One future a query, in order; cancel one to drop it. ``deadline`` is seconds from now.
+
+        What is wrong with a single query is in its result's ``error``. What the response cache has is answered at once,
+        whatever the deadline. Raises ``Saturated`` when the queue is full.
+        """
+
+    def infer(
+        self,
+        queries: Sequence[Query],
+        *,
+        deadline: float | None = None,
+        priority: int = 0,
+        tenant: str = DEFAULT_TENANT,
+    ) -> list[Result]:
+        """``submit`` and wait."""
+        return [f.result() for f in self.submit(queries, deadline=deadline, priority=priority, tenant=tenant)]
+
+    @abc.abstractmethod
+    def add_task(
+        self,
+        task: Task,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        version: int | None = None,
+        load: Callable[[], Task] | None = None,
+    ) -> None:
+        """Loads a task; returns when the next query sees it. An older one of the same id serves until then.
+
+        It stays on its device, unless ``load`` reads it again: then it may leave for other tasks, and where all slots
+        are in use now, it comes when a query asks for it.
+
+        Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it), ``OutOfSpace`` (no free slot).
+        """
+
+    @abc.abstractmethod
+    def register_task(
+        self,
+        id: str,
+        load: Callable[[], Task],
+        *,
+        tenant: str = DEFAULT_TENANT,
+        version: int | None = None,
+        pinned: bool = False,
+        classes: Sequence[ClassKey] = (),
+    ) -> None:
+        """Makes a task known without reading it: ``load`` is called when a query asks for it and it is not on the
+        device, again whenever it has left for other tasks. ``pinned``: once there it stays.
+
+        Its classes must be among the engine's (``reserve``, ``coming``); what is wrong with it, its queries hear.
+        ``classes``, where they are known (``task_classes``), save reading it while none of their slots is free.
+        """
+
+    @abc.abstractmethod
+    def check_task(self, task: Task, *, stays: bool = True) -> None:
+        """Raises what ``add_task`` would raise if it were called now; changes nothing. ``stays``: without ``load``."""
+
+    @abc.abstractmethod
+    def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        """Queries already submitted still get their answer, but those that wait for it to come. Raises ``NotFound``."""
+
+    @abc.abstractmethod
+    def warm(self, ids: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
+        """Brings registered tasks to the device before they are asked for, in this order, while slots are free.
+
+        Returns at once; ``warming`` says how many are left.
+        """
+
+    @property
+    def warming(self) -> int:
+        """Tasks of ``warm`` that are not there yet."""
+        return sum(member.residency.warming for member in self.members)
+
+    @abc.abstractmethod
+    def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
+        """The numbers of the members that serve a task; none for what is not known."""
+
+    def entry(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Entry | None:
+        """What is known of a task, on the device or not."""
+        devices = self.devices_of(id, tenant=tenant)
+        return self.members[devices[0]].tasks.entry(tenant, id) if devices else None
+
+    def tier(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Tier | None:
+        """Where a task is now; None for what is not known."""
+        entry = self.entry(id, tenant=tenant)
+        if entry is None:
+            return None
+        return self.members[self.devices_of(id, tenant=tenant)[0]].residency.tier(entry)
+
+    def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
+        """Queries for each task since the last call."""
+        found: dict[str, int] = {}
+        for member in self.members:
+            for task, count in member.tasks.uses(tenant).items():
+                found[task] = found.get(task, 0) + count
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,73 @@
+"""How an engine's programs become ready: loaded or compiled, run once, and given to its replica."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+import jax
+
+from jpets.engine.profile import CostTable, measure
+from jpets.engine.program import Family, Program, ProgramKey, ProgramStore, compile_program
+from jpets.engine.replica import Replica
+
+log = logging.getLogger(__name__)
+
+COARSE_REPEATS = 2
+"""Timed runs of each core program at a first start; ``jpets profile`` measures better."""
+
+
+class Programs:
+    """``wait`` waits for work staged with a replica as long as there is a thread that can do it."""
+
+    def __init__(
+        self,
+        family: Family,
+        replica: Replica,
+        store: ProgramStore,
+        costs: CostTable,
+        wait: Callable[[Future[None]], None],
+    ) -> None:
+        self._family = family
+        self._replica = replica
+        self._store = store
+        self._costs = costs
+        self._wait = wait
+
+    def prepare(self, key: ProgramKey) -> None:
+        """Before the replica's threads run: loads or compiles a program, and runs it. The first run is slow, and its
+        cost must be known."""
+        known = self._costs.get(key)
+        repeats = COARSE_REPEATS if known is None else 0
+        program = self._store.load(self._family, key)
+        if program is not None:
+            try:
+                seconds = measure(self._replica, program, repeats)
+            except jax.errors.JaxRuntimeError:
+                log.exception("a stored program does not run and is compiled again")
+                self._store.forget(self._family, key)
+                program = None
+        if program is None:
+            program = self._compile(key)
+            seconds = measure(self._replica, program, repeats)
+        program.seconds = seconds if known is None else known
+        self._costs.set(key, program.seconds)
+        self._replica.add_program(program)
+
+    def get(self, key: ProgramKey) -> Program:
+        """The program, compiled now if it is not stored."""
+        return self._store.load(self._family, key) or self._compile(key)
+
+    def add(self, program: Program) -> None:
+        """A program that comes while queries are served runs once between two batches before it gets any."""
+        program.seconds = self._costs.estimate(program.key)
+        self._wait(self._replica.stage(partial(measure, self._replica, program, 0)))
+        self._replica.add_program(program)
+
+    def _compile(self, key: ProgramKey) -> Program:
+        """A program compiled here and kept; one that was loaded must not be kept again, it would lack its code."""
+        program = compile_program(self._family, key, self._replica.mesh)
+        self._store.save(self._family, program)
+        return program

