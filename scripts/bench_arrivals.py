@@ -34,6 +34,8 @@ LENGTH = 32
 SENDERS, APART, EACH, PAUSE = 250, 0.05, 50, 1.2
 """HMI's burst: so many threads start ``APART`` seconds after each other and send ``EACH`` requests, one in ``PAUSE``
 seconds: 12,500 in 72.5 s."""
+ROWS = (1, 2, 4, 8, 16, 32)
+"""Queries that there are programs for."""
 Submit = Callable[[int], Future[Any]]
 
 
@@ -200,7 +202,7 @@ def _system(
     host_memory_gb: float,
 ) -> Iterator[Submit]:
     """How to send a query of a tenant. Engines are warm: they have had a query for each task."""
-    make = functools.partial(serving, model, folder, names, methods)
+    make = functools.partial(serving, model, folder, names, methods, ROWS)
     if name == "swapping":
         with make(slots=slots) as engine:
             room = engine.memory.use(engine.replica.programs).banks

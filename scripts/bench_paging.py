@@ -64,9 +64,14 @@ def draw(traffic: str, tasks: int, hot: Sequence[int], count: int, rng: np.rando
 
 @contextlib.contextmanager
 def serving(
-    backbone: RandomBackbone, folder: pathlib.Path, names: Sequence[str], methods: Sequence[str], **settings: Any
+    backbone: RandomBackbone,
+    folder: pathlib.Path,
+    names: Sequence[str],
+    methods: Sequence[str],
+    rows: Sequence[int] = (32,),
+    **settings: Any,
 ) -> Iterator[Engine]:
-    """An engine that knows these tasks and has read none of them."""
+    """An engine that knows these tasks and has read none of them, with programs for so many queries of 32 tokens."""
     length = 32
     base = EngineSettings(
         background_compile=False, max_batch_tokens=32 * length, max_batch_rows=32, max_length=length, max_queue=65536
@@ -79,7 +84,7 @@ def serving(
             dataclasses.replace(base, **settings),
             reserve=shapes,
             cache_dir=pathlib.Path(cache),
-            buckets=[Bucket(32 * length, ((32, length),))],
+            buckets=[Bucket(count * length, ((count, length),)) for count in rows],
         )
         with engine.start(lambda what, done, total: None):
             for name in names:

@@ -101,6 +101,6 @@ def _ask(server: Served, names: Sequence[str], queries: int, seed: int) -> dict[
     return {
         "query_seconds": statistics.median(seconds),
         "slowest_query_seconds": max(seconds),
-        "missed": metrics["jpets_residency_queries_total"],
+        "brought": metrics["jpets_tasks_brought_total"],
         "resident_bytes": metrics["process_resident_memory_bytes"],
     }
