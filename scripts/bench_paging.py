@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from benching import METHOD_SETTINGS, RandomBackbone, console, interleave, paired_ratio, random_backbone, report
+from task_files import read_task, write_task
 
-from checkpoints.task_file import read_task, write_task
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS
 from jpets.engine.bucket import Bucket
@@ -48,7 +48,7 @@ def write_tasks(folder: pathlib.Path, backbone: RandomBackbone, methods: Sequenc
         kernel = rng.standard_normal((config.hidden_size, labels), np.float32) * 0.1
         head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(labels, np.float32)})
         task = Task(name, ref, (delta,), head, tuple(f"label-{label}" for label in range(labels)))
-        write_task(task, path, "bfloat16")
+        write_task(task, path)
         if number % 500 == 499:
             console.log(f"{number + 1} task files")
     return names

@@ -16,8 +16,6 @@ from benching import console, report
 from served import MINILM, Served, serve
 
 from checkpoints.blobs import LocalBlobs, digest_of
-from checkpoints.source import load_backbone
-from checkpoints.task_file import task_to_bytes
 from jpets.deltas import METHODS
 from jpets.types import Head, LoadedBackbone, Task
 
@@ -37,7 +35,8 @@ class HastyBlobs(LocalBlobs):
 
 def fill(folder: pathlib.Path, tasks: int, backbone: LoadedBackbone) -> list[str]:
     """Ids of ``tasks`` tasks in a repository, each with numbers of its own; those that are there stay."""
-    from checkpoints.repository import Repository  # machines that only measure engines lack what it needs
+    from checkpoints.repository import Repository  # machines that only measure engines lack what these need
+    from checkpoints.task_file import task_to_bytes
 
     repository = Repository(folder, blobs=HastyBlobs(folder / "blobs"))
     config, ref = backbone.config, backbone.ref()  # type: ignore[attr-defined]
@@ -71,6 +70,8 @@ def registered(
 ) -> None:
     """Seconds from process start to ready, the first time (every task is read once, for its classes) and later; then
     queries for tasks at random, one after the other."""
+    from checkpoints.source import load_backbone
+
     with contextlib.ExitStack() as stack:
         place = folder or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cache = stack.enter_context(tempfile.TemporaryDirectory())
