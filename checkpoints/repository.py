@@ -117,11 +117,12 @@ class Repository:
         """The task, checked again. Raises ``NotFound``, ``InvalidTask``."""
         return self._validator(self.read(stored), stored.id)
 
-    def outline(self, stored: StoredTask) -> Task:
-        """``task(stored).outlined()``, from the document alone where that says how many outputs the head has."""
+    def outline(self, stored: StoredTask) -> Task | None:
+        """``task(stored).outlined()`` from the document alone; None where that does not say how many outputs its head
+        has."""
         document = TaskDocument.parse(json.dumps(stored.metadata))
         if document.head.type != "embedding" and not document.labels:
-            return self.task(stored).outlined()
+            return None
         shape = (document.backbone.hidden_size, len(document.labels))
         head = {"kernel": np.broadcast_to(np.float32(0), shape)} if document.labels else {}
         return document.task(stored.id, [{} for _ in document.deltas], head).outlined()

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,8 @@ class Shelf:
     """The backbones that a running server may load: the folders in ``--backbones``, by their names."""
 
     def __init__(self, options: Options, repository: Repository) -> None:
+        if options.backbones is not None and not options.backbones.is_dir():
+            raise NotFound("--backbones: there is no such folder")
         self._options = options
         self._repository = repository
 
@@ -67,8 +70,10 @@ def make_engine(
     settings = options.engine_settings()
     limit = device_limit(devices[0], settings.device_memory_gb)
     if others and math.isfinite(limit):
-        taken = max(m.memory.use(m.replica.programs).total for engine in others for m in engine.members)
-        settings = dataclasses.replace(settings, device_memory_gb=max(limit - taken, 1.0) / GIGABYTE)
+        left = limit - max(_taken(others).values())
+        settings = dataclasses.replace(settings, device_memory_gb=max(left, 1.0) / GIGABYTE)
+        for member in (member for engine in others for member in engine.members):
+            member.memory.limit = member.memory.use(member.replica.programs).total  # what is left is the new one's
     how: dict[str, Any] = {
         "settings": settings,
         "reserve": standard_tasks(backbone) if wanted else [],
@@ -80,6 +85,27 @@ def make_engine(
         return Engine(backbone, devices=devices, **how)
     rule = AdaptiveInterval() if options.migrate else None
     return EngineGroup(backbone, devices, together=together, interval=rule, **how)
+
+
+def share_device_memory(options: Options, engines: Sequence[Serves]) -> None:
+    """What engines of several backbones have not taken of a device, each may take an equal part of."""
+    limit = device_limit(choose_devices(options.devices)[0], options.device_memory_gb)
+    if not math.isfinite(limit):
+        return
+    taken = _taken(engines)
+    for engine in engines:
+        for number, member in enumerate(engine.members):
+            part = max(0.0, limit - taken[number]) / len(engines)
+            member.memory.limit = member.memory.use(member.replica.programs).total + part
+
+
+def _taken(engines: Sequence[Serves]) -> Counter[int]:
+    """Bytes of each device."""
+    taken = Counter[int]()
+    for engine in engines:
+        for number, member in enumerate(engine.members):
+            taken[number] += member.memory.use(member.replica.programs).total
+    return taken
 
 
 def default_backbone(options: Options) -> Backbone:

@@ -31,6 +31,7 @@ from jpets.hosting import (
     make_engine,
     one_line,
     opened_repository,
+    share_device_memory,
     validator_of,
 )
 from serving.app import create_app
@@ -149,6 +150,7 @@ def run(options: Options) -> None:
             available=shelf.names,
             open_backbone=shelf.open,
             backbone_of=fingerprint_of,
+            share_memory=partial(share_device_memory, options),
             grace=options.grace,
         )
         server = DrainingServer(options, service)

@@ -5,34 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
 from serving.context import Context, Here
-from serving.services import Hosted, State
+from serving.schemas import BackboneItem, BackboneList
+from serving.services import Hosted
 
 router = APIRouter(prefix="/v1/backbones", tags=["backbones"])
-
-
-class BackboneItem(BaseModel):
-    """``state``: available (it may be loaded), starting, ready, draining or failed; ``problem`` says why it failed.
-    ``progress`` is what a start is doing."""
-
-    name: str
-    state: State
-    default: bool
-    problem: str | None = None
-    progress: str | None = None
-    fingerprint: str | None = None
-    family: str | None = None
-    hidden_size: int | None = None
-    layers: int | None = None
-    tasks: int | None = None
-    device_bytes: int | None = None
-
-
-class BackboneList(BaseModel):
-    backbones: list[BackboneItem]
 
 
 @router.get("", response_model=BackboneList, summary="List the backbones")
@@ -52,8 +31,8 @@ async def load_backbone(here: Here, name: str) -> JSONResponse:
 
 @router.delete("/{name}", status_code=204, response_class=Response, summary="Unload a backbone")
 async def unload_backbone(here: Here, name: str) -> Response:
-    """204 when its last query is answered and its memory is free. Its tasks stay stored, and are not found until it is
-    loaded again."""
+    """204 when its last query is answered, or the time of grace is over, and its memory is free. Its tasks stay stored,
+    and are not found until it is loaded again."""
     await asyncio.to_thread(here.service.unload, name)
     return Response(status_code=204)
 

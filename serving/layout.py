@@ -23,11 +23,11 @@ AT_ONCE = 256
 
 
 class Known(NamedTuple):
-    """A served task and its classes; none where it cannot be read."""
+    """A served task and its classes; None where it cannot be read."""
 
     id: str
     version: int
-    classes: tuple[ClassKey, ...]
+    classes: tuple[ClassKey, ...] | None
 
 
 class Layouts:
@@ -50,7 +50,7 @@ class Layouts:
         indexed = [task for task in self._repository.index(self._maker) if task.backbone == self._backbone]
         new = {task.digest: task for task in indexed if task.layout is None}
         made = self._make(new.values(), progress)
-        return [Known(task.id, task.version, _read(task.layout or made.get(task.digest, "[]"))) for task in indexed]
+        return [Known(task.id, task.version, _read(task.layout or made.get(task.digest))) for task in indexed]
 
     def _make(self, tasks: Iterable[IndexedTask], progress: Progress) -> dict[str, str]:
         """The layouts, by digest, of those that can be read."""
@@ -82,5 +82,7 @@ def _write(classes: Sequence[ClassKey]) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _read(layout: str) -> tuple[ClassKey, ...]:
+def _read(layout: str | None) -> tuple[ClassKey, ...] | None:
+    if layout is None:
+        return None
     return tuple(map(ClassKey.from_dict, json.loads(layout)))

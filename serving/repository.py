@@ -74,8 +74,8 @@ class TaskRepository(Protocol):
         """The task, checked. Raises ``InvalidTask``."""
         ...
 
-    def outline(self, stored: Any) -> Task:
-        """The task without its numbers, cheaper than ``task``."""
+    def outline(self, stored: Any) -> Task | None:
+        """The task without its numbers, cheaper than reading it; None where it must be read for that."""
         ...
 
     def index(self, maker: str) -> Sequence[IndexedTask]:

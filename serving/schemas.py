@@ -115,3 +115,24 @@ class ClassifyResponse(BaseModel):
     model: str | None
     data: list[ClassifyItem]
     usage: Usage
+
+
+class BackboneItem(BaseModel):
+    """``state``: available (it may be loaded), starting, ready, draining or failed; ``problem`` says why it failed.
+    ``progress`` is what a start is doing."""
+
+    name: str
+    state: Literal["available", "starting", "ready", "draining", "failed"]
+    default: bool
+    problem: str | None = None
+    progress: str | None = None
+    fingerprint: str | None = None
+    family: str | None = None
+    hidden_size: int | None = None
+    layers: int | None = None
+    tasks: int | None = None
+    device_bytes: int | None = None
+
+
+class BackboneList(BaseModel):
+    backbones: list[BackboneItem]

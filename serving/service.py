@@ -19,7 +19,7 @@ from jpets.engine.stats import BatchRecord
 from jpets.engine.tasks import Entry
 from jpets.errors import SHUTTING_DOWN, InvalidTask, NotFound, Saturated
 from jpets.types import LoadedBackbone, Task
-from serving.layout import Layouts
+from serving.layout import Known, Layouts
 from serving.locks import NamedLocks
 from serving.repository import StoredTask, TaskRepository, Validator
 from serving.usage import UsageLog
@@ -51,6 +51,8 @@ class Service:
         self._engine: Serves | None = None
         self._layouts = Layouts(repository, backbone, validator)
         self._usage: UsageLog | None = None
+        self._registered: set[str] = set()
+        """Tasks of the repository that the engine knows."""
         self._outlines: LRUCache[object, Task] = LRUCache(OUTLINES)
         self._outlines_lock = threading.Lock()
         self._locks = NamedLocks()
@@ -96,26 +98,38 @@ class Service:
             self.phase = (what, done, total)
             progress(what, done, total)
 
+        engine: Serves | None = None
         try:
             report("repository", 0, 1)
             known = self._layouts.tasks(report)
             report("repository", 1, 1)
-            self.unreadable = sum(not task.classes for task in known)
-            engine = make_engine(Counter(key for task in known for key in task.classes))
+            self.unreadable = sum(task.classes is None for task in known)
+            engine = make_engine(Counter(key for task in known for key in task.classes or ()))
             for member in engine.members:
                 member.stats.observers.extend(self._observers)
             for task in known:
-                load = partial(self._load, task.id, task.version)
-                engine.register_task(task.id, load, version=task.version, classes=task.classes)
+                self._register(engine, task)
             engine.start(report)
-            _warm(engine, [task.id for task in known if task.classes], report)
+            _warm(engine, [task.id for task in known if task.classes is not None], report)
         except BaseException:
             self._failed = True
+            if engine is not None:
+                engine.close()
             raise
         self._usage = UsageLog(self.repository, engine.uses)
         self._usage.start()
         self._engine = engine
         self.phase = ("ready", 0, 0)
+
+    def refresh(self) -> None:
+        """Has the engine know what the repository holds now, where others than this service changed it."""
+        engine = self.engine
+        known = {task.id: task for task in self._layouts.tasks(lambda what, done, total: None)}
+        for id in set(self._registered) - known.keys():
+            self._forget(engine, id)
+        for task in known.values():
+            if self.version(task.id) != task.version:
+                self._register(engine, task)
 
     def drain(self) -> None:
         """Refuses new requests; those that run are answered."""
@@ -217,9 +231,12 @@ class Service:
         """Queries on their way still get their answer. Raises ``NotFound``, ``Conflict``."""
         engine = self.engine
         with self._locks.hold(id):
-            self.repository.delete(id, if_match=if_match)
-            with contextlib.suppress(NotFound):  # stored behind the server's back
-                engine.remove_task(id)
+            try:
+                self.repository.delete(id, if_match=if_match)
+            except NotFound:
+                self._forget(engine, id)  # it was deleted behind the server's back
+                raise
+            self._forget(engine, id)
         self.repository.collect()
 
     def _served(self, id: str) -> StoredTask | None:
@@ -230,6 +247,17 @@ class Service:
 
     def _serve(self, engine: Serves, task: Task, stored: StoredTask) -> None:
         engine.add_task(task, version=stored.version, load=partial(self._load, stored.id, stored.version))
+        self._registered.add(stored.id)
+
+    def _register(self, engine: Serves, task: Known) -> None:
+        load = partial(self._load, task.id, task.version)
+        engine.register_task(task.id, load, version=task.version, classes=task.classes or ())
+        self._registered.add(task.id)
+
+    def _forget(self, engine: Serves, id: str) -> None:
+        self._registered.discard(id)
+        with contextlib.suppress(NotFound):
+            engine.remove_task(id)
 
     def _load(self, id: str, version: int) -> Task:
         return self._read(self.repository.get(id, version=version))
@@ -248,7 +276,8 @@ class Service:
 
     def _outline(self, entry: Entry) -> Task:
         loading, version = entry.loading, entry.version
-        outline = self.repository.outline(self.repository.get(entry.task, version=version))
+        stored = self.repository.get(entry.task, version=version)
+        outline = self.repository.outline(stored) or self._read(stored).outlined()
         with self._outlines_lock:
             self._outlines[loading] = outline
         return outline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from jpets.engine.interface import Progress, Serves
+from jpets.engine.memory import return_free_memory
+from jpets.engine.readers import Readers
 from jpets.engine.residency import Tier
 from jpets.errors import Conflict, InvalidTask, JpetsError, NotFound
 from jpets.types import BackboneRef, Head, LoadedBackbone, Query, Result, Task
+from serving.locks import NamedLocks
 from serving.repository import StoredTask, TaskRepository
 from serving.service import BatchObserver, MakeEngine, Service
 from serving.usage import AGEING
@@ -40,7 +44,8 @@ class Services:
     """``first`` is there from the start to the end; others come and go.
 
     ``available`` names those that ``open_backbone`` can make; ``backbone_of`` says which one (fingerprint) a task file
-    is for. The plain form of another backbone is asked as a task of its name. Methods block; thread-safe.
+    is for; ``share_memory`` says to engines what each may take when one came or went. The plain form of another
+    backbone is asked as a task of its name. Methods block; thread-safe.
     """
 
     def __init__(
@@ -50,14 +55,22 @@ class Services:
         available: Callable[[], Sequence[str]] = tuple,
         open_backbone: OpenBackbone | None = None,
         backbone_of: Callable[[Path], str | None] = lambda file: None,
+        share_memory: Callable[[Sequence[Serves]], None] = lambda engines: None,
         grace: float = 10.0,
     ) -> None:
         self.first = first
         self._available = available
         self._open = open_backbone
         self._backbone_of = backbone_of
+        self._share_memory = share_memory
         self._grace = grace
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come upon itself
+        self._loading = threading.Lock()
+        """One backbone starts at a time: the next is to see what memory it takes."""
+        self._readers = Readers()
+        """Who looks a service up and uses it."""
+        self._settling = threading.Lock()
+        self._locks = NamedLocks()
         self._hosted: dict[str, Hosted] = {}
         """The others, in whatever state."""
         self._serving: tuple[Service, ...] = (first,)
@@ -97,6 +110,13 @@ class Services:
         return sum(service.unreadable for service in self._serving)
 
     @property
+    def _engines(self) -> Sequence[Serves]:
+        """All that take memory, whatever their state."""
+        with self._lock:
+            others = [hosted.service for hosted in self._hosted.values() if hosted.service is not None]
+        return [engine for service in (self.first, *others) if (engine := service.started) is not None]
+
+    @property
     def started(self) -> Sequence[Serves]:
         """The engines that there are, also while they drain."""
         return [engine for service in self._serving if (engine := service.started) is not None]
@@ -131,33 +151,35 @@ class Services:
     def submit(self, queries: Sequence[Query], *, deadline: float | None = None) -> list[Future[Result]]:
         """``Serves.submit``: queries of one backbone reach its engine together."""
         self.check_open()
-        services = self._serving
-        if len(services) == 1:
-            return self.first.engine.submit(queries, deadline=deadline)
-        routed: dict[Service, list[int]] = defaultdict(list)
-        for at, query in enumerate(queries):
-            routed[self._owner(query.task) or self.first].append(at)
-        futures: dict[int, Future[Result]] = {}
-        try:
-            for service, places in routed.items():
-                some = service.engine.submit([queries[at] for at in places], deadline=deadline)
-                futures.update(zip(places, some, strict=True))
-        except BaseException:
-            for future in futures.values():
-                future.cancel()
-            raise
-        return [futures[at] for at in range(len(queries))]
+        with self._readers.reading():
+            if len(self._serving) == 1:
+                return self.first.engine.submit(queries, deadline=deadline)
+            routed: dict[Service, list[int]] = defaultdict(list)
+            for at, query in enumerate(queries):
+                routed[self._owner(query.task) or self.first].append(at)
+            futures: dict[int, Future[Result]] = {}
+            try:
+                for service, places in routed.items():
+                    some = service.engine.submit([queries[at] for at in places], deadline=deadline)
+                    futures.update(zip(places, some, strict=True))
+            except BaseException:
+                for future in futures.values():
+                    future.cancel()
+                raise
+            return [futures[at] for at in range(len(queries))]
 
     def find(self, model: str) -> Task | None:
         """The outline of the task that queries for ``model`` get, or None where that is the first backbone's name.
 
         Raises ``NotFound``.
         """
-        return (self._owner(model) or self.first).find(model)
+        with self._readers.reading():
+            return (self._owner(model) or self.first).find(model)
 
     def at_hand(self, model: str) -> bool:
         """Whether ``find`` has to read nothing."""
-        return (self._owner(model) or self.first).at_hand(model)
+        with self._readers.reading():
+            return (self._owner(model) or self.first).at_hand(model)
 
     def knows(self, task: str) -> bool:
         """Whether queries may ask for it."""
@@ -178,19 +200,24 @@ class Services:
     def put_task(self, id: str, file: Path, if_match: int | None = None) -> StoredTask:
         """``Service.put_task`` of the backbone that the file is for."""
         fingerprint = self._backbone_of(file) if len(self._serving) > 1 else None
-        own = next((s for s in self._serving if s.backbone.fingerprint == fingerprint), self.first)
-        before = self._owner(id)
-        if before is not None and before is not own:
-            raise Conflict(f"task {id!r} is one of backbone {before.backbone.name!r}; delete it first")
-        if any(service.backbone.name == id for service in self._serving):
-            raise InvalidTask(f"{id!r} is the name of a backbone; choose another id")
-        return own.put_task(id, file, if_match)
+        with self._locks.hold(id), self._readers.reading():
+            own = next((s for s in self._serving if s.backbone.fingerprint == fingerprint), self.first)
+            if id == self.first.backbone.name or id in self._hosted:
+                raise InvalidTask(f"{id!r} is the name of a backbone; choose another id")
+            before = self._owner(id)
+            if before is not None and before is not own:
+                raise Conflict(f"task {id!r} is one of backbone {before.backbone.name!r}; delete it first")
+            return own.put_task(id, file, if_match)
 
     def rollback(self, id: str, to: int | str | None = None) -> StoredTask:
-        return (self._owner(id) or self.first).rollback(id, to)
+        """``Service.rollback`` of the task's backbone."""
+        with self._locks.hold(id), self._readers.reading():
+            return (self._owner(id) or self.first).rollback(id, to)
 
     def delete_task(self, id: str, if_match: int | None = None) -> None:
-        (self._owner(id) or self.first).delete_task(id, if_match)
+        """``Service.delete_task`` of the task's backbone."""
+        with self._locks.hold(id), self._readers.reading():
+            (self._owner(id) or self.first).delete_task(id, if_match)
 
     def backbones(self) -> list[Hosted]:
         """The first, the others that are loaded, and those that may be."""
@@ -210,6 +237,8 @@ class Services:
             known = self._hosted.get(name)
             if name == self.first.backbone.name:
                 return Hosted(name, _state(self.first), self.first)
+            if known is not None and known.state == "draining":
+                raise Conflict(f"backbone {name!r} is being unloaded; try again when it is")
             if known is not None and known.state != "failed":
                 return known
             if self._open is None or name not in self._available():
@@ -221,7 +250,8 @@ class Services:
         return started
 
     def unload(self, name: str) -> None:
-        """Stops serving a backbone: running queries of its tasks are answered, new ones are not found.
+        """Stops serving a backbone: running queries of its tasks are answered, within the time of grace, and new ones
+        are not found. Its memory is free when this returns.
 
         Raises ``NotFound``, ``Conflict`` for the first one and for one that is starting.
         """
@@ -236,39 +266,72 @@ class Services:
                 return
             if hosted.state != "ready" or hosted.service is None:
                 raise Conflict(f"backbone {name!r} is {hosted.state}; try again later")
+            service = hosted.service
             self._hosted[name] = hosted._replace(state="draining")
-            self._serving = tuple(service for service in self._serving if service is not hosted.service)
+            self._serving = tuple(each for each in self._serving if each is not service)
+        self._settle()  # whoever found it has submitted by now
         end = time.monotonic() + self._grace
-        while time.monotonic() < end and not _idle(hosted.service):
+        while time.monotonic() < end and not _idle(service):
             time.sleep(POLL)
-        hosted.service.close()
+        service.close()
         with self._lock:
             del self._hosted[name]
+        del hosted, service
+        self._freed()
 
     def _start(self, name: str) -> None:
+        problem = ""
+        with self._loading:
+            try:
+                self._serve(name)
+            except Exception as error:
+                log.exception("a backbone could not be loaded", extra={"backbone": name})
+                problem = error.message if isinstance(error, JpetsError) else type(error).__name__
+        if problem:
+            with self._lock:
+                self._hosted[name] = Hosted(name, "failed", None, problem)
+            self._freed()
+
+    def _serve(self, name: str) -> None:
+        """Starts a backbone and shows it to queries."""
         assert self._open is not None
+        service, make_engine = self._open(name, self._engines)
+        own = service.backbone
+        if own.name != name:
+            raise Conflict(f"the backbone in {name!r} calls itself {own.name!r}; rename its folder")
+        if (same := next((s for s in self.all if s.backbone.fingerprint == own.fingerprint), None)) is not None:
+            raise Conflict(f"{name!r} is the same backbone as {same.backbone.name!r}, which is served already")
+        with self._lock:
+            self._hosted[name] = Hosted(name, "starting", service)
+        for observer in self._observers:
+            service.observe(observer)
+        service.start(make_engine)
         try:
-            service, make_engine = self._open(name, self.started)
-            if service.backbone.name != name:
-                raise Conflict(f"the backbone in {name!r} calls itself {service.backbone.name!r}; rename its folder")
-            with self._lock:
-                self._hosted[name] = Hosted(name, "starting", service)
-            for observer in self._observers:
-                service.observe(observer)
-            service.start(make_engine)
-            service.engine.add_task(_plain(service.backbone), version=1)
-        except Exception as error:
-            log.exception("a backbone could not be loaded", extra={"backbone": name})
-            told = error.message if isinstance(error, JpetsError) else type(error).__name__
-            with self._lock:
-                self._hosted[name] = Hosted(name, "failed", None, told)
-            return
+            service.engine.add_task(_plain(own), version=1)
+            service.refresh()
+        except BaseException:
+            service.close()
+            raise
         with self._lock:
             self._hosted[name] = Hosted(name, "ready", service)
             self._serving = (*self._serving, service)
             closing = self._closing
+        self._share_memory(self._engines)
+        self._settle()
+        service.refresh()  # what was changed by those who did not see it yet
         if closing:
             service.close()
+
+    def _settle(self) -> None:
+        """Waits for everybody who looked up services before."""
+        with self._settling:
+            self._readers.settle()
+
+    def _freed(self) -> None:
+        """An engine's parts know each other: only the collector finds that nobody else does."""
+        gc.collect()
+        return_free_memory()
+        self._share_memory(self._engines)
 
     def _owner(self, task: str | None) -> Service | None:
         if task is None:

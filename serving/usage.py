@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from serving.repository import TaskRepository
@@ -34,10 +35,13 @@ class UsageLog:
             self._thread.join()
 
     def _work(self) -> None:
-        ended = False
+        ended, counts = False, Counter[str]()
         while not ended:
             ended = self._end.wait(PERIOD)
             try:
-                self._repository.add_uses(self._counts())
+                counts.update(self._counts())
+                if counts:
+                    self._repository.add_uses(counts)
+                counts.clear()
             except Exception:  # a full disk must not end the count for good
                 log.exception("the tasks' use could not be stored")

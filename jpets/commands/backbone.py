@@ -1,21 +1,29 @@
-"""``jpets backbone``: import and show shared models."""
+"""``jpets backbone``: import and show shared models; list, load and unload those of a running server."""
 
 from __future__ import annotations
 
+import time
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jpets.commands.output import JsonOption, print_fields, print_json, reporting, size
-from jpets.errors import Conflict
+from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
+from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
+from jpets.errors import Conflict, InvalidBackbone
+from serving.schemas import BackboneItem, BackboneList
 
 if TYPE_CHECKING:
     from checkpoints.backbone import Backbone
 
 app = typer.Typer(no_args_is_help=True, help="Shared models, from a folder, an installed package or the model hub.")
 
+PATH = "/v1/backbones"
+WAIT = 0.2
+"""Seconds between looks at a backbone that starts."""
+Name = Annotated[str, typer.Argument(help="name of the backbone, as the list has it")]
 Source = Annotated[str, typer.Argument(help="folder (Hugging Face or native), installed package or hub id")]
 
 
@@ -55,6 +63,46 @@ def show(source: Source, as_json: JsonOption = False) -> None:
         print_json(named | sizes)
     else:
         print_fields(_summary(backbone).items())
+
+
+@app.command("list")
+def list_backbones(server: ServerUrl = DEFAULT_SERVER, as_json: JsonOption = False) -> None:
+    """List the backbones of a running server, and those that it may load."""
+    found = Server(server).ask(BackboneList, "GET", PATH).backbones
+    if as_json:
+        print_json([item.model_dump() for item in found])
+        return
+    rows = [
+        (item.name, item.state, item.progress or item.problem or "", item.tasks if item.tasks is not None else "")
+        for item in found
+    ]
+    print_table(("backbone", "state", "", "tasks"), rows, numbers=("tasks",))
+
+
+@app.command()
+def load(name: Name, server: ServerUrl = DEFAULT_SERVER) -> None:
+    """Have a running server load a backbone beside those it has, and wait until it is ready."""
+    here = Server(server)
+    item = here.ask(BackboneItem, "PUT", _path(name))
+    with busy(f"load {name}"):
+        while item.state == "starting":
+            time.sleep(WAIT)
+            item = next(each for each in here.ask(BackboneList, "GET", PATH).backbones if each.name == name)
+    if item.state != "ready":
+        raise InvalidBackbone(f"{name} is {item.state}: {item.problem or 'somebody unloads it'}")
+    typer.echo(f"{name} is ready, with {item.tasks} tasks")
+
+
+@app.command()
+def unload(name: Name, server: ServerUrl = DEFAULT_SERVER) -> None:
+    """Have a running server answer what it has for a backbone, and then forget it. Its tasks stay stored."""
+    with busy(f"unload {name}"):
+        Server(server).delete(_path(name))
+    typer.echo(f"{name} is unloaded")
+
+
+def _path(name: str) -> str:
+    return f"{PATH}/{urllib.parse.quote(name, safe='')}"
 
 
 def _summary(backbone: Backbone) -> dict[str, object]:

@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, TypeVar, cast
+from typing import Annotated, BinaryIO, TypeVar, cast
 
 import pydantic
 import typer
@@ -17,6 +17,8 @@ import typer
 from jpets.commands.output import LARGE, progress_bars
 from jpets.errors import DeadlineExceeded, JpetsError, NotFound, Unparseable
 
+ServerUrl = Annotated[str, typer.Option("--server", envvar="JPETS_SERVER", help="URL of the server")]
+DEFAULT_SERVER = "http://127.0.0.1:8080"
 TIMEOUT = 120.0
 """Seconds that a server may say nothing."""
 BLOCK = 1 << 20

@@ -9,7 +9,7 @@ from typing import Annotated
 import pydantic
 import typer
 
-from jpets.commands.client import Server
+from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.commands.output import JsonOption, print_json, print_table, report_error, reporting
 from jpets.errors import InvalidInput
 from serving.schemas import ClassifyItem
@@ -30,7 +30,7 @@ def query(
     texts: Annotated[
         list[str], typer.Argument(metavar="TEXT...", help="texts; - reads one a line from standard input")
     ],
-    server: Annotated[str, typer.Option(envvar="JPETS_SERVER", help="URL of the server")] = "http://127.0.0.1:8080",
+    server: ServerUrl = DEFAULT_SERVER,
     top_k: Annotated[int | None, typer.Option(min=1, help="show this many labels of each text")] = None,
     as_json: JsonOption = False,
 ) -> None:

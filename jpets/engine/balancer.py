@@ -53,6 +53,11 @@ class Balancer:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._work, name="jpets-balance", daemon=True)
 
+    @property
+    def watches(self) -> bool:
+        """Whether calls are to be counted for it."""
+        return self._rule is not None
+
     def start(self) -> None:
         self._thread.start()
 

@@ -12,6 +12,7 @@ from jpets.deltas.bank import lower_task, tightest
 from jpets.deltas.fold import fold_pooler
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.device_memory import fit_slots, param_bytes
+from jpets.engine.mesh import MeshSlice
 from jpets.model.encoder import Params
 from jpets.types import Task
 
@@ -34,12 +35,13 @@ def class_slots(
     params: Params,
     settings: EngineSettings,
     limit: float = math.inf,
+    mesh: MeshSlice | None = None,
 ) -> tuple[tuple[ClassKey, int], ...]:
     """Each class with its bank's slots: for ``tasks``, for the shapes of ``reserve``, for so many registered tasks that
     are ``coming``, and as many again. Those that are coming can share slots, so theirs are bounded.
 
-    A class that another one covers is served by that one. Under a ``limit`` in bytes there may be fewer free slots;
-    raises ``OutOfSpace`` where the tasks that stay on the device do not fit.
+    A class that another one covers is served by that one. Under a ``limit`` in bytes, each device's, there may be fewer
+    free slots; raises ``OutOfSpace`` where the tasks that stay on the device do not fit.
     """
     stay = Counter(key for task in tasks for key in task_classes(task, config, params))
     shapes = dict.fromkeys((key for task in reserve for key in task_classes(task, config, params)), 0)
@@ -50,7 +52,8 @@ def class_slots(
         kept[cover or key] = _Members(members.stay + stay[key], members.coming + coming.get(key, 0))
     wanted = {key: members.wanted(settings) for key, members in kept.items()}
     least = {key: members.least(settings) for key, members in kept.items()}
-    fitting = fit_slots(least, wanted, config, settings.dtype, param_bytes(params, settings.dtype), limit)
+    taken = param_bytes(params, settings.dtype, mesh)
+    fitting = fit_slots(least, wanted, config, settings.dtype, taken, limit, mesh)
     return tuple(sorted(fitting.items()))
 
 
@@ -62,8 +65,8 @@ class _Members(NamedTuple):
 
     def wanted(self, settings: EngineSettings) -> int:
         """Room for twice the tasks, in powers of two: one task more must not make every stored program stale."""
-        doubled = min(2 * (self.stay + self.coming), 2 * self.stay + settings.max_slots)
-        return 1 << max(settings.slots, doubled).bit_length()
+        rounded = 1 << max(settings.slots, 2 * (self.stay + self.coming)).bit_length()
+        return min(rounded, 2 * self.stay + settings.max_slots + 1) if self.coming else rounded
 
     def least(self, settings: EngineSettings) -> int:
         """Of those that may leave, a batch finds room for each of its rows."""

@@ -13,6 +13,7 @@ from jpets.config import BackboneConfig, DType
 from jpets.deltas import class_method
 from jpets.deltas.bank import bytes_on_each, storage_dtype
 from jpets.deltas.protocol import ClassKey
+from jpets.engine.mesh import MeshSlice, first_device
 from jpets.engine.program import Program
 from jpets.errors import OutOfSpace
 from jpets.model.encoder import Params, cast_params
@@ -53,10 +54,12 @@ def device_limit(device: jax.Device, gigabytes: float) -> float:
     return (device.memory_stats() or {}).get("bytes_limit", math.inf)
 
 
-def param_bytes(params: Params, dtype: DType) -> int:
-    """Device bytes of a backbone's parameters in the engine's number format."""
+def param_bytes(params: Params, dtype: DType, mesh: MeshSlice | None = None) -> int:
+    """Bytes of a backbone's parameters, in the engine's number format, on each device of ``mesh`` (one by default)."""
     kept = jax.eval_shape(functools.partial(cast_params, dtype=dtype), params)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+    placed = (mesh or first_device()).params(kept)
+    parts = jax.tree.map(lambda leaf, own: math.prod(own.shard_shape(leaf.shape)) * leaf.dtype.itemsize, kept, placed)
+    return sum(jax.tree.leaves(parts))
 
 
 def tree_bytes(arrays: Any) -> int:
@@ -64,15 +67,19 @@ def tree_bytes(arrays: Any) -> int:
     return sum(map(bytes_on_each, jax.tree.leaves(arrays)))
 
 
-def slot_bytes(key: ClassKey, config: BackboneConfig, dtype: str) -> int:
-    """Device bytes of one slot of a class."""
+def slot_bytes(key: ClassKey, config: BackboneConfig, dtype: str, mesh: MeshSlice | None = None) -> int:
+    """Bytes of one slot of a class on each device of ``mesh`` (one by default)."""
     specs = class_method(key.method).bank_arrays(key, config).values()
-    return sum(math.prod(spec.shape) * storage_dtype(spec, dtype).itemsize for spec in specs)
+    own = mesh or first_device()
+    parts = ((spec, own.bank(spec.shape).shard_shape((1, *spec.shape))) for spec in specs)
+    return sum(math.prod(part) * storage_dtype(spec, dtype).itemsize for spec, part in parts)
 
 
-def banks_bytes(slots: Mapping[ClassKey, int], config: BackboneConfig, dtype: str) -> int:
-    """Device bytes of banks with so many slots each, slot 0 included."""
-    return sum(count * slot_bytes(key, config, dtype) for key, count in slots.items())
+def banks_bytes(
+    slots: Mapping[ClassKey, int], config: BackboneConfig, dtype: str, mesh: MeshSlice | None = None
+) -> int:
+    """``slot_bytes`` of banks with so many slots each, slot 0 included."""
+    return sum(count * slot_bytes(key, config, dtype, mesh) for key, count in slots.items())
 
 
 def fit_slots(
@@ -82,8 +89,10 @@ def fit_slots(
     dtype: str,
     backbone: int,
     limit: float,
+    mesh: MeshSlice | None = None,
 ) -> dict[ClassKey, int]:
-    """``wanted`` slots of each class, or, where a limit of so many bytes is too small for them, fewer free ones.
+    """``wanted`` slots of each class, or, where a limit of so many bytes a device is too small for them, fewer free
+    ones.
 
     Raises ``OutOfSpace`` where ``least`` do not fit either.
     """
@@ -91,7 +100,7 @@ def fit_slots(
     most = max(wanted.values(), default=0)
     while True:
         chosen = {key: max(least[key], min(count, most)) for key, count in wanted.items()}
-        taken = banks_bytes(chosen, config, dtype)
+        taken = banks_bytes(chosen, config, dtype, mesh)
         if taken <= room:
             return chosen
         if most <= 1:

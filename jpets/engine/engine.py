@@ -82,7 +82,9 @@ class Engine(Serves):
         device = mesh.devices[0]
         streams = delta_streams(self.settings, device.platform)
         limit = device_limit(device, self.settings.device_memory_gb)
-        slots = class_slots(first, list(reserve), coming or {}, config, dict(backbone.params), self.settings, limit)
+        slots = class_slots(
+            first, list(reserve), coming or {}, config, dict(backbone.params), self.settings, limit, mesh
+        )
         family = Family(config, self.settings.dtype, slots, streams)
         most_tokens = max(longest, self.settings.max_batch_tokens)
         self.menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, self.settings.max_batch_rows)
@@ -259,12 +261,14 @@ class Engine(Serves):
         version: int | None = None,
         load: Callable[[], Task] | None = None,
     ) -> None:
+        began = time.monotonic()
         loaded = self._loader.load(task, self.tasks)
         if load is None:
             self.adopt(loaded, tenant=tenant, version=version)
             return
         try:
-            self.adopt(loaded.outlined(), tenant=tenant, version=version, load=load)
+            cost = time.monotonic() - began
+            self.adopt(loaded.outlined(), tenant=tenant, version=version, load=load, cost=cost)
         except OutOfSpace:
             if self.tasks.hopeless(loaded.contents):
                 raise
@@ -277,8 +281,9 @@ class Engine(Serves):
         tenant: str = DEFAULT_TENANT,
         version: int | None = None,
         load: Callable[[], Task] | None = None,
+        cost: float = 0.0,
     ) -> None:
-        """``add_task`` for what is loaded already, here or by an engine of the same classes.
+        """``add_task`` for what is loaded already, here or by an engine of the same classes, in ``cost`` seconds.
 
         Raises ``OutOfSpace``; then nothing changed.
         """
@@ -290,7 +295,7 @@ class Engine(Serves):
         except BaseException:
             self.tasks.release(slots)
             raise
-        self.tasks.publish(loaded.resident(tenant, slots, version), load)
+        self.tasks.publish(loaded.resident(tenant, slots, version), load, cost)
 
     def export(self, id: str, *, tenant: str = DEFAULT_TENANT) -> LoadedTask | None:
         """What another engine can ``adopt``, read from this one's device; None where the task is not there."""
@@ -338,7 +343,7 @@ class Engine(Serves):
         try:
             return place()
         except OutOfSpace as error:
-            wanted = sum(slot_bytes(key, self.family.config, self.family.dtype) for key in keys)
+            wanted = sum(slot_bytes(key, self.family.config, self.family.dtype, self.replica.mesh) for key in keys)
             raise OutOfSpace(
                 f"{error.message}. The task takes {wanted / 1e6:.1f} MB; in use, with free slots of other classes: "
                 f"{self.memory.use(self.replica.programs)}"

@@ -26,7 +26,8 @@ from jpets.engine.homes import Home, Homes
 from jpets.engine.interface import Progress, Serves
 from jpets.engine.mover import Mover
 from jpets.engine.readers import Readers
-from jpets.engine.tasks import DEFAULT_TENANT
+from jpets.engine.residency import Tier
+from jpets.engine.tasks import DEFAULT_TENANT, Entry
 from jpets.errors import JpetsError, OutOfSpace
 from jpets.scheduling.rounds import AdaptiveInterval
 from jpets.types import LoadedBackbone, Query, Result, Task
@@ -37,7 +38,7 @@ STARTS = 4
 
 class EngineGroup(Serves):
     """``devices`` is at least one; so many as are ``together`` compute each batch in common (tensor parallelism) and
-    count as one here. Settings of memory are for all, but ``device_memory_gb`` and ``merged_memory_gb`` each device's.
+    count as one here. ``host_memory_gb`` and ``response_cache_mb`` are for all; what else is a limit, is each device's.
 
     ``interval`` says when tasks move by themselves; None: only when ``mover`` is told.
     """
@@ -90,11 +91,17 @@ class EngineGroup(Serves):
         """The first engine starts alone, as it measures what programs take; the others then start side by side."""
         first, *others = self._members
         progress("devices", 0, len(self._members))
-        _start(first, progress)
-        with ThreadPoolExecutor(STARTS) as pool:
-            for number, done in enumerate([pool.submit(_start, member) for member in others], 1):
-                progress("devices", number, len(self._members))
-                done.result()
+        try:
+            _start(first, progress)
+            for member in others:
+                member.costs.reload()
+            with ThreadPoolExecutor(STARTS) as pool:
+                for number, done in enumerate([pool.submit(_start, member) for member in others], 1):
+                    progress("devices", number, len(self._members))
+                    done.result()
+        except BaseException:
+            self.close()
+            raise
         progress("devices", len(self._members), len(self._members))
         self.balancer.start()
         return self
@@ -123,7 +130,8 @@ class EngineGroup(Serves):
                 for future in futures.values():
                     future.cancel()
                 raise
-        self.homes.called(Counter((tenant, query.task) for query in queries if query.task is not None))
+        if self.balancer.watches:
+            self.homes.called(Counter((tenant, query.task) for query in queries if query.task is not None))
         return [futures[at] for at in range(len(queries))]
 
     def _routed(self, queries: Sequence[Query], tenant: str) -> Mapping[int, Sequence[int]]:
@@ -213,6 +221,14 @@ class EngineGroup(Serves):
         for device, some in own.items():
             self._members[device].warm(some, tenant=tenant)
 
+    def entry(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Entry | None:
+        with self._readers.reading():  # or it could leave the home that was just looked up
+            return super().entry(id, tenant=tenant)
+
+    def tier(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Tier | None:
+        with self._readers.reading():
+            return super().tier(id, tenant=tenant)
+
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
         home = self.homes.get((tenant, id))
         return home.devices if home is not None else ()
@@ -229,6 +245,5 @@ def _divided(settings: EngineSettings, devices: int) -> EngineSettings:
     return dataclasses.replace(
         settings,
         host_memory_gb=settings.host_memory_gb / devices,
-        response_cache_mb=settings.response_cache_mb // devices,
-        max_queue=max(1, settings.max_queue // devices),
+        response_cache_mb=-(-settings.response_cache_mb // devices),
     )

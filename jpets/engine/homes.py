@@ -70,8 +70,11 @@ class Homes:
         return len(self._homes)
 
     def called(self, names: Counter[Name]) -> None:
+        """Names that nobody has a home for are left out."""
         with self._lock:
-            self._calls.update(names)
+            for name, calls in names.items():
+                if name in self._homes:
+                    self._calls[name] += calls
 
     def take_calls(self) -> Counter[Name]:
         """Calls since the last time."""

@@ -137,10 +137,11 @@ class Serves(abc.ABC):
 
     def tier(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Tier | None:
         """Where a task is now; None for what is not known."""
-        entry = self.entry(id, tenant=tenant)
-        if entry is None:
-            return None
-        return self.members[self.devices_of(id, tenant=tenant)[0]].residency.tier(entry)
+        for device in self.devices_of(id, tenant=tenant):
+            member = self.members[device]
+            if (entry := member.tasks.entry(tenant, id)) is not None:
+                return member.residency.tier(entry)
+        return None
 
     def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
         """Queries for each task since the last call."""

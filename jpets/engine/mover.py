@@ -31,7 +31,8 @@ class Mover:
         self._changes = changes
         self._settling = threading.Lock()
         """``Readers`` are waited for by one thread at a time."""
-        self._leaving: set[tuple[Name, int]] = set()
+        self._leaving: dict[tuple[Name, int], object] = {}
+        """Each stay of a task at a device has an object of its own: it may leave, come back and leave again."""
         self.counts: Counter[str] = Counter()
         """Tasks ``moved`` and ``copied``, moves that ``failed``, and the ``bytes`` that were copied."""
 
@@ -60,11 +61,11 @@ class Mover:
                 self.counts["failed"] += 1
                 return False
             stay = home.devices if copy else tuple(device for device in home.devices if device != source)
-            self._leaving.discard((name, target))
+            self._leaving.pop((name, target), None)
             self._homes.move(name, (*stay, target))
             self.counts["copied" if copy else "moved"] += 1
-        if not copy:
-            self._leave([(name, source)])
+            if not copy:
+                self._leave(name, source)
         return True
 
     def withdraw(self, name: Name, device: int) -> None:
@@ -74,7 +75,7 @@ class Mover:
             if home is None or device not in home.devices or len(home.devices) == 1:
                 return
             self._homes.move(name, tuple(each for each in home.devices if each != device))
-        self._leave([(name, device)])
+            self._leave(name, device)
 
     def leave(self, name: Name, devices: Iterable[int]) -> None:
         """The caller, who holds the lock of changes, took these homes from a task, or (none) removed it."""
@@ -83,22 +84,24 @@ class Mover:
                 for device in [own for each, own in self._leaving if each == name]:
                     self._forget(name, device)
                 return
-            self._leaving.update((name, device) for device in devices)
+            for device in devices:
+                self._leave(name, device)
 
     def tidy(self) -> None:
         """Frees old places whose last query is answered. To be called now and then."""
-        waiting = list(self._leaving)
+        with self._changes:
+            waiting = dict(self._leaving)
         if not waiting:
             return
         with self._settling:
             self._readers.settle()  # whoever saw the old home has submitted by now
-        for name, device in waiting:
+        for (name, device), stay in waiting.items():
             with self._changes:
                 home = self._homes.get(name)
-                if (name, device) not in self._leaving:
+                if self._leaving.get((name, device)) is not stay:  # gone, or it came back and left again
                     continue
-                if home is not None and device in home.devices:  # it came back
-                    self._leaving.discard((name, device))
+                if home is not None and device in home.devices:
+                    del self._leaving[name, device]
                 elif self._members[device].idle(name[1], tenant=name[0]):
                     self._forget(name, device)
 
@@ -121,15 +124,17 @@ class Mover:
                 id, home.load, tenant=tenant, version=home.version, pinned=home.pinned, classes=home.classes
             )
         else:
-            self._members[target].adopt(loaded, tenant=tenant, version=home.version, load=home.load)
+            entry = self._members[source].tasks.entry(tenant, id)
+            self._members[target].adopt(
+                loaded, tenant=tenant, version=home.version, load=home.load, cost=entry.cost if entry else 0.0
+            )
             self.counts["bytes"] += loaded.nbytes
 
-    def _leave(self, places: Sequence[tuple[Name, int]]) -> None:
-        with self._changes:
-            self._leaving.update(places)
+    def _leave(self, name: Name, device: int) -> None:
+        self._leaving[name, device] = object()
 
     def _forget(self, name: Name, device: int) -> None:
-        self._leaving.discard((name, device))
+        self._leaving.pop((name, device), None)
         try:
             self._members[device].remove_task(name[1], tenant=name[0])
         except NotFound:

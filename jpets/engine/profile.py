@@ -64,12 +64,16 @@ class CostTable:
         self._seconds: dict[str, float] = {}
         self._rates: dict[str, float] = {}
         self._rate = FIRST_RATE
-        if path.exists():
+        self.reload()
+
+    def reload(self) -> None:
+        """Takes what the file has now."""
+        if self._path.exists():
             try:
-                stored = json.loads(path.read_text())
+                stored = json.loads(self._path.read_text())
                 self._seconds = {str(name): float(value) for name, value in stored.items()}
             except (ValueError, AttributeError, TypeError):
-                path.unlink(missing_ok=True)  # half-written or foreign: measured again
+                self._path.unlink(missing_ok=True)  # half-written or foreign: measured again
 
     def get(self, key: ProgramKey) -> float | None:
         return self._seconds.get(str(key))

@@ -35,12 +35,13 @@ class Replica:
         self.family = family
         self.pad_id = pad_id
         self.mesh = mesh
-        cast = cast_params(dict(params), family.dtype)
-        self.params = jax.device_put(cast, mesh.params(cast))
         base_bias = np.asarray(params["bias"], np.float32)
-        self.banks = {
-            key: Bank(key, count, family.config, family.dtype, base_bias, mesh.bank) for key, count in family.slots
-        }
+        with jax.default_device(mesh.devices[0]):  # nothing goes by way of another one
+            cast = cast_params(dict(params), family.dtype)
+            self.params = jax.device_put(cast, mesh.params(cast))
+            self.banks = {
+                key: Bank(key, count, family.config, family.dtype, base_bias, mesh.bank) for key, count in family.slots
+            }
         self._programs: dict[ProgramKey, Program] = {}
         self.programs: Sequence[Program] = ()
         """Those that are ready; a new tuple whenever one comes or goes."""

@@ -9,15 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sortedcontainers import SortedList
-
 from jpets.deltas import class_method
 from jpets.deltas.bank import tightest
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
+from jpets.engine.slot_pool import SlotPool
 from jpets.errors import NotFound, OutOfSpace, UnknownClass
 from jpets.types import Pooling, Task
 
 DEFAULT_TENANT = "default"
+FORGOTTEN = 1024
+"""Removed tasks whose use is still counted, about: a moved one is removed from its old device."""
 MOST_SHAPES = 4096
 """Of tasks, whose classes are remembered."""
 
@@ -41,8 +42,6 @@ class Entry:
     """Rises with every new version."""
     loading: object = field(default_factory=object)
     """Unlike that of any other version, and of any other task that ever has its id: both can come again."""
-    asked: int = 0
-    """Queries since ``TaskTable.uses`` was called last."""
 
 
 @dataclass(eq=False)
@@ -83,22 +82,6 @@ class Resident:
         return self.task if self.entry is None else self.entry.load()
 
 
-@dataclass
-class SlotPool:
-    """Free slots of one bank; 0 is never given out."""
-
-    free: list[int] = field(default_factory=list)
-    idle: SortedList = field(default_factory=SortedList)
-    """(rank, resident) of those that could leave."""
-    fixed: int = 0
-    """Slots of tasks that never leave."""
-    total: int = 0
-
-    @classmethod
-    def of(cls, slots: int) -> SlotPool:
-        return cls(list(range(slots - 1, 0, -1)), total=slots - 1)
-
-
 class TaskTable:
     """Thread-safe. Slots are reserved before a task's numbers are written and shown only afterwards (``publish``).
 
@@ -131,7 +114,8 @@ class TaskTable:
         """Tasks of each tenant on the device."""
         self._clock = 0.0
         self._uses = itertools.count()
-        self._asked: set[Entry] = set()
+        self._asked: Counter[tuple[str, str]] = Counter()
+        """Queries for each task since ``uses`` was called last."""
         self.on_idle: Callable[[], None] = lambda: None
         self.evictions = 0
         self.hits = 0
@@ -220,13 +204,16 @@ class TaskTable:
         self.on_idle()
         return entry
 
-    def publish(self, resident: Resident, load: Callable[[], Task] | None = None) -> None:
-        """From now on queries see this task; an older version of it drains. Without ``load`` it stays for good."""
+    def publish(self, resident: Resident, load: Callable[[], Task] | None = None, cost: float = 0.0) -> None:
+        """From now on queries see this task; an older version of it drains.
+
+        Without ``load`` it stays for good; with it, to bring it again takes ``cost`` seconds, about.
+        """
         task = resident.task
         with self._lock:
             entry = self._enter(resident.tenant, task.id, load or (lambda: task), resident.version)
             if load is not None:
-                resident.entry, entry.keys = entry, tuple(resident.slots)
+                resident.entry, entry.keys, entry.cost = entry, tuple(resident.slots), cost
             self._settle(entry, resident)
         self.on_idle()
 
@@ -250,6 +237,8 @@ class TaskTable:
             if entry is None:
                 raise NotFound(f"unknown task {task!r}")
             self._retire(entry)
+            if len(self._asked) > FORGOTTEN + 2 * len(self._entries):  # nobody asks how often they were used
+                self._asked = Counter({name: count for name, count in self._asked.items() if name in self._entries})
         self.on_idle()
 
     def acquire(self, tenant: str, task: str) -> Resident | Entry:
@@ -259,8 +248,7 @@ class TaskTable:
             entry = self._entries.get((tenant, task))
             if entry is None:
                 raise NotFound(f"unknown task {task!r}")
-            entry.asked += 1
-            self._asked.add(entry)
+            self._asked[tenant, task] += 1
             if entry.resident is None:
                 self.misses += 1
                 return entry
@@ -301,12 +289,8 @@ class TaskTable:
     def uses(self, tenant: str = DEFAULT_TENANT) -> dict[str, int]:
         """Queries for each task of ``tenant`` since the last call."""
         with self._lock:
-            found = [entry for entry in self._asked if entry.tenant == tenant]
-            counts = {entry.task: entry.asked for entry in found}
-            for entry in found:
-                entry.asked = 0
-            self._asked.difference_update(found)
-            return counts
+            names = [name for name in self._asked if name[0] == tenant]
+            return {name[1]: self._asked.pop(name) for name in names}
 
     def all(self) -> list[Resident]:
         """The tasks on the device."""
@@ -330,7 +314,7 @@ class TaskTable:
         """The entry of a task, new or of its new version."""
         entry = self._entries.setdefault((tenant, task), Entry(tenant, task, load))
         entry.load, entry.version, entry.turn, entry.keys = load, version, entry.turn + 1, None
-        entry.loading = object()
+        entry.loading, entry.pinned = object(), False
         self._retire(entry)
         return entry
 

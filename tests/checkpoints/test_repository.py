@@ -324,5 +324,6 @@ def test_layouts_belong_to_a_file_and_a_reader(repository: Repository, files: li
 def test_outline_is_the_task_without_numbers(repository: Repository, files: list[bytes]) -> None:
     stored = repository.put("a", files[0])
     expected, found = repository.task(stored).outlined(), repository.outline(stored)
+    assert found is not None
     assert (found.id, found.labels, found.preprocessing) == (expected.id, expected.labels, expected.preprocessing)
     assert (found.deltas, found.head.type, found.head.outputs) == ((), expected.head.type, expected.head.outputs)

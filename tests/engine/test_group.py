@@ -332,6 +332,25 @@ def test_a_full_queue_refuses_a_submission_as_a_whole(make: Make) -> None:
     check(own.infer([query(0), query(1)]), [0, 1])
 
 
+def test_one_task_may_fill_the_queue(make: Make) -> None:
+    own = make(devices=2, settings=dataclasses.replace(SETTINGS, max_queue=100))
+    check(own.infer([query(0)] * 100), [0] * 100)
+
+
+def test_a_removed_task_never_answers(group: EngineGroup) -> None:
+    """Removed right after a move, before its old place was freed."""
+    for turn in range(20):
+        group.add_task(draw_task(3, "brief"))
+        (source,) = group.devices_of("brief")
+        assert group.mover.move(("default", "brief"), source, (source + 1) % DEVICES)
+        if turn % 2:
+            assert group.mover.move(("default", "brief"), (source + 1) % DEVICES, source)
+        group.remove_task("brief")
+        assert not any(member.tasks.entry("default", "brief") for member in group.members)
+        assert isinstance(group.infer([query(3, "brief")])[0].error, NotFound)
+    assert group.tier("brief") is None and group.entry("brief") is None
+
+
 def test_readers_are_waited_for_and_never_wait() -> None:
     readers, order, inside, go_on = Readers(), list[str](), threading.Event(), threading.Event()
 

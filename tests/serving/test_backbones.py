@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,9 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.engine.interface import Serves
-from jpets.errors import InvalidBackbone
-from jpets.types import Head, Task
+from jpets.errors import InvalidBackbone, Saturated
+from jpets.types import Head, Query, Task
+from serving.repository import Validator
 from serving.service import MakeEngine, Service
 from serving.services import Services
 from serving.settings import ServingSettings
@@ -36,6 +38,9 @@ SETTINGS = EngineSettings(
 )
 BUCKETS = [Bucket(64, ((4, 16),))]
 OTHER = "tiny-distilbert"
+GATE = threading.Event()
+GATE.set()
+"""Engines are made only while it is open."""
 
 
 def bitfit_task(backbone: Backbone, id: str, seed: int) -> Task:
@@ -55,28 +60,36 @@ def other() -> Backbone:
 def services(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, other: Backbone) -> Iterator[Services]:
     """Serves tiny-bert with the task ``first``; ``second`` is stored for tiny-distilbert, which may be loaded."""
     cache = tmp_path_factory.mktemp("cache")
-    repository = Repository(tmp_path_factory.mktemp("repository"))
+
+    def validator(own: Backbone) -> Validator:
+        return lambda data, id: read_task(data, id=id, config=own.config, backbone=own.fingerprint)
+
+    repository = Repository(tmp_path_factory.mktemp("repository"), validator=validator(backbone))
     repository.put("first", task_to_bytes(bitfit_task(backbone, "first", 1)))
-    repository.put("second", task_to_bytes(bitfit_task(other, "second", 2)))
+    repository.put("second", task_to_bytes(bitfit_task(other, "second", 2)), validator=validator(other))
+    price = bitfit_task(other, "price", 5)
+    price = dataclasses.replace(price, head=dataclasses.replace(price.head, problem="regression"), labels=())
+    repository.put("price", task_to_bytes(price), validator=validator(other))
 
     def make(own: Backbone, coming: Mapping[ClassKey, int]) -> Serves:
+        assert GATE.wait(30)
         return Engine(own, (), SETTINGS, coming=coming, cache_dir=cache, buckets=BUCKETS)
 
     def service(own: Backbone) -> Service:
-        return Service(
-            repository, own, lambda data, id: read_task(data, id=id, config=own.config, backbone=own.fingerprint)
-        )
+        return Service(repository, own, validator(own))
 
     def open_backbone(name: str, engines: Sequence[Serves]) -> tuple[Service, MakeEngine]:
         assert len(engines) == 1
         if name == "broken":
             raise InvalidBackbone("config.json lacks hidden_size")
-        own = other if name == OTHER else dataclasses.replace(other, name="misnamed")
+        own = {OTHER: other, "copy": dataclasses.replace(backbone, name="copy")}.get(
+            name, dataclasses.replace(other, name="misnamed")
+        )
         return service(own), partial(make, own)
 
     found = Services(
         service(backbone),
-        available=lambda: [OTHER, "broken", "renamed", "first"],
+        available=lambda: [OTHER, "broken", "renamed", "copy", "first"],
         open_backbone=open_backbone,
         backbone_of=fingerprint_of,
     )
@@ -125,6 +138,7 @@ def test_tasks_of_another_backbone_wait_for_it(call: Call) -> None:
         OTHER: "available",
         "broken": "available",
         "renamed": "available",
+        "copy": "available",
         "first": "available",
     }
 
@@ -143,10 +157,10 @@ def test_one_request_asks_tasks_of_both(call: Call, loaded: None, other: Backbon
     outputs = call("GET", f"/v2/models/{OTHER}").json()
     assert (outputs["outputs"][0]["shape"], outputs["versions"]) == ([-1, other.config.hidden_size], ["1"])
     item = next(each for each in call("GET", "/v1/backbones").json()["backbones"] if each["name"] == OTHER)
-    assert (item["fingerprint"], item["tasks"], item["default"]) == (other.fingerprint, 2, False)
+    assert (item["fingerprint"], item["tasks"], item["default"]) == (other.fingerprint, 3, False)
     assert item["device_bytes"] > 0
     found = samples(call)
-    assert found["jpets_device_tasks", (("device", "0"),)] == 3
+    assert found["jpets_device_tasks", (("device", "0"),)] == 4
     assert found["jpets_batches_total", ()] >= 4
     assert len(services.started) == 2
 
@@ -169,6 +183,7 @@ def test_unloading_answers_what_runs_and_keeps_the_tasks(call: Call, services: S
     call("PUT", f"/v1/backbones/{OTHER}")
     wait_for(call, OTHER, "ready")
     before = classify(call, "second")
+    replica = weakref.ref(services.started[1].members[0].replica)
     codes: list[int] = []
     over = threading.Event()
 
@@ -187,6 +202,7 @@ def test_unloading_answers_what_runs_and_keeps_the_tasks(call: Call, services: S
     assert set(codes) <= {200, 404} and 200 in codes
     assert classify(call, "second")[0] == 404 and classify(call, "first")[0] == 200
     assert state(call, OTHER) == "available" and len(services.started) == 1
+    assert replica() is None, "its memory is free"
     assert call("PUT", f"/v1/backbones/{OTHER}").status_code == 202
     wait_for(call, OTHER, "ready")
     assert classify(call, "second") == before
@@ -194,7 +210,14 @@ def test_unloading_answers_what_runs_and_keeps_the_tasks(call: Call, services: S
     call("DELETE", f"/v1/backbones/{OTHER}")
 
 
-@pytest.mark.parametrize(("name", "part"), [("broken", "lacks hidden_size"), ("renamed", "calls itself 'misnamed'")])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("broken", "lacks hidden_size"),
+        ("renamed", "calls itself 'misnamed'"),
+        ("copy", "the same backbone as 'tiny-bert'"),
+    ],
+)
 def test_what_cannot_be_loaded_says_why(call: Call, name: str, part: str) -> None:
     assert call("PUT", f"/v1/backbones/{name}").status_code == 202
     wait_for(call, name, "failed")
@@ -211,6 +234,46 @@ def test_what_is_refused(call: Call) -> None:
     assert call("PUT", "/v1/backbones/tiny-bert").status_code == 200
     assert call("DELETE", "/v1/backbones/tiny-bert").status_code == 409
     assert call("DELETE", f"/v1/backbones/{OTHER}").status_code == 404
+
+
+def test_changes_while_a_backbone_starts(call: Call, services: Services, backbone: Backbone, other: Backbone) -> None:
+    GATE.clear()
+    try:
+        call("PUT", f"/v1/backbones/{OTHER}")
+        wait_for(call, OTHER, "starting")
+        named = call("PUT", f"/v1/tasks/{OTHER}", content=task_to_bytes(bitfit_task(backbone, OTHER, 3)))
+        assert named.status_code == 422 and "name of" in named.text
+        assert call("PUT", f"/v1/backbones/{OTHER}").status_code == 202
+        assert call("DELETE", f"/v1/backbones/{OTHER}").status_code == 409, "it is starting"
+        (stored,) = (task for task in services.repository.index("") if task.id == "second")
+        content = services.repository.read(stored)
+        assert call("DELETE", "/v1/tasks/second").status_code == 204
+    finally:
+        GATE.set()
+    wait_for(call, OTHER, "ready")
+    assert classify(call, "second")[0] == 404
+    assert call("PUT", "/v1/tasks/second", content=content).status_code == 201
+    assert classify(call, "second")[0] == 200
+    call("DELETE", f"/v1/backbones/{OTHER}")
+
+
+def test_a_task_without_labels_is_read_by_its_own_backbone(call: Call, loaded: None, services: Services) -> None:
+    own = services.all[1]
+    entry = own.engine.entry("price")
+    assert entry is not None
+    assert own._outline(entry).head.outputs == 3
+    assert len(classify(call, "price")[1][0]["values"]) == 3
+
+
+def test_a_full_submission_to_both_is_refused_as_a_whole(
+    call: Call, loaded: None, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise Saturated("the queue is full")
+
+    monkeypatch.setattr(services.all[1].engine, "submit", full)
+    with pytest.raises(Saturated):
+        services.submit([Query("first", "a")] * 3 + [Query("second", "a")])
 
 
 def test_a_file_says_which_backbone_it_is_for(tmp_path: Path, other: Backbone) -> None:
