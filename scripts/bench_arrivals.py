@@ -19,12 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import typer
-from bench_paging import serving, write_tasks
+from bench_paging import serving, touch, write_tasks
 from benching import RandomBackbone, console, random_backbone, report
 
 from jpets.engine.assembly import Row, assemble
 from jpets.engine.bucket import Bucket, make_variant
-from jpets.engine.engine import Engine
 from jpets.engine.program import Family, ProgramKey, compile_program
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.model.encoder import cast_params
@@ -218,13 +217,6 @@ def _system(
         "resident": {"slots": len(names) // len(methods) + 1},
     }
     with make(**settings[name]) as engine:
-        for first in range(0, len(names), 1000):
-            _ask(engine, names[first : first + 1000])
-        console.log(f"{name}: every task was asked once")
+        touch(engine, names, name)
         ids = list(range(1000, 1000 + LENGTH))
         yield lambda tenant: engine.submit([Query(names[tenant], input_ids=ids)])[0]
-
-
-def _ask(engine: Engine, names: Sequence[str]) -> None:
-    results = engine.infer([Query(name, input_ids=[101, 7592, 102]) for name in names])
-    assert all(result.error is None for result in results)

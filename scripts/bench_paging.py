@@ -120,7 +120,7 @@ def paging(
             "few": stack.enter_context(make(names=[*names[: len(each)], *(names[n] for n in few)], slots=slots)),
         }
         for name in ("resident", "paged"):
-            _touch(engines[name], names, name)
+            touch(engines[name], names, name)
         figures: dict[str, Any] = {}
         for traffic in TRAFFIC:
             figures |= _measure(traffic, engines, names, few, queries, rounds)
@@ -138,7 +138,7 @@ def paging(
     report("paging", settings, figures, json_out)
 
 
-def _touch(engine: Engine, names: Sequence[str], label: str) -> None:
+def touch(engine: Engine, names: Sequence[str], label: str) -> None:
     """Every task is asked once, so that host memory and slots hold what they can."""
     for first in range(0, len(names), 1000):
         results = engine.infer([Query(name, input_ids=[101, 7592, 102]) for name in names[first : first + 1000]])

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from jpets.engine.interface import Progress, Serves
+from jpets.engine.interface import Progress, Serves, submit_parts
 from jpets.engine.memory import return_free_memory
 from jpets.engine.readers import Readers
 from jpets.engine.residency import Tier
@@ -69,7 +69,6 @@ class Services:
         """One backbone starts at a time: the next is to see what memory it takes."""
         self._readers = Readers()
         """Who looks a service up and uses it."""
-        self._settling = threading.Lock()
         self._locks = NamedLocks()
         self._hosted: dict[str, Hosted] = {}
         """The others, in whatever state."""
@@ -157,16 +156,7 @@ class Services:
             routed: dict[Service, list[int]] = defaultdict(list)
             for at, query in enumerate(queries):
                 routed[self._owner(query.task) or self.first].append(at)
-            futures: dict[int, Future[Result]] = {}
-            try:
-                for service, places in routed.items():
-                    some = service.engine.submit([queries[at] for at in places], deadline=deadline)
-                    futures.update(zip(places, some, strict=True))
-            except BaseException:
-                for future in futures.values():
-                    future.cancel()
-                raise
-            return [futures[at] for at in range(len(queries))]
+            return submit_parts(queries, routed, lambda service, some: service.engine.submit(some, deadline=deadline))
 
     def find(self, model: str) -> Task | None:
         """The outline of the task that queries for ``model`` get, or None where that is the first backbone's name.
@@ -269,7 +259,7 @@ class Services:
             service = hosted.service
             self._hosted[name] = hosted._replace(state="draining")
             self._serving = tuple(each for each in self._serving if each is not service)
-        self._settle()  # whoever found it has submitted by now
+        self._readers.settle()  # whoever found it has submitted by now
         end = time.monotonic() + self._grace
         while time.monotonic() < end and not _idle(service):
             time.sleep(POLL)
@@ -317,15 +307,10 @@ class Services:
             self._serving = (*self._serving, service)
             closing = self._closing
         self._share_memory(self._engines)
-        self._settle()
+        self._readers.settle()
         service.refresh()  # what was changed by those who did not see it yet
         if closing:
             service.close()
-
-    def _settle(self) -> None:
-        """Waits for everybody who looked up services before."""
-        with self._settling:
-            self._readers.settle()
 
     def _freed(self) -> None:
         """An engine's parts know each other: only the collector finds that nobody else does."""

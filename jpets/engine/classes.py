@@ -44,9 +44,9 @@ def class_slots(
     free slots; raises ``OutOfSpace`` where the tasks that stay on the device do not fit.
     """
     stay = Counter(key for task in tasks for key in task_classes(task, config, params))
-    shapes = dict.fromkeys((key for task in reserve for key in task_classes(task, config, params)), 0)
+    shapes = {key for task in reserve for key in task_classes(task, config, params)}
     kept: dict[ClassKey, _Members] = {}
-    for key in sorted({*stay, *shapes, *coming}, key=ClassKey.volume, reverse=True):
+    for key in sorted({*stay, *shapes, *coming}, key=lambda key: (key.volume(), key), reverse=True):  # same each start
         cover = tightest(key, [own for own in kept if own.volume() <= MOST_PADDING * key.volume()])
         members = kept.get(cover or key, _Members(0, 0))
         kept[cover or key] = _Members(members.stay + stay[key], members.coming + coming.get(key, 0))

@@ -23,7 +23,7 @@ from jpets.engine.balancer import Balancer
 from jpets.engine.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.engine.homes import Home, Homes
-from jpets.engine.interface import Progress, Serves
+from jpets.engine.interface import Progress, Serves, submit_parts
 from jpets.engine.mover import Mover
 from jpets.engine.readers import Readers
 from jpets.engine.residency import Tier
@@ -119,20 +119,14 @@ class EngineGroup(Serves):
         priority: int = 0,
         tenant: str = DEFAULT_TENANT,
     ) -> list[Future[Result]]:
-        futures: dict[int, Future[Result]] = {}
+        def send(device: int, some: Sequence[Query]) -> Sequence[Future[Result]]:
+            return self._members[device].submit(some, deadline=deadline, priority=priority, tenant=tenant)
+
         with self._readers.reading():
-            try:
-                for device, places in self._routed(queries, tenant).items():
-                    some = [queries[at] for at in places]
-                    sent = self._members[device].submit(some, deadline=deadline, priority=priority, tenant=tenant)
-                    futures.update(zip(places, sent, strict=True))
-            except BaseException:
-                for future in futures.values():
-                    future.cancel()
-                raise
+            futures = submit_parts(queries, self._routed(queries, tenant), send)
         if self.balancer.watches:
             self.homes.called(Counter((tenant, query.task) for query in queries if query.task is not None))
-        return [futures[at] for at in range(len(queries))]
+        return futures
 
     def _routed(self, queries: Sequence[Query], tenant: str) -> Mapping[int, Sequence[int]]:
         """The places in ``queries`` that each device gets: where there is a choice, the one with the least waiting."""
@@ -211,7 +205,7 @@ class EngineGroup(Serves):
             home = self.homes.remove(name)
             for device in home.devices:
                 self._members[device].remove_task(task, tenant=tenant)
-            self.mover.leave(name, ())
+            self.mover.forget(name)
 
     def warm(self, ids: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
         own: dict[int, list[str]] = defaultdict(list)

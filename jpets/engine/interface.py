@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import abc
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.tasks import DEFAULT_TENANT, Entry
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from jpets.engine.engine import Engine
     from jpets.engine.residency import Tier
 
+Part = TypeVar("Part")
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, of how many)."""
 
@@ -145,10 +147,9 @@ class Serves(abc.ABC):
 
     def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
         """Queries for each task since the last call."""
-        found: dict[str, int] = {}
+        found = Counter[str]()
         for member in self.members:
-            for task, count in member.tasks.uses(tenant).items():
-                found[task] = found.get(task, 0) + count
+            found.update(member.tasks.uses(tenant))
         return found
 
     def __enter__(self) -> Self:
@@ -156,3 +157,23 @@ class Serves(abc.ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def submit_parts(
+    queries: Sequence[Query],
+    routed: Mapping[Part, Sequence[int]],
+    send: Callable[[Part, Sequence[Query]], Sequence[Future[Result]]],
+) -> list[Future[Result]]:
+    """One future a query, in order, of a submission whose parts (their places in ``queries``) go to several.
+
+    Where one of them refuses its part, the others' are cancelled, and what it raised goes on.
+    """
+    futures: dict[int, Future[Result]] = {}
+    try:
+        for part, places in routed.items():
+            futures.update(zip(places, send(part, [queries[at] for at in places]), strict=True))
+    except BaseException:
+        for future in futures.values():
+            future.cancel()
+        raise
+    return [futures[at] for at in range(len(queries))]

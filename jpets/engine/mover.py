@@ -29,8 +29,6 @@ class Mover:
         self._homes = homes
         self._readers = readers
         self._changes = changes
-        self._settling = threading.Lock()
-        """``Readers`` are waited for by one thread at a time."""
         self._leaving: dict[tuple[Name, int], object] = {}
         """Each stay of a task at a device has an object of its own: it may leave, come back and leave again."""
         self.counts: Counter[str] = Counter()
@@ -78,14 +76,14 @@ class Mover:
             self._leave(name, device)
 
     def leave(self, name: Name, devices: Iterable[int]) -> None:
-        """The caller, who holds the lock of changes, took these homes from a task, or (none) removed it."""
-        with self._changes:
-            if self._homes.get(name) is None:
-                for device in [own for each, own in self._leaving if each == name]:
-                    self._forget(name, device)
-                return
-            for device in devices:
-                self._leave(name, device)
+        """The caller, who holds the lock of changes, took these homes from a task."""
+        for device in devices:
+            self._leave(name, device)
+
+    def forget(self, name: Name) -> None:
+        """The caller, who holds the lock of changes, removed a task: its old places go at once."""
+        for device in [own for each, own in self._leaving if each == name]:
+            self._forget(name, device)
 
     def tidy(self) -> None:
         """Frees old places whose last query is answered. To be called now and then."""
@@ -93,8 +91,7 @@ class Mover:
             waiting = dict(self._leaving)
         if not waiting:
             return
-        with self._settling:
-            self._readers.settle()  # whoever saw the old home has submitted by now
+        self._readers.settle()  # whoever saw the old home has submitted by now
         for (name, device), stay in waiting.items():
             with self._changes:
                 home = self._homes.get(name)

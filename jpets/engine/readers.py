@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 
 class Readers:
-    """Readers never wait. One thread at a time may ``settle``."""
+    """Readers never wait. Thread-safe."""
 
     def __init__(self) -> None:
+        self._settling = threading.Lock()
+        """There are two turns: the next may begin only when nobody is left of the one before."""
         self._changed = threading.Condition()
         self._inside = [0, 0]
         """Readers that came in an even turn, and in an odd one."""
@@ -31,6 +33,6 @@ class Readers:
 
     def settle(self) -> None:
         """Waits for all who were reading when it was called; those that come meanwhile see the new state."""
-        with self._changed:
+        with self._settling, self._changed:
             old, self._turn = self._turn, 1 - self._turn
             self._changed.wait_for(lambda: not self._inside[old])
