@@ -21,6 +21,10 @@ HEAVY_RUNS = (32, 64, 128)
 SETUP_TOKENS = 50
 """Tokens whose heavy product takes as long as what every step does for its weights alone (mask, CPU: 48 to 62)."""
 LONE = sys.maxsize
+STEPS = (16, 32, 64, 128, 256, 512)
+"""Lengths of padded rows, below the longest that is allowed."""
+LONE_STEPS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Of a row alone, whose padding nobody shares: with ``STEPS`` a lone text computes up to twice its tokens."""
 MIXTURES = (
     ((16, 32), (128, 128), (LONE, LONE)),
     ((32, 32), (64, 64), (128, 128)),
@@ -190,7 +194,7 @@ def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket
 
     ``max_tokens`` is at least ``max_length``.
     """
-    lengths = [length for length in (16, 32, 64, 128, 256, 512) if length < max_length] + [max_length]
+    lengths = [length for length in LONE_STEPS if length < max_length] + [max_length]
     singles = [Bucket(length, ((1, length),)) for length in lengths]
     steps = [size for power in range(6, 20) for size in (2**power, 3 * 2 ** (power - 1)) if size < max_tokens]
     packed = [
@@ -204,7 +208,7 @@ def bucket_menu(max_length: int, max_tokens: int, max_rows: int) -> tuple[Bucket
 
 def steady_menu(max_length: int, max_tokens: int) -> tuple[Bucket, ...]:
     """Rectangular buckets of about ``max_tokens`` tokens, one for each step of length: for the policy ``steady``."""
-    lengths = [length for length in (16, 32, 64, 128, 256, 512) if length < max_length] + [max_length]
+    lengths = [length for length in STEPS if length < max_length] + [max_length]
     rows = [(max(1, max_tokens // length), length) for length in lengths]
     return tuple(Bucket(n * length, ((n, length),)) for n, length in rows)
 

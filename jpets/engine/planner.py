@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -53,6 +54,10 @@ def is_heavy(row: Row) -> bool:
     return any(class_method(key.method).kind == "heavy" for key in row.slots)
 
 
+def _bucket(program: Program) -> Bucket:
+    return program.key.bucket
+
+
 def without_heavy(pending: Pending) -> Row:
     """A query's row for weights that its task's heavy deltas are part of."""
     assert pending.resident is not None
@@ -79,16 +84,15 @@ class Planner:
         self._menu = sorted(menu, key=self._bare_cost)
         self._contention = Contention(settings.flood_stretch)
         self._programs: Sequence[Program] = ()
-        self._takers: dict[bool, list[Program]] = {}
-        """Of ``_programs`` those that take any mixture of tasks, heavy ones among them or not."""
+        self._takers: dict[bool, Mapping[Bucket, Sequence[Program]]] = {}
+        """Of ``_programs`` those that take any mixture of tasks, heavy ones among them or not, by bucket."""
 
     def shapes(self, *, heavy: bool) -> list[Shape]:
         """Ready shapes that take any mixture of tasks, heavy ones among them if asked, with their costs."""
-        best: dict[Bucket, float] = {}
-        for program in self._takers_of_any(heavy=heavy):
-            bucket = program.key.bucket
-            best[bucket] = min(best.get(bucket, np.inf), program.seconds)
-        return [Shape(b.tokens, b.groups, seconds, b.rectangular) for b, seconds in best.items()]
+        return [
+            Shape(bucket.tokens, bucket.groups, min(program.seconds for program in own), bucket.rectangular)
+            for bucket, own in self._takers_of_any(heavy=heavy).items()
+        ]
 
     def next_batch(self, waiting: Sequence[Pending], *, busy: bool = False) -> Plan:
         """The batch with the most urgent query of ``waiting`` (most urgent first), by the engine's policy.
@@ -203,22 +207,24 @@ class Planner:
         """
         fitting = [
             program
-            for program in self._takers_of_any(heavy=heavy)
-            if program.key.bucket.rectangular and program.key.bucket.longest >= length
+            for bucket, own in self._takers_of_any(heavy=heavy).items()
+            if bucket.rectangular and bucket.longest >= length
+            for program in own
         ]
         if not fitting:
             raise EngineFailure(f"no ready program has rows of {length} tokens; the policy needs rectangular buckets")
         return min(fitting, key=lambda each: (each.key.bucket.longest, each.key.variant.has("heavy"), str(each.key)))
 
-    def _takers_of_any(self, *, heavy: bool) -> list[Program]:
+    def _takers_of_any(self, *, heavy: bool) -> Mapping[Bucket, Sequence[Program]]:
         """Ready programs for rows of any classes, heavy ones among them if asked."""
         if self._programs is not self._replica.programs:
             self._programs = self._replica.programs
             every = [key for key, _ in self._replica.family.slots]
             for each in (False, True):
                 needs = {key: FULL for key in every if each or class_method(key.method).kind != "heavy"}
-                self._takers[each] = [p for p in self._programs if p.key.variant.covers(needs)]
-            rates = (p.key.bucket.tokens / p.seconds for p in self._takers[False] if p.seconds)
+                takers = sorted((p for p in self._programs if p.key.variant.covers(needs)), key=_bucket)
+                self._takers[each] = {bucket: list(own) for bucket, own in itertools.groupby(takers, key=_bucket)}
+            rates = (b.tokens / p.seconds for b, own in self._takers[False].items() for p in own if p.seconds)
             self._contention.rate = max(rates, default=0.0)
         return self._takers[heavy]
 

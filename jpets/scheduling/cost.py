@@ -9,6 +9,9 @@ import numpy as np
 
 from jpets.scheduling.queue import Floats, Groups, Ints
 
+CELLS = 1 << 14
+"""Spans by shapes that are looked at together: few calls where few queries wait, arrays that stay in a cache else."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
@@ -24,28 +27,37 @@ class Shape:
 
 
 def span_costs(lengths: Ints, shapes: Sequence[Shape], most: int) -> Floats:
-    """Costs [n, most] of batching sorted queries: entry (i, k) is queries i - k .. i; infinite: no shape.
+    """Costs [n, min(n, most)] of batching sorted queries: entry (i, k) is queries i - k .. i; infinite: no shape.
 
     ``lengths`` ascend. A span fits a shape when each group has a row for every query that is too long for the group
     before it and not for this one.
     """
     n = len(lengths)
     ends = np.arange(n)[:, None]
-    starts = ends - np.arange(most)[None, :]
+    starts = ends - np.arange(min(n, most))[None, :]
     valid = starts >= 0
     starts = np.maximum(starts, 0)
     sums = np.concatenate([[0], np.cumsum(lengths)])
     tokens = sums[ends + 1] - sums[starts]
-    longest = np.broadcast_to(lengths[ends], tokens.shape)
-    costs = np.full((n, most), np.inf)
-    for shape in sorted(shapes, key=lambda shape: -shape.seconds):
-        fits = valid & (longest <= shape.groups[-1][1])
-        if not shape.padded:
-            fits &= tokens <= shape.tokens
-        first = 0
-        for rows, limit in shape.groups:
-            past = int(np.searchsorted(lengths, limit, side="right"))
-            fits &= np.minimum(ends + 1, past) - np.maximum(starts, first) <= rows
-            first = past
-        costs[fits] = shape.seconds
+    seconds, room, rows, limits = (table[..., None, None] for table in _tables(shapes))
+    pasts = np.searchsorted(lengths, limits, side="right")
+    firsts = np.concatenate([np.zeros_like(pasts[:, :1]), pasts[:, :-1]], axis=1)
+    costs = np.full(tokens.shape, np.inf)
+    step = max(1, CELLS // max(1, costs.size))
+    for part in (slice(first, first + step) for first in range(0, len(shapes), step)):
+        fits = valid & (tokens <= room[part]) & (ends < pasts[part, -1])
+        for group in range(limits.shape[1]):
+            members = np.minimum(ends + 1, pasts[part, group]) - np.maximum(starts, firsts[part, group])
+            fits &= members <= rows[part, group]
+        np.minimum(costs, np.where(fits, seconds[part], np.inf).min(axis=0), out=costs)
     return costs
+
+
+def _tables(shapes: Sequence[Shape]) -> tuple[Floats, Floats, Ints, Ints]:
+    """Of S shapes the seconds [S], room for tokens [S] (infinite where padded), and rows and limits of their groups
+    [S, most groups]: shapes with fewer end in groups without rows."""
+    most = max(len(shape.groups) for shape in shapes)
+    groups = [[*shape.groups, *[(0, shape.groups[-1][1])] * (most - len(shape.groups))] for shape in shapes]
+    rows, limits = np.moveaxis(np.array(groups), -1, 0)
+    room = [np.inf if shape.padded else shape.tokens for shape in shapes]
+    return np.array([shape.seconds for shape in shapes]), np.array(room), rows, limits
