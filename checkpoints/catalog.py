@@ -63,6 +63,8 @@ USES = sa.Table(
     sa.Column("queries", sa.Float, nullable=False),
 )
 """How often a task was asked, older queries counting less."""
+BACKBONES = sa.Table("backbones", METADATA, sa.Column("name", sa.String(128), primary_key=True))
+"""Those that were loaded beside the one that a server is started with."""
 
 
 class Catalog:

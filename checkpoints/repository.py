@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert
 
 from checkpoints.blobs import Blobs, LocalBlobs, digest_of
-from checkpoints.catalog import LAYOUTS, VERSIONS, Catalog
+from checkpoints.catalog import BACKBONES, LAYOUTS, USES, VERSIONS, Catalog
 from checkpoints.ids import LATEST, check_alias, check_id
 from checkpoints.index import IndexedTask, add_uses, age_uses, index_tasks, keep_layouts
 from checkpoints.task_document import TaskDocument
@@ -147,6 +148,20 @@ class Repository:
         with self._catalog.write() as connection:
             age_uses(connection, tenant, share)
 
+    def backbones(self) -> Sequence[str]:
+        """The further backbones to be served, in the order of their names."""
+        with self._catalog.read() as connection:
+            return connection.execute(sa.select(BACKBONES.c.name).order_by(BACKBONES.c.name)).scalars().all()
+
+    def keep_backbone(self, name: str) -> None:
+        """Counts a backbone among those to be served, if it is not there yet."""
+        with self._catalog.write() as connection:
+            connection.execute(insert(BACKBONES).values(name=name).on_conflict_do_nothing())
+
+    def forget_backbone(self, name: str) -> None:
+        with self._catalog.write() as connection:
+            connection.execute(sa.delete(BACKBONES).where(BACKBONES.c.name == name))
+
     def list(
         self, tenant: str = DEFAULT_TENANT, limit: int = 100, after: str | None = None
     ) -> tuple[StoredTasks, str | None]:
@@ -210,6 +225,7 @@ class Repository:
             rows.find(None)
             rows.check_match(if_match)
             rows.delete()
+            connection.execute(sa.delete(USES).where(USES.c.tenant == tenant, USES.c.id == id))
 
     def collect(self, stale_seconds: float = STALE_SECONDS) -> int:
         """Removes blobs that no version names and files that dead writers left; returns how many."""

@@ -28,7 +28,6 @@ from jpets.engine.engine import Engine
 from jpets.engine.group import EngineGroup
 from jpets.engine.interface import Serves
 from jpets.errors import InvalidBackbone, JpetsError, NotFound
-from jpets.scheduling.rounds import AdaptiveInterval
 from jpets.standard import standard_tasks
 from jpets.types import LoadedBackbone
 from serving.options import Options
@@ -83,7 +82,7 @@ def make_engine(
     }
     if len(devices) == together:
         return Engine(backbone, devices=devices, **how)
-    rule = AdaptiveInterval() if options.migrate else None
+    rule = options.balance_interval() if options.migrate else None
     return EngineGroup(backbone, devices, together=together, interval=rule, **how)
 
 

@@ -93,6 +93,15 @@ def main(
     migrate: Annotated[
         bool | None, typer.Option("--migrate/--no-migrate", help="move tasks between devices while they serve")
     ] = None,
+    balance_start: Annotated[
+        float | None, typer.Option(help="seconds until devices are compared for the first time  [10]")
+    ] = None,
+    balance_least: Annotated[float | None, typer.Option(help="shortest time between two comparisons  [0.2]")] = None,
+    balance_most: Annotated[float | None, typer.Option(help="longest time between two comparisons  [20]")] = None,
+    balance_step: Annotated[float | None, typer.Option(help="seconds added while devices are balanced  [0.5]")] = None,
+    balance_threshold: Annotated[
+        float | None, typer.Option(help="least over most loaded device, below which the time is halved  [0.9]")
+    ] = None,
     device_memory_gb: Annotated[
         float | None, typer.Option(help="device memory (10^9 bytes) for everything, 0 for all there is  [0]")
     ] = None,

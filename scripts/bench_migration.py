@@ -23,9 +23,10 @@ from benching import console, random_backbone, report
 from jpets.engine.device_memory import slot_bytes
 from jpets.scheduling.costs import Costs, Limits
 from jpets.scheduling.profile import CostProfile
+from jpets.scheduling.rebalance import BACKLOG, NOISE
 from jpets.scheduling.simulate.cluster import Cluster, Link
 from jpets.scheduling.simulate.run import Outcome, simulate
-from jpets.scheduling.simulate.systems import BACKLOG, NOISE, SYSTEMS
+from jpets.scheduling.simulate.systems import SYSTEMS
 from jpets.scheduling.simulate.traffic import draw_traffic
 
 LONGEST = 128

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from jpets.config import DType, EngineSettings, Policy, Trigger
 from jpets.engine.bucket import Bucket, parse_bucket
 from jpets.errors import InvalidInput
+from jpets.scheduling.rounds import AdaptiveInterval
 from serving.settings import MIB, ServingSettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -46,6 +47,11 @@ class Options(BaseSettings):
     devices: str = "all"
     tensor_parallel: int = Field(1, ge=1)
     migrate: bool = True
+    balance_start: float = Field(AdaptiveInterval.start, gt=0)
+    balance_least: float = Field(AdaptiveInterval.least, gt=0)
+    balance_most: float = Field(AdaptiveInterval.most, gt=0, le=3600)
+    balance_step: float = Field(AdaptiveInterval.step, ge=0)
+    balance_threshold: float = Field(AdaptiveInterval.threshold, ge=0, le=1)
     device_memory_gb: float = Field(0.0, ge=0)
     host_memory_gb: float = Field(1.0, ge=0)
     merged_memory_gb: float = Field(0.0, ge=0)
@@ -66,6 +72,11 @@ class Options(BaseSettings):
             raise ValueError("give --backbone PATH|NAME, or --demo")
         return self
 
+    @model_validator(mode="after")
+    def _has_an_interval(self) -> Self:
+        self.balance_interval()
+        return self
+
     @field_validator("buckets")
     @classmethod
     def _are_buckets(cls, given: list[str]) -> list[str]:
@@ -76,6 +87,15 @@ class Options(BaseSettings):
     def bucket_menu(self) -> list[Bucket] | None:
         """The buckets that were asked for; None leaves the choice to the engine."""
         return [parse_bucket(text) for text in self.buckets] or None
+
+    def balance_interval(self) -> AdaptiveInterval:
+        return AdaptiveInterval(
+            least=self.balance_least,
+            most=self.balance_most,
+            threshold=self.balance_threshold,
+            step=self.balance_step,
+            start=self.balance_start,
+        )
 
     def engine_settings(self) -> EngineSettings:
         return EngineSettings(

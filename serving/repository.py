@@ -94,6 +94,18 @@ class TaskRepository(Protocol):
         """What was counted until now counts only this much from now on."""
         ...
 
+    def backbones(self) -> Sequence[str]:
+        """Further backbones that are to be served."""
+        ...
+
+    def keep_backbone(self, name: str) -> None:
+        """Counts a backbone among them."""
+        ...
+
+    def forget_backbone(self, name: str) -> None:
+        """Counts it no longer among them."""
+        ...
+
     def activate(self, id: str, version: int) -> StoredTask:
         """Makes ``version`` the served one unless a newer one is."""
         ...

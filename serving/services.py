@@ -128,6 +128,11 @@ class Services:
         self.repository.collect()
         self.repository.age_uses(AGEING)
         self.first.start(make_engine, progress)
+        for name in self.repository.backbones():
+            try:
+                self.load(name)
+            except JpetsError as error:
+                log.warning("a backbone that was loaded before is not: %s", error.message, extra={"backbone": name})
 
     def drain(self) -> None:
         """Refuses new requests; those that run are answered."""
@@ -220,7 +225,8 @@ class Services:
     def load(self, name: str) -> Hosted:
         """Starts serving another backbone with every task that the repository has for it; returns at once.
 
-        Raises ``NotFound`` where there is none of that name to load, ``Conflict`` where a task has its name.
+        Once it is ready, the next start loads it again. Raises ``NotFound`` where there is none of that name to load,
+        ``Conflict`` where a task has its name.
         """
         self.check_open()
         with self._lock:
@@ -252,11 +258,13 @@ class Services:
             if hosted is None:
                 raise NotFound(f"backbone {name[:128]!r} is not loaded")
             if hosted.state == "failed":
+                self.repository.forget_backbone(name)
                 del self._hosted[name]
                 return
             if hosted.state != "ready" or hosted.service is None:
                 raise Conflict(f"backbone {name!r} is {hosted.state}; try again later")
             service = hosted.service
+            self.repository.forget_backbone(name)
             self._hosted[name] = hosted._replace(state="draining")
             self._serving = tuple(each for each in self._serving if each is not service)
         self._readers.settle()  # whoever found it has submitted by now
@@ -299,6 +307,7 @@ class Services:
         try:
             service.engine.add_task(_plain(own), version=1)
             service.refresh()
+            self.repository.keep_backbone(name)
         except BaseException:
             service.close()
             raise

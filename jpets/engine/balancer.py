@@ -6,16 +6,16 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jpets.engine.engine import Engine
 from jpets.engine.homes import Homes, Name
 from jpets.engine.mover import Mover
-from jpets.scheduling.balance import balance, gap, improved
 from jpets.scheduling.queue import Floats
-from jpets.scheduling.rounds import FORGOTTEN, AdaptiveInterval
+from jpets.scheduling.rebalance import rebalance
+from jpets.scheduling.rounds import AdaptiveInterval, Window
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +23,12 @@ TICK = 0.02
 """Seconds between looks at the queues."""
 HALF_LIFE = 5.0
 """Seconds after which a call counts half."""
-CHANCE = 2.0
-"""Standard deviations of a device's calls, taken for Poisson's, within which loads pass for equal."""
 PER_COPY = 0.25
-"""A task keeps a copy while each has more calls than this part of a device's fair share."""
+"""A task keeps a copy while each has more work than this part of a device's fair share."""
 
 
 class Balancer:
-    """One thread that watches queues and calls, and has ``mover`` do what ``improved`` says, at ``interval``.
+    """One thread that watches queues and calls, and has ``mover`` do what ``rebalance`` says, at ``interval``.
 
     Without an interval it only tidies up after moves that others ask for.
     """
@@ -47,7 +45,7 @@ class Balancer:
         self.phi = 1.0
         """Balance of the devices' loads at the last round: the least over the most; 1 where chance explains it."""
         self.rounds = 0
-        self._calls: dict[Name, float] = {}
+        self._window = Window[Name](len(members))
         self._waited: Floats = np.zeros(len(members))
         self._looks = 0
         self._end = threading.Event()
@@ -86,35 +84,36 @@ class Balancer:
 
     def round(self, seconds: float) -> None:
         """Looks at what was called in the last ``seconds``, weighs older calls less, and moves tasks."""
-        self._fade(seconds)
-        homes = {name: home.devices for name in self._calls if (home := self._homes.get(name)) is not None}
-        calls = {name: self._calls[name] for name in homes}
-        placement = [[name for name, own in homes.items() if device in own] for device in range(len(self._members))]
-        standing = self._waited / max(1, self._looks)
+        self._window.reset(0.5 ** (seconds / HALF_LIFE))
+        for name, count in self._homes.take_calls().items():
+            self._window.add(0, name, count)  # whose device it was at the time does not matter
+        for device, waited in enumerate(self._waited / max(1, self._looks)):
+            self._window.observe(device, float(waited), seconds)
         self._waited, self._looks = np.zeros(len(self._members)), 0
-        slack = CHANCE * math.sqrt(sum(calls.values()) / len(self._members))
-        loads = standing + [sum(calls[name] / len(homes[name]) for name in own) for own in placement]
-        self.phi = 1.0 if gap(loads) <= slack else balance(loads)
+        homes = {n: home.devices for n in self._window.calls() if (home := self._homes.get(n)) is not None}
+        calls = {name: count for name, count in self._window.calls().items() if name in homes}
+        placement = [[name for name, own in homes.items() if device in own] for device in range(len(self._members))]
+        weights = {name: weight for name in calls if (weight := self._weight(name, homes[name])) is not None}
+        found = rebalance(placement, calls, weights, self._window.queue_lengths(), self._window.seconds)
+        self.phi = found.phi
         self.rounds += 1
-        for move in improved(placement, calls, standing=standing.tolist(), slack=slack).moves:
+        for move in found.found.moves:
             if self._end.is_set():
                 return
             self._mover.move(move.task, move.source, move.target, copy=move.copy)
-        self._withdraw(calls)
+        self._withdraw(calls, weights)
         if self._rule is not None:
             self.interval = self._rule.following(self.interval, self.phi)
 
-    def _fade(self, seconds: float) -> None:
-        keep = 0.5 ** (seconds / HALF_LIFE)
-        faded = {name: calls * keep for name, calls in self._calls.items() if calls * keep >= FORGOTTEN}
-        for name, calls in self._homes.take_calls().items():
-            faded[name] = faded.get(name, 0.0) + calls
-        self._calls = faded
+    def _weight(self, name: Name, devices: Sequence[int]) -> float | None:
+        tenant, id = name
+        return self._members[devices[0]].query_seconds(id, tenant=tenant)
 
-    def _withdraw(self, calls: dict[Name, float]) -> None:
+    def _withdraw(self, calls: Mapping[Name, float], weights: Mapping[Name, float]) -> None:
         """Tasks that cooled down lose a copy."""
-        fair = sum(calls.values()) / len(self._members)
-        for name, count in calls.items():
+        work = {name: count * weights.get(name, 0.0) for name, count in calls.items()}
+        fair = sum(work.values()) / len(self._members)
+        for name, seconds in work.items():
             home = self._homes.get(name)
-            if home is not None and len(home.devices) > 1 and count / len(home.devices) < PER_COPY * fair:
+            if home is not None and len(home.devices) > 1 and seconds / len(home.devices) < PER_COPY * fair:
                 self._mover.withdraw(name, home.devices[-1])

@@ -32,6 +32,8 @@ from jpets.scheduling.hot import worth_taking_out
 
 WORTHWHILE = 0.9
 """A program is wanted when its predicted time is below this share of the best ready one's."""
+USUAL = np.zeros(32, np.int32)
+"""A text of usual length, to compare tasks by."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +266,13 @@ class Planner:
         """Seconds that the next batch of these queries would take."""
         plan = self.next_batch(waiting)
         return self.seconds(plan.rows, plan.program)
+
+    def query_seconds(self, slots: Mapping[ClassKey, int]) -> float | None:
+        """What a row with these slots takes of a well-filled batch; None before anything was measured."""
+        self._takers_of_any(heavy=False)
+        if not self._contention.rate:
+            return None
+        return len(USUAL) / self._contention.rate + self._added([Row(USUAL, USUAL, slots, 0)])
 
     def seconds(self, rows: Sequence[Row], program: Program) -> float:
         """Predicted time of these rows in a program."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,20 +57,32 @@ def other() -> Backbone:
     return load_backbone(FIXTURES / OTHER)
 
 
+def validator(own: Backbone) -> Validator:
+    return lambda data, id: read_task(data, id=id, config=own.config, backbone=own.fingerprint)
+
+
 @pytest.fixture(scope="module")
-def services(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, other: Backbone) -> Iterator[Services]:
-    """Serves tiny-bert with the task ``first``; ``second`` is stored for tiny-distilbert, which may be loaded."""
-    cache = tmp_path_factory.mktemp("cache")
-
-    def validator(own: Backbone) -> Validator:
-        return lambda data, id: read_task(data, id=id, config=own.config, backbone=own.fingerprint)
-
-    repository = Repository(tmp_path_factory.mktemp("repository"), validator=validator(backbone))
-    repository.put("first", task_to_bytes(bitfit_task(backbone, "first", 1)))
-    repository.put("second", task_to_bytes(bitfit_task(other, "second", 2)), validator=validator(other))
+def repository(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, other: Backbone) -> Iterator[Repository]:
+    """``first`` is a task of tiny-bert, ``second`` and ``price`` are of tiny-distilbert."""
+    made = Repository(tmp_path_factory.mktemp("repository"), validator=validator(backbone))
+    made.put("first", task_to_bytes(bitfit_task(backbone, "first", 1)))
+    made.put("second", task_to_bytes(bitfit_task(other, "second", 2)), validator=validator(other))
     price = bitfit_task(other, "price", 5)
     price = dataclasses.replace(price, head=dataclasses.replace(price.head, problem="regression"), labels=())
-    repository.put("price", task_to_bytes(price), validator=validator(other))
+    made.put("price", task_to_bytes(price), validator=validator(other))
+    yield made
+    made.close()
+
+
+Start = Callable[[], Services]
+
+
+@pytest.fixture(scope="module")
+def start(
+    tmp_path_factory: pytest.TempPathFactory, repository: Repository, backbone: Backbone, other: Backbone
+) -> Start:
+    """Starts a server of tiny-bert; tiny-distilbert may be loaded."""
+    cache = tmp_path_factory.mktemp("cache")
 
     def make(own: Backbone, coming: Mapping[ClassKey, int]) -> Serves:
         assert GATE.wait(30)
@@ -87,16 +100,24 @@ def services(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, other
         )
         return service(own), partial(make, own)
 
-    found = Services(
-        service(backbone),
-        available=lambda: [OTHER, "broken", "renamed", "copy", "first"],
-        open_backbone=open_backbone,
-        backbone_of=fingerprint_of,
-    )
-    found.start(partial(make, backbone))
+    def started() -> Services:
+        found = Services(
+            service(backbone),
+            available=lambda: [OTHER, "broken", "renamed", "copy", "first"],
+            open_backbone=open_backbone,
+            backbone_of=fingerprint_of,
+        )
+        found.start(partial(make, backbone))
+        return found
+
+    return started
+
+
+@pytest.fixture(scope="module")
+def services(start: Start) -> Iterator[Services]:
+    found = start()
     yield found
     found.close()
-    repository.close()
 
 
 @pytest.fixture
@@ -208,6 +229,29 @@ def test_unloading_answers_what_runs_and_keeps_the_tasks(call: Call, services: S
     assert classify(call, "second") == before
     assert call("PUT", f"/v1/backbones/{OTHER}").status_code == 200, "it is there already"
     call("DELETE", f"/v1/backbones/{OTHER}")
+
+
+def test_loaded_backbones_are_there_after_a_restart(
+    start: Start, repository: Repository, settings: ServingSettings
+) -> None:
+    def states(server: Services) -> dict[str, str]:
+        return {hosted.name: hosted.state for hosted in server.backbones()}
+
+    with contextlib.closing(start()) as server:
+        server.load(OTHER)
+        server.load("broken")
+        wait_for(client_of(server, settings), OTHER, "ready")
+        wait_for(client_of(server, settings), "broken", "failed")
+    repository.keep_backbone("gone")
+    with contextlib.closing(start()) as server:
+        call = client_of(server, settings)
+        wait_for(call, OTHER, "ready")
+        assert states(server)["broken"] == "available" and "gone" not in states(server)
+        assert classify(call, "second")[0] == 200
+        server.unload(OTHER)
+    with contextlib.closing(start()) as server:
+        assert states(server)[OTHER] == "available"
+    repository.forget_backbone("gone")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jpets.scheduling.balance import Balanced, balance
+from jpets.scheduling.balance import Balanced
 from jpets.scheduling.queue import Floats, Ints
 from jpets.scheduling.rounds import Window
 from jpets.scheduling.simulate.cluster import Cluster
@@ -158,14 +158,13 @@ class _Run:
             each.accept(own, self.traffic.arrived[own])
             each.run(now, self.cluster, self.traffic, self.answered)
 
-    def look(self, now: float) -> float:
-        """Puts the queue lengths since the last look into the window; the balance phi that it shows."""
+    def look(self, now: float) -> None:
+        """Puts the queue lengths since the last look into the window."""
         waited = np.array([device.waited_by(now) for device in self.devices])
         seconds = now - self.looked
         for number, own in enumerate((waited - self.waited) / seconds):
             self.window.observe(number, float(own), seconds)
         self.waited, self.looked = waited, now
-        return balance(self.window.queue_lengths())
 
     def migrate(self, found: Balanced[int], now: float) -> None:
         """What arrives from ``now`` on goes to the new places; targets take in what they received."""
@@ -181,8 +180,8 @@ class _Run:
         interval = now = system.interval.start
         while now < self.traffic.arrived[-1]:
             self.until(now)
-            phi = self.look(now)
-            found = system.balancer(cluster, self.placement, self.window)
+            self.look(now)
+            phi, found = system.balancer(cluster, self.placement, self.window)
             self.window.reset(system.keep(interval))
             seconds = 0.0
             if found.moves:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
-from jpets.scheduling.balance import Balanced, Room, greedy, improved
+import numpy as np
+
+from jpets.scheduling.balance import Room, balance, greedy
+from jpets.scheduling.rebalance import Round, rebalance
 from jpets.scheduling.rounds import AdaptiveInterval, Window
 from jpets.scheduling.simulate.cluster import Cluster
 
 Placement = Sequence[Sequence[int]]
-NOISE = 2.0
-"""Standard deviations of a device's load (calls are Poisson) that a gap must exceed before ``ours`` moves anything."""
-BACKLOG = 4.0
-"""Seconds over which ``ours`` would have a backlog worked off."""
-Balancer = Callable[[Cluster, Placement, Window[int]], Balanced[int]]
+Balancer = Callable[[Cluster, Placement, Window[int]], Round[int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,37 +34,36 @@ class System:
         return 0.0 if self.half_life is None else 0.5 ** (interval / self.half_life)
 
 
-def by_greedy(cluster: Cluster, placement: Placement, window: Window[int]) -> Balanced[int]:
-    """Algorithm 3 over the tasks that were called: the paper's queues know no others, and one of them would stop it."""
-    calls = window.calls()
+def by_greedy(cluster: Cluster, placement: Placement, window: Window[int]) -> Round[int]:
+    """Algorithm 3 over the tasks that were called: the paper's queues know no others, and one of them would stop it.
+
+    phi is that of the mean queue lengths, as the paper has it.
+    """
+    calls, waiting = window.calls(), window.queue_lengths()
     called = [[task for task in held if task in calls] for held in placement]
     found = greedy(called, calls, dict(enumerate(cluster.sizes.tolist())))
     idle = [[task for task in held if task not in calls] for held in placement]
     held = tuple((*own, *rest) for own, rest in zip(found.placement, idle, strict=True))
-    return dataclasses.replace(found, placement=held)
+    return Round(balance(waiting), dataclasses.replace(found, placement=held))
 
 
-def by_greedy_as_printed(cluster: Cluster, placement: Placement, window: Window[int]) -> Balanced[int]:
+def by_greedy_as_printed(cluster: Cluster, placement: Placement, window: Window[int]) -> Round[int]:
     """Algorithm 3 over all tasks, also those that nobody called."""
-    return greedy(placement, window.calls(), dict(enumerate(cluster.sizes.tolist())))
+    found = greedy(placement, window.calls(), dict(enumerate(cluster.sizes.tolist())))
+    return Round(balance(window.queue_lengths()), found)
 
 
-def by_improved(cluster: Cluster, placement: Placement, window: Window[int]) -> Balanced[int]:
-    """The better moves, within the devices' memory. A call counts as the seconds that it is predicted to take, and
-    what waits on a device as calls spread over ``BACKLOG`` seconds. Gaps that chance explains are left alone."""
-    calls, weights = window.calls(), cluster.weights
-    weighed = {task: count * float(weights[task]) for task, count in calls.items()}
-    variance = sum(count * float(weights[task]) ** 2 for task, count in calls.items()) / len(placement)
-    each = sum(weighed.values()) / max(sum(calls.values()), 1e-9)
-    return improved(
+def by_improved(cluster: Cluster, placement: Placement, window: Window[int]) -> Round[int]:
+    """What a server does, within the devices' memory."""
+    sizes = cluster.sizes
+    free = [cluster.memory - float(sizes[np.asarray(held, np.int_)].sum()) for held in placement]
+    return rebalance(
         placement,
-        weighed,
-        Room(
-            dict(enumerate(cluster.sizes.tolist())),
-            [cluster.memory - float(cluster.sizes[list(held)].sum()) for held in placement],
-        ),
-        standing=(window.queue_lengths() * each * window.seconds / BACKLOG).tolist(),
-        slack=NOISE * math.sqrt(variance),
+        window.calls(),
+        dict(enumerate(cluster.weights.tolist())),
+        window.queue_lengths(),
+        window.seconds,
+        Room(dict(enumerate(sizes.tolist())), free),
     )
 
 
