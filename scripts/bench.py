@@ -16,6 +16,7 @@ from bench_arrivals import arrivals
 from bench_batching import batching
 from bench_breakdown import breakdown
 from bench_capacity import capacity, memory
+from bench_layerwise import layerwise
 from bench_migration import interval, migration
 from bench_operators import operators
 from bench_paging import paging
@@ -25,6 +26,7 @@ from bench_scaling import scaling
 from bench_serving import serving
 from bench_tenants import tenants
 from bench_throughput import throughput
+from bench_validation import validation
 from benching import console, report
 from served import serve
 
@@ -35,6 +37,7 @@ COMMANDS = (
     breakdown,
     capacity,
     interval,
+    layerwise,
     memory,
     migration,
     operators,
@@ -45,6 +48,7 @@ COMMANDS = (
     serving,
     tenants,
     throughput,
+    validation,
 )
 for command in COMMANDS:
     app.command()(command)

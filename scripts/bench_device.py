@@ -50,6 +50,7 @@ GPU = (
     Step("memory-bert-base", ("memory",)),
     Step("operators-32x32", ("operators", "--rows", "128", "--length", "32")),
     Step("paging-bert-base", ("paging", "--backbone", "bert-base", "--tasks", "1500", "--slots", "127")),
+    Step("layerwise-bert-base", ("layerwise",)),
     Step(
         "batching-bert-base",
         ("batching", "--backbone", "bert-base", "--queries", "256", "--policies", POLICIES),

@@ -19,7 +19,8 @@ from jpets.deltas.protocol import ArraySpec, ClassKey, Contribution
 from jpets.errors import InvalidTask
 from jpets.types import Task
 
-SlotArrays = Mapping[str, npt.NDArray[Any]]
+SlotArrays = Mapping[str, npt.NDArray[Any] | jax.Array]
+"""What a slot of a class holds, by the names of its arrays: in host memory, or on a device."""
 
 
 def lower_task(task: Task, config: BackboneConfig) -> list[Contribution]:
@@ -129,8 +130,9 @@ class Bank:
         return sum(map(bytes_on_each, self.arrays.values()))
 
     def read(self, slot: int) -> SlotArrays:
-        """A slot's contents in host memory."""
-        return {name: np.asarray(array) for name, array in self._slot(self.arrays, np.int32(slot)).items()}
+        """A copy of a slot's contents, where the bank is."""
+        copied: dict[str, jax.Array] = self._slot(self.arrays, np.int32(slot))
+        return copied
 
     def write(self, slot: int, arrays: SlotArrays) -> None:
         """Puts one slot's contents in place. The old arrays are donated: no program may still be handed them."""

@@ -304,7 +304,8 @@ class Engine(Serves):
         self.tasks.publish(loaded.resident(tenant, slots, version), load, cost)
 
     def export(self, id: str, *, tenant: str = DEFAULT_TENANT) -> LoadedTask | None:
-        """What another engine can ``adopt``, read from this one's device; None where the task is not there."""
+        """What another engine of the same classes can ``take_in`` and ``adopt``, still on this one's device; None where
+        the task is not there."""
         entry = self.tasks.entry(tenant, id)
         resident = self.tasks.hold(entry, 1) if entry is not None else None
         if resident is None:

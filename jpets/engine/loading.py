@@ -26,7 +26,7 @@ LEAST_ROOM = 3
 
 @dataclasses.dataclass(frozen=True)
 class LoadedTask:
-    """A task in host memory, in the form in which banks hold it."""
+    """A task in the form in which banks hold it, in host memory or, on its way to another, on a device."""
 
     task: Task
     contents: Mapping[ClassKey, SlotArrays]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from jpets.engine.engine import Engine
 from jpets.engine.homes import Home, Homes, Name
@@ -122,8 +123,13 @@ class Mover:
             )
         else:
             entry = self._members[source].tasks.entry(tenant, id)
+            here = self._members[target].replica.take_in(loaded.contents)
             self._members[target].adopt(
-                loaded, tenant=tenant, version=home.version, load=home.load, cost=entry.cost if entry else 0.0
+                replace(loaded, contents=here),
+                tenant=tenant,
+                version=home.version,
+                load=home.load,
+                cost=entry.cost if entry else 0.0,
             )
             self.counts["bytes"] += loaded.nbytes
 

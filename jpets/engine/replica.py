@@ -111,8 +111,16 @@ class Replica:
             self.banks[key].write(slot, arrays)
 
     def read(self, slots: Mapping[ClassKey, int]) -> dict[ClassKey, SlotArrays]:
-        """Owner thread only. What ``write`` put into these slots, as NumPy arrays."""
+        """Owner thread only. A copy of what ``write`` put into these slots, on the device."""
         return {key: self.banks[key].read(slot) for key, slot in slots.items()}
+
+    def take_in(self, contents: Mapping[ClassKey, SlotArrays]) -> dict[ClassKey, SlotArrays]:
+        """What another replica ``read``, for ``write`` here: from device to device, or by way of the host where several
+        hold it in parts."""
+        if len(self.mesh.devices) > 1:
+            return {key: {name: np.asarray(array) for name, array in own.items()} for key, own in contents.items()}
+        moved: dict[ClassKey, SlotArrays] = jax.block_until_ready(jax.device_put(dict(contents), self.device))
+        return moved
 
     def write_all(self, contents: Sequence[Mapping[ClassKey, tuple[int, SlotArrays]]]) -> None:
         """Owner thread only. ``write`` for several tasks."""
