@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -111,7 +112,8 @@ class Balancer:
 
     def _withdraw(self, calls: Mapping[Name, float], weights: Mapping[Name, float]) -> None:
         """Tasks that cooled down lose a copy."""
-        work = {name: count * weights.get(name, 0.0) for name, count in calls.items()}
+        typical = statistics.mean(weights.values()) if weights else 1.0
+        work = {name: count * weights.get(name, typical) for name, count in calls.items()}
         fair = sum(work.values()) / len(self._members)
         for name, seconds in work.items():
             home = self._homes.get(name)

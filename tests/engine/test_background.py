@@ -56,7 +56,7 @@ def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monk
         compiler = own.compiler
         wait_until(lambda: compiler.compiled > 0 and not compiler.waiting)
         wait_until(lambda: not compiler.child_runs)
-        before, unlisted = compiler.compiled, ProgramKey(Bucket(24, ((1, 24),)), Variant())
+        before, unlisted = compiler.compiled, ProgramKey(Bucket(28, ((1, 28),)), Variant())
         for _ in range(WANTED_OFTEN):
             compiler.want(unlisted)
         wait_until(lambda: compiler.compiled == before + 1)
