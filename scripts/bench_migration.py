@@ -20,6 +20,7 @@ import typer
 from bench_capacity import DTYPE, classes_by_method
 from benching import console, random_backbone, report
 
+from jpets.deltas.protocol import ClassKey
 from jpets.engine.device_memory import slot_bytes
 from jpets.scheduling.costs import Costs, Limits
 from jpets.scheduling.profile import CostProfile
@@ -50,14 +51,18 @@ class Fleet:
         return Cluster(devices, kinds, sizes, self.costs, memory=(1 + self.spare) * float(sizes.sum()) / devices)
 
 
+def read_costs(profile: CostProfile, limits: Limits, classes: Mapping[str, Sequence[ClassKey]]) -> Costs:
+    """Costs of queries whose tasks have one kind for each method, by the classes of its deltas."""
+    return Costs(
+        profile, limits, [tuple(str(key) for key in keys if key.method != "head") for keys in classes.values()]
+    )
+
+
 def read_fleet(profile: pathlib.Path, backbone: str, methods: Sequence[str], spare: float) -> Fleet:
     loaded = random_backbone(backbone)
     classes = classes_by_method(loaded, methods)
-    costs = Costs(
-        CostProfile.from_json(profile.read_text()),
-        Limits(rows=128, tokens=2048, longest=LONGEST),
-        [tuple(str(key) for key in keys if key.method != "head") for keys in classes.values()],
-    )
+    limits = Limits(rows=128, tokens=2048, longest=LONGEST)
+    costs = read_costs(CostProfile.from_json(profile.read_text()), limits, classes)
     sizes = {method: sum(slot_bytes(key, loaded.config, DTYPE) for key in keys) for method, keys in classes.items()}
     return Fleet(profile, backbone, costs, sizes, spare)
 

@@ -13,12 +13,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from bench_batching import draw
-from benching import console, report
+from benching import console, report, warm_up
 from served import MINILM, Served, serve
 
 from jpets.engine.bucket import LONE_STEPS
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 PADDED_ROWS = (1, 2, 4, 8, 16, 32)
-PADDED_LENGTHS = LONE_STEPS
 MAX_TOKENS = 2048
 WORD = "the"
 """One token; two more mark a text's ends."""
@@ -38,15 +38,13 @@ SYSTEMS = {
 }
 """``single``: no batching. ``naive``: everything that waits as one padded batch."""
 COMPILED = "jpets_background_compiles_total"
-MOST_WARM_UPS = 5
-"""Passes over the rates that do not count."""
 WARM_SECONDS = 3.0
 OVERLOADED = 1.0
 """Median latency (seconds) beyond which a warm-up asks for no more."""
 
 
 def padded_buckets(rows: Sequence[int]) -> list[str]:
-    shapes = [(n, length) for n in rows for length in PADDED_LENGTHS if n * length <= max(MAX_TOKENS * 2, length)]
+    shapes = [(n, length) for n in rows for length in LONE_STEPS if n * length <= max(MAX_TOKENS * 2, length)]
     return [part for n, length in shapes for part in ("--bucket", f"{n}x{length}")]
 
 
@@ -119,7 +117,8 @@ def serving(
             servers[name] = stack.enter_context(serve(options(name, cache)))
             console.log(f"{name}: ready after {servers[name].seconds_to_ready:.0f} s")
         for name, server in servers.items():
-            warm_up(name, server, steps, drawn)
+            server.settle()
+            warm_up(name, partial(pass_over, server, steps, drawn), partial(compiled, server))
         for at, rate in enumerate(steps):
             racing = [name for name, curve in curves.items() if sum(p["p99"] > 2 * target for p in curve[-2:]) < 2]
             found: dict[str, list[dict[str, float]]] = {name: [] for name in racing}
@@ -150,26 +149,22 @@ def serving(
     report("serving", settings, figures, json_out)
 
 
-def warm_up(name: str, server: Served, rates: Sequence[float], lengths: np.ndarray) -> None:
-    """Load that does not count, until no program is missed any more: compiling takes the cores that are measured."""
+def compiled(server: Served) -> float:
+    return server.metrics()[COMPILED]
+
+
+def pass_over(server: Served, rates: Sequence[float], lengths: np.ndarray, seed: int) -> None:
+    """A short load at each rate, until one is far too high."""
+    for rate in rates:
+        if asyncio.run(load(server.url, rate, WARM_SECONDS, lengths, seed))["p50"] > OVERLOADED:
+            break
     server.settle()
-    for number in range(MOST_WARM_UPS):
-        before = server.metrics()[COMPILED]
-        for rate in rates:
-            if asyncio.run(load(server.url, rate, WARM_SECONDS, lengths, number))["p50"] > OVERLOADED:
-                break
-        server.settle()
-        if server.metrics()[COMPILED] == before:
-            return
-    console.log(f"{name}: programs were still missed after {MOST_WARM_UPS} rounds")
 
 
 def sustained(curve: Sequence[Mapping[str, Any]], target: float) -> float:
     """The highest rate up to which every p99 keeps the target, between two measured ones by their p99 (linear)."""
-    kept = 0.0
     for before, point in itertools.pairwise([{"rate": 0.0, "p99": 0.0}, *curve]):
         if point["p99"] > target:
             share = (target - before["p99"]) / (point["p99"] - before["p99"])
             return float(before["rate"] + share * (point["rate"] - before["rate"]))
-        kept = point["rate"]
-    return kept
+    return float(curve[-1]["rate"])

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from benching import RandomBackbone, console, draw_lengths, random_backbone, random_tasks, report
+from benching import RandomBackbone, console, draw_lengths, random_backbone, random_tasks, report, warm_up
 
 from jpets.config import EngineSettings
 from jpets.engine.engine import Engine
@@ -31,8 +31,6 @@ CHUNK = 0.02
 """Seconds of the flood that are submitted together."""
 BURSTS = 3
 """How often each engine's rate is measured; a share is half of the median."""
-MOST_WARM_UPS = 5
-"""Rounds that do not count."""
 WARM = 1.0
 """Seconds before the first query that counts."""
 SYSTEMS = {"short batches": EngineSettings.flood_stretch, "fair shares alone": 0.0}
@@ -64,8 +62,10 @@ def tenants(
         share = statistics.median(_burst(each, queries[:1024]) for _ in range(BURSTS) for each in engines.values()) / 2
         console.log(f"share: {share:.0f} queries/s")
         steps = [float(load) for load in loads.split(",")]
-        for engine in engines.values():
-            _warm_up(engine, queries, [load * share for load in steps], FLOOD * share, seconds)
+        for name, engine in engines.items():
+            rates = [load * share for load in steps]
+            pass_over = partial(_pass_over, engine, queries, rates, FLOOD * share, seconds)
+            warm_up(name, pass_over, partial(getattr, engine.compiler, "compiled"))
         for load in steps:
             found: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
             for number in range(rounds):
@@ -109,16 +109,12 @@ def _settle(engine: Engine) -> None:
         time.sleep(1)
 
 
-def _warm_up(engine: Engine, queries: list[Query], rates: Sequence[float], flood: float, seconds: float) -> None:
-    """Rounds that do not count, until none misses a program any more: each new one stops the others for 0.1 s."""
-    for number in range(MOST_WARM_UPS):
-        before = engine.compiler.compiled
-        for rate in rates:
-            _round(engine, queries, rate, flood, seconds, number)
-            _settle(engine)
-        if engine.compiler.compiled == before:
-            return
-    console.log(f"programs were still missed after {MOST_WARM_UPS} rounds")
+def _pass_over(
+    engine: Engine, queries: list[Query], rates: Sequence[float], flood: float, seconds: float, seed: int
+) -> None:
+    for rate in rates:
+        _round(engine, queries, rate, flood, seconds, seed)
+        _settle(engine)
 
 
 def _burst(engine: Engine, queries: list[Query]) -> float:

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 import typer
 from bench_capacity import classes_by_method
-from bench_migration import METHODS, BackboneOption, LoadOption, ProfileOption
+from bench_migration import METHODS, BackboneOption, LoadOption, ProfileOption, read_costs
 from benching import RandomBackbone, console, random_backbone, random_tasks, report
 
 from jpets.config import BackboneConfig, EngineSettings
@@ -36,7 +36,7 @@ from jpets.engine.program import Program
 from jpets.engine.tasks import DEFAULT_TENANT
 from jpets.model.encoder import Params, random_params
 from jpets.model.forward import Outputs
-from jpets.scheduling.costs import Costs, Limits
+from jpets.scheduling.costs import Limits
 from jpets.scheduling.profile import CostProfile, Grid
 from jpets.scheduling.rounds import AdaptiveInterval
 from jpets.scheduling.simulate.cluster import Cluster
@@ -73,7 +73,7 @@ class EmulatedDevice:
         self._free = 0.0
         engine.hooks.append(self._coming)
         engine.replica.dispatch = self._run  # type: ignore[method-assign]
-        engine.query_seconds = self._weight  # type: ignore[method-assign]
+        engine.query_weight = self._weight  # type: ignore[method-assign]
 
     def _weight(self, id: str, *, tenant: str = DEFAULT_TENANT) -> float | None:
         del tenant
@@ -169,14 +169,9 @@ def validation(
     sizes = list(map(int, devices.split(",")))
     jax.config.update("jax_num_cpu_devices", max(sizes))
     each = methods.split(",")
-    costs = Costs(
-        slower(CostProfile.from_json(profile.read_text()), slowdown),
-        Limits(rows=ROWS, tokens=TOKENS, longest=LONGEST),
-        [
-            tuple(str(key) for key in keys if key.method != "head")
-            for keys in classes_by_method(random_backbone(backbone), each).values()
-        ],
-    )
+    measured = slower(CostProfile.from_json(profile.read_text()), slowdown)
+    limits = Limits(rows=ROWS, tokens=TOKENS, longest=LONGEST)
+    costs = read_costs(measured, limits, classes_by_method(random_backbone(backbone), each))
     tiny = RandomBackbone("tiny", TINY, jax.tree.map(np.asarray, random_params(TINY)))
     made = random_tasks(tiny, each, tasks)
     figures: dict[str, dict[str, Any]] = {}

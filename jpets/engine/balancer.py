@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.homes import Homes, Name
 from jpets.engine.mover import Mover
 from jpets.scheduling.queue import Floats
-from jpets.scheduling.rebalance import rebalance
+from jpets.scheduling.rebalance import rebalance, work
 from jpets.scheduling.rounds import AdaptiveInterval, Window
 
 log = logging.getLogger(__name__)
@@ -91,31 +90,30 @@ class Balancer:
         for device, waited in enumerate(self._waited / max(1, self._looks)):
             self._window.observe(device, float(waited), seconds)
         self._waited, self._looks = np.zeros(len(self._members)), 0
-        homes = {n: home.devices for n in self._window.calls() if (home := self._homes.get(n)) is not None}
-        calls = {name: count for name, count in self._window.calls().items() if name in homes}
+        called = self._window.calls()
+        homes = {name: home.devices for name in called if (home := self._homes.get(name)) is not None}
+        calls = {name: called[name] for name in homes}
         placement = [[name for name, own in homes.items() if device in own] for device in range(len(self._members))]
         weights = {name: weight for name in calls if (weight := self._weight(name, homes[name])) is not None}
-        found = rebalance(placement, calls, weights, self._window.queue_lengths(), self._window.seconds)
-        self.phi = found.phi
+        decision = rebalance(placement, calls, weights, self._window.queue_lengths(), self._window.seconds)
+        self.phi = decision.phi
         self.rounds += 1
-        for move in found.found.moves:
+        for move in decision.balanced.moves:
             if self._end.is_set():
                 return
             self._mover.move(move.task, move.source, move.target, copy=move.copy)
-        self._withdraw(calls, weights)
+        self._withdraw(work(calls, weights))
         if self._rule is not None:
             self.interval = self._rule.following(self.interval, self.phi)
 
     def _weight(self, name: Name, devices: Sequence[int]) -> float | None:
         tenant, id = name
-        return self._members[devices[0]].query_seconds(id, tenant=tenant)
+        return self._members[devices[0]].query_weight(id, tenant=tenant)
 
-    def _withdraw(self, calls: Mapping[Name, float], weights: Mapping[Name, float]) -> None:
-        """Tasks that cooled down lose a copy."""
-        typical = statistics.mean(weights.values()) if weights else 1.0
-        work = {name: count * weights.get(name, typical) for name, count in calls.items()}
-        fair = sum(work.values()) / len(self._members)
-        for name, seconds in work.items():
+    def _withdraw(self, done: Mapping[Name, float]) -> None:
+        """Tasks that cooled down, by the work that they were of late, lose a copy."""
+        fair = sum(done.values()) / len(self._members)
+        for name, own in done.items():
             home = self._homes.get(name)
-            if home is not None and len(home.devices) > 1 and seconds / len(home.devices) < PER_COPY * fair:
+            if home is not None and len(home.devices) > 1 and own / len(home.devices) < PER_COPY * fair:
                 self._mover.withdraw(name, home.devices[-1])

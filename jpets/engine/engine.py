@@ -163,11 +163,15 @@ class Engine(Serves):
         resident = entry.resident  # read after the cold queries: they become its own, never the other way round
         return resident is None or not resident.queries
 
-    def query_seconds(self, id: str, *, tenant: str = DEFAULT_TENANT) -> float | None:
-        """Predicted seconds of a query of usual length in a batch; None for a task that is not on the device."""
+    def query_weight(self, id: str, *, tenant: str = DEFAULT_TENANT) -> float | None:
+        """How many times as long as without a delta a query of usual length is predicted to take in a batch.
+
+        Devices measure times of their own; as a ratio the answers of equal ones agree. None for a task that is not on
+        the device.
+        """
         entry = self.tasks.entry(tenant, id)
         resident = entry.resident if entry is not None else None
-        return self._planner.query_seconds(resident.slots) if resident is not None else None
+        return self._planner.query_weight(resident.slots) if resident is not None else None
 
     @property
     def busy(self) -> bool:

@@ -219,16 +219,21 @@ class Planner:
 
     def _takers_of_any(self, *, heavy: bool) -> Mapping[Bucket, Sequence[Program]]:
         """Ready programs for rows of any classes, heavy ones among them if asked."""
-        if self._programs is not self._replica.programs:
-            self._programs = self._replica.programs
-            every = [key for key, _ in self._replica.family.slots]
-            for each in (False, True):
-                needs = {key: FULL for key in every if each or class_method(key.method).kind != "heavy"}
-                takers = sorted((p for p in self._programs if p.key.variant.covers(needs)), key=_bucket)
-                self._takers[each] = {bucket: list(own) for bucket, own in itertools.groupby(takers, key=_bucket)}
-            rates = (b.tokens / p.seconds for b, own in self._takers[False].items() for p in own if p.seconds)
-            self._contention.rate = max(rates, default=0.0)
+        self._hear_of_programs()
         return self._takers[heavy]
+
+    def _hear_of_programs(self) -> None:
+        """Derives anew what follows from the ready programs and their costs where the replica's table has changed."""
+        if self._programs is self._replica.programs:
+            return
+        self._programs = self._replica.programs
+        every = [key for key, _ in self._replica.family.slots]
+        for heavy in (False, True):
+            needs = {key: FULL for key in every if heavy or class_method(key.method).kind != "heavy"}
+            takers = sorted((p for p in self._programs if p.key.variant.covers(needs)), key=_bucket)
+            self._takers[heavy] = {bucket: list(own) for bucket, own in itertools.groupby(takers, key=_bucket)}
+        rates = (b.tokens / p.seconds for b, own in self._takers[False].items() for p in own if p.seconds)
+        self._contention.rate = max(rates, default=0.0)
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
@@ -267,12 +272,10 @@ class Planner:
         plan = self.next_batch(waiting)
         return self.seconds(plan.rows, plan.program)
 
-    def query_seconds(self, slots: Mapping[ClassKey, int]) -> float | None:
-        """What a row with these slots takes of a well-filled batch; None before anything was measured."""
-        self._takers_of_any(heavy=False)
-        if not self._contention.rate:
-            return None
-        return len(USUAL) / self._contention.rate + self._added([Row(USUAL, USUAL, slots, 0)])
+    def query_weight(self, slots: Mapping[ClassKey, int]) -> float:
+        """What a row with these slots takes of a well-filled batch, in times of a bare row."""
+        self._hear_of_programs()
+        return 1 + self._added([Row(USUAL, USUAL, slots, 0)]) * self._contention.rate / len(USUAL)
 
     def seconds(self, rows: Sequence[Row], program: Program) -> float:
         """Predicted time of these rows in a program."""

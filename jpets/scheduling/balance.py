@@ -84,6 +84,12 @@ def balance(loads: Sequence[float] | Floats) -> float:
     return float(values.min()) / most if most > 0 else 1.0
 
 
+def device_loads(placement: Placement[T], calls: Mapping[T, float], standing: Sequence[float] | None = None) -> Floats:
+    """Load [devices]: what is ``standing`` there, and its part of the calls of each task that it holds."""
+    share = _shares(placement, calls)
+    return _standing(placement, standing) + [math.fsum(share[task] for task in held) for held in placement]
+
+
 def greedy(
     placement: Placement[T],
     calls: Mapping[T, float],
@@ -99,10 +105,9 @@ def greedy(
     ``improved``) and no replicas: a task that the least loaded device holds as well is passed over.
     """
     _check(placement, calls)
-    fixed = _standing(placement, standing)
+    loads = device_loads(placement, calls, standing).tolist()
     share = _shares(placement, calls)
     held = [list(tasks) for tasks in placement]
-    loads = [own + math.fsum(share[task] for task in tasks) for own, tasks in zip(fixed.tolist(), held, strict=True)]
     room, moves = Room(sizes or {}), list[Move[T]]()
     while True:
         source, target = loads.index(max(loads)), loads.index(min(loads))

@@ -298,9 +298,12 @@ def test_index_lists_served_versions_the_most_used_first(repository: Repository,
     repository.age_uses(0.001)
     assert [task.queries for task in repository.index("maker")] == [0.0, 0.0, 0.0]
     repository.rollback("b")
+    repository.add_uses({"c": 9.0})
     repository.delete("c")
     assert [(task.id, task.version) for task in repository.index("maker")] == [("a", 1), ("b", 1)]
     assert repository.index("maker", "other") == []
+    repository.put("c", files[0])
+    assert {task.id: task.queries for task in repository.index("maker")} == {"a": 0.0, "b": 0.0, "c": 0.0}
 
 
 def test_layouts_belong_to_a_file_and_a_reader(repository: Repository, files: list[bytes]) -> None:

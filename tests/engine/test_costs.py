@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, tiny
 from jpets.deltas import METHODS
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import Bucket, Variant
-from jpets.engine.cost_profile import _Bench
+from jpets.engine.cost_profile import DeltaCosts, _Bench
 from jpets.engine.engine import Engine
 from jpets.engine.mesh import first_device
-from jpets.engine.planner import Planner
+from jpets.engine.planner import USUAL, Planner
 from jpets.engine.profile import SURPRISE, CostTable
 from jpets.engine.program import Family, Program, ProgramKey
 from jpets.types import Query
@@ -59,6 +60,24 @@ def test_heavy_rows_teach_nothing_while_nobody_knows_what_they_add(engine: Engin
     assert own.seconds == 0.010
     planner.ran([Row(ids, ids, slots["bitfit"].slots, 0)], own, 0.020)
     assert own.seconds > 0.010
+
+
+def test_a_query_weighs_what_its_delta_adds_to_its_part_of_a_full_batch(engine: Engine) -> None:
+    deltas = mock.create_autospec(DeltaCosts, instance=True)
+    deltas.seconds.side_effect = lambda rows: 0.003 * sum("mask" in str(key) for row in rows for key in row.slots)
+    planner = Planner(engine.replica, engine.costs, deltas, ENGINE_SETTINGS, engine.menu)
+    fastest = max(shape.tokens / shape.seconds for shape in planner.shapes(heavy=False))
+    mask, bitfit = (entry.resident for name in ("mask", "bitfit") if (entry := engine.tasks.entry("default", name)))
+    assert mask is not None and bitfit is not None
+    masks = sum("mask" in str(key) for key in mask.slots)
+    assert planner.query_weight(mask.slots) == pytest.approx(1 + masks * 0.003 * fastest / len(USUAL))
+    assert planner.query_weight(bitfit.slots) == 1.0
+
+
+def test_tasks_weigh_the_same_while_nobody_knows_what_they_add(engine: Engine) -> None:
+    """Whatever the devices measured of their own programs: noise there must not look like work."""
+    assert engine.query_weight("mask") == engine.query_weight("bitfit") == 1.0
+    assert engine.query_weight("nobody") is None
 
 
 @pytest.mark.parametrize("block", [1, 16])

@@ -15,11 +15,11 @@ def test_calls_weigh_what_they_take() -> None:
     """Equally many calls, but those of one task take nine times as long."""
     placement, calls = [["slow", "a"], ["b", "c"]], dict.fromkeys(["slow", "a", "b", "c"], 1000.0)
     even = rebalance(placement, calls, {}, NOTHING, 1.0)
-    assert (even.phi, even.found.moves) == (1.0, ())
+    assert (even.phi, even.balanced.moves) == (1.0, ())
     weights = {"slow": 9.0, "a": 1.0, "b": 1.0, "c": 1.0}
     found = rebalance(placement, calls, weights, NOTHING, 1.0)
     assert found.phi == pytest.approx(2 / 10)
-    assert found.found.moves[0] == Move("slow", 0, 1, copy=True)
+    assert found.balanced.moves[0] == Move("slow", 0, 1, copy=True)
 
 
 def test_a_task_of_unknown_weight_counts_as_the_others_do() -> None:
@@ -38,7 +38,7 @@ def test_what_waits_counts_as_calls_over_some_seconds() -> None:
     placement, calls = [["a", "b"], ["c", "d"]], dict.fromkeys("abcd", 1000.0)
     found = rebalance(placement, calls, {}, np.array([2000.0, 0.0]), BACKLOG)
     assert found.phi == pytest.approx(2000 / 4000)
-    assert [move.source for move in found.found.moves] == [0]
+    assert [move.source for move in found.balanced.moves] == [0]
 
 
 def test_calls_of_a_task_that_is_nowhere() -> None:

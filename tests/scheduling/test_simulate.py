@@ -125,20 +125,20 @@ def seen(made: Cluster, placement: list[list[int]], calls: list[int]) -> Window[
 def test_improved_keeps_to_the_memory() -> None:
     made, placement = cluster(2, 8), [[0, 1, 2, 3], [4, 5, 6, 7]]
     window = seen(made, placement, [90, 80, 70, 60, 5, 5, 5, 5])
-    free = by_improved(made, placement, window).found
+    free = by_improved(made, placement, window).balanced
     assert len(free.moves) > 1
     for memory in (3.0e7, 3.5e7, 4.0e7):
-        found = by_improved(dataclasses.replace(made, memory=memory), placement, window).found
+        found = by_improved(dataclasses.replace(made, memory=memory), placement, window).balanced
         assert all(float(made.sizes[list(held)].sum()) <= memory for held in found.placement)
         assert found.gap >= free.gap
-    assert by_improved(dataclasses.replace(made, memory=3.0e7), placement, window).found.moves == ()
+    assert by_improved(dataclasses.replace(made, memory=3.0e7), placement, window).balanced.moves == ()
 
 
 def test_algorithm_3_over_the_tasks_that_were_called_and_as_printed() -> None:
     made, placement = cluster(2, 4), [[0, 1, 2], [3]]
     window = seen(made, placement, [0, 6, 4, 0])
-    assert by_greedy_as_printed(made, placement, window).found.moves == ()
-    found = by_greedy(made, placement, window).found
+    assert by_greedy_as_printed(made, placement, window).balanced.moves == ()
+    found = by_greedy(made, placement, window).balanced
     assert found.moves == (Move(2, 0, 1),)
     assert [sorted(held) for held in found.placement] == [[0, 1], [2, 3]]
 
@@ -146,9 +146,9 @@ def test_algorithm_3_over_the_tasks_that_were_called_and_as_printed() -> None:
 def test_ours_works_a_backlog_off_and_leaves_chance_alone() -> None:
     made, placement = cluster(2, 8), [[0, 1, 2, 3], [4, 5, 6, 7]]
     window = seen(made, placement, [26, 25, 24, 25, 23, 25, 24, 24])
-    assert by_improved(made, placement, window).found.moves == ()
+    assert by_improved(made, placement, window).balanced.moves == ()
     window.observe(0, 2000.0, 1.0)
-    moves = by_improved(made, placement, window).found.moves
+    moves = by_improved(made, placement, window).balanced.moves
     assert moves and all(move.source == 0 for move in moves)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -21,7 +22,10 @@ import uvicorn
 
 from jpets.deltas.bank import lower_task
 from jpets.engine.engine import Engine
+from jpets.engine.group import EngineGroup
 from jpets.errors import InvalidInput
+from jpets.hosting import make_engine
+from jpets.scheduling.rounds import AdaptiveInterval
 from jpets.standard import STANDARD_SETTINGS, standard_tasks
 from serving.app import create_app
 from serving.options import read_options
@@ -188,6 +192,20 @@ def test_bad_options_are_named(tmp_path: Path, text: str, part: str) -> None:
         read_options({"demo": True} if "demo" not in text else {}, file)
     with pytest.raises(InvalidInput, match="no such file"):
         read_options({}, tmp_path / "other.toml")
+
+
+def test_the_interval_of_balancing_is_the_operators(backbone: Any, tmp_path: Path) -> None:
+    given = {"start": 3.0, "least": 1.0, "most": 7.0, "step": 0.25, "threshold": 0.8}
+    how = {"demo": True, "devices": "2", "reserve": "never", "cache_dir": tmp_path}
+    options = read_options(how | {f"balance_{name}": value for name, value in given.items()})
+    assert options.balance_interval() == AdaptiveInterval(**given)
+    assert read_options({"demo": True}).balance_interval() == AdaptiveInterval()
+    for migrate, interval in ((True, 3.0), (False, math.inf)):
+        group = make_engine(options.model_copy(update={"migrate": migrate}), backbone, (), {})
+        assert isinstance(group, EngineGroup)
+        assert (group.balancer.interval, group.balancer.watches) == (interval, migrate)
+    with pytest.raises(InvalidInput, match="least <= start <= most"):
+        read_options({"demo": True, "balance_start": 0.1})
 
 
 def test_standard_tasks_make_room_for_the_methods_of_pets(backbone: Any) -> None:

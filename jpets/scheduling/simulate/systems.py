@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jpets.scheduling.balance import Room, balance, greedy
-from jpets.scheduling.rebalance import Round, rebalance
+from jpets.scheduling.rebalance import Decision, rebalance
 from jpets.scheduling.rounds import AdaptiveInterval, Window
 from jpets.scheduling.simulate.cluster import Cluster
 
 Placement = Sequence[Sequence[int]]
-Balancer = Callable[[Cluster, Placement, Window[int]], Round[int]]
+Balancer = Callable[[Cluster, Placement, Window[int]], Decision[int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class System:
         return 0.0 if self.half_life is None else 0.5 ** (interval / self.half_life)
 
 
-def by_greedy(cluster: Cluster, placement: Placement, window: Window[int]) -> Round[int]:
+def by_greedy(cluster: Cluster, placement: Placement, window: Window[int]) -> Decision[int]:
     """Algorithm 3 over the tasks that were called: the paper's queues know no others, and one of them would stop it.
 
     phi is that of the mean queue lengths, as the paper has it.
@@ -44,16 +44,16 @@ def by_greedy(cluster: Cluster, placement: Placement, window: Window[int]) -> Ro
     found = greedy(called, calls, dict(enumerate(cluster.sizes.tolist())))
     idle = [[task for task in held if task not in calls] for held in placement]
     held = tuple((*own, *rest) for own, rest in zip(found.placement, idle, strict=True))
-    return Round(balance(waiting), dataclasses.replace(found, placement=held))
+    return Decision(balance(waiting), dataclasses.replace(found, placement=held))
 
 
-def by_greedy_as_printed(cluster: Cluster, placement: Placement, window: Window[int]) -> Round[int]:
+def by_greedy_as_printed(cluster: Cluster, placement: Placement, window: Window[int]) -> Decision[int]:
     """Algorithm 3 over all tasks, also those that nobody called."""
     found = greedy(placement, window.calls(), dict(enumerate(cluster.sizes.tolist())))
-    return Round(balance(window.queue_lengths()), found)
+    return Decision(balance(window.queue_lengths()), found)
 
 
-def by_improved(cluster: Cluster, placement: Placement, window: Window[int]) -> Round[int]:
+def by_improved(cluster: Cluster, placement: Placement, window: Window[int]) -> Decision[int]:
     """What a server does, within the devices' memory."""
     sizes = cluster.sizes
     free = [cluster.memory - float(sizes[np.asarray(held, np.int_)].sum()) for held in placement]
