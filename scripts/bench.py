@@ -16,6 +16,7 @@ from bench_arrivals import arrivals
 from bench_batching import batching
 from bench_breakdown import breakdown
 from bench_capacity import capacity, memory
+from bench_kernels import kernels
 from bench_layerwise import layerwise
 from bench_migration import interval, migration
 from bench_operators import operators
@@ -37,6 +38,7 @@ COMMANDS = (
     breakdown,
     capacity,
     interval,
+    kernels,
     layerwise,
     memory,
     migration,

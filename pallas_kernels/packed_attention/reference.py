@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -69,8 +69,10 @@ def packed_attention_reference(
     cells: Int[Array, " t"] | None,
     heads: int,
     prefixes: Sequence[Prefix] = (),
+    *,
+    attend: Callable[..., Float[Array, "n l d"]] = attend,
 ) -> Float[Array, "t d"]:
-    """See ``packed_attention``."""
+    """See ``packed_attention``; ``attend`` attends within one group."""
     t, d = q.shape
     if cells is None:
         (group,) = groups

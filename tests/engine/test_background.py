@@ -26,6 +26,7 @@ def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathl
         while own.compiler.waiting and time.monotonic() < end:
             (result,) = own.infer([Query(None, "some text")])
             assert result.error is None
+            time.sleep(0.05)  # a core for the compilations
         programs = own.replica.programs
         assert {program.key.bucket for program in programs} == set(own.menu)
         assert (own.compiler.compiled, own.compiler.failed) == (expected - len(own.core), 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -11,6 +14,7 @@ import pytest
 from pallas_kernels.low_rank import low_rank
 from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes, sign_matmul, signs
 from pallas_kernels.packed_attention import AttentionGroup, packed_attention
+from pallas_kernels.packed_attention.cudnn import packed_attention_cudnn
 from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
 from pallas_kernels.windows import Runs
 
@@ -179,7 +183,12 @@ def test_block_sparse_matmul(dtype: str) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE["float32"])
 
 
-def test_packed_attention_equals_each_query_alone() -> None:
+@pytest.mark.parametrize(
+    "attention",
+    [packed_attention, functools.partial(packed_attention_cudnn, implementation="xla")],
+    ids=["xla", "cudnn"],
+)
+def test_packed_attention_equals_each_query_alone(attention: Callable[..., jax.Array]) -> None:
     r, heads, size = rng(), 2, 8
     lengths, starts = [5, 3, 9], [0, 5, 8]
     q, k, v = (r.normal(size=(18, heads * size)).astype(np.float32) for _ in range(3))
@@ -196,9 +205,7 @@ def test_packed_attention_equals_each_query_alone() -> None:
         AttentionGroup(jnp.asarray(tokens[0]), jnp.array([3, 5, 0], jnp.int32)),
         AttentionGroup(jnp.asarray(tokens[1]), jnp.array([9], jnp.int32)),
     )
-    found = np.asarray(
-        packed_attention(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), groups, jnp.asarray(cells), heads)
-    )
+    found = np.asarray(attention(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), groups, jnp.asarray(cells), heads))
     for start, length in zip(starts, lengths, strict=True):
         own = slice(start, start + length)
         a, b, c = (part[own].reshape(length, heads, size).astype(np.float64) for part in (q, k, v))

@@ -5,16 +5,21 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races  # not public yet, nor is the next one
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from pallas_kernels.low_rank import low_rank
 from pallas_kernels.masked_matmul import masked_matmul, pack_planes, sign_matmul
+from pallas_kernels.masked_matmul.mosaic import masked_matmul_mosaic, sign_matmul_mosaic, takes
 from pallas_kernels.packed_attention import AttentionGroup, Prefix, packed_attention
+from pallas_kernels.packed_attention.cudnn import packed_attention_cudnn
 from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
 from pallas_kernels.windows import Runs
 
@@ -26,6 +31,40 @@ INPUTS, OUTPUTS, LAYERS, LAYER = 16, 24, 2, 1
 Operator = Callable[[jax.Array, jax.Array, Runs, int], jax.Array]
 
 
+class Matmuls(NamedTuple):
+    """Who computes products with bits, and for what: inputs and outputs, dtype, most tokens of a task and of a run."""
+
+    masked: Callable[..., jax.Array] = masked_matmul
+    signed: Callable[..., jax.Array] = sign_matmul
+    inputs: int = INPUTS
+    outputs: int = OUTPUTS
+    dtype: str = "float32"
+    longest: int = 90
+    window: int = 32
+
+    def rounded(self, values: np.ndarray) -> np.ndarray:
+        return values.astype(ml_dtypes.bfloat16 if self.dtype == "bfloat16" else self.dtype)
+
+
+REFERENCE = Matmuls()
+MOSAIC = Matmuls(
+    functools.partial(masked_matmul_mosaic, interpret=InterpretGPUParams(detect_races=True)),
+    functools.partial(sign_matmul_mosaic, interpret=InterpretGPUParams(detect_races=True)),
+    inputs=128,
+    outputs=256,
+    dtype="bfloat16",
+    longest=900,
+    window=600,
+)
+MATMULS = [
+    *(pytest.param(REFERENCE, rows, tasks, id=f"reference-{rows}-{tasks}") for rows in ROWS for tasks in TASKS),
+    *(
+        pytest.param(MOSAIC, rows, tasks, id=f"mosaic-{rows}-{tasks}")
+        for rows, tasks in ((0, 1), (1, 1000), (31, 1), (33, 1), (4097, 1))  # each run is blocks to interpret
+    ),
+]
+
+
 def fresh() -> np.random.Generator:
     """Other numbers at every run; a failure shows their seed."""
     seed = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]
@@ -33,11 +72,11 @@ def fresh() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def spans(r: np.random.Generator, rows: int, tasks: int) -> list[tuple[int, int, int]]:
+def spans(r: np.random.Generator, rows: int, tasks: int, longest: int) -> list[tuple[int, int, int]]:
     """(slot, first token, past the last) of neighbouring runs, with tokens of nobody between some of them."""
     found, at = [], 0
     while at < rows:
-        length = int(min(rows - at, r.integers(1, 1 + max(1, min(90, 2 * rows // tasks)))))
+        length = int(min(rows - at, r.integers(1, 1 + max(1, min(longest, 2 * rows // tasks)))))
         if r.random() < 0.9 or not found:
             found.append((int(r.integers(1, tasks + 1)), at, at + length))
         at += length
@@ -60,18 +99,19 @@ def check_runs(
     tasks: int,
     *,
     replaces: bool,
+    sizes: Matmuls = REFERENCE,
 ) -> None:
     """``make`` gives an operator and the dense weights of each slot that is used; of others its bank holds NaN."""
     r = fresh()
-    tokens, own = max(rows, 1) + 7, spans(r, rows, tasks)
+    tokens, own = max(rows, 1) + 7, spans(r, rows, tasks, sizes.longest)
     mine = np.zeros(tokens, bool)
     for _, first, end in own:
         mine[first:end] = True
-    x = r.normal(size=(tokens, INPUTS)).astype(np.float32)
+    x = sizes.rounded(r.normal(size=(tokens, sizes.inputs)))
     x[~mine] = np.nan
-    y = r.normal(size=(tokens, OUTPUTS)).astype(np.float32)
+    y = r.normal(size=(tokens, sizes.outputs)).astype(np.float32)
     operator, dense = make(r, np.unique([slot for slot, _, _ in own]).astype(int))
-    size = min(32, tokens)
+    size = min(sizes.window, tokens)
     found = np.asarray(
         jax.jit(operator, static_argnums=3)(jnp.asarray(x), jnp.asarray(y), runs_of(own, tokens, size), size)
     )
@@ -83,39 +123,53 @@ def check_runs(
     assert found[~mine].tobytes() == y[~mine].tobytes()
 
 
-def half_the_bits(r: np.random.Generator, tasks: int) -> np.ndarray:
-    return r.random((tasks + 1, LAYERS, INPUTS, OUTPUTS)) < 0.5
+def half_the_bits(r: np.random.Generator, tasks: int, sizes: Matmuls) -> np.ndarray:
+    return r.random((tasks + 1, LAYERS, sizes.inputs, sizes.outputs), np.float32) < 0.5
 
 
-@pytest.mark.parametrize("tasks", TASKS)
-@pytest.mark.parametrize("rows", ROWS)
-def test_masked_matmul(rows: int, tasks: int) -> None:
+@pytest.mark.parametrize(("matmuls", "rows", "tasks"), MATMULS)
+def test_masked_matmul(matmuls: Matmuls, rows: int, tasks: int) -> None:
     def make(r: np.random.Generator, used: np.ndarray) -> tuple[Operator, Callable[[int], np.ndarray]]:
         del used
-        w, masks = r.normal(size=(INPUTS, OUTPUTS)).astype(np.float32), half_the_bits(r, tasks)
+        w = matmuls.rounded(r.normal(size=(matmuls.inputs, matmuls.outputs)))
+        masks = half_the_bits(r, tasks, matmuls)
         bits = jnp.asarray(pack_planes(masks))
         return (
-            lambda x, y, runs, size: masked_matmul(x, y, jnp.asarray(w), bits, runs, size, LAYER),
+            lambda x, y, runs, size: matmuls.masked(x, y, jnp.asarray(w), bits, runs, size, LAYER),
             lambda slot: w.astype(np.float64) * masks[slot, LAYER],
         )
 
-    check_runs(make, rows, tasks, replaces=True)
+    check_runs(make, rows, tasks, replaces=True, sizes=matmuls)
+    assert matmuls is REFERENCE or not get_races().races_found
 
 
-@pytest.mark.parametrize("tasks", TASKS)
-@pytest.mark.parametrize("rows", ROWS)
-def test_sign_matmul(rows: int, tasks: int) -> None:
+@pytest.mark.parametrize(("matmuls", "rows", "tasks"), MATMULS)
+def test_sign_matmul(matmuls: Matmuls, rows: int, tasks: int) -> None:
     def make(r: np.random.Generator, used: np.ndarray) -> tuple[Operator, Callable[[int], np.ndarray]]:
-        plus = half_the_bits(r, tasks)
+        plus = half_the_bits(r, tasks, matmuls)
         scale = np.full((tasks + 1, LAYERS, 1), np.nan, np.float32)
         scale[used, LAYER] = r.random((len(used), 1))
         bits = jnp.asarray(pack_planes(plus))
         return (
-            lambda x, y, runs, size: sign_matmul(x, y, bits, jnp.asarray(scale), runs, size, LAYER),
+            lambda x, y, runs, size: matmuls.signed(x, y, bits, jnp.asarray(scale), runs, size, LAYER),
             lambda slot: np.where(plus[slot, LAYER], 1.0, -1.0) * scale[slot, LAYER],
         )
 
-    check_runs(make, rows, tasks, replaces=False)
+    check_runs(make, rows, tasks, replaces=False, sizes=matmuls)
+    assert matmuls is REFERENCE or not get_races().races_found
+
+
+@pytest.mark.parametrize("sizes", [(384, 384), (768, 3072), (3072, 768), (1024, 1024)], ids=str)
+def test_kernels_compile_for_hopper_at_the_sizes_of_backbones(sizes: tuple[int, int]) -> None:
+    """As far as it goes without a GPU: tiles, layouts and copies are accepted."""
+    i, o = sizes
+    x, y, w = jnp.zeros((256, i), jnp.bfloat16), jnp.zeros((256, o)), jnp.zeros((i, o), jnp.bfloat16)
+    bits, scale = jnp.zeros((4, LAYERS, i, o // 8), jnp.uint8), jnp.zeros((4, LAYERS, 1))
+    runs = runs_of([(1, 0, 40), (3, 41, 201)], 256, 128)
+    assert takes(x, bits)
+    for kernel, operands in ((masked_matmul_mosaic, (x, y, w, bits)), (sign_matmul_mosaic, (x, y, bits, scale))):
+        lowered = jax.jit(functools.partial(kernel, size=128, layer=LAYER)).trace(*operands, runs)
+        assert "mosaic_gpu" in lowered.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize("tasks", TASKS)
@@ -193,9 +247,16 @@ def test_low_rank(rows: int, rank: int, tasks: int, dtype: str) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4 if dtype == "float32" else 0.1)
 
 
+ATTENTIONS = {
+    "reference": packed_attention,
+    "cudnn": functools.partial(packed_attention_cudnn, implementation="xla"),
+}
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("extra", [(), (3,), (2, 5)], ids=["alone", "a prefix", "two prefixes"])
 @pytest.mark.parametrize("rows", [0, 1, 31, 33])
-def test_packed_attention(rows: int, extra: tuple[int, ...]) -> None:
+def test_packed_attention(rows: int, extra: tuple[int, ...], attention: str) -> None:
     """Rows of 1 to 16 tokens in a rectangle, some with fewer prefix entries than there is room for, or none."""
     r, heads, size, length = fresh(), 2, 4, 16
     places = max(rows, 1)
@@ -209,7 +270,7 @@ def test_packed_attention(rows: int, extra: tuple[int, ...]) -> None:
         counts.append((parts, count))
     group = AttentionGroup(None, jnp.asarray(lengths))
     found = np.asarray(
-        packed_attention(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), (group,), None, heads, prefixes)
+        ATTENTIONS[attention](jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), (group,), None, heads, prefixes)
     )
     for row in range(rows):
         own = slice(row * length, row * length + lengths[row])
