@@ -212,7 +212,7 @@ class _Block(NamedTuple):
     def _load(self, tile: Any, part: tuple[Any, ...]) -> Array:
         if self.interpreted:  # the interpreter knows no layouts
             return tile[part]
-        return plgpu.load(tile, part, layout=plgpu.Layout.WGMMA, optimized=tile.dtype != jnp.uint8)
+        return plgpu.layout_cast(tile[part], plgpu.Layout.WGMMA)
 
     def _store(self, products: Array, y: Any, skipped: Array, count: Array) -> None:
         """The ``count`` rows after those ``skipped``: copies have fixed sizes, so one for each bit of the count."""
