@@ -26,10 +26,10 @@ DEPTH = 64
 """Rows of the weight that a block takes at a time."""
 ALIGNMENT = 8
 """Rows of a tile in shared memory; copies into tiles begin at multiples of it."""
-COPY_BYTES = 16
-"""Asynchronous copies move multiples of it."""
+LEAST_COLUMNS = 32
+"""Rows of the result are copied one by one from shared memory, from multiples of 128 bytes."""
 SWIZZLES = (128, 64, 32)
-"""Bytes over which a tile in shared memory may be swizzled; both operands of a product must agree."""
+"""Bytes over which a tile in shared memory may be swizzled."""
 
 
 class Tiles(NamedTuple):
@@ -46,7 +46,7 @@ TILES = Tiles()
 def takes(x: Float[Array, "t i"], bits: UInt8[Array, "slots layers i o8"]) -> bool:
     """Whether the kernels take operands of this dtype and these sizes."""
     inputs, plane = bits.shape[-2:]
-    return x.dtype == jnp.bfloat16 and inputs % DEPTH == 0 and plane % COPY_BYTES == 0
+    return x.dtype == jnp.bfloat16 and inputs % DEPTH == 0 and plane % LEAST_COLUMNS == 0
 
 
 def masked_matmul_mosaic(
@@ -114,7 +114,7 @@ def _launch(
     if missing := max(rows, -(-tokens // ALIGNMENT) * ALIGNMENT) - tokens:  # a window must not leave the batch
         x, y = (jnp.pad(each, ((0, missing), (0, 0))) for each in (x, y))
     plane = bits.shape[-1]
-    columns = max(n for n in range(COPY_BYTES, tiles.columns + 1, COPY_BYTES) if plane % n == 0)
+    columns = max(n for n in range(LEAST_COLUMNS, tiles.columns + 1, LEAST_COLUMNS) if plane % n == 0)
     block = _Block(rows, columns, plane, layer, tiles.stages, weights, bool(interpret))
     mesh = plgpu.Mesh(grid=(len(runs.slots), y.shape[1] // columns), grid_names=("run", "column"))
     params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
@@ -127,8 +127,7 @@ def _launch(
 
 def _tiled(width: int, itemsize: int) -> tuple[Any, ...]:
     """Transforms of a tile that is ``width`` bytes wide."""
-    tiling = plgpu.TilingTransform((ALIGNMENT, width // itemsize))
-    return (tiling, plgpu.SwizzleTransform(width)) if width in SWIZZLES else (tiling,)
+    return plgpu.TilingTransform((ALIGNMENT, width // itemsize)), plgpu.SwizzleTransform(width)
 
 
 class _Block(NamedTuple):
@@ -143,13 +142,13 @@ class _Block(NamedTuple):
     interpreted: bool
 
     @property
-    def part(self) -> int:
-        """Columns of a tile in shared memory."""
+    def strip(self) -> int:
+        """Columns of a tile in shared memory: both operands of a product have the widest swizzle that fits."""
         return next(s for s in SWIZZLES if self.columns * 2 % s == 0) // 2
 
     @property
     def transforms(self) -> tuple[Any, ...]:
-        return _tiled(2 * self.part, 2)
+        return _tiled(2 * self.strip, 2)
 
     def body(self, used: Any, slots: Any, firsts: Any, lengths: Any, y: Any, x: Any, bits: Any, *w: Any) -> None:
         run, column = jax.lax.axis_index("run"), jax.lax.axis_index("column")
@@ -181,14 +180,14 @@ class _Block(NamedTuple):
                 shape, lambda k: (k, 0) if along == 0 else (0, k), transforms=transforms, delay_release=1
             )
 
-        specs = [spec((self.rows, DEPTH), self.transforms, 1), spec((DEPTH, self.columns), _tiled(self.part, 1), 0)]
+        specs = [spec((self.rows, DEPTH), self.transforms, 1), spec((DEPTH, self.columns), _tiled(self.strip, 1), 0)]
         specs += [spec((DEPTH, self.columns), self.transforms, 0)] * (len(sources) - 1)
 
         def scope(sums: Any, selected: Any) -> Array:
             def step(index: tuple[Array], x_tile: Any, bits_tile: Any, *w_tile: Any) -> None:
                 own = selected.at[jax.lax.rem(index[0], 2)]
-                for start in range(0, self.columns, self.part):
-                    part = (slice(None), pl.ds(start, self.part))
+                for start in range(0, self.columns, self.strip):
+                    part = (slice(None), pl.ds(start, self.strip))
                     bits_here = (self._load(bits_tile, part).astype(jnp.int32) >> bit) & 1
                     own[part] = self.weights(bits_here, *(self._load(each, part) for each in w_tile))
                 plgpu.commit_smem()
