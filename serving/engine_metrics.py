@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.samples import Sample
 
 from jpets.engine.engine import Engine
 from jpets.engine.group import EngineGroup
 from jpets.engine.interface import Serves
 
+Counted = Counter[tuple[str, tuple[tuple[str, str], ...]]]
+"""Values of counters, by name and labels."""
 COUNTERS: Sequence[tuple[str, str, Callable[[Engine], float]]] = (
     ("batches", "Device batches", lambda e: e.stats.batches),
     ("fallbacks", "Batches for which a better executable was still missing", lambda e: e.stats.fallbacks),
@@ -38,8 +41,24 @@ GAUGES: Sequence[tuple[str, str, Callable[[Engine], float]]] = (
 )
 
 
-def engine_metrics(engines: Sequence[Serves]) -> Iterator[Metric]:
-    """Of all backbones together."""
+def engine_metrics(engines: Sequence[Serves], gone: Counted) -> Iterator[Metric]:
+    """Of all backbones together; counters go on from what engines counted that are ``gone``."""
+    for metric in _of(engines):
+        if metric.type == "counter":
+            name = f"{metric.name}_total"
+            values = Counter({labels: value for (of, labels), value in gone.items() if of == name})
+            values.update({tuple(sample.labels.items()): sample.value for sample in metric.samples})
+            metric.samples = [Sample(name, dict(labels), value) for labels, value in values.items()]
+        yield metric
+
+
+def counted(engine: Serves) -> Counted:
+    """What an engine has counted until now."""
+    counters = [metric for metric in _of([engine]) if metric.type == "counter"]
+    return Counter({(s.name, tuple(s.labels.items())): s.value for metric in counters for s in metric.samples})
+
+
+def _of(engines: Sequence[Serves]) -> Iterator[Metric]:
     members = [member for engine in engines for member in engine.members]
     for name, text, count in COUNTERS:
         yield CounterMetricFamily(f"jpets_{name}", text, value=sum(map(count, members)))

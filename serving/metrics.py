@@ -74,5 +74,6 @@ class ServiceCollector(Collector):
         yield GaugeMetricFamily(
             "jpets_tasks_unreadable", "Stored tasks that could not be read at start", value=service.unreadable
         )
-        if engines := service.started:
-            yield from engine_metrics(engines)
+        engines, gone = service.counted()
+        if engines:
+            yield from engine_metrics(engines, gone)

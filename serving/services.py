@@ -6,7 +6,7 @@ import gc
 import logging
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,6 +18,7 @@ from jpets.engine.readers import Readers
 from jpets.engine.residency import Tier
 from jpets.errors import Conflict, InvalidTask, JpetsError, NotFound
 from jpets.types import BackboneRef, Head, LoadedBackbone, Query, Result, Task
+from serving.engine_metrics import Counted, counted
 from serving.locks import NamedLocks
 from serving.repository import StoredTask, TaskRepository
 from serving.service import BatchObserver, MakeEngine, Service
@@ -75,6 +76,7 @@ class Services:
         self._serving: tuple[Service, ...] = (first,)
         """Those that take queries; a new tuple whenever one comes or goes."""
         self._observers: list[BatchObserver] = []
+        self._gone: Counted = Counter()
         self._closing = False
 
     @property
@@ -119,6 +121,13 @@ class Services:
     def started(self) -> Sequence[Serves]:
         """The engines that there are, also while they drain."""
         return [engine for service in self._serving if (engine := service.started) is not None]
+
+    def counted(self) -> tuple[Sequence[Serves], Counted]:
+        """The engines whose counters count, and what those counted that have gone."""
+        with self._lock:
+            others = [each.service for each in self._hosted.values() if each.state in ("ready", "draining")]
+            services = (self.first, *(service for service in others if service is not None))
+            return [engine for each in services if (engine := each.started) is not None], Counter(self._gone)
 
     def check_open(self) -> None:
         """Raises ``Saturated`` before the start is done, and once it drains."""
@@ -272,10 +281,16 @@ class Services:
         while time.monotonic() < end and not _idle(service):
             time.sleep(POLL)
         service.close()
-        with self._lock:
-            del self._hosted[name]
+        self._count_gone(name, service)
         del hosted, service
         self._freed()
+
+    def _count_gone(self, name: str, service: Service) -> None:
+        """Forgets a backbone, and keeps what its engine counted: counters never fall."""
+        with self._lock:
+            if service.started is not None:
+                self._gone.update(counted(service.started))
+            del self._hosted[name]
 
     def _start(self, name: str) -> None:
         problem = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 import time
 import weakref
@@ -212,7 +213,14 @@ def test_unloading_answers_what_runs_and_keeps_the_tasks(call: Call, services: S
         while not over.is_set():
             codes.append(classify(call, model)[0])
 
+    scraped = [samples(call)]
+
+    def scrape() -> None:
+        while not over.is_set():
+            scraped.append(samples(call))
+
     threads = [threading.Thread(target=ask, args=(model,)) for model in ("first", "second")]
+    threads.append(threading.Thread(target=scrape))
     for thread in threads:
         thread.start()
     time.sleep(0.1)
@@ -221,6 +229,10 @@ def test_unloading_answers_what_runs_and_keeps_the_tasks(call: Call, services: S
     for thread in threads:
         thread.join()
     assert set(codes) <= {200, 404} and 200 in codes
+    scraped.append(samples(call))
+    for one, following in itertools.pairwise(scraped):
+        counters = {key: value for key, value in one.items() if key[0].endswith("_total")}
+        assert counters and not [key for key, value in counters.items() if following.get(key, -1) < value]
     assert classify(call, "second")[0] == 404 and classify(call, "first")[0] == 200
     assert state(call, OTHER) == "available" and len(services.started) == 1
     assert replica() is None, "its memory is free"
