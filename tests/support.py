@@ -83,6 +83,12 @@ def make_head(
     return Head(kind, floats, pooling=pooling, **more)  # type: ignore[arg-type]
 
 
+def light_or_mask_task(number: int, name: str | None = None) -> Task:
+    """A task of the tiny backbone; numbers take bitfit, lora and mask in turn."""
+    delta = random_delta(("bitfit", "lora", "mask")[number % 3], tiny().config, 100 + number)
+    return make_task(tiny(), name or f"task-{number}", [delta], make_head(np.random.default_rng(number), 64, 3))
+
+
 def make_task(backbone: Backbone, name: str, deltas: Sequence[Delta], head: Head, **more: Any) -> Task:
     labels = tuple(f"label-{i}" for i in range(head.outputs))
     return Task(name, backbone.ref(), tuple(deltas), head, labels, **more)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,29 +11,21 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, make_head, make_task, random_delta, tiny, wait_until
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, tiny, wait_until
 
 from jpets.engine import balancer
-from jpets.engine.devices import choose_devices
 from jpets.engine.group import EngineGroup
-from jpets.engine.readers import Readers
-from jpets.errors import InvalidInput, NotFound, OutOfSpace, Saturated
+from jpets.errors import NotFound, OutOfSpace, Saturated
 from jpets.scheduling.rounds import AdaptiveInterval
 from jpets.types import Query, Result, Task
 
 TEXT = "a library of functions for sparse matrices"
-METHODS = ("bitfit", "lora", "mask")
 SETTINGS = dataclasses.replace(ENGINE_SETTINGS, slots=15, host_memory_gb=1.0)
 DEVICES = 4
 BUCKETS = ENGINE_BUCKETS[1:]
 
 
-def draw_task(number: int, name: str | None = None) -> Task:
-    delta = random_delta(METHODS[number % len(METHODS)], tiny().config, 100 + number)
-    return make_task(tiny(), name or f"task-{number}", [delta], make_head(np.random.default_rng(number), 64, 3))
-
-
-TASKS = [draw_task(number) for number in range(24)]
+TASKS = [light_or_mask_task(number) for number in range(24)]
 Make = Callable[..., EngineGroup]
 
 
@@ -200,7 +191,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monke
 def test_a_task_that_is_not_on_its_device_moves_without_being_read(group: EngineGroup) -> None:
     (source,) = group.devices_of("task-20")
     reads = []
-    group.register_task("late", lambda: reads.append(1) or draw_task(20, "late"))  # type: ignore[func-returns-value]
+    group.register_task("late", lambda: reads.append(1) or light_or_mask_task(20, "late"))  # type: ignore[func-returns-value]
     (source,) = group.devices_of("late")
     assert group.mover.move(("default", "late"), source, (source + 1) % DEVICES)
     assert not reads and group.mover.wait(10)
@@ -222,7 +213,7 @@ def test_what_is_no_move(group: EngineGroup) -> None:
 
 
 def test_copies_share_the_queries_and_new_versions_replace_them_all(group: EngineGroup) -> None:
-    group.add_task(draw_task(1, "hot"))
+    group.add_task(light_or_mask_task(1, "hot"))
     (source,) = group.devices_of("hot")
     other = (source + 1) % DEVICES
     assert group.mover.move(("default", "hot"), source, other, copy=True)
@@ -231,7 +222,7 @@ def test_copies_share_the_queries_and_new_versions_replace_them_all(group: Engin
     results = group.infer([query(1, "hot")] * 40)
     assert {result.logits.tobytes() for result in results} and all(r.error is None for r in results)  # type: ignore[attr-defined]
     assert all(group.members[d].stats.real_tokens > old for d, old in zip((source, other), before, strict=True))
-    group.add_task(draw_task(2, "hot"), version=2)
+    group.add_task(light_or_mask_task(2, "hot"), version=2)
     assert len(group.devices_of("hot")) == 1
     for result in group.infer([query(2, "hot")] * 20):
         np.testing.assert_allclose(result.logits, EXPECTED[2], atol=1e-4)  # type: ignore[attr-defined]
@@ -249,20 +240,20 @@ def test_copies_share_the_queries_and_new_versions_replace_them_all(group: Engin
 def test_versions_change_while_tasks_move(group: EngineGroup) -> None:
     """Every answer is of a version that was there while its query waited."""
     over, wrong = threading.Event(), list[Any]()
-    versions = [_dense(draw_task(n), f"{TEXT} 0", tiny()) for n in (6, 7)]
+    versions = [_dense(light_or_mask_task(n), f"{TEXT} 0", tiny()) for n in (6, 7)]
 
     def change() -> None:
         turn = 0
         while not over.is_set():
             turn += 1
-            group.add_task(draw_task(6 + turn % 2, "changing"), version=turn)
+            group.add_task(light_or_mask_task(6 + turn % 2, "changing"), version=turn)
 
     def move() -> None:
         while not over.is_set():
             home = group.devices_of("changing")[0]
             group.mover.move(("default", "changing"), home, (home + 1) % DEVICES)
 
-    group.add_task(draw_task(6, "changing"))
+    group.add_task(light_or_mask_task(6, "changing"))
     threads = [threading.Thread(target=work) for work in (change, move)]
     for thread in threads:
         thread.start()
@@ -347,7 +338,7 @@ def test_one_task_may_fill_the_queue(make: Make) -> None:
 def test_a_removed_task_never_answers(group: EngineGroup) -> None:
     """Removed right after a move, before its old place was freed."""
     for turn in range(20):
-        group.add_task(draw_task(3, "brief"))
+        group.add_task(light_or_mask_task(3, "brief"))
         (source,) = group.devices_of("brief")
         assert group.mover.move(("default", "brief"), source, (source + 1) % DEVICES)
         if turn % 2:
@@ -356,43 +347,6 @@ def test_a_removed_task_never_answers(group: EngineGroup) -> None:
         assert not any(member.tasks.entry("default", "brief") for member in group.members)
         assert isinstance(group.infer([query(3, "brief")])[0].error, NotFound)
     assert group.tier("brief") is None and group.entry("brief") is None
-
-
-def test_readers_are_waited_for_and_never_wait() -> None:
-    readers, order, inside, go_on = Readers(), list[str](), threading.Event(), threading.Event()
-
-    def read() -> None:
-        with readers.reading():
-            inside.set()
-            go_on.wait(30)
-            order.append("read")
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    inside.wait(30)
-    settler = threading.Thread(target=lambda: (readers.settle(), order.append("settled")))
-    settler.start()
-    time.sleep(0.05)
-    with readers.reading():
-        order.append("late")
-    go_on.set()
-    settler.join()
-    reader.join()
-    assert order == ["late", "read", "settled"]
-    readers.settle()
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"), [("all", [0, 1, 2, 3]), ("2", [0, 1]), ("0,2", [0, 2]), ("3,", [3]), ("1, 0", [1, 0])]
-)
-def test_devices_by_words(text: str, numbers: list[int]) -> None:
-    assert [jax.local_devices().index(device) for device in choose_devices(text)] == numbers
-
-
-@pytest.mark.parametrize("text", ["", "0", "5", "0,0", "0,9", "-1", "cpu", ",", "1.5"])
-def test_devices_that_are_not_there(text: str) -> None:
-    with pytest.raises(InvalidInput, match="this host has 4 of"):
-        choose_devices(text)
 
 
 def test_a_group_has_each_device_once() -> None:

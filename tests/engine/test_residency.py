@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, make_head, make_task, random_delta, tiny, wait_until
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, tiny, wait_until
 
 from jpets.engine.engine import Engine
 from jpets.engine.replica import Replica
@@ -29,19 +29,12 @@ from jpets.errors import (
 from jpets.types import Query, Task
 
 TEXT = "a library of functions for sparse matrices"
-METHODS = ("bitfit", "lora", "mask")
 SLOTS = 7
 """Of each class, beside the one that stands for no task: ``ENGINE_SETTINGS`` rounded up to a power of two."""
 SETTINGS = dataclasses.replace(ENGINE_SETTINGS, slots=SLOTS, host_memory_gb=1.0)
 
 
-def draw_task(number: int, name: str | None = None) -> Task:
-    config = tiny().config
-    delta = random_delta(METHODS[number % len(METHODS)], config, 100 + number)
-    return make_task(tiny(), name or f"task-{number}", [delta], make_head(np.random.default_rng(number), 64, 3))
-
-
-TASKS = [draw_task(number) for number in range(30)]
+TASKS = [light_or_mask_task(number) for number in range(30)]
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +137,7 @@ def test_a_task_that_cannot_be_read_costs_no_other(paged: Callable[..., Engine])
     kinds = [type(result.error) for result in results]
     assert kinds == [NotFound, type(None), EngineFailure, type(None), InvalidTask]
     assert engine.residency.counts["failed"] == 3
-    engine.register_task("gone", lambda: draw_task(5, "gone"))
+    engine.register_task("gone", lambda: light_or_mask_task(5, "gone"))
     assert engine.infer([Query("gone", TEXT)])[0].error is None
 
 
@@ -184,7 +177,7 @@ def test_who_always_has_queries_makes_room(paged: Callable[..., Engine]) -> None
 def test_no_slot_will_ever_be_free(paged: Callable[..., Engine]) -> None:
     engine = paged()
     for number in range(SLOTS):
-        engine.add_task(draw_task(3 * number, f"stays-{number}"))
+        engine.add_task(light_or_mask_task(3 * number, f"stays-{number}"))
     (refused,) = engine.infer([Query("task-0", TEXT)])
     assert isinstance(refused.error, OutOfSpace)
     engine.remove_task("stays-0")
@@ -197,7 +190,7 @@ def test_a_check_makes_nobody_leave(paged: Callable[..., Engine]) -> None:
     engine = paged()
     check_answers(engine, list(range(SLOTS)))
     before = set(engine.tasks.all())
-    engine.check_task(draw_task(70))
+    engine.check_task(light_or_mask_task(70))
     assert set(engine.tasks.all()) == before
 
 
@@ -218,7 +211,7 @@ def test_what_is_wrong_with_a_query_to_an_absent_task(paged: Callable[..., Engin
 
 def test_a_pinned_task_stays(paged: Callable[..., Engine]) -> None:
     engine = paged()
-    engine.register_task("pinned", loader(engine, draw_task(50, "pinned")), pinned=True)
+    engine.register_task("pinned", loader(engine, light_or_mask_task(50, "pinned")), pinned=True)
     assert engine.infer([Query("pinned", TEXT)])[0].error is None
     for _ in range(3):
         check_answers(engine, list(range(30)))
@@ -229,7 +222,7 @@ def test_a_pinned_task_stays(paged: Callable[..., Engine]) -> None:
 def test_tasks_of_a_tenant_with_a_reservation_stay(paged: Callable[..., Engine]) -> None:
     engine = paged(reserved_tasks={"small": 2})
     for name in ("a", "b", "c"):
-        engine.register_task(name, loader(engine, draw_task(0, name)), tenant="small")
+        engine.register_task(name, loader(engine, light_or_mask_task(0, name)), tenant="small")
         assert engine.infer([Query(name, TEXT)], tenant="small")[0].error is None
     check_answers(engine, list(range(30)))
     own = [resident.task.id for resident in engine.tasks.all() if resident.tenant == "small"]
@@ -250,15 +243,15 @@ def test_a_new_version_while_the_old_one_comes(paged: Callable[..., Engine]) -> 
     def slow() -> Task:
         entered.set()
         go_on.wait(30)
-        return draw_task(1, "changing")
+        return light_or_mask_task(1, "changing")
 
     engine.register_task("changing", slow)
     (early,) = engine.submit([Query("changing", TEXT)])
     assert entered.wait(30)
-    engine.register_task("changing", lambda: draw_task(2, "changing"), version=2)
+    engine.register_task("changing", lambda: light_or_mask_task(2, "changing"), version=2)
     go_on.set()
     (late,) = engine.infer([Query("changing", TEXT)])
-    expected = engine_answer(engine, draw_task(2))
+    expected = engine_answer(engine, light_or_mask_task(2))
     np.testing.assert_allclose(late.logits, expected, atol=1e-4)  # type: ignore[attr-defined]
     np.testing.assert_allclose(early.result(30).logits, expected, atol=1e-4)
     resident = engine.tasks.get("default", "changing")
@@ -283,7 +276,7 @@ def test_a_removed_task_is_gone_for_who_waits(paged: Callable[..., Engine]) -> N
     def slow() -> Task:
         entered.set()
         go_on.wait(30)
-        return draw_task(1, "leaving")
+        return light_or_mask_task(1, "leaving")
 
     engine.register_task("leaving", slow)
     (future,) = engine.submit([Query("leaving", TEXT)])
@@ -302,7 +295,7 @@ def test_cold_queries_have_deadlines_and_can_be_cancelled(paged: Callable[..., E
     def stuck() -> Task:
         entered.set()
         go_on.wait(30)
-        return draw_task(1, "stuck")
+        return light_or_mask_task(1, "stuck")
 
     engine.register_task("stuck", stuck)
     (hasty,) = engine.submit([Query("task-8", TEXT)], deadline=-1.0)
@@ -355,7 +348,7 @@ def test_closing_answers_cold_queries(paged: Callable[..., Engine]) -> None:
 
     def stuck() -> Task:
         go_on.wait(30)
-        return draw_task(1, "stuck")
+        return light_or_mask_task(1, "stuck")
 
     engine.register_task("stuck", stuck)
     futures = engine.submit([Query("stuck", TEXT), Query("task-3", TEXT)])
@@ -372,7 +365,7 @@ def test_without_prefetch_tasks_come_when_nothing_else_is_left(paged: Callable[.
 
 def test_tasks_added_by_value_never_leave(paged: Callable[..., Engine]) -> None:
     engine = paged()
-    engine.add_task(draw_task(40, "stays"))
+    engine.add_task(light_or_mask_task(40, "stays"))
     check_answers(engine, list(range(30)))
     assert engine.infer([Query("stays", TEXT)])[0].error is None
     assert engine.tasks.get("default", "stays") is not None
@@ -381,7 +374,7 @@ def test_tasks_added_by_value_never_leave(paged: Callable[..., Engine]) -> None:
 def test_many_threads_and_changing_tasks(paged: Callable[..., Engine]) -> None:
     """Every answer is of some version that was there while its query waited."""
     engine = paged()
-    versions = [engine_answer(engine, draw_task(n)) for n in (61, 62)]
+    versions = [engine_answer(engine, light_or_mask_task(n)) for n in (61, 62)]
     wrong: list[Any] = []
     over = threading.Event()
 
@@ -390,7 +383,7 @@ def test_many_threads_and_changing_tasks(paged: Callable[..., Engine]) -> None:
         while not over.is_set():
             turn += 1
             number = 61 + turn % 2
-            engine.register_task("changing", lambda n=number: draw_task(n, "changing"))  # type: ignore[misc]
+            engine.register_task("changing", lambda n=number: light_or_mask_task(n, "changing"))  # type: ignore[misc]
             time.sleep(0.005)
 
     def ask(seed: int) -> None:
@@ -402,7 +395,7 @@ def test_many_threads_and_changing_tasks(paged: Callable[..., Engine]) -> None:
                 wrong.append(changing)
             wrong.extend(other for other in others if other.error)
 
-    engine.register_task("changing", lambda: draw_task(61, "changing"))
+    engine.register_task("changing", lambda: light_or_mask_task(61, "changing"))
     changer = threading.Thread(target=change)
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
     for thread in (changer, *threads):
