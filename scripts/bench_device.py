@@ -40,7 +40,7 @@ class Step(NamedTuple):
 ALL = "adapter,lora,bitfit,mask,diff,ia3,onebit,prefix,prompt"
 POLICIES = "fixed,alpha,packed,auto"
 GPU = (
-    Step("operators", ("tests/kernels",), tests=True),
+    Step("kernel-tests", ("tests/kernels",), tests=True),
     Step("kernels-bert-base", ("kernels",)),
     Step("throughput-128x128", ("throughput", "--tasks", "128", "--length", "128", "--systems", "pets,backbone")),
     Step("breakdown-128x128", ("breakdown", "--tasks", "128", "--length", "128")),
@@ -58,7 +58,7 @@ GPU = (
     ),
 )
 CPU = (
-    Step("operators", ("tests/kernels",), tests=True),
+    Step("kernel-tests", ("tests/kernels",), tests=True),
     Step("throughput-light", ("throughput", "--methods", "adapter,lora,bitfit", "--systems", "pets,backbone")),
     Step("throughput-32x32", ("throughput", "--systems", "pets,seqs,pars,stacked,backbone", "--rounds", "9")),
     Step("breakdown-32x32", ("breakdown", "--rounds", "9")),

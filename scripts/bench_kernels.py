@@ -87,7 +87,7 @@ def compare(
         call = functools.partial(jax.jit(compute), own, runs)
         try:
             answer = jax.block_until_ready(call()).astype(jnp.float32)
-        except (jax.errors.JaxRuntimeError, RuntimeError, ValueError, NotImplementedError) as error:  # others may run
+        except (RuntimeError, ValueError) as error:  # others may run
             figures[name] = {"error": str(error).strip().splitlines()[0][:200]}
             continue
         expected = answer if expected is None else expected

@@ -115,19 +115,19 @@ class Services:
         """All that take memory, whatever their state."""
         with self._lock:
             others = [hosted.service for hosted in self._hosted.values() if hosted.service is not None]
-        return [engine for service in (self.first, *others) if (engine := service.started) is not None]
+        return _engines_of(self.first, *others)
 
     @property
     def started(self) -> Sequence[Serves]:
         """The engines that there are, also while they drain."""
-        return [engine for service in self._serving if (engine := service.started) is not None]
+        return _engines_of(*self._serving)
 
     def counted(self) -> tuple[Sequence[Serves], Counted]:
         """The engines whose counters count, and what those counted that have gone."""
         with self._lock:
             others = [each.service for each in self._hosted.values() if each.state in ("ready", "draining")]
-            services = (self.first, *(service for service in others if service is not None))
-            return [engine for each in services if (engine := each.started) is not None], Counter(self._gone)
+            services = (service for service in others if service is not None)
+            return _engines_of(self.first, *services), Counter(self._gone)
 
     def check_open(self) -> None:
         """Raises ``Saturated`` before the start is done, and once it drains."""
@@ -353,6 +353,10 @@ def _plain(backbone: LoadedBackbone) -> Task:
     config = backbone.config
     ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
     return Task(backbone.name, ref, (), Head("embedding", pooling="mean", normalize=True))
+
+
+def _engines_of(*services: Service) -> list[Serves]:
+    return [engine for service in services if (engine := service.started) is not None]
 
 
 def _state(service: Service) -> State:

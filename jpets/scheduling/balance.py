@@ -86,8 +86,7 @@ def balance(loads: Sequence[float] | Floats) -> float:
 
 def device_loads(placement: Placement[T], calls: Mapping[T, float], standing: Sequence[float] | None = None) -> Floats:
     """Load [devices]: what is ``standing`` there, and its part of the calls of each task that it holds."""
-    share = _shares(placement, calls)
-    return _standing(placement, standing) + [math.fsum(share[task] for task in held) for held in placement]
+    return _loads(placement, _shares(placement, calls), standing)
 
 
 def greedy(
@@ -105,8 +104,8 @@ def greedy(
     ``improved``) and no replicas: a task that the least loaded device holds as well is passed over.
     """
     _check(placement, calls)
-    loads = device_loads(placement, calls, standing).tolist()
     share = _shares(placement, calls)
+    loads = _loads(placement, share, standing).tolist()
     held = [list(tasks) for tasks in placement]
     room, moves = Room(sizes or {}), list[Move[T]]()
     while True:
@@ -294,6 +293,10 @@ def _better(loads: Floats, others: Floats, within: float) -> bool:
 def _shares(placement: Placement[T], calls: Mapping[T, float]) -> dict[T, float]:
     places = Counter(itertools.chain(*placement))
     return {task: calls.get(task, 0) / count for task, count in places.items()}
+
+
+def _loads(placement: Placement[T], share: Mapping[T, float], standing: Sequence[float] | None) -> Floats:
+    return _standing(placement, standing) + [math.fsum(share[task] for task in held) for held in placement]
 
 
 def _frozen(held: Iterable[Iterable[T]]) -> tuple[tuple[T, ...], ...]:

@@ -199,7 +199,7 @@ class _Block(NamedTuple):
             )
             return sums[...]
 
-        def selected_scope(selected: Any) -> Array:
+        def selected_scope(selected: Any) -> Array:  # registers and shared memory are taken one after the other
             return pl.run_scoped(
                 lambda sums: scope(sums, selected), plgpu.WGMMAAccumulatorRef((self.rows, self.columns))
             )
