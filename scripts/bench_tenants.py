@@ -127,6 +127,7 @@ def _burst(engine: Engine, queries: list[Query]) -> float:
 def _round(
     engine: Engine, queries: list[Query], rate: float, flood: float, seconds: float, seed: int
 ) -> dict[str, float]:
+    compiled = engine.compiler.compiled
     alone = _light(engine, queries, rate, seconds, seed)
     ended = threading.Event()
     thread = threading.Thread(target=_flood, args=(engine, queries, flood, ended), daemon=True)
@@ -141,6 +142,7 @@ def _round(
         "beside_p99": float(np.percentile(beside, 99)),
         "ratio": float(np.percentile(beside, 99) / np.percentile(alone, 99)),
         "served": total / seconds,
+        "compiled": engine.compiler.compiled - compiled,
     }
 
 

@@ -8,6 +8,7 @@ the family, each further one a program.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import logging
 import math
 import os
@@ -16,8 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 import jax
 
@@ -39,8 +40,9 @@ log = logging.getLogger(__name__)
 CHILD_IDLE_SECONDS = 30.0
 """An idle compiling process ends: it holds 600 MB."""
 MOST_WANTED = 1024
-WANTED_OFTEN = 16
-"""Batches that must have missed a program before it is compiled."""
+COMPILE_SECONDS = 2.0
+"""About what compiling a program takes of the cores. One is compiled once batches lost as much by its absence: at most
+twice what would have been lost by whoever knew the traffic to come (the rule of the rented skis)."""
 
 
 class BackgroundCompiler:
@@ -66,7 +68,8 @@ class BackgroundCompiler:
         self._mesh = mesh
         self._menu: list[ProgramKey] = []
         self._queue: list[ProgramKey] = []
-        self._wanted: Counter[ProgramKey] = Counter()
+        self._missed: dict[ProgramKey, float] = {}
+        """Seconds that batches lost because a program was not there."""
         self._not_before: dict[ProgramKey, float] = {}
         """When a program may be asked for again: never while it is queued or there, later once it had to go."""
         self._changed = threading.Condition()
@@ -81,16 +84,16 @@ class BackgroundCompiler:
         self._menu = list(menu)
         self._thread.start()
 
-    def want(self, key: ProgramKey) -> None:
-        """Notes that a batch would have run better in ``key``."""
+    def want(self, key: ProgramKey, seconds: float) -> None:
+        """Notes that a batch would have run ``seconds`` shorter in ``key``."""
         with self._changed:
             if time.monotonic() < self._not_before.get(key, 0.0):
                 return
-            if len(self._wanted) > MOST_WANTED:
-                self._wanted = Counter(dict(self._wanted.most_common(MOST_WANTED // 2)))
-            self._wanted[key] += 1
-            if self._wanted[key] >= WANTED_OFTEN:
-                del self._wanted[key]
+            if len(self._missed) > MOST_WANTED:
+                self._missed = dict(heapq.nlargest(MOST_WANTED // 2, self._missed.items(), key=itemgetter(1)))
+            self._missed[key] = self._missed.get(key, 0.0) + seconds
+            if self._missed[key] >= COMPILE_SECONDS:
+                del self._missed[key]
                 self._not_before[key] = math.inf
                 self._queue.append(key)
                 self._changed.notify()

@@ -384,4 +384,4 @@ class Engine(Serves):
 
     def _want(self, plan: Plan) -> None:
         if plan.wanted is not None:
-            self.compiler.want(plan.wanted)
+            self.compiler.want(plan.wanted, plan.missed)

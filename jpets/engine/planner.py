@@ -38,7 +38,8 @@ USUAL = np.zeros(32, np.int32)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One batch to run. ``wanted`` is a program not yet compiled that would run it clearly cheaper.
+    """One batch to run. ``wanted`` is a program not yet compiled that would run it clearly cheaper, by ``missed``
+    seconds.
 
     ``copy`` holds the weights it runs on where it is all one hot task's; ``rows`` then lack their heavy deltas.
     """
@@ -47,6 +48,7 @@ class Plan:
     rows: Sequence[Row]
     program: Program
     wanted: ProgramKey | None = None
+    missed: float = 0.0
     copy: Params | None = None
     saved: Mapping[Resident, float] = dataclasses.field(default_factory=dict)
     """Seconds that merged copies of these tasks save here, or would if they had any."""
@@ -255,8 +257,10 @@ class Planner:
         ideal = self.ideal(rows)
         if ideal is None:
             return Plan(pendings, rows, best, copy=copy)
-        cheaper = self._costs.estimate(ideal) < WORTHWHILE * best.seconds
-        return Plan(pendings, rows, best, ideal if cheaper and not self._replica.has_program(ideal) else None, copy)
+        seconds = self._costs.estimate(ideal)
+        if seconds >= WORTHWHILE * best.seconds or self._replica.has_program(ideal):
+            return Plan(pendings, rows, best, copy=copy)
+        return Plan(pendings, rows, best, ideal, best.seconds - seconds, copy)
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
         """The program that would run these rows best, compiled or not; None where the menu has no bucket for them."""

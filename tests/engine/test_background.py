@@ -10,7 +10,7 @@ import pytest
 from support import ENGINE_SETTINGS, tiny, wait_until
 
 from jpets.engine import background
-from jpets.engine.background import WANTED_OFTEN
+from jpets.engine.background import COMPILE_SECONDS
 from jpets.engine.bucket import Bucket, Variant
 from jpets.engine.engine import Engine
 from jpets.engine.program import ProgramKey
@@ -29,9 +29,9 @@ def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathl
             time.sleep(0.05)  # a core for the compilations
         programs = own.replica.programs
         assert {program.key.bucket for program in programs} == set(own.menu)
+        own.compiler.want(programs[0].key, COMPILE_SECONDS)  # there already: nothing is compiled twice
+        wait_until(lambda: not own.compiler.waiting)
         assert (own.compiler.compiled, own.compiler.failed) == (expected - len(own.core), 0)
-        own.compiler.want(programs[0].key)  # asked for already, or there: nothing is compiled twice
-        assert own.compiler.waiting == 0
         assert own.stats.request_path_compiles == 0
 
 
@@ -41,8 +41,7 @@ def test_without_room_only_what_is_needed_stays(tmp_path: pathlib.Path) -> None:
     )
     with Engine(tiny(), [], settings, cache_dir=tmp_path).start() as own:
         missing = next(ProgramKey(b, Variant()) for b in own.menu if ProgramKey(b, Variant()) not in own.core)
-        for _ in range(WANTED_OFTEN):
-            own.compiler.want(missing)
+        own.compiler.want(missing, COMPILE_SECONDS)
         wait_until(lambda: not own.compiler.waiting)
         assert {program.key for program in own.replica.programs} == set(own.core)
         assert (own.compiler.compiled, own.compiler.failed, own.compiler.waiting) == (0, 0, 0)
@@ -58,7 +57,8 @@ def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monk
         wait_until(lambda: compiler.compiled > 0 and not compiler.waiting)
         wait_until(lambda: not compiler.child_runs)
         before, unlisted = compiler.compiled, ProgramKey(Bucket(28, ((1, 28),)), Variant())
-        for _ in range(WANTED_OFTEN):
-            compiler.want(unlisted)
+        for _ in range(4):  # not before batches lost by its absence what compiling it takes
+            assert not compiler.waiting
+            compiler.want(unlisted, COMPILE_SECONDS / 4)
         wait_until(lambda: compiler.compiled == before + 1)
         assert own.replica.has_program(unlisted)
