@@ -21,6 +21,8 @@ class Family:
     """Field of ``BackboneConfig`` -> key of ``config.json``."""
     activation: str
     modules: tuple[Row, ...]
+    prefix: str
+    """Attribute of a model with a head that holds the encoder."""
     pooler: tuple[Row, ...] = ()
 
 
@@ -50,6 +52,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 ("layers/{i}/ffn_out", "encoder.layer.{i}.output.dense", "linear"),
                 ("layers/{i}/ffn_norm", "encoder.layer.{i}.output.LayerNorm", "norm"),
             ),
+            "bert",
             (("pooler", "pooler.dense", "linear"),),
         ),
         "distilbert": Family(
@@ -75,6 +78,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 ("layers/{i}/ffn_out", "transformer.layer.{i}.ffn.lin2", "linear"),
                 ("layers/{i}/ffn_norm", "transformer.layer.{i}.output_layer_norm", "norm"),
             ),
+            "distilbert",
         ),
     }
 )
