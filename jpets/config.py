@@ -116,7 +116,7 @@ class EngineSettings:
     lazy_wait: float = 0.005
     lazy_size: int = 32
     latency_target: float = 0.1
-    flood_stretch: float = 1.25
+    flood_stretch: float = 1.0
     """While a tenant floods the engine and others use less than their part of it, its batches take at most so many
     times as long as theirs, one at a time: they wait less, and it gets fewer tokens a second, as short batches are less
     efficient. 0: batches are as long as the policy likes."""
