@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from benching import RandomBackbone
 
-from jpets.deltas import METHODS, in_merge_order, task_lead
+from jpets.deltas import merge_deltas, task_lead
 from jpets.deltas.bank import Bank, lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Assembled, Row, assemble, led
@@ -76,8 +76,8 @@ class MergedCopies:
 
     def _merged(self, task: Task, host: Params, shared: Params) -> Params:
         params: Params = {**host, "layers": dict(host["layers"])}
-        for delta in in_merge_order([delta for delta in task.deltas if delta.method not in INLINE]):
-            params = METHODS[delta.method].merge(delta, self._config, jax.tree.map(jnp.asarray, params))
+        dense = [delta for delta in task.deltas if delta.method not in INLINE]
+        params = merge_deltas(dense, self._config, jax.tree.map(jnp.asarray, params))
         own = cast_params({name: params[name] for name in ("layers", "bias")}, "bfloat16")
         return {**shared, **jax.block_until_ready(own)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from jpets.config import BackboneConfig
 from jpets.deltas.adapter import Adapter
 from jpets.deltas.bitfit import Bitfit
 from jpets.deltas.diff import Diff
@@ -15,7 +16,7 @@ from jpets.deltas.mask import Mask
 from jpets.deltas.onebit import Onebit
 from jpets.deltas.prefix import Prefix
 from jpets.deltas.prompt import Prompt
-from jpets.deltas.protocol import NO_LEAD, Lead, Method, Step
+from jpets.deltas.protocol import NO_LEAD, Lead, Method, Params, Step
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Task
 
@@ -38,6 +39,16 @@ def method_named(name: str) -> Method:
 def in_merge_order(deltas: Sequence[Delta]) -> list[Delta]:
     """What replaces, what adds, what scales: the order in which ``merge`` applies a task's deltas."""
     return sorted(deltas, key=lambda delta: MERGED.index(METHODS[delta.method].step))
+
+
+def merge_deltas(deltas: Sequence[Delta], config: BackboneConfig, params: Params) -> Params:
+    """Backbone parameters with a task's deltas folded in densely.
+
+    Raises ``NotImplementedError`` for methods that are not a change of the weights.
+    """
+    for delta in in_merge_order(deltas):
+        params = METHODS[delta.method].merge(delta, config, params)
+    return params
 
 
 def task_lead(task: Task) -> Lead:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jpets.config import BackboneConfig
-from jpets.deltas import METHODS, in_merge_order
+from jpets.deltas import merge_deltas
 from jpets.deltas.protocol import Params
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Task
@@ -26,10 +26,8 @@ def fold_pooler(task: Task, config: BackboneConfig, params: Params) -> Task:
     if not folds_pooler(task):
         return task
     merged: Params = {"pooler": jnp.asarray(params["pooler"]), "bias": jnp.asarray(params["bias"]), "layers": {}}
-    for delta in in_merge_order(task.deltas):
-        part = pooler_part(delta)
-        if part is not None:
-            merged = METHODS[delta.method].merge(part, config, merged)
+    parts = [part for part in map(pooler_part, task.deltas) if part is not None]
+    merged = merge_deltas(parts, config, merged)
     tensors = {
         **task.head.tensors,
         "dense_kernel": np.asarray(merged["pooler"], np.float32),

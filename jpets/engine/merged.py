@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jpets.config import BackboneConfig, EngineSettings
-from jpets.deltas import METHODS, in_merge_order
+from jpets.deltas import METHODS, merge_deltas
 from jpets.engine.device_memory import GIGABYTE, DeviceMemory, is_out_of_memory, tree_bytes
 from jpets.engine.replica import Replica
 from jpets.engine.tasks import Resident
@@ -37,9 +37,7 @@ CLEARLY = 2.0
 def merged_layers(task: Task, config: BackboneConfig, params: Params, dtype: str) -> Params:
     """The layers' weights with the heavy deltas of ``task`` folded in; its others act as before, beside them."""
     heavy = [delta for delta in task.deltas if METHODS[delta.method].kind == "heavy"]
-    params = jax.tree.map(jnp.asarray, params)
-    for delta in in_merge_order(heavy):
-        params = METHODS[delta.method].merge(delta, config, params)
+    params = merge_deltas(heavy, config, jax.tree.map(jnp.asarray, params))
     layers: Params = cast_params({"layers": params["layers"]}, dtype)["layers"]
     return layers
 
