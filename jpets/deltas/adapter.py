@@ -30,7 +30,7 @@ from jpets.types import Delta
 from pallas_kernels.low_rank import low_rank
 from pallas_kernels.numerics import ACTIVATIONS, value_dtype
 
-INPUTS = ("output", "normed")
+INPUTS = ("output", "normed", "residual")
 PARTS = ("down", "down_bias", "up", "up_bias")
 
 
@@ -39,6 +39,7 @@ def adapter_placement(name: str, config: BackboneConfig) -> dict[str, Any]:
 
     ``houlsby``: both sites, all layers, on the sub-layer's output (Houlsby et al. 2019; AdapterHub ``double_seq_bn``).
     ``pfeiffer``: feed-forward only; reads norm(y + residual), adds to y (Pfeiffer et al. 2020; AdapterHub ``seq_bn``).
+    ``parallel``: feed-forward only; reads what the sub-layer reads (He et al. 2022; AdapterHub ``par_bn``).
     ``attention_upper``: attention only, upper half of the layers, ReLU (HMI section 3.2.2).
     """
     every = list(range(config.layers))
@@ -46,15 +47,18 @@ def adapter_placement(name: str, config: BackboneConfig) -> dict[str, Any]:
         return {"sites": list(ADAPTER_SITES), "layers": every, "activation": "swish", "input": "output"}
     if name == "pfeiffer":
         return {"sites": ["after_ffn_out"], "layers": every, "activation": "relu", "input": "normed"}
+    if name == "parallel":
+        return {"sites": ["after_ffn_out"], "layers": every, "activation": "relu", "input": "residual"}
     if name == "attention_upper":
         upper = every[config.layers // 2 :]
         return {"sites": ["after_attn_out"], "layers": upper, "activation": "relu", "input": "output"}
-    raise ValueError(f"adapter placement must be houlsby, pfeiffer or attention_upper, got {name!r}")
+    raise ValueError(f"adapter placement must be houlsby, pfeiffer, parallel or attention_upper, got {name!r}")
 
 
 class Adapter(Method):
     """Settings: ``sites``, ``layers``, ``bottleneck``, ``activation``, ``input`` (what the down projection reads:
-    ``output`` = y, ``normed`` = norm(y + residual)). Tensors: ``site/down``, ``down_bias``, ``up``, ``up_bias``."""
+    ``output`` = y, ``normed`` = norm(y + residual), ``residual``).
+    Tensors: ``site/down``, ``down_bias``, ``up``, ``up_bias``."""
 
     name = "adapter"
     kind = "light"
@@ -115,12 +119,13 @@ class Adapter(Method):
         layer: int,
         site: str,
         y: Float[Array, "t d"],
+        residual: Float[Array, "t d"],
         normed: Float[Array, "t d"],
         total: Float[Array, "t d"],
     ) -> Float[Array, "t d"]:
         view, bank = bound.view, bound.bank
         assert isinstance(view, (RowView, SegmentView))
-        read = normed if bound.key.option("input") == "normed" else y
+        read = {"output": y, "normed": normed, "residual": residual}[bound.key.option("input")]
         at, activation = bound.key.layers.index(layer), bound.key.option("activation")
 
         def operator(x: Array, slots: Array, down: Array, down_bias: Array, up: Array, up_bias: Array) -> Array:

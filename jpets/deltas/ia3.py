@@ -44,6 +44,16 @@ def _width(site: str, config: BackboneConfig) -> int:
     return config.dims(INPUTS[site])[0] if site in INPUTS else config.dims(site)[1]
 
 
+def ia3_delta(factors: Mapping[str, Mapping[int, npt.NDArray[Any]]]) -> Delta:
+    """A delta from ``factors[site][layer]``; 1 where a site leaves a layer out."""
+    layers = sorted({layer for own in factors.values() for layer in own})
+    tensors = {}
+    for site, own in factors.items():
+        none = np.ones_like(next(iter(own.values())))
+        tensors[f"{site}/scale"] = np.stack([own.get(layer, none) for layer in layers])
+    return Delta("ia3", {"sites": list(factors), "layers": layers}, tensors)
+
+
 class Ia3(Method):
     """Settings: ``sites``, ``layers``. Tensors: ``site/scale`` [layers, out] (``into_...``: [layers, in]); 1 changes
     nothing. A site's output is scaled with its bias."""

@@ -231,13 +231,14 @@ class Method:
         layer: int,
         site: str,
         y: Float[Array, "t d"],
+        residual: Float[Array, "t d"],
         normed: Float[Array, "t d"],
         total: Float[Array, "t d"],
     ) -> Float[Array, "t d"]:
         """Step 5: after the bias of ``attn_out`` or ``ffn_out``; returns ``total`` with this method's part added.
 
-        ``y`` is the sub-layer's output, ``total`` is y + residual (added to first, so that no copy of y has to be
-        kept), ``normed`` is norm(y + residual).
+        ``y`` is the sub-layer's output, ``residual`` its input, ``total`` their sum (added to first, so that no copy of
+        y has to be kept), ``normed`` is the sum's norm.
         """
         return total
 

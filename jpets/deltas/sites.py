@@ -154,5 +154,5 @@ class Sites:
         if adapters:
             normed = self.norm(layer, norm, total, scale)
             for bound in adapters:
-                total = bound.method.after(bound, layer, after, y, normed, total)
+                total = bound.method.after(bound, layer, after, y, residual, normed, total)
         return self.norm(layer, norm, total, scale)
