@@ -1,7 +1,7 @@
 """A backbone's tensors under canonical names: the neutral form between checkpoint formats and the parameter tree.
 
 Names: ``word``, ``position``, ``token_type``; ``PLACE/weight`` [in, out] and ``PLACE/bias`` of linear sites,
-``PLACE/scale`` and ``PLACE/bias`` of norms. PLACE is ``layers/<i>/<site>``, ``embeddings_norm`` or ``pooler``.
+``PLACE/scale`` and ``PLACE/bias`` of norms. PLACE is ``layers/<i>/<site>``, or a site outside the layers.
 
 Fingerprints are taken over this form. It must not change when the engine lays its parameters out in another way.
 """
@@ -14,28 +14,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jpets.config import LINEAR_SITES, NORM_SITES, BackboneConfig
+from jpets.config import LINEAR_SITES, NORM_SITES, OUTSIDE_SITES, BackboneConfig
 
 FloatArray = npt.NDArray[np.float32]
 Params = dict[str, Any]
 FUSED = ("query", "key", "value")
 """Sites whose weights lie side by side in one ``qkv`` leaf."""
-OUTSIDE = ("embeddings_norm", "pooler")
-"""Places outside the layers."""
 
 
 def place_name(layer: int, site: str) -> str:
     """The canonical name of a site; ``layer`` is 0 and unused for places outside the layers."""
-    return site if site in OUTSIDE else f"layers/{layer}/{site}"
+    return site if site in OUTSIDE_SITES else f"layers/{layer}/{site}"
 
 
 def canonical_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor that a backbone has, in canonical order."""
-    d = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"word": (config.vocab_size, d), "position": (config.max_positions, d)}
+    d, e = config.hidden_size, config.embedding_width
+    shapes: dict[str, tuple[int, ...]] = {"word": (config.vocab_size, e), "position": (config.max_positions, e)}
     if config.type_vocab_size:
-        shapes["token_type"] = (config.type_vocab_size, d)
-    shapes |= {"embeddings_norm/scale": (d,), "embeddings_norm/bias": (d,)}
+        shapes["token_type"] = (config.type_vocab_size, e)
+    shapes |= {"embeddings_norm/scale": (e,), "embeddings_norm/bias": (e,)}
+    if config.embedding_size:
+        shapes |= {"embeddings_project/weight": (e, d), "embeddings_project/bias": (d,)}
     for layer in range(config.layers):
         for site in LINEAR_SITES:
             shapes[f"layers/{layer}/{site}/weight"] = config.dims(site)
@@ -61,9 +61,9 @@ def to_params(tensors: Mapping[str, FloatArray], config: BackboneConfig) -> Para
     return {
         **embeddings,
         "embeddings_norm": _own(tensors["embeddings_norm/scale"]),
+        **{site: _own(tensors[f"{site}/weight"]) for site in _linear_outside(config)},
         "layers": {layer: layer_leaves(layer) for layer in range(config.layers)},
         "bias": np.concatenate([tensors[f"{place_name(*place)}/bias"] for place in config.bias_layout()]),
-        **({"pooler": _own(tensors["pooler/weight"])} if config.pooler else {}),
     }
 
 
@@ -79,11 +79,16 @@ def from_params(params: Mapping[str, Any], config: BackboneConfig) -> dict[str, 
             found[f"layers/{layer}/{site}/weight"] = leaves[site]
         for site in NORM_SITES:
             found[f"layers/{layer}/{site}/scale"] = leaves[site]
-    if config.pooler:
-        found["pooler/weight"] = params["pooler"]
+    for site in _linear_outside(config):
+        found[f"{site}/weight"] = params[site]
     for place, part in layout.items():
         found[f"{place_name(*place)}/bias"] = params["bias"][part]
     return {name: found[name] for name in canonical_shapes(config)}
+
+
+def _linear_outside(config: BackboneConfig) -> tuple[str, ...]:
+    present = {"embeddings_project": config.embedding_size > 0, "pooler": config.pooler}
+    return tuple(site for site, here in present.items() if here)
 
 
 def _own(array: FloatArray) -> FloatArray:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,12 +19,15 @@ from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone
 
 FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+LATER: Mapping[str, object] = MappingProxyType({"embedding_size": 0})
+"""Settings that earlier fingerprints do not know, as every earlier backbone has them: only other values enter."""
 
 
 def fingerprint(tensors: Mapping[str, FloatArray], tokenizer_json: str, config: BackboneConfig) -> str:
     """``sha256:<hex>`` of a backbone given by its canonical tensors. Raises ``InvalidBackbone``."""
     digest = hashlib.sha256(b"jpets backbone 1\n")
     settings = {**config.to_dict(), "norm_eps": float(config.norm_eps)}
+    settings = {key: value for key, value in settings.items() if key not in LATER or value != LATER[key]}
     for part in (_canonical_json(settings), canonical_tokenizer(tokenizer_json)):
         digest.update(f"{len(part)}\n".encode())
         digest.update(part)

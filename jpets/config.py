@@ -9,6 +9,8 @@ from typing import Any, Literal
 LINEAR_SITES = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")
 """The six linear sites of a layer, in the order in which their biases are laid out."""
 NORM_SITES = ("attn_norm", "ffn_norm")
+OUTSIDE_SITES = ("embeddings_norm", "embeddings_project", "pooler")
+"""Sites that a backbone has once or not at all, outside its layers."""
 ADAPTER_SITES = ("after_attn_out", "after_ffn_out")
 
 Policy = Literal["fixed", "alpha", "auto", "steady"]
@@ -20,7 +22,7 @@ DType = Literal["bfloat16", "float32"]
 class BackboneConfig:
     """Shape and constants of an encoder of the BERT family.
 
-    ``family`` names the checkpoint layout (``bert``, ``distilbert``); everything that changes results is a field.
+    ``family`` is the ``model_type`` of its checkpoints; everything that changes results is a field.
     """
 
     family: str
@@ -30,19 +32,27 @@ class BackboneConfig:
     heads: int
     intermediate_size: int
     max_positions: int
+    """Tokens that a query may have; position 0 is the first token's, whatever number a checkpoint gives it."""
     type_vocab_size: int = 2
     activation: str = "gelu"
     norm_eps: float = 1e-12
     pooler: bool = True
+    embedding_size: int = 0
+    """Width of the embeddings where a projection takes them to ``hidden_size`` (ELECTRA); 0: they have it already."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}")
 
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embeddings and of their norm."""
+        return self.embedding_size or self.hidden_size
+
     def dims(self, site: str) -> tuple[int, int]:
         """(inputs, outputs) of a linear site's weight."""
         d, f = self.hidden_size, self.intermediate_size
-        return {"ffn_in": (d, f), "ffn_out": (f, d)}.get(site, (d, d))
+        return {"ffn_in": (d, f), "ffn_out": (f, d), "embeddings_project": (self.embedding_width, d)}.get(site, (d, d))
 
     def linear_sites(self) -> tuple[str, ...]:
         return (*LINEAR_SITES, "pooler") if self.pooler else LINEAR_SITES
@@ -53,7 +63,7 @@ class BackboneConfig:
 
     def site_layers(self, site: str) -> tuple[int, ...]:
         """The layers that have ``site``; sites outside the layers count as one layer, 0."""
-        return (0,) if site in ("pooler", "embeddings_norm") else tuple(range(self.layers))
+        return (0,) if site in OUTSIDE_SITES else tuple(range(self.layers))
 
     def bias_layout(self) -> Mapping[tuple[int, str], slice]:
         """Where each bias stands in the one flat bias vector that a row gathers (layer, site) -> slice."""
@@ -65,7 +75,9 @@ class BackboneConfig:
             layout[layer, site] = slice(start, start + size)
             start += size
 
-        place(0, "embeddings_norm", self.hidden_size)
+        place(0, "embeddings_norm", self.embedding_width)
+        if self.embedding_size:
+            place(0, "embeddings_project", self.hidden_size)
         for layer in range(self.layers):
             for site in LINEAR_SITES:
                 place(layer, site, self.dims(site)[1])

@@ -246,6 +246,8 @@ def dense_hidden(backbone: Backbone, task: Task | None, ids: np.ndarray, types: 
     if config.type_vocab_size:
         x = x + p["token_type"][types if types is not None else np.zeros(length, int)]
     x = norm(x, p["embeddings_norm"], bias(0, "embeddings_norm"))
+    if config.embedding_size:
+        x = x @ p["embeddings_project"] + bias(0, "embeddings_project")
     for layer in range(config.layers):
         w = p["layers"][layer]
         q, k, v = (

@@ -33,7 +33,7 @@ SITE = "embeddings"
 
 
 class Prompt(Method):
-    """Settings: ``tokens``. Tensors: ``embeddings/prompt`` [1, tokens, d], in the place of word embeddings.
+    """Settings: ``tokens``. Tensors: ``embeddings/prompt`` [1, tokens, width], in the place of word embeddings.
 
     Virtual tokens get the first positions and type 0, and are tokens like others: a head that reads the first token
     reads a virtual one, a mean takes them in. Token heads answer for the text's own tokens alone.
@@ -46,7 +46,7 @@ class Prompt(Method):
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         tokens = virtual_tokens("prompt", settings, config)
-        return {f"{SITE}/prompt": TensorSpec((1, tokens, config.hidden_size))}
+        return {f"{SITE}/prompt": TensorSpec((1, tokens, config.embedding_width))}
 
     def init(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
@@ -66,13 +66,13 @@ class Prompt(Method):
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
         ((_, tokens),) = key.sites
         return {
-            f"{SITE}/prompt": ArraySpec((1, tokens, config.hidden_size)),
+            f"{SITE}/prompt": ArraySpec((1, tokens, config.embedding_width)),
             f"{SITE}/count": ArraySpec((1, 1), "uint16"),
         }
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
         """A query's virtual tokens, copied once for each task; what they cost in the layers is in its length."""
-        numbers = sum(size for _, size in key.sites) * config.hidden_size
+        numbers = sum(size for _, size in key.sites) * config.embedding_width
         kept = self.bank_arrays(key, config)[f"{SITE}/prompt"].nbytes
         return Work(tasks * numbers, tasks * (kept + SUM_BYTES * numbers))
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float, Int
 
-from jpets.config import BackboneConfig
+from jpets.config import OUTSIDE_SITES, BackboneConfig
 from jpets.deltas.view import ClassView
 from jpets.errors import InvalidTask
 from jpets.types import Delta
@@ -276,7 +276,7 @@ def covered_sites(settings: Mapping[str, Any], config: BackboneConfig) -> tuple[
 
 def site_layers(site: str, layers: tuple[int, ...]) -> tuple[int, ...]:
     """The layers on a tensor's leading axis for one site; sites outside the layers have one, 0."""
-    return (0,) if site in ("pooler", "embeddings_norm") else layers
+    return (0,) if site in OUTSIDE_SITES else layers
 
 
 def weight_places(settings: Mapping[str, Any], config: BackboneConfig) -> Iterator[tuple[int, int, str]]:

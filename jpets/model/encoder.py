@@ -1,7 +1,9 @@
-"""BERT and DistilBERT as Flax NNX modules, and their split form: plain dicts and pure functions.
+"""Encoders of the BERT family as Flax NNX modules, and their split form: plain dicts and pure functions.
 
-DistilBERT is the same stack without token types and pooler. All biases of the model are one flat array, so that a
-task's own biases are one gather (``BackboneConfig.bias_layout``). Axes: t packed tokens, d hidden, f feed-forward.
+The families are one stack: DistilBERT has no token types and no pooler, ELECTRA may have embeddings of another width
+and a projection behind them, RoBERTa differs in its checkpoints alone. All biases of the model are one flat array, so
+that a task's own biases are one gather (``BackboneConfig.bias_layout``). Axes: t packed tokens, d hidden,
+f feed-forward.
 """
 
 from __future__ import annotations
@@ -55,24 +57,30 @@ class Encoder(nnx.Module):
     """Embeddings, layers and pooler of one backbone."""
 
     def __init__(self, config: BackboneConfig, *, rngs: nnx.Rngs) -> None:
+        width = config.embedding_width
         self.config = config
-        self.word = _normal(rngs, config.vocab_size, config.hidden_size)
-        self.position = _normal(rngs, config.max_positions, config.hidden_size)
+        self.word = _normal(rngs, config.vocab_size, width)
+        self.position = _normal(rngs, config.max_positions, width)
         if config.type_vocab_size:
-            self.token_type = _normal(rngs, config.type_vocab_size, config.hidden_size)
-        self.embeddings_norm = nnx.Param(jnp.ones(config.hidden_size))
+            self.token_type = _normal(rngs, config.type_vocab_size, width)
+        self.embeddings_norm = nnx.Param(jnp.ones(width))
+        if config.embedding_size:
+            self.embeddings_project = _normal(rngs, *config.dims("embeddings_project"))
         self.layers = nnx.List([Layer(config, rngs) for _ in range(config.layers)])
         self.bias = nnx.Param(jnp.zeros(config.bias_size()))
         if config.pooler:
             self.pooler = _normal(rngs, config.hidden_size, config.hidden_size)
 
     def embed(self, batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
-        """Sum of the embeddings, normed, f32."""
+        """Sum of the embeddings, normed and, where they have another width, projected, f32."""
         x = sites.embed(self.word[...][batch.ids].astype(jnp.float32), batch.rows.first_token)
         x = x + self.position[...][batch.positions].astype(jnp.float32)
         if self.config.type_vocab_size:
             x = x + self.token_type[...][batch.types].astype(jnp.float32)
-        return sites.norm(0, "embeddings_norm", x, self.embeddings_norm[...])
+        x = sites.norm(0, "embeddings_norm", x, self.embeddings_norm[...])
+        if self.config.embedding_size:
+            (x,) = sites.linear(0, ("embeddings_project",), x, self.embeddings_project[...])
+        return x
 
     def __call__(self, batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
         """Final hidden states of the packed tokens, f32."""

@@ -23,6 +23,12 @@ def test_form(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
     assert FINGERPRINT.fullmatch(fingerprint(tensors, tokenizer_json, bert.config))
 
 
+def test_settings_that_came_later_changed_no_fingerprint(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
+    """As task files name it that were written before ``embedding_size`` was a setting."""
+    earlier = "sha256:6a3039cdc6ca10ae5363813860c466842283bc42b71210c38db19eeb9106fa80"
+    assert fingerprint(tensors, tokenizer_json, bert.config) == earlier
+
+
 def test_order_and_memory_layout_do_not_matter(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
     expected = fingerprint(tensors, tokenizer_json, bert.config)
     shuffled = {name: np.asfortranarray(tensors[name]) for name in sorted(tensors, reverse=True)}
@@ -39,7 +45,15 @@ def test_every_tensor_matters(tensors: Tensors, tokenizer_json: str, bert: Any) 
 
 
 @pytest.mark.parametrize(
-    "change", [{"norm_eps": 1e-5}, {"activation": "relu"}, {"heads": 4}, {"family": "other"}, {"max_positions": 23}]
+    "change",
+    [
+        {"norm_eps": 1e-5},
+        {"activation": "relu"},
+        {"heads": 4},
+        {"family": "other"},
+        {"max_positions": 23},
+        {"embedding_size": 16},
+    ],
 )
 def test_settings_matter(tensors: Tensors, tokenizer_json: str, bert: Any, change: dict[str, Any]) -> None:
     changed = dataclasses.replace(bert.config, **change)

@@ -35,6 +35,15 @@ def test_round_trip(backbone: Backbone, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "native"]
 
 
+def test_folder_of_before_embeddings_had_a_size(bert: Any, save_hf: Callable[..., Path], tmp_path: Path) -> None:
+    backbone = read_backbone(save_hf(bert.settings, bert.tensors))
+    write_native(backbone, tmp_path / "native")
+    manifest = json.loads((tmp_path / "native" / "backbone.json").read_text())
+    del manifest["config"]["embedding_size"]
+    (tmp_path / "native" / "backbone.json").write_text(json.dumps(manifest))
+    assert read_native(tmp_path / "native").config == backbone.config
+
+
 def test_existing_folder_is_kept(backbone: Backbone, tmp_path: Path) -> None:
     (tmp_path / "native").mkdir()
     with pytest.raises(Conflict, match="exists already"):
