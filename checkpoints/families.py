@@ -24,36 +24,56 @@ class Family:
     prefix: str
     """Attribute of a model with a head that holds the encoder."""
     pooler: tuple[Row, ...] = ()
+    norm_eps: str | None = "layer_norm_eps"
+    """Key of ``config.json``; a family without one has 1e-12."""
+    positions_follow_pad: bool = False
+    """The first token's position is the number behind ``pad_token_id``: no token has the ones before it."""
+
+    @property
+    def token_types(self) -> bool:
+        return any(place == "token_type" for place, _, _ in self.modules)
 
 
+BERT = Family(
+    {
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "intermediate_size": "intermediate_size",
+        "max_positions": "max_position_embeddings",
+    },
+    "hidden_act",
+    (
+        ("word", "embeddings.word_embeddings", "embedding"),
+        ("position", "embeddings.position_embeddings", "embedding"),
+        ("token_type", "embeddings.token_type_embeddings", "embedding"),
+        ("embeddings_norm", "embeddings.LayerNorm", "norm"),
+        ("layers/{i}/query", "encoder.layer.{i}.attention.self.query", "linear"),
+        ("layers/{i}/key", "encoder.layer.{i}.attention.self.key", "linear"),
+        ("layers/{i}/value", "encoder.layer.{i}.attention.self.value", "linear"),
+        ("layers/{i}/attn_out", "encoder.layer.{i}.attention.output.dense", "linear"),
+        ("layers/{i}/attn_norm", "encoder.layer.{i}.attention.output.LayerNorm", "norm"),
+        ("layers/{i}/ffn_in", "encoder.layer.{i}.intermediate.dense", "linear"),
+        ("layers/{i}/ffn_out", "encoder.layer.{i}.output.dense", "linear"),
+        ("layers/{i}/ffn_norm", "encoder.layer.{i}.output.LayerNorm", "norm"),
+    ),
+    "bert",
+    (("pooler", "pooler.dense", "linear"),),
+)
+ROBERTA = dataclasses.replace(BERT, prefix="roberta", positions_follow_pad=True)
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "bert": Family(
-            {
-                "vocab_size": "vocab_size",
-                "hidden_size": "hidden_size",
-                "layers": "num_hidden_layers",
-                "heads": "num_attention_heads",
-                "intermediate_size": "intermediate_size",
-                "max_positions": "max_position_embeddings",
-            },
-            "hidden_act",
-            (
-                ("word", "embeddings.word_embeddings", "embedding"),
-                ("position", "embeddings.position_embeddings", "embedding"),
-                ("token_type", "embeddings.token_type_embeddings", "embedding"),
-                ("embeddings_norm", "embeddings.LayerNorm", "norm"),
-                ("layers/{i}/query", "encoder.layer.{i}.attention.self.query", "linear"),
-                ("layers/{i}/key", "encoder.layer.{i}.attention.self.key", "linear"),
-                ("layers/{i}/value", "encoder.layer.{i}.attention.self.value", "linear"),
-                ("layers/{i}/attn_out", "encoder.layer.{i}.attention.output.dense", "linear"),
-                ("layers/{i}/attn_norm", "encoder.layer.{i}.attention.output.LayerNorm", "norm"),
-                ("layers/{i}/ffn_in", "encoder.layer.{i}.intermediate.dense", "linear"),
-                ("layers/{i}/ffn_out", "encoder.layer.{i}.output.dense", "linear"),
-                ("layers/{i}/ffn_norm", "encoder.layer.{i}.output.LayerNorm", "norm"),
-            ),
-            "bert",
-            (("pooler", "pooler.dense", "linear"),),
+        "bert": BERT,
+        "roberta": ROBERTA,
+        "xlm-roberta": ROBERTA,
+        "camembert": ROBERTA,
+        "electra": dataclasses.replace(
+            BERT,
+            sizes={**BERT.sizes, "embedding_size": "embedding_size"},
+            modules=(*BERT.modules, ("embeddings_project", "embeddings_project", "linear")),
+            prefix="electra",
+            pooler=(),
         ),
         "distilbert": Family(
             {
@@ -79,6 +99,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 ("layers/{i}/ffn_norm", "transformer.layer.{i}.output_layer_norm", "norm"),
             ),
             "distilbert",
+            norm_eps=None,
         ),
     }
 )

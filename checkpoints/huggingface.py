@@ -1,4 +1,4 @@
-"""Importing a BERT or DistilBERT backbone from a Hugging Face folder: ``config.json``, tensors, ``tokenizer.json``."""
+"""Importing a backbone from a Hugging Face folder: ``config.json``, tensors, ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_backbone(folder: Path, name: str | None = None) -> Backbone:
     prefix = own if any(key.startswith(own) for key in tensors) else ""
     pooler = any(f"{prefix}{module}.weight" in tensors for _, module, _ in FAMILIES[family].pooler)
     config = read_config(settings, family, pooler)
-    found = convert(tensors, config, prefix)
+    found = convert(tensors, config, prefix, unused_positions(settings, family))
     try:
         tokenizer_json = (folder / "tokenizer.json").read_text(encoding="utf-8")
     except (FileNotFoundError, UnicodeDecodeError) as error:
@@ -68,23 +68,32 @@ def read_config(settings: Mapping[str, Any], family: str, pooler: bool) -> Backb
     for key in spec.sizes.values():
         if type(settings.get(key)) is not int or settings[key] < 1:
             errors.append(f"{key} must be a positive number, found {settings.get(key)!r}")
-    types = settings.get("type_vocab_size", 2) if family == "bert" else 0
+    pad = settings.get("pad_token_id", 1)
+    if spec.positions_follow_pad and (type(pad) is not int or pad < 0):
+        errors.append(f"pad_token_id must be a number, as positions begin behind it, found {pad!r}")
+    types = settings.get("type_vocab_size", 2) if spec.token_types else 0
     if type(types) is not int or types < 0:
         errors.append(f"type_vocab_size must be a number, found {types!r}")
     activation = settings.get(spec.activation, "gelu")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         errors.append(f"{spec.activation} must be one of {sorted(ACTIVATIONS)}, found {activation!r}")
-    eps = settings.get("layer_norm_eps", 1e-12) if family == "bert" else 1e-12
+    eps = settings.get(spec.norm_eps, 1e-12) if spec.norm_eps else 1e-12
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1:
-        errors.append(f"layer_norm_eps must be a number from 0 to 1, found {eps!r}")
+        errors.append(f"{spec.norm_eps} must be a number from 0 to 1, found {eps!r}")
     if settings.get("position_embedding_type") not in (None, "absolute"):
         errors.append(f"position_embedding_type must be 'absolute', found {settings['position_embedding_type']!r}")
     errors += [f"{key} must be false, found true" for key in ("is_decoder", "add_cross_attention") if settings.get(key)]
-    if not errors and settings[spec.sizes["hidden_size"]] % settings[spec.sizes["heads"]]:
+    sizes: dict[str, Any] = {field: settings.get(key) for field, key in spec.sizes.items()}
+    if not errors and sizes["hidden_size"] % sizes["heads"]:
         errors.append(f"{spec.sizes['hidden_size']} must be a multiple of {spec.sizes['heads']}")
+    if not errors and (unused := unused_positions(settings, family)):
+        sizes["max_positions"] -= unused
+        if sizes["max_positions"] < 1:
+            errors.append(f"{spec.sizes['max_positions']} must be more than {unused}, as positions begin there")
     if errors:
         raise InvalidBackbone("config.json: " + "; ".join(errors))
-    sizes = {field: settings[key] for field, key in spec.sizes.items()}
+    if sizes.get("embedding_size") == sizes["hidden_size"]:
+        sizes["embedding_size"] = 0  # such checkpoints have no projection
     return BackboneConfig(
         family=family,
         **sizes,
@@ -95,15 +104,24 @@ def read_config(settings: Mapping[str, Any], family: str, pooler: bool) -> Backb
     )
 
 
-def convert(tensors: Tensors, config: BackboneConfig, prefix: str = "") -> dict[str, FloatArray]:
-    """Canonical name -> f32 array. Raises ``InvalidBackbone`` listing every missing or wrongly shaped tensor."""
+def unused_positions(settings: Mapping[str, Any], family: str) -> int:
+    """Rows of the checkpoint's position table before the one of a text's first token."""
+    return settings.get("pad_token_id", 1) + 1 if FAMILIES[family].positions_follow_pad else 0
+
+
+def convert(tensors: Tensors, config: BackboneConfig, prefix: str = "", unused: int = 0) -> dict[str, FloatArray]:
+    """Canonical name -> f32 array, positions from row ``unused`` of their table on.
+
+    Raises ``InvalidBackbone`` listing every missing or wrongly shaped tensor.
+    """
     shapes = canonical_shapes(config)
     found: dict[str, FloatArray] = {}
     errors = []
     for name, candidates, transposed in tensor_names(config):
         if name not in shapes:
             continue
-        expected = shapes[name][::-1] if transposed else shapes[name]
+        rows, skipped = shapes[name][0], unused if name == "position" else 0
+        expected = shapes[name][::-1] if transposed else (rows + skipped, *shapes[name][1:])
         key = next((prefix + each for each in candidates if prefix + each in tensors), None)
         if key is None:
             errors.append(f"{prefix}{candidates[0]}: expected {list(expected)}, found nothing")
@@ -112,7 +130,7 @@ def convert(tensors: Tensors, config: BackboneConfig, prefix: str = "") -> dict[
         elif tensors[key].dtype.name not in ("float32", "float16", "bfloat16", "float64"):
             errors.append(f"{key}: expected floating-point numbers, found {tensors[key].dtype.name}")
         else:
-            array = np.asarray(tensors[key], np.float32)
+            array = np.asarray(tensors[key], np.float32)[skipped:]
             found[name] = array.T if transposed else array
     if errors:
         raise InvalidBackbone(f"the checkpoint does not fit its config.json: {'; '.join(errors)}")

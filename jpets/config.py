@@ -103,6 +103,8 @@ NAMED_BACKBONES: Mapping[str, BackboneConfig] = {
     "distilbert": BackboneConfig("distilbert", 30522, 768, 6, 12, 3072, 512, type_vocab_size=0, pooler=False),
     "bert-base": BackboneConfig("bert", 30522, 768, 12, 12, 3072, 512),
     "bert-large": BackboneConfig("bert", 30522, 1024, 24, 16, 4096, 512),
+    "roberta-base": BackboneConfig("roberta", 50265, 768, 12, 12, 3072, 512, type_vocab_size=1, norm_eps=1e-5),
+    "electra-small": BackboneConfig("electra", 30522, 256, 12, 4, 1024, 512, pooler=False, embedding_size=128),
 }
 """Sizes that can be initialised at random (benchmarks)."""
 

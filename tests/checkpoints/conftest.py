@@ -24,6 +24,8 @@ from jpets.types import BackboneRef, Head, Task
 Arrays = dict[str, np.ndarray]
 BERT = BackboneConfig("bert", 40, 16, 2, 2, 32, 24, norm_eps=1e-6)
 DISTILBERT = BackboneConfig("distilbert", 40, 16, 2, 2, 32, 24, type_vocab_size=0, pooler=False)
+ROBERTA = BackboneConfig("roberta", 40, 16, 2, 2, 32, 24, type_vocab_size=1, norm_eps=1e-5)
+ELECTRA = BackboneConfig("electra", 40, 16, 2, 2, 32, 24, norm_eps=1e-6, pooler=False, embedding_size=8)
 FINGERPRINT = "sha256:" + "0123456789abcdef" * 4
 BERT_SETTINGS = {
     "model_type": "bert",
@@ -47,6 +49,15 @@ DISTILBERT_SETTINGS = {
     "max_position_embeddings": 24,
     "activation": "gelu",
 }
+ROBERTA_SETTINGS = {
+    **BERT_SETTINGS,
+    "model_type": "roberta",
+    "max_position_embeddings": 26,
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+}
+ELECTRA_SETTINGS = {**BERT_SETTINGS, "model_type": "electra", "embedding_size": 8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,24 +69,41 @@ class Family:
     tensors: Arrays
 
 
-def random_tensors(config: BackboneConfig) -> Arrays:
+def random_family(config: BackboneConfig, settings: dict[str, Any]) -> Family:
     rng, shapes = np.random.default_rng(0), canonical_shapes(config)
+    shapes["position"] = (settings["max_position_embeddings"], config.embedding_width)
     names = [row for row in tensor_names(config) if row[0] in shapes]
-    return {
+    tensors = {
         stored[0]: rng.standard_normal(shapes[name][::-1] if transposed else shapes[name], np.float32)
         for name, stored, transposed in names
     }
-
-
-@pytest.fixture(params=["bert", "distilbert"])
-def family(request: pytest.FixtureRequest) -> Family:
-    config, settings = (BERT, BERT_SETTINGS) if request.param == "bert" else (DISTILBERT, DISTILBERT_SETTINGS)
-    return Family(config, settings, random_tensors(config))
+    return Family(config, settings, tensors)
 
 
 @pytest.fixture
 def bert() -> Family:
-    return Family(BERT, BERT_SETTINGS, random_tensors(BERT))
+    return random_family(BERT, BERT_SETTINGS)
+
+
+@pytest.fixture
+def distilbert() -> Family:
+    return random_family(DISTILBERT, DISTILBERT_SETTINGS)
+
+
+@pytest.fixture
+def roberta() -> Family:
+    return random_family(ROBERTA, ROBERTA_SETTINGS)
+
+
+@pytest.fixture
+def electra() -> Family:
+    return random_family(ELECTRA, ELECTRA_SETTINGS)
+
+
+@pytest.fixture(params=["bert", "distilbert", "roberta", "electra"])
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from checkpoints import source
 from checkpoints.canonical import canonical_shapes, from_params, to_params
-from checkpoints.families import ACTIVATIONS
+from checkpoints.families import ACTIVATIONS, FAMILIES
 from checkpoints.huggingface import read_backbone
 from checkpoints.source import load_backbone, resolve_source
 from jpets.errors import InvalidBackbone, NotFound
@@ -56,7 +57,7 @@ def test_spelling_does_not_change_the_fingerprint(
     family: Any, save_hf: Callable[..., Path], with_old_names: Callable[..., Any]
 ) -> None:
     plain = read_backbone(save_hf(family.settings, family.tensors))
-    prefix = f"{family.config.family}."
+    prefix = f"{FAMILIES[family.config.family].prefix}."
     spelled = {prefix + name: array for name, array in with_old_names(family.tensors).items()}
     spelled |= {"classifier.weight": np.zeros((2, 16), np.float32), f"{prefix}embeddings.position_ids": np.arange(24)}
     other = read_backbone(save_hf(family.settings, spelled, name="other"))
@@ -77,6 +78,36 @@ def test_checkpoint_without_pooler(bert: Any, save_hf: Callable[..., Path]) -> N
     assert "pooler" not in backbone.params
 
 
+@pytest.mark.parametrize("namesake", ["xlm-roberta", "camembert"])
+def test_namesakes_of_roberta(roberta: Any, save_hf: Callable[..., Path], namesake: str) -> None:
+    plain = read_backbone(save_hf(roberta.settings, roberta.tensors))
+    prefixed = {f"roberta.{name}": array for name, array in roberta.tensors.items()}
+    backbone = read_backbone(save_hf({**roberta.settings, "model_type": namesake}, prefixed, name=namesake))
+    assert backbone.config == dataclasses.replace(plain.config, family=namesake)
+    assert backbone.ref().family == namesake
+    np.testing.assert_array_equal(backbone.params["word"], plain.params["word"])
+
+
+@pytest.mark.parametrize("pad", [1, 3])
+def test_positions_begin_behind_the_padding_token(roberta: Any, save_hf: Callable[..., Path], pad: int) -> None:
+    backbone = read_backbone(save_hf({**roberta.settings, "pad_token_id": pad}, roberta.tensors))
+    assert backbone.config.max_positions == 26 - (pad + 1)
+    table = roberta.tensors["embeddings.position_embeddings.weight"]
+    np.testing.assert_array_equal(backbone.params["position"], table[pad + 1 :])
+
+
+def test_embeddings_of_the_hidden_size_have_no_projection(electra: Any, save_hf: Callable[..., Path]) -> None:
+    folder = save_hf({**electra.settings, "embedding_size": 16}, electra.tensors)
+    with pytest.raises(
+        InvalidBackbone, match=r"word_embeddings.weight: expected \[40, 16\], found \[40, 8\]"
+    ) as caught:
+        read_backbone(folder)
+    assert "embeddings_project" not in caught.value.message
+    own = {name: array for name, array in electra.tensors.items() if "project" not in name}
+    with pytest.raises(InvalidBackbone, match=r"embeddings_project.weight: expected \[16, 8\], found nothing"):
+        read_backbone(save_hf(electra.settings, own, name="other"))
+
+
 def test_every_wrong_tensor_is_listed(bert: Any, save_hf: Callable[..., Path]) -> None:
     tensors = dict(bert.tensors)
     del tensors["encoder.layer.0.intermediate.dense.weight"]
@@ -92,7 +123,7 @@ def test_every_wrong_tensor_is_listed(bert: Any, save_hf: Callable[..., Path]) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "roberta"}, "model_type must be one of"),
+        ({"model_type": "deberta-v2"}, "model_type must be one of"),
         ({"model_type": ["bert"]}, "model_type must be one of"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type must be 'absolute'"),
         ({"is_decoder": True}, "is_decoder must be false"),
@@ -108,6 +139,21 @@ def test_settings_that_cannot_be_computed(
 ) -> None:
     with pytest.raises(InvalidBackbone, match=message):
         read_backbone(save_hf({**bert.settings, **change}, bert.tensors))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pad_token_id": None}, "pad_token_id must be a number, as positions begin behind it, found None"),
+        ({"max_position_embeddings": 2}, "max_position_embeddings must be more than 2, as positions begin there"),
+        ({"pad_token_id": -1, "type_vocab_size": "one"}, "found -1; type_vocab_size must be a number, found 'one'"),
+    ],
+)
+def test_positions_that_cannot_be_computed(
+    roberta: Any, save_hf: Callable[..., Path], change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidBackbone, match=message):
+        read_backbone(save_hf({**roberta.settings, **change}, roberta.tensors))
 
 
 @pytest.mark.parametrize("broken", ["", "[]", "{}", '{"version": "1.0"', "\ud800"])
