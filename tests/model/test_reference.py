@@ -45,7 +45,7 @@ BUCKETS = [Bucket(6 * 24, ((6, 24),)), Bucket(96, ((5, 22), (2, 24)))]
 
 
 @pytest.mark.parametrize("bucket", BUCKETS, ids=str)
-@against("tiny-bert", "tiny-distilbert")
+@against("tiny-bert", "tiny-distilbert", "tiny-roberta", "tiny-electra")
 def test_hidden_states_layer_by_layer(fixture: str, source: Source, bucket: Bucket) -> None:
     compare_layers(tiny(fixture), reference(fixture, source), bucket)
 
@@ -59,12 +59,16 @@ def compare_layers(backbone: Backbone, wanted: Reference, bucket: Bucket) -> Non
     rows, expected = wanted.rows, wanted.outputs["hidden_states"]
     assembled = on_device(assemble(rows, bucket, Variant(), 0))
     encoder, params = split(backbone.config), device_params(backbone)
-    states = encoder.bind(params).hidden_states(assembled.batch, bind_sites(encoder, params, assembled.batch))
+    model, sites = encoder.bind(params), bind_sites(encoder, params, assembled.batch)
+    states = model.hidden_states(assembled.batch, sites)
     starts = np.asarray(assembled.batch.rows.first_token)[assembled.order]
     for layer, state in enumerate(states):
         for query, row in enumerate(rows):
             found = np.asarray(state)[starts[query] : starts[query] + row.length]
             np.testing.assert_allclose(found, expected[layer, query, : row.length], atol=2e-5, err_msg=f"layer {layer}")
+    assert backbone.config.pooler == ("pooler_output" in wanted.outputs)
+    if backbone.config.pooler:
+        np.testing.assert_allclose(model.pool(states[-1][starts], sites), wanted.outputs["pooler_output"], atol=2e-5)
 
 
 @against("tiny-bert")

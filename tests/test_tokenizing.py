@@ -1,0 +1,39 @@
+"""Texts to ids by tokenizers that are not BERT's."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizers
+from support import tiny
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from jpets.tokenizing import TextEncoder
+from jpets.types import Preprocessing, Query
+
+
+def sentencepiece() -> tokenizers.Tokenizer:
+    """As XLM-RoBERTa's: a unigram model behind a metaspace, ``<pad>`` at 1."""
+    pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0), ("\u2581one", -3.0)]
+    pieces += [(letter, -6.0) for letter in "enotw"]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=3))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", "<s> $A </s> </s> $B:1 </s>:1", [("<s>", 0), ("</s>", 2)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bytes"])
+def test_pairs_of_models_with_one_token_type(kind: str) -> None:
+    tokenizer = sentencepiece()
+    if kind == "bytes":
+        tokenizer = tokenizers.Tokenizer.from_str(tiny("tiny-roberta").tokenizer_json)
+    encoder = TextEncoder(tokenizer.to_str(), tokenizer.get_vocab_size(), 1, 32)
+    assert encoder.pad_id == 1
+    found = encoder.encode(Query(None, "one two\u2026", text_pair="two"), Preprocessing())
+    expected = tokenizer.encode("one two\u2026", "two")
+    assert found.ids.tolist() == expected.ids
+    assert not found.types.any()
+    assert encoder.encode(Query(None, "one " * 40, truncate=True), Preprocessing()).ids.tolist()[-1] == 2
