@@ -97,6 +97,15 @@ class Tokens(Result):
     names: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A piece of a context: its text, and where it stands there in characters, ``end`` exclusive."""
+
+    text: str
+    start: int
+    end: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedding(Result):
     embedding: FloatArray
