@@ -14,11 +14,13 @@ from jpets.deltas import method_named
 from jpets.deltas.fold import folds_pooler
 from jpets.deltas.protocol import TensorSpec
 from jpets.errors import InvalidTask
-from jpets.types import BackboneRef, Delta, Head, HeadType, Preprocessing, Task, Tensors
+from jpets.types import QA_OUTPUTS, BackboneRef, Delta, Head, HeadType, Preprocessing, Task, Tensors
 
 SHOWN_ERRORS = 12
 HEAD_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "identity")
 PLACEHOLDER = re.compile(r"\{text(?:_pair)?\}")
+UNLABELLED = ("embedding", "question-answering")
+"""Heads without labels."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "float": ("float32", "float16", "bfloat16"),
     "index": ("uint16", "int32", "uint32", "int64"),
@@ -149,15 +151,18 @@ def _head_errors(task: Task, config: BackboneConfig | None) -> Iterator[str]:
         yield "head: expected at least one output, found an empty tensor"
     if head.activation not in HEAD_ACTIVATIONS:
         yield f"head.activation: expected one of {list(HEAD_ACTIVATIONS)}, found {head.activation[:80]!r}"
+    outputs = _width(head.tensors, "kernel")
+    if head.type == "question-answering" and outputs not in (None, QA_OUTPUTS):
+        yield f"head/kernel: expected {QA_OUTPUTS} outputs, start and end of an answer, found {outputs}"
     if head.pooling == "pooler" and config is not None and not config.pooler:
         yield "head.pooling: expected cls or mean, found pooler, which the backbone does not have"
 
 
 def _label_errors(task: Task) -> Iterator[str]:
     labels, outputs = task.labels, _width(task.head.tensors, "kernel") or 0
-    if task.head.type == "embedding":
+    if task.head.type in UNLABELLED:
         if labels:
-            yield f"labels: expected none for an embedding head, found {len(labels)}"
+            yield f"labels: expected none for a head of type {task.head.type}, found {len(labels)}"
         return
     optional = task.head.type == "sequence-classification" and task.head.problem == "regression"
     if len(labels) != outputs and not (optional and not labels):
@@ -178,6 +183,8 @@ def _preprocessing_errors(task: Task, config: BackboneConfig | None) -> Iterator
         rest = PLACEHOLDER.sub("", own.template)
         if "{text}" not in own.template or "{" in rest or "}" in rest:
             yield "preprocessing.template: expected {text}, maybe {text_pair}, and no other braces"
+        elif task.head.type == "question-answering" and "{text_pair}" not in own.template:
+            yield "preprocessing.template: expected {text_pair} too, the context of a question, found {text} only"
     if own.thresholds is not None:
         outputs = _width(task.head.tensors, "kernel") or 0
         if task.head.type != "sequence-classification" or task.head.problem != "multi-label":

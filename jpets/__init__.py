@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Query,
         Regression,
         Result,
+        Span,
         Task,
         Tokens,
     )
@@ -23,7 +24,8 @@ _HOME = {
     "Engine": "jpets.pretrained",
     "JpetsError": "jpets.errors",
     **dict.fromkeys(
-        ("Classification", "Embedding", "Failure", "Query", "Regression", "Result", "Task", "Tokens"), "jpets.types"
+        ("Classification", "Embedding", "Failure", "Query", "Regression", "Result", "Span", "Task", "Tokens"),
+        "jpets.types",
     ),
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "Query",
     "Regression",
     "Result",
+    "Span",
     "Task",
     "Tokens",
 ]

@@ -24,6 +24,7 @@ SCALE = 0.02
 def standard_tasks(backbone: LoadedBackbone) -> list[Task]:
     """One random task of each method, with the heads in use: 8 and 32 labels, 32 labels on tokens, two layers.
 
+    Heads that answer questions fit where those of labels on tokens do.
     They are meant for ``Engine(reserve=...)``, which takes their shapes only.
     """
     config = backbone.config

@@ -14,9 +14,11 @@ from jpets.errors import JpetsError
 
 FloatArray = npt.NDArray[np.float32]
 Tensors = Mapping[str, npt.NDArray[Any]]
-HeadType = Literal["sequence-classification", "token-classification", "embedding"]
+HeadType = Literal["sequence-classification", "token-classification", "question-answering", "embedding"]
 Problem = Literal["single-label", "multi-label", "regression"]
 Pooling = Literal["cls", "mean", "pooler"]
+QA_OUTPUTS = 2
+"""Of a question-answering head: start and end of the answer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Query:
     """One text, pair of texts or sequence of token ids for one task; ``task=None`` asks the plain backbone.
 
     Token ids are taken as they are: they must hold the special tokens already. ``truncate`` overrides the task's
-    own rule for texts that are too long; ``None`` keeps it.
+    own rule for texts that are too long; ``None`` keeps it. For question answering ``text`` is the question and
+    ``text_pair`` the context.
     """
 
     task: str | None
@@ -107,6 +110,22 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Span(Result):
+    """The most probable answer to a question: tokens ``start`` to ``end`` (exclusive) of the query.
+
+    ``answer`` is its text; None where the query came as token ids.
+    """
+
+    logits: FloatArray
+    """[tokens, 2], special tokens included: how well an answer begins at each token, and how well it ends with it."""
+    start: int
+    end: int
+    score: float
+    """Product of two probabilities: that the answer begins with the span's first token, and ends with its last."""
+    answer: Answer | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedding(Result):
     embedding: FloatArray
 
@@ -144,7 +163,7 @@ class Delta:
 class Head:
     """A task's head. Tensors: ``kernel`` [d, C], ``bias`` [C]; with two layers ``dense_kernel`` [d, m], ``dense_bias``.
 
-    An embedding head has no tensors.
+    An embedding head has no tensors. A question-answering head has two outputs, start and end, and no labels.
     """
 
     type: HeadType
@@ -154,6 +173,11 @@ class Head:
     activation: str = "tanh"
     """Activation after the dense layer of a two-layer head."""
     normalize: bool = False
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether there are outputs for every token; ``pooling`` then means nothing."""
+        return self.type in ("token-classification", "question-answering")
 
     @property
     def outputs(self) -> int:

@@ -90,7 +90,7 @@ def light_or_mask_task(number: int, name: str | None = None) -> Task:
 
 
 def make_task(backbone: Backbone, name: str, deltas: Sequence[Delta], head: Head, **more: Any) -> Task:
-    labels = tuple(f"label-{i}" for i in range(head.outputs))
+    labels = tuple(f"label-{i}" for i in range(head.outputs)) if head.type != "question-answering" else ()
     return Task(name, backbone.ref(), tuple(deltas), head, labels, **more)
 
 
@@ -244,7 +244,8 @@ def dense_hidden(backbone: Backbone, task: Task | None, ids: np.ndarray, types: 
     first = sum(delta.settings.get("first_position", 0) for delta in inline["prefix"])
     x = words + p["position"][first : first + length]
     if config.type_vocab_size:
-        x = x + p["token_type"][types if types is not None else np.zeros(length, int)]
+        given = types if types is not None else np.zeros(len(ids), int)
+        x = x + p["token_type"][np.pad(given, (length - len(ids), 0))]
     x = norm(x, p["embeddings_norm"], bias(0, "embeddings_norm"))
     if config.embedding_size:
         x = x @ p["embeddings_project"] + bias(0, "embeddings_project")
@@ -274,14 +275,16 @@ def dense_hidden(backbone: Backbone, task: Task | None, ids: np.ndarray, types: 
     return x, pooled
 
 
-def dense_answer(backbone: Backbone, task: Task | None, ids: np.ndarray) -> dict[str, np.ndarray]:
+def dense_answer(
+    backbone: Backbone, task: Task | None, ids: np.ndarray, types: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
     """Pooled vector and logits that ``row_answer`` should agree with."""
-    hidden, pooler = dense_hidden(backbone, task, ids)
+    hidden, pooler = dense_hidden(backbone, task, ids, types)
     if task is None:
         return {"pooled": hidden.mean(0)}
     head = task.head
     pooled = {"cls": hidden[0], "mean": hidden.mean(0), "pooler": pooler}[head.pooling]
-    read = hidden[-len(ids) :] if head.type == "token-classification" else pooled[None]
+    read = hidden[-len(ids) :] if head.reads_tokens else pooled[None]
     if head.dense:
         read = ACTIVATE[head.activation](read @ head.tensors["dense_kernel"] + head.tensors["dense_bias"])
     return {"pooled": pooled, "logits": read @ head.tensors["kernel"] + head.tensors["bias"]}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PROBLEM = re.compile(r"; (?=(?:delta/|head[/.:]|labels:|preprocessing\.|backbone\.|unexpected tensor |and \d+ more))")
 """Where the next problem starts in the message of an ``InvalidTask``; some problems hold a semicolon themselves."""
+TOKEN_HEADS = ("token-classification", "question-answering")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _head_words(head: Mapping[str, Any]) -> Iterator[str]:
     yield head["type"]
     if head["type"] == "sequence-classification":
         yield head["problem"]
-    if head["type"] != "token-classification":
+    if head["type"] not in TOKEN_HEADS:
         yield f"{head['pooling']} pooling"
     if head["outputs"]:
         yield f"{head['outputs']} outputs"

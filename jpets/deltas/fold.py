@@ -43,7 +43,7 @@ def folds_pooler(task: Task) -> bool:
     Raises ``InvalidTask`` where the head already has two layers, or none (embedding).
     """
     changed = any(_changes_weight(delta) for delta in task.deltas)
-    if not changed or task.head.pooling != "pooler" or task.head.type == "token-classification":
+    if not changed or task.head.pooling != "pooler" or task.head.reads_tokens:
         return False
     if task.head.dense or not task.head.tensors:
         raise InvalidTask(

@@ -26,7 +26,7 @@ class HeadClass(Method):
         """The slot of a head; none for heads without tensors (embedding)."""
         if not head.tensors:
             return None
-        reads = "tokens" if head.type == "token-classification" else "pooled"
+        reads = "tokens" if head.reads_tokens else "pooled"
         two = head.dense > 0
         key = ClassKey(
             "head",

@@ -27,6 +27,7 @@ from jpets.engine.bucket import (
     windowed,
 )
 from jpets.model.batch import PackedBatch, Rows
+from jpets.passage import Passage
 from pallas_kernels.packed_attention import AttentionGroup
 from pallas_kernels.windows import Runs
 
@@ -38,6 +39,7 @@ class Row:
     """One query as the device sees it: tokens, its task's slot in each class, how it is pooled.
 
     The first ``lead.tokens`` of ``ids`` hold the places of virtual tokens; positions begin at ``lead.first_position``.
+    ``passage``, of a question, is for its answer: its tokens are counted from the text's first.
     """
 
     ids: Ints
@@ -45,6 +47,7 @@ class Row:
     slots: Mapping[ClassKey, int]
     pooling: int
     lead: Lead = NO_LEAD
+    passage: Passage | None = None
 
     @property
     def length(self) -> int:

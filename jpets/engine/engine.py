@@ -38,6 +38,7 @@ from jpets.engine.programs import Programs
 from jpets.engine.replica import Replica
 from jpets.engine.residency import Residency
 from jpets.engine.response_cache import ResponseCache, response_key
+from jpets.engine.results import worded
 from jpets.engine.stats import Stats
 from jpets.engine.tasks import DEFAULT_TENANT, TaskTable
 from jpets.errors import SHUTTING_DOWN, EngineFailure, InvalidInput, OutOfSpace, Saturated, UnknownClass
@@ -376,7 +377,7 @@ class Engine(Serves):
         if result is None:
             item.keep = partial(self.responses.keep, key)
             return item
-        self._answers.give(item, result)
+        self._answers.give(item, worded(result, item.row.passage))
         return item.future
 
     def _make_planner(self) -> Planner:

@@ -25,7 +25,7 @@ from jpets.engine.device_memory import is_out_of_memory
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
 from jpets.engine.replica import Replica
-from jpets.engine.results import failure, row_result
+from jpets.engine.results import failure, row_result, worded
 from jpets.engine.stats import BatchRecord, Stats
 from jpets.errors import SHUTTING_DOWN, DeadlineExceeded, EngineFailure, JpetsError, Saturated
 from jpets.model.forward import Outputs
@@ -310,6 +310,7 @@ class HostLoop:
                 result = self._result(batch.assembled, outputs, at, pending, timing)
                 if pending.keep is not None:
                     pending.keep(result)
+                result = worded(result, pending.row.passage)
             except Exception as error:  # one row's head must not cost the others their answers
                 log.exception("a row could not be answered")
                 problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")
@@ -324,6 +325,6 @@ class HostLoop:
         logits = None
         if place is not None and task is not None:
             cells = outputs.logits[place.head][place.cells][:, : task.head.outputs]
-            logits = np.array(cells if task.head.type == "token-classification" else cells[0])
-        pooled = np.asarray(outputs.pooled[row])
-        return row_result(task, pending.row.text_tokens, timing, bool(outputs.finite[row]), pooled, logits)
+            logits = np.array(cells if task.head.reads_tokens else cells[0])
+        pooled, finite = np.asarray(outputs.pooled[row]), bool(outputs.finite[row])
+        return row_result(task, pending.row.text_tokens, timing, finite, pooled, logits, pending.row.passage)

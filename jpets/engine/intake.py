@@ -57,6 +57,8 @@ class Intake:
         if resident is None:
             tokens = self._text.encode(query, Preprocessing(), self._text.longest)
             return Row(tokens.ids, tokens.types, {}, POOLINGS.index("mean"))
-        tokens = self._text.encode(query, resident.task.preprocessing, resident.longest)
-        row = Row(tokens.ids, tokens.types, resident.slots, POOLINGS.index(resident.pooling))
+        task, pooling = resident.task, POOLINGS.index(resident.pooling)
+        asks = task.head.type == "question-answering"
+        tokens = self._text.encode(query, task.preprocessing, resident.longest, passage=asks)
+        row = Row(tokens.ids, tokens.types, resident.slots, pooling, passage=tokens.passage)
         return row if resident.lead == NO_LEAD else led(row, resident.lead, self._text.pad_id)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 
+from jpets.engine.spans import best_span
 from jpets.errors import InvalidTask, JpetsError, NotFinite
+from jpets.passage import Passage
 from jpets.types import (
+    QA_OUTPUTS,
     Classification,
     Embedding,
     Entity,
@@ -14,6 +19,7 @@ from jpets.types import (
     FloatArray,
     Regression,
     Result,
+    Span,
     Task,
     Timing,
     Tokens,
@@ -24,7 +30,12 @@ DEFAULT_THRESHOLD = 0.5
 
 def check_answers(task: Task) -> None:
     """Raises ``InvalidTask`` where the head's outputs and what the task says about them do not go together."""
-    named = task.head.type != "embedding" and task.head.problem != "regression"
+    if task.head.type == "question-answering" and (task.head.outputs != QA_OUTPUTS or task.labels):
+        raise InvalidTask(
+            f"task {task.id!r} has {task.head.outputs} outputs and {len(task.labels)} labels; question answering needs "
+            f"{QA_OUTPUTS} outputs, start and end, and no labels"
+        )
+    named = task.head.type not in ("embedding", "question-answering") and task.head.problem != "regression"
     limits = task.preprocessing.thresholds
     for what, found in (
         ("labels", len(task.labels) if named else None),
@@ -59,8 +70,12 @@ def row_result(
     finite: bool,
     pooled: FloatArray,
     logits: npt.NDArray[np.float32] | None,
+    passage: Passage | None = None,
 ) -> Result:
-    """The result of one row: ``pooled`` [d]; ``logits`` [C], [tokens, C] for token heads, None without a head."""
+    """The result of one row: ``pooled`` [d]; ``logits`` [C], [tokens, C] for heads on tokens, None without a head.
+
+    A question's row has a ``passage``; its answer is not in words yet (``worded``).
+    """
     name = task.id if task else None
     numbers = pooled if logits is None else logits
     if not (finite and np.isfinite(numbers).all()):
@@ -73,9 +88,19 @@ def row_result(
     if task.head.type == "token-classification":
         entities = find_entities(logits, task.labels)
         return Tokens(task=name, tokens=tokens, timing=timing, logits=logits, entities=entities, names=task.labels)
+    if passage is not None:
+        start, end, score = best_span(logits, passage)
+        return Span(task=name, tokens=tokens, timing=timing, logits=logits, start=start, end=end, score=score)
     if task.head.problem == "regression":
         return Regression(task=name, tokens=tokens, timing=timing, logits=logits, score=float(logits[0]))
     return _classification(task, tokens, timing, logits)
+
+
+def worded(result: Result, passage: Passage | None) -> Result:
+    """A ``Span`` with its answer's text, where that is known; any other result as it is."""
+    if passage is None or not isinstance(result, Span):
+        return result
+    return dataclasses.replace(result, answer=passage.answer(result.start, result.end))
 
 
 def _classification(task: Task, tokens: int, timing: Timing, logits: FloatArray) -> Classification:

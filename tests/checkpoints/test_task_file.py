@@ -328,6 +328,35 @@ def test_two_layer_head(make_task: MakeTask, config: BackboneConfig) -> None:
         read_task(rebuild(data, {"head/kernel": np.ones((), np.float32)}), id="sample", config=config)
 
 
+QUESTIONS = [
+    ({}, {"labels": ["start", "end"]}, "labels: expected none for a head of type question-answering, found 2"),
+    ({"head/kernel": np.ones((16, 3), np.float32)}, {}, r"head/kernel: expected 2 outputs, .* found 3"),
+    ({"head/kernel": None}, {}, r"head/kernel: expected \[16, any\], found nothing"),
+    ({}, {"preprocessing": {"template": "{text}?"}}, "template: expected {text_pair} too"),
+    ({}, {"preprocessing": {"thresholds": [0.5, 0.5]}}, "thresholds: expected none for question-answering"),
+]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_question_answering(make_task: MakeTask, config: BackboneConfig, layers: int) -> None:
+    sizes = {"kernel": (16 if layers == 1 else 8, 2), "bias": (2,)}
+    sizes |= {"dense_kernel": (16, 8), "dense_bias": (8,)} if layers == 2 else {}
+    tensors = {name: np.ones(size, np.float32) for name, size in sizes.items()}
+    rule = Preprocessing(template="question: {text} context: {text_pair}")
+    task = make_task("lora", head=Head("question-answering", tensors), labels=(), preprocessing=rule)
+    assert same(read_task(task_to_bytes(task), id="sample", config=config), task)
+
+
+@pytest.mark.parametrize(("tensors", "document", "message"), QUESTIONS)
+def test_heads_that_answer_no_questions(
+    make_task: MakeTask, config: BackboneConfig, tensors: dict[str, Any], document: dict[str, Any], message: str
+) -> None:
+    own = {"kernel": np.ones((16, 2), np.float32), "bias": np.ones(2, np.float32)}
+    data = task_to_bytes(make_task("lora", head=Head("question-answering", own), labels=()))
+    with pytest.raises(InvalidTask, match=message):
+        read_task(rebuild(data, tensors, **document), id="sample", config=config)
+
+
 def test_settings_that_json_cannot_hold(make_task: MakeTask) -> None:
     task = make_task("lora")
     delta = dataclasses.replace(task.deltas[0], settings={**task.deltas[0].settings, "callback": print})

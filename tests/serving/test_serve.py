@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import uvicorn
 
-from jpets.deltas.bank import lower_task
+from jpets.deltas.bank import lower_task, tightest
 from jpets.engine.engine import Engine
 from jpets.engine.group import EngineGroup
 from jpets.errors import InvalidInput
 from jpets.hosting import make_engine
 from jpets.scheduling.rounds import AdaptiveInterval
 from jpets.standard import STANDARD_SETTINGS, standard_tasks
+from jpets.types import Head, Task
 from serving.app import create_app
 from serving.options import read_options
 from serving.service import Service
@@ -212,3 +214,7 @@ def test_standard_tasks_make_room_for_the_methods_of_pets(backbone: Any) -> None
     tasks = standard_tasks(backbone)
     assert [task.deltas[0].method for task in tasks] == list(STANDARD_SETTINGS)
     assert all(lower_task(task, backbone.config) for task in tasks)
+    classes = [part.key for task in tasks for part in lower_task(task, backbone.config)]
+    tensors = {"kernel": np.zeros((backbone.config.hidden_size, 2)), "bias": np.zeros(2)}
+    questions = Task("questions", backbone.ref(), (), Head("question-answering", tensors))
+    assert all(tightest(part.key, classes) for part in lower_task(questions, backbone.config))
