@@ -34,6 +34,7 @@ ENCODERS: dict[str, Model] = {
 HEADS: dict[str, tuple[Model, str, int]] = {  # class, backbone, labels
     "bert-sequence": (transformers.BertForSequenceClassification, "tiny-bert", 4),
     "bert-token": (transformers.BertForTokenClassification, "tiny-bert", 5),
+    "bert-qa": (transformers.BertForQuestionAnswering, "tiny-bert", 2),
     "distilbert-sequence": (transformers.DistilBertForSequenceClassification, "tiny-distilbert", 3),
 }
 
@@ -75,8 +76,11 @@ def last_states(model: Model, inputs: Inputs) -> Arrays:
 
 
 def classify(model: Model, inputs: Inputs) -> Arrays:
-    """Compute the logits of a model with a head."""
-    return {"logits": model(**inputs).logits.numpy()}
+    """Compute the logits of a model with a head; of one that answers questions [rows, tokens, 2], start and end."""
+    found = model(**inputs)
+    if "logits" in found:
+        return {"logits": found.logits.numpy()}
+    return {"logits": torch.stack([found.start_logits, found.end_logits], -1).numpy()}
 
 
 def peft_outputs(model: Model, inputs: Inputs) -> Arrays:

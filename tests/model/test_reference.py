@@ -234,14 +234,23 @@ def test_diff_agrees_with_the_reference(fixture: str, source: Source) -> None:
     compare(diff_delta(weights, biases, list(LAYERS)), fixture, source)
 
 
-@against("tiny-bert-heads/bert-sequence", "tiny-bert-heads/bert-token", "tiny-bert-heads/distilbert-sequence")
+HEADS = {
+    "bert-sequence": "sequence-classification",
+    "bert-token": "token-classification",
+    "bert-qa": "question-answering",
+    "distilbert-sequence": "sequence-classification",
+}
+
+
+@against(*(f"tiny-bert-heads/{name}" for name in HEADS))
 def test_heads_agree_with_the_reference(fixture: str, source: Source) -> None:
     backbone = tiny("tiny-distilbert" if "distilbert" in fixture else "tiny-bert")
     wanted, tensors = reference(fixture, source), load_file(FIXTURES / fixture / "head.safetensors")
-    own = {"kernel": tensors["classifier.weight"].T, "bias": tensors["classifier.bias"]}
+    kind = HEADS[fixture.rpartition("/")[2]]
+    last = "qa_outputs" if kind == "question-answering" else "classifier"
+    own = {"kernel": tensors[f"{last}.weight"].T, "bias": tensors[f"{last}.bias"]}
     if "pre_classifier.weight" in tensors:
         own |= {"dense_kernel": tensors["pre_classifier.weight"].T, "dense_bias": tensors["pre_classifier.bias"]}
-    kind = "token-classification" if fixture.endswith("bert-token") else "sequence-classification"
     pooling = "pooler" if fixture.endswith("bert-sequence") and "distilbert" not in fixture else "cls"
     head = Head(kind, own, pooling=pooling, activation="relu")
     bench = Bench(backbone, [make_task(backbone, "t", [], head)])
@@ -251,6 +260,4 @@ def test_heads_agree_with_the_reference(fixture: str, source: Source) -> None:
         for query, row in enumerate(rows):
             found = row_answer(assembled, outputs, query, head.outputs)["logits"]
             logits = wanted.outputs["logits"][query]
-            np.testing.assert_allclose(
-                found, logits[: row.length] if kind.startswith("token") else logits[None], atol=1e-4
-            )
+            np.testing.assert_allclose(found, logits[: row.length] if head.reads_tokens else logits[None], atol=1e-4)
