@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import uvicorn
+from listening import listening
 from typer.testing import CliRunner, Result
 
 from checkpoints.backbone import Backbone
@@ -95,14 +95,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, make_ta
     service = Service(repository, backbone, validator)
     cache = tmp_path_factory.mktemp("cache")
     service.start(lambda coming: Engine(backbone, (), SETTINGS, coming=coming, cache_dir=cache, buckets=BUCKETS))
-    config = uvicorn.Config(create_app(service), log_config=None, access_log=False, lifespan="off", ws="none")
-    running = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        running.should_exit = True
-        thread.join()
+    with listening(create_app(service)) as url:
+        yield url
     service.close()
     repository.close()
 

@@ -1,0 +1,26 @@
+"""A real HTTP server in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+
+@contextlib.contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """The URL at which ``app`` answers."""
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
+    running = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            running.should_exit = True
+            thread.join()
