@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from jpets.errors import JpetsError
-from jpets.types import Classification, Embedding, Regression, Result, Tokens
+from jpets.types import Classification, Embedding, Regression, Result, Span, Tokens
 
 
 def render(result: Result, top_k: int | None = None) -> dict[str, Any]:
@@ -21,6 +21,10 @@ def render(result: Result, top_k: int | None = None) -> dict[str, Any]:
         return {"values": result.logits.tolist()}
     if isinstance(result, Tokens):
         return {"entities": [dataclasses.asdict(each) for each in result.entities], "num_classes": len(result.names)}
+    if isinstance(result, Span):
+        assert result.answer is not None, "asked by texts"
+        answer = result.answer
+        return {"answer": answer.text, "score": result.score, "start": answer.start, "end": answer.end}
     assert isinstance(result, Embedding)
     return {"embedding": result.embedding.tolist()}
 

@@ -25,7 +25,7 @@ acceptable, 404 unknown, 409 version conflict, 413 too large, 503 saturated, sta
 504 deadline passed, 507 disk or device full.
 """
 TAGS = [
-    {"name": "inference", "description": "Labels, entities, values and embeddings of texts"},
+    {"name": "inference", "description": "Labels, entities, answers, values and embeddings of texts"},
     {"name": "open inference protocol", "description": "A task is a model; so is the plain backbone"},
     {"name": "tasks", "description": "Which tasks there are"},
     {"name": "backbones", "description": "Which backbones there are"},

@@ -29,6 +29,7 @@ EXAMPLES = {
             "inputs": [
                 {"model": "sentiment", "text": "what a lovely day"},
                 {"model": "paraphrase", "text": "it rains", "text_pair": "rain is falling"},
+                {"model": "questions", "text": "Who plays?", "text_pair": "Anna and her brother play chess."},
                 {"model": None, "text": "embedded by the plain backbone"},
             ]
         }
@@ -76,7 +77,9 @@ async def classify(
 
     Single-label heads answer with the softmax `probs`; multi-label heads with sigmoid `probs` and the `labels` over
     their thresholds; regression heads with `values`; token heads with `entities` (token positions, `end` exclusive);
-    embedding heads and the plain backbone, in a mixture, with `embedding`.
+    question-answering heads (`text` is the question, `text_pair` the context) with the `answer`, its `score` and where
+    in the context it stands (`start` and `end` in characters, `end` exclusive); embedding heads and the plain backbone,
+    in a mixture, with `embedding`.
     """
     if body.inputs is not None:
         check_count(len(body.inputs), here)

@@ -171,7 +171,9 @@ async def infer(
     right only) and `token_type_ids` (INT64, [N, L]); ids include the special tokens.
 
     Outputs by head: `logits`, `label`, `score`; regression `logits`, `score`; tokens the same for each token, padded
-    to the longest, with `lengths`; embedding heads and the backbone `embedding`. The first row that fails, fails the
+    to the longest, with `lengths`; question answering (`text` is the question, `text_pair` the context) `logits` for
+    each token, `start` and `end` (token positions, `end` exclusive), `score`, and `answer`, which is empty where token
+    ids were sent, with `lengths`; embedding heads and the backbone `embedding`. The first row that fails, fails the
     request.
     """
     if "Inference-Header-Content-Length" in request.headers:

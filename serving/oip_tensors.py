@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, StrictInt
 
 from jpets.engine.results import softmax
 from jpets.errors import InvalidInput, Saturated, TooLarge
-from jpets.types import Classification, Embedding, Query, Regression, Result, Task, Tokens
+from jpets.types import Classification, Embedding, FloatArray, Query, Regression, Result, Span, Task, Tokens
 from serving.fields import Text, is_unicode
 
 Ints = npt.NDArray[np.int64]
@@ -62,13 +62,21 @@ def outputs_of(task: Task | None, hidden_size: int) -> list[dict[str, Any]]:
     """Metadata of a model's outputs."""
     if task is None or task.head.type == "embedding":
         return [{"name": "embedding", "datatype": "FP32", "shape": [-1, hidden_size]}]
-    rows = [-1, -1] if task.head.type == "token-classification" else [-1]
+    rows = [-1, -1] if task.head.reads_tokens else [-1]
     logits = {"name": "logits", "datatype": "FP32", "shape": [*rows, task.head.outputs]}
     label = {"name": "label", "datatype": "BYTES", "shape": rows}
     score = {"name": "score", "datatype": "FP32", "shape": rows}
     if task.head.type == "token-classification":
-        return [logits, label, score, {"name": "lengths", "datatype": "INT64", "shape": [-1]}]
+        return [logits, label, score, _each("lengths", "INT64")]
+    if task.head.type == "question-answering":
+        places = [_each("start", "INT64"), _each("end", "INT64")]
+        return [logits, *places, _each("score", "FP32"), _each("answer", "BYTES"), _each("lengths", "INT64")]
     return [logits, score] if task.head.problem == "regression" else [logits, label, score]
+
+
+def _each(name: str, datatype: str) -> dict[str, Any]:
+    """Metadata of an output with one value a row."""
+    return {"name": name, "datatype": datatype, "shape": [-1]}
 
 
 def queries_of(tensors: Sequence[InputTensor], task: str | None, truncate: bool | None, most: int) -> list[Query]:
@@ -189,6 +197,8 @@ def tensors_of(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
         return _named(embedding=np.stack([r.embedding for r in results if isinstance(r, Embedding)]))
     if isinstance(first, Tokens):
         return _token_tensors([r for r in results if isinstance(r, Tokens)])
+    if isinstance(first, Span):
+        return _span_tensors([r for r in results if isinstance(r, Span)])
     rows = [r for r in results if isinstance(r, (Classification, Regression))]
     logits, score = np.stack([r.logits for r in rows]), np.array([r.score for r in rows], np.float32)
     if isinstance(first, Regression):
@@ -202,16 +212,32 @@ def _layout(result: Result) -> tuple[str, tuple[str, ...], int]:
 
 
 def _token_tensors(rows: Sequence[Tokens]) -> dict[str, dict[str, Any]]:
-    lengths = np.array([r.tokens for r in rows], np.int64)
-    shape = (len(rows), int(lengths.max()))
-    logits = np.zeros((*shape, len(rows[0].names)), np.float32)
-    label = np.full(shape, "", dtype=object)
-    score = np.zeros(shape, np.float32)
+    logits, lengths = _padded([r.logits for r in rows])
+    label = np.full(logits.shape[:2], "", dtype=object)
+    score = np.zeros(logits.shape[:2], np.float32)
     for at, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         probs = softmax(row.logits)
-        logits[at, :length], score[at, :length] = row.logits, probs.max(-1)
+        score[at, :length] = probs.max(-1)
         label[at, :length] = [row.names[best] for best in probs.argmax(-1)]
     return _named(logits=logits, label=label, score=score, lengths=lengths)
+
+
+def _span_tensors(rows: Sequence[Span]) -> dict[str, dict[str, Any]]:
+    """``start`` and ``end`` (exclusive) count tokens; ``answer`` is empty where ids were sent, not texts."""
+    logits, lengths = _padded([r.logits for r in rows])
+    start, end = np.array([r.start for r in rows], np.int64), np.array([r.end for r in rows], np.int64)
+    score = np.array([r.score for r in rows], np.float32)
+    answer = np.array([r.answer.text if r.answer is not None else "" for r in rows], dtype=object)
+    return _named(logits=logits, start=start, end=end, score=score, answer=answer, lengths=lengths)
+
+
+def _padded(logits: Sequence[FloatArray]) -> tuple[FloatArray, Ints]:
+    """Logits [tokens, C] of several rows as [N, most tokens, C], zeros behind, and the tokens of each."""
+    lengths = np.array([len(each) for each in logits], np.int64)
+    padded = np.zeros((len(logits), int(lengths.max()), logits[0].shape[-1]), np.float32)
+    for row, each in zip(padded, logits, strict=True):
+        row[: len(each)] = each
+    return padded, lengths
 
 
 def _named(**arrays: npt.NDArray[Any]) -> dict[str, dict[str, Any]]:

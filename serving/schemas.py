@@ -88,7 +88,10 @@ class ItemError(BaseModel):
 
 
 class ClassifyItem(BaseModel):
-    """Which fields there are depends on the task's head; ``error``, in the mixed form only, replaces all others."""
+    """Which fields there are depends on the task's head; ``error``, in the mixed form only, replaces all others.
+
+    ``start`` and ``end`` (exclusive) are the characters of the context where ``answer`` stands.
+    """
 
     index: int
     model: str | None = None
@@ -99,6 +102,10 @@ class ClassifyItem(BaseModel):
     labels: list[str] | None = None
     values: list[float] | None = None
     entities: list[EntityItem] | None = None
+    answer: str | None = None
+    score: float | None = None
+    start: int | None = None
+    end: int | None = None
     embedding: list[float] | None = None
     error: ItemError | None = None
 

@@ -31,6 +31,9 @@ def query(
         list[str], typer.Argument(metavar="TEXT...", help="texts; - reads one a line from standard input")
     ],
     server: ServerUrl = DEFAULT_SERVER,
+    text_pair: Annotated[
+        str | None, typer.Option(help="second text of each pair; of a question the context, which has the answer")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="show this many labels of each text")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,7 +41,7 @@ def query(
     asked = list(_expanded(texts))
     if not asked:
         raise InvalidInput("standard input has no text; write one a line")
-    items = _answers(Server(server), task, asked, top_k if top_k is not None or as_json else ALL_LABELS)
+    items = _answers(Server(server), task, asked, text_pair, top_k if top_k is not None or as_json else ALL_LABELS)
     if as_json:
         documents = [item.model_dump(exclude_unset=True) for item in items]
         print_json([{"text": text, **document} for text, document in zip(asked, documents, strict=True)])
@@ -60,7 +63,9 @@ def _expanded(texts: Sequence[str]) -> Iterator[str]:
             yield text
 
 
-def _answers(server: Server, task: str, texts: Sequence[str], top_k: int | None) -> list[ClassifyItem]:
+def _answers(
+    server: Server, task: str, texts: Sequence[str], text_pair: str | None, top_k: int | None
+) -> list[ClassifyItem]:
     """One item a text. The mixed form of the request takes every kind of head, and gives each text its own error."""
     items: list[ClassifyItem] = []
     more = {} if top_k is None else {"top_k": top_k}
@@ -68,7 +73,7 @@ def _answers(server: Server, task: str, texts: Sequence[str], top_k: int | None)
         for start in range(0, len(texts), PER_REQUEST):
             part = texts[start : start + PER_REQUEST]
             report("texts", start, len(texts))
-            body = {"inputs": [{"model": task, "text": text} for text in part], **more}
+            body = {"inputs": [{"model": task, "text": text, "text_pair": text_pair} for text in part], **more}
             data = server.ask(Answer, "POST", "/v1/classify", body).data
             if len(data) != len(part):
                 raise server.strange()
@@ -90,6 +95,8 @@ def _said(item: ClassifyItem, top_k: int | None) -> list[tuple[str, float | None
         return [(f"embedding [{len(item.embedding)}]", None)]
     if item.values is not None:
         return [("value", value) for value in item.values]
+    if item.answer is not None and item.start is not None and item.end is not None:
+        return [(f"{item.answer} (characters {item.start} to {item.end - 1})", item.score)]
     if item.entities is not None:
         found = [(f"{each.label} (tokens {each.start} to {each.end - 1})", each.score) for each in item.entities]
         return [*found] or [("no entities", None)]

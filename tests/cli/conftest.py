@@ -62,7 +62,8 @@ def make_task(backbone: Backbone) -> MakeTask:
         rng = np.random.default_rng(seed)
         kernel = rng.standard_normal((backbone.config.hidden_size, outputs), np.float32)
         tensors = {} if type == "embedding" else {"kernel": kernel, "bias": np.zeros(outputs, np.float32)}
-        labels = tuple(f"label-{number}" for number in range(outputs)) if tensors else ()
+        named = tensors and type != "question-answering"
+        labels = tuple(f"label-{number}" for number in range(outputs)) if named else ()
         delta = METHODS["lora"].init(rng, {"rank": 4, "sites": ["query", "value"]}, backbone.config, 0.1)
         return Task(id, backbone.ref(), (delta,), Head(type, tensors, **head), labels)  # type: ignore[arg-type]
 
@@ -86,6 +87,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, make_ta
         make_task("price", seed=3, outputs=1, problem="regression"),
         make_task("names", "token-classification", seed=4),
         make_task("vectors", "embedding", pooling="mean"),
+        make_task("questions", "question-answering", seed=5, outputs=2),
     ):
         repository.put(task.id, task_to_bytes(task))
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from checkpoints.task_file import write_task
+
 
 @pytest.fixture
 def broken_file(task_file: Path) -> Path:
@@ -30,6 +32,16 @@ def test_a_good_file_is_summed_up(run, task_file: Path) -> None:
     assert "label-0, label-1, label-2" in result.stdout
     assert f"({task_file.stat().st_size} bytes)" in result.stdout
     assert "--backbone checks shapes and fingerprint too" in result.stdout
+
+
+def test_a_head_that_answers_questions(run, make_task, tmp_path: Path) -> None:
+    file = tmp_path / "questions.safetensors"
+    write_task(make_task("questions", "question-answering", outputs=2), file)
+    result = run("task", "check", file)
+    assert result.exit_code == 0
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert ["head", "question-answering, 2 outputs"] in lines
+    assert ["labels", "none"] in lines
 
 
 def test_json_with_a_backbone(run, task_file: Path, fixtures: Path) -> None:

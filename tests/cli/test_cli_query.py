@@ -63,6 +63,15 @@ def test_token_tasks_show_entities(run, server: str) -> None:
         assert f"{entity['label']} (tokens {entity['start']} to {entity['end'] - 1})" in result.stdout
 
 
+def test_questions_show_the_words_of_their_context(run, server: str) -> None:
+    asked = ("questions", "who plays?", "--text-pair", "Anna and her brother play chess")
+    (item,) = answers(run, server, *asked)
+    result = run("query", *asked, "--server", server)
+    assert item["answer"] == asked[-1][item["start"] : item["end"]]
+    assert f"{item['answer']} (characters {item['start']} to {item['end'] - 1})" in result.stdout
+    assert f"{item['score']:.4f}" in result.stdout
+
+
 @pytest.mark.parametrize("model", ["vectors", "tiny-bert"])
 def test_embeddings_show_their_shape(run, server: str, model: str) -> None:
     assert rows(run, server, model, "hello") == [["hello", "embedding", "[64]"]]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from jpets.engine import bucket
 from jpets.engine.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.errors import EngineFailure
-from jpets.types import Classification, Query, Task
+from jpets.types import Answer, Classification, Query, Span, Task
 
 STEADY = EngineSettings(dtype="float32", policy="steady", slots=8, background_compile=False)
 # A row of few tokens is tempted to join the others in the large program.
@@ -313,6 +314,24 @@ def test_memory_is_bounded_by_what_is_in_flight(
 
 def asked_line(number: int, every: tuple[str | None, ...]) -> Asked:
     return Asked(number, {}, TEXTS[number % 3], None, every)
+
+
+def test_the_answer_to_a_question_is_written() -> None:
+    class Answering:
+        live = True
+
+        def submit(self, queries: list[Query]) -> list[Future[Span]]:
+            (query,) = queries
+            future: Future[Span] = Future()
+            assert query.text_pair is not None
+            answer = Answer(query.text_pair[2:7], 2, 7)
+            logits = np.zeros((9, 2), np.float32)
+            future.set_result(Span(task=query.task, tokens=9, logits=logits, start=4, end=5, score=0.5, answer=answer))
+            return [future]
+
+    line = Asked(1, {}, "which game?", TEXTS[0], ("questions",), alone=True)
+    (document,) = Scorer(Answering(), top_k=None, truncate=False).answers([line])
+    assert document == {"line": 1, "answer": "chess", "score": 0.5, "start": 2, "end": 7}
 
 
 def test_a_dead_engine_ends_the_run(backbone: Backbone, cache: Path) -> None:

@@ -81,4 +81,4 @@ def test_lists_go_over_all_pages(run, server: str, task_file: Path, tmp_path: Pa
     stored = json.loads(run("task", "list", "--json", "--repository", tmp_path / "repository").stdout)
     assert [task["id"] for task in stored] == [f"task-{number}" for number in range(5)]
     served = json.loads(run("task", "list", "--json", "--server", server).stdout)
-    assert [task["id"] for task in served] == ["mood", "names", "price", "tags", "vectors"]
+    assert [task["id"] for task in served] == ["mood", "names", "price", "questions", "tags", "vectors"]

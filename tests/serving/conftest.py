@@ -47,7 +47,8 @@ def make_task(backbone: Backbone) -> Callable[..., Task]:
             kernel = rng.standard_normal((size, outputs)).astype(np.float32)
             tensors = {"kernel": kernel, "bias": np.zeros(outputs, np.float32)}
         delta = METHODS["lora"].init(rng, {**LORA, "rank": rank}, backbone.config, 0.1)
-        labels = tuple(f"label-{number}" for number in range(outputs)) if tensors else ()
+        named = tensors and type != "question-answering"
+        labels = tuple(f"label-{number}" for number in range(outputs)) if named else ()
         if type == "token-classification":
             labels = ("O", *(f"B-{number}" for number in range(outputs - 1)))
         rule = Preprocessing(thresholds=(0.5,) * outputs if head.get("problem") == "multi-label" else None)
@@ -64,6 +65,7 @@ def tasks(make_task: Callable[..., Task]) -> list[Task]:
         make_task("price", outputs=1, seed=3, problem="regression"),
         make_task("names", type="token-classification", seed=4),
         make_task("vectors", type="embedding", seed=5, pooling="mean", normalize=True),
+        make_task("questions", outputs=2, type="question-answering", seed=6),
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from clients import Call
 
 from jpets.engine.engine import Engine
-from jpets.types import Classification, Embedding, Query, Regression, Tokens
+from jpets.types import Classification, Embedding, Query, Regression, Span, Tokens
 
 PATH = "/v1/classify"
 
@@ -39,7 +39,7 @@ def test_one_text_needs_no_list(call: Call) -> None:
 
 
 def test_mixed_request_shares_a_batch_and_answers_by_head(call: Call, engine: Engine) -> None:
-    models = ["topic", "tags", "price", "names", "vectors", None, "tiny-bert"]
+    models = ["topic", "tags", "price", "names", "vectors", None, "tiny-bert", "questions"]
     batches = engine.stats.batches
     answer = call("POST", PATH, json={"inputs": [{"model": m, "text": "hello world"} for m in models]})
     assert answer.status_code == 200
@@ -47,7 +47,7 @@ def test_mixed_request_shares_a_batch_and_answers_by_head(call: Call, engine: En
     assert engine.stats.batches == batches + 1
     assert [item["model"] for item in data] == models
     results = engine.infer([Query(m if m != "tiny-bert" else None, "hello world") for m in models])
-    topic, tags, price, names, vectors, plain, _ = results
+    topic, tags, price, names, vectors, plain, _, questions = results
     assert isinstance(topic, Classification) and data[0]["label"] == topic.label
     assert isinstance(tags, Classification) and data[1]["labels"] == list(tags.labels)
     assert "labels" not in data[0]
@@ -61,6 +61,22 @@ def test_mixed_request_shares_a_batch_and_answers_by_head(call: Call, engine: En
     np.testing.assert_allclose(data[4]["embedding"], vectors.embedding, atol=1e-5)
     np.testing.assert_allclose(data[5]["embedding"], plain.embedding, atol=1e-5)
     assert data[5]["embedding"] == data[6]["embedding"]
+    assert isinstance(questions, Span) and questions.answer is not None
+    found = {name: data[7][name] for name in ("answer", "start", "end")}
+    assert found == {
+        "answer": questions.answer.text,
+        "start": questions.answer.start,
+        "end": questions.answer.end,
+    }
+    assert math.isclose(data[7]["score"], questions.score, rel_tol=1e-4)
+
+
+def test_an_answer_is_of_the_second_text(call: Call) -> None:
+    context = "Anna and her brother play chess."
+    inputs = [{"model": "questions", "text": "Who plays?", "text_pair": text} for text in (context, "")]
+    found, refused = call("POST", PATH, json={"inputs": inputs}).json()["data"]
+    assert found["answer"] == context[found["start"] : found["end"]]
+    assert refused["error"]["code"] == "invalid_input"
 
 
 def test_mixed_request_fails_row_by_row(call: Call) -> None:

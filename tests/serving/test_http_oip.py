@@ -10,7 +10,7 @@ import pytest
 from clients import Call
 
 from jpets.engine.engine import Engine
-from jpets.types import Classification, Embedding, Query, Regression, Tokens
+from jpets.types import Classification, Embedding, Query, Regression, Span, Tokens
 from serving.service import Service
 
 TEXT: dict[str, Any] = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["hello world", "a"]}
@@ -97,6 +97,37 @@ def test_token_head_pads_to_the_longest(call: Call, engine: Engine) -> None:
         assert not got["logits"][row, result.tokens :].any()
         assert got["label"][row, 0] == result.names[int(result.logits[0].argmax())]
         assert set(got["label"][row, result.tokens :]) <= {""}
+
+
+def test_questions(call: Call, engine: Engine) -> None:
+    metadata = call("GET", "/v2/models/questions").json()["outputs"]
+    assert {each["name"]: (each["datatype"], each["shape"]) for each in metadata} == {
+        "logits": ("FP32", [-1, -1, 2]),
+        "start": ("INT64", [-1]),
+        "end": ("INT64", [-1]),
+        "score": ("FP32", [-1]),
+        "answer": ("BYTES", [-1]),
+        "lengths": ("INT64", [-1]),
+    }
+    pairs = [("who?", "a chess engine"), ("which library is it?", "one for sparse matrices")]
+    texts = {"name": "text", "shape": [2], "datatype": "BYTES", "data": [pair[0] for pair in pairs]}
+    contexts = {"name": "text_pair", "shape": [2], "datatype": "BYTES", "data": [pair[1] for pair in pairs]}
+    got = infer(call, "questions", texts, contexts)
+    assert [(each["name"], each["datatype"]) for each in got["response"]["outputs"]] == [
+        (each["name"], each["datatype"]) for each in metadata
+    ]
+    results = [r for r in engine.infer([Query("questions", *pair) for pair in pairs]) if isinstance(r, Span)]
+    assert got["lengths"].tolist() == [r.tokens for r in results]
+    assert got["logits"].shape == (2, max(r.tokens for r in results), 2)
+    assert list(zip(got["start"], got["end"], strict=True)) == [(r.start, r.end) for r in results]
+    np.testing.assert_allclose(got["score"], [r.score for r in results], rtol=1e-4)
+    assert got["answer"].tolist() == [r.answer.text for r in results if r.answer is not None]
+    for row, result in enumerate(results):
+        np.testing.assert_allclose(got["logits"][row, : result.tokens], result.logits, atol=1e-4)
+        assert not got["logits"][row, result.tokens :].any()
+    by_ids = infer(call, "questions", ids(data=[2, 9, 3, 2, 8, 9]))
+    assert by_ids["answer"].tolist() == ["", ""]
+    assert (by_ids["end"] > by_ids["start"]).all()
 
 
 def test_token_ids_with_a_mask(call: Call, engine: Engine) -> None:

@@ -87,7 +87,7 @@ def test_pages(call: Call, tasks: list[object]) -> None:
         after = page["next"]
         if after is None:
             break
-    assert ids == sorted(ids) == ["names", "price", "tags", "topic", "vectors"]
+    assert ids == sorted(ids) == ["names", "price", "questions", "tags", "topic", "vectors"]
     assert call("GET", "/v1/tasks", params={"limit": 0}).status_code == 422
 
 
