@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi_offline import FastAPIOffline
 
-from serving import backbones, classify, embeddings, oip, status, tasks
+from serving import backbones, classify, embeddings, huggingface, oip, status, tasks
 from serving.context import Context, Here, server_version
 from serving.errors import ErrorBody, install_handlers
 from serving.metrics import CONTENT_TYPE, Metrics
@@ -51,7 +51,7 @@ def create_app(service: Services | Service, settings: ServingSettings | None = N
         strict_content_type=False,  # Triton's clients send JSON without a content type
     )
     app.state.context = Context(service, settings, metrics)
-    for module in (classify, embeddings, tasks, backbones):
+    for module in (classify, embeddings, huggingface, tasks, backbones):
         app.include_router(module.router, responses=NESTED_ERRORS)
     app.include_router(oip.router)
     app.include_router(status.router)

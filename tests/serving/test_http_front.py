@@ -274,6 +274,7 @@ def test_openapi_describes_every_route(call: Call) -> None:
     document = call("GET", "/openapi.json").json()
     routes = {
         "/",
+        "/hf/{task}",
         "/metrics",
         "/v1/backbones",
         "/v1/backbones/{name}",
