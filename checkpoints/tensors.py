@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy.typing as npt
@@ -23,10 +24,33 @@ def read_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise InvalidBackbone(f"{path.name}: {error}; download or save the file again") from error
 
 
+READERS = {SAFETENSORS: read_safetensors, TORCH: read_torch}
+
+
 def read_tensors(folder: Path) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of ``model.safetensors``, or else of ``pytorch_model.bin``. Raises ``InvalidBackbone``."""
-    if (folder / SAFETENSORS).is_file():
-        return read_safetensors(folder / SAFETENSORS)
-    if (folder / TORCH).is_file():
-        return read_torch(folder / TORCH)
-    raise InvalidBackbone(f"expected {SAFETENSORS} or {TORCH} in the folder, found neither")
+    """The tensors of ``model.safetensors``, or else of ``pytorch_model.bin``, whole or in shards with their index.
+
+    Raises ``InvalidBackbone``, also for an index that names files outside the folder.
+    """
+    for name, read in READERS.items():
+        if (folder / name).is_file():
+            return read(folder / name)
+        if (folder / f"{name}.index.json").is_file():
+            tensors: dict[str, npt.NDArray[Any]] = {}
+            for shard in _shards(folder / f"{name}.index.json"):
+                tensors |= read(shard)
+            return tensors
+    raise InvalidBackbone(f"expected {' or '.join(READERS)} in the folder, found neither")
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidBackbone(f"{index.name}: expected a weight_map of file names; download the file again") from error
+    for name in names:
+        if PurePosixPath(name).name != name or "\\" in name:
+            raise InvalidBackbone(f"{index.name}: expected names of files in the folder, found {name[:100]!r}")
+        if not (index.parent / name).is_file():
+            raise InvalidBackbone(f"{index.name}: expected {name[:100]} in the folder, found nothing")
+    return [index.parent / name for name in sorted(names)]

@@ -1,0 +1,1 @@
+"""Tasks from what people already have: PEFT folders, AdapterHub folders, fully fine-tuned checkpoints."""

@@ -1,0 +1,154 @@
+"""PEFT methods that act at linear modules: LoRA and IA3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from checkpoints.backbone import Backbone
+from checkpoints.canonical import FloatArray, from_params, place_name
+from checkpoints.imports.places import ModulePlace, model_prefix, module_places
+from checkpoints.imports.settings import expect
+from checkpoints.imports.unread import Unread
+from jpets.deltas.ia3 import INPUTS, ia3_delta
+from jpets.deltas.lora import lora_delta
+from jpets.deltas.protocol import site_layers
+from jpets.types import Delta
+
+ALL_LINEAR = "all-linear"
+PLAIN_INITS = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of ``init_lora_weights`` that leave the base weights alone; others (pissa, olora, loftq, corda ...) train
+against changed ones."""
+LAYER_NUMBER = re.compile(r"\.(\d+)\.")
+
+
+class Target(NamedTuple):
+    """A linear module of the backbone: its name in the model that was tuned, and its place."""
+
+    name: str
+    place: ModulePlace
+
+
+def lora_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) -> list[Delta]:
+    """LoRA (Hu et al. 2021) with per-module ranks and scales, and the biases that were trained with it."""
+    config, problems = backbone.config, tensors.problems
+    start = settings.get("init_lora_weights", True)
+    if start not in PLAIN_INITS:
+        problems.append(
+            f"init_lora_weights: {start!r} is not supported, it changes the base weights; convert the adapter to plain "
+            "LoRA when it is saved (path_initial_model_for_weight_conversion)"
+        )
+    rank, alpha = expect(settings, "r", int, 8, problems), expect(settings, "lora_alpha", (int, float), 8, problems)
+    ranks = expect(settings, "rank_pattern", dict, {}, problems)
+    alphas = expect(settings, "alpha_pattern", dict, {}, problems)
+    matrices: dict[str, dict[int, tuple[FloatArray, FloatArray]]] = {}
+    scales: dict[tuple[str, int], float] = {}
+    for name, place in _targets(settings, tensors, backbone, ".lora_A.weight"):
+        inputs, outputs = config.dims(place.site)
+        own = _pattern_value(ranks, name, rank)
+        a = tensors.take(f"{name}.lora_A.weight", (own, inputs))
+        b = tensors.take(f"{name}.lora_B.weight", (outputs, own))
+        matrices.setdefault(place.site, {})[place.layer] = (a.T, b.T)
+        scales[place.site, place.layer] = _pattern_value(alphas, name, alpha)
+    if not matrices:
+        problems.append("expected lora_A and lora_B of the backbone's linear modules, found none")
+        return []
+    lora = lora_delta(matrices, alpha=scales, rank_stabilised=bool(settings.get("use_rslora")))
+    return [lora, *_biases(settings, tensors, backbone)]
+
+
+def ia3_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) -> list[Delta]:
+    """IA3 (Liu et al. 2022): factors on a module's output with its bias, or on the input of a feed-forward module."""
+    config, problems = backbone.config, tensors.problems
+    into = {site: name for name, site in INPUTS.items()}
+    inner = settings.get("feedforward_modules") or []
+    factors: dict[str, dict[int, FloatArray]] = {}
+    for name, place in _targets(settings, tensors, backbone, ".ia3_l"):
+        inputs, outputs = config.dims(place.site)
+        if not _is_feedforward(inner, name):
+            factors.setdefault(place.site, {})[place.layer] = tensors.take(f"{name}.ia3_l", (outputs, 1))[:, 0]
+        elif place.site in into:
+            factors.setdefault(into[place.site], {})[place.layer] = tensors.take(f"{name}.ia3_l", (1, inputs))[0]
+        else:
+            tensors.drop(f"{name}.ia3_l")
+            problems.append(
+                f"feedforward_modules: scaling the input of {name} is not supported, only of {sorted(into)}"
+            )
+    if "pooler" in factors:
+        problems.append("target_modules: IA3 at the pooler is not supported")
+        del factors["pooler"]
+    if not factors:
+        problems.append("expected ia3_l of the backbone's linear modules, found none")
+        return []
+    return [ia3_delta(factors)]
+
+
+def _targets(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, suffix: str) -> Iterator[Target]:
+    """The linear modules that have tensors of ``suffix``, and those that the settings name, whose are then missing."""
+    prefix = model_prefix(backbone.config, tensors.names)
+    for module, place in module_places(backbone.config).items():
+        name = prefix + module
+        there = f"{name}{suffix}" in tensors
+        if place.site in backbone.config.linear_sites() and (there or _is_target(settings, name)):
+            yield Target(name, place)
+
+
+def _is_target(settings: Mapping[str, Any], name: str) -> bool:
+    """Whether the settings name a module, as the library matches them: whole or by its last parts, or by a pattern."""
+    if _matches(settings.get("exclude_modules"), name) or not _matches(settings.get("target_modules"), name):
+        return False
+    layers = settings.get("layers_to_transform")
+    if layers is None or layers == []:
+        return True
+    number = LAYER_NUMBER.search(name)
+    return number is not None and int(number[1]) in (layers if isinstance(layers, list) else [layers])
+
+
+def _matches(wanted: Any, name: str) -> bool:
+    if isinstance(wanted, str):
+        return wanted == ALL_LINEAR or _fullmatch(wanted, name)
+    return isinstance(wanted, list) and any(name == each or name.endswith(f".{each}") for each in wanted)
+
+
+def _is_feedforward(wanted: str | Sequence[str], name: str) -> bool:
+    return _fullmatch(wanted, name) if isinstance(wanted, str) else any(name.endswith(each) for each in wanted)
+
+
+def _fullmatch(pattern: str, name: str) -> bool:
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error:
+        return False
+
+
+def _pattern_value(pattern: Mapping[str, Any], name: str, default: Any) -> Any:
+    """The value of the first key that matches the end of a module's name."""
+    return next((value for key, value in pattern.items() if _fullmatch(rf"(.*\.)?({key})", name)), default)
+
+
+def _biases(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) -> list[Delta]:
+    """The biases that a checkpoint brings: of all modules (``bias`` "all") or of the tuned ones ("lora_only")."""
+    if settings.get("bias", "none") == "none":
+        return []
+    config = backbone.config
+    prefix, base = model_prefix(config, tensors.names), from_params(backbone.params, config)
+    found: dict[str, dict[int, FloatArray]] = {}
+    for module, (layer, site, kind) in module_places(config).items():
+        name = f"{prefix}{module}.bias"
+        if kind != "embedding" and name in tensors:
+            shape = base[f"{place_name(layer, site)}/bias"].shape
+            found.setdefault(site, {})[layer] = tensors.take(name, shape)
+    if not found:
+        tensors.problems.append(f"bias: {settings['bias']!r} says that biases were trained, found none")
+        return []
+    layers = tuple(range(config.layers))
+    stacked = {
+        f"{site}/bias": np.stack(
+            [own[at] if at in own else base[f"{place_name(at, site)}/bias"] for at in site_layers(site, layers)]
+        )
+        for site, own in found.items()
+    }
+    return [Delta("bitfit", {"sites": list(found)}, stacked)]

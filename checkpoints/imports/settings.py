@@ -1,0 +1,55 @@
+"""The settings of a checkpoint's configuration: which are read, which cannot matter, and which are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jpets.errors import InvalidTask
+
+NEUTRAL: tuple[object, ...] = (None, False, "", [], {})
+"""What an option that is off looks like."""
+MAX_BYTES = 1 << 20
+Kind = type | tuple[type, ...]
+
+
+def names(text: str) -> frozenset[str]:
+    """The names of options in a text."""
+    return frozenset(text.split())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a checkpoint's folder. Raises ``InvalidTask``."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InvalidTask(f"{path.name}: expected at most {MAX_BYTES} bytes, found {path.stat().st_size}")
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise InvalidTask(f"expected {path.name} in the folder, found none") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidTask(f"{path.name} must be a JSON document; save or download it again") from error
+    if not isinstance(found, dict):
+        raise InvalidTask(f"{path.name} must hold a JSON object, found {type(found).__name__}")
+    return found
+
+
+def unsupported(settings: Mapping[str, Any], known: Collection[str], kind: str) -> Iterator[str]:
+    """A problem for each option beside ``known`` that is not off: what is not understood is never ignored."""
+    for name, value in settings.items():
+        if name not in known and not any(type(value) is type(off) and value == off for off in NEUTRAL):
+            yield f"{name}: {json.dumps(value)[:80]} is not supported for {kind}"
+
+
+def expect(settings: Mapping[str, Any], name: str, kind: Kind, default: Any, problems: list[str]) -> Any:
+    """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, of another type."""
+    value = settings.get(name)
+    if value is None:
+        return default
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        expected = " or ".join(each.__name__ for each in kinds)
+        problems.append(f"{name}: expected {expected}, found {json.dumps(value)[:80]}")
+        return default
+    return value

@@ -1,0 +1,70 @@
+"""From a checkpoint of somebody else's format to a task."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+from checkpoints.backbone import Backbone
+from checkpoints.imports.adapterhub import is_adapterhub, read_adapterhub
+from checkpoints.imports.full import FullModel, read_full
+from checkpoints.imports.heads import Wishes
+from checkpoints.imports.imported import Imported
+from checkpoints.imports.peft import CONFIG, read_peft
+from checkpoints.imports.settings import read_json
+from checkpoints.validation import validate
+from jpets.errors import InvalidTask
+from jpets.types import Delta, Preprocessing, Task
+
+PLAIN = Preprocessing()
+
+
+def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported | None:
+    """What a PEFT or AdapterHub folder holds; None for a folder of neither. Raises ``InvalidTask``."""
+    if not (folder / CONFIG).is_file():
+        return None
+    settings = read_json(folder / CONFIG)
+    if is_adapterhub(settings):
+        return read_adapterhub(folder, backbone, wishes)
+    return read_peft(folder, backbone, wishes)
+
+
+def read_model(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
+    """A fully fine-tuned checkpoint. Raises ``InvalidTask``, also for a folder that is no checkpoint."""
+    if not (folder / "config.json").is_file():
+        raise InvalidTask(
+            f"expected {CONFIG} (PEFT, AdapterHub) or config.json (a fine-tuned model) in the folder, found neither"
+        )
+    return read_full(folder, backbone, wishes)
+
+
+def base_model(folder: Path) -> str:
+    """What an adapter's folder says that it was trained on. Raises ``InvalidTask``."""
+    settings = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    found = settings.get("base_model_name_or_path") or settings.get("model_name")
+    if not isinstance(found, str) or not found:
+        raise InvalidTask("the folder does not say which backbone it was trained on: give --backbone")
+    return found
+
+
+def extracted(model: FullModel, deltas: Sequence[Delta]) -> Imported:
+    """Deltas that were extracted from a fully fine-tuned model, with its head."""
+    return Imported(tuple(deltas), model.head, model.labels)
+
+
+def make_task(id: str, imported: Imported, backbone: Backbone, preprocessing: Preprocessing = PLAIN) -> Task:
+    """The checked task. Raises ``InvalidTask``."""
+    task = Task(
+        id=id,
+        backbone=backbone.ref(),
+        deltas=imported.deltas,
+        head=imported.head,
+        labels=imported.labels,
+        preprocessing=preprocessing,
+        created=datetime.date.today().isoformat(),
+    )
+    task = dataclasses.replace(task, deltas=tuple(delta for delta in task.deltas if delta.tensors))
+    validate(task, backbone.config, backbone.ref())
+    return task

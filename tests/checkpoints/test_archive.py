@@ -1,0 +1,65 @@
+"""Archives of checkpoints: unpacked where nothing in them reaches anything else."""
+
+from __future__ import annotations
+
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+from support import FIXTURES
+
+from checkpoints.imports.archive import MAX_RATIO, open_folder
+from jpets.errors import InvalidTask, NotFound
+
+LORA = FIXTURES / "imports" / "peft" / "lora"
+
+
+def packed(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_an_archive_of_a_folder_is_that_folder(tmp_path: Path) -> None:
+    entries = {f"own/{path.name}": path.read_bytes() for path in LORA.iterdir()}
+    with open_folder(packed(tmp_path / "own.zip", entries)) as folder:
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+            path.name: path.read_bytes() for path in LORA.iterdir()
+        }
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/evil", "a\\..\\evil", "C:evil"])
+def test_names_that_climb_out_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidTask, match="leave its folder"), open_folder(packed(tmp_path / "x.zip", {name: b"1"})):
+        pass
+    assert not (tmp_path / "evil").exists() and not (tmp_path.parent / "evil").exists()
+
+
+def test_links_are_refused(tmp_path: Path) -> None:
+    link = zipfile.ZipInfo("adapter_config.json")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(InvalidTask, match="leave its folder"), open_folder(tmp_path / "x.zip"):
+        pass
+
+
+def test_bombs_are_refused_unread(tmp_path: Path) -> None:
+    bomb = packed(tmp_path / "bomb.zip", {"adapter_config.json": bytes(64 << 20)})
+    assert bomb.stat().st_size * MAX_RATIO < 64 << 20
+    with pytest.raises(InvalidTask, match="would unpack to 67108864"), open_folder(bomb):
+        pass
+    many = packed(tmp_path / "many.zip", {f"{at}": b"" for at in range(100)})
+    with pytest.raises(InvalidTask, match="64 files, found 100"), open_folder(many):
+        pass
+
+
+def test_what_is_no_archive_says_so(tmp_path: Path) -> None:
+    (tmp_path / "x.zip").write_bytes(b"no archive")
+    with pytest.raises(InvalidTask, match="no folder and no zip"), open_folder(tmp_path / "x.zip"):
+        pass
+    with pytest.raises(NotFound), open_folder(tmp_path / "nowhere"):
+        pass

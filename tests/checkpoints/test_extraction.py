@@ -1,0 +1,169 @@
+"""Deltas extracted from fully fine-tuned checkpoints: what they keep, and that they answer as the model did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from full_model import Change, biases, everything, ranked, weights_alone, write_full
+from safetensors.numpy import load_file, save_file
+from support import dense_answer, tiny
+
+from checkpoints.canonical import from_params
+from checkpoints.huggingface import read_backbone
+from checkpoints.imports.extract import Extraction, extract, losses
+from checkpoints.imports.full import FullModel
+from checkpoints.imports.heads import Wishes
+from checkpoints.imports.imported import Imported
+from checkpoints.imports.task import extracted, make_task, read_model
+from jpets.errors import InvalidBackbone, InvalidTask
+from jpets.types import Task
+
+IDS = np.array([2, 77, 301, 44, 9, 250, 3])
+PLACE = "layers/1/ffn_in/weight"
+
+
+def read(folder: Path, change: Change) -> FullModel:
+    return read_model(write_full(folder, change), tiny(), Wishes())
+
+
+def task_of(model: FullModel, how: Extraction) -> Task:
+    return make_task("own", extracted(model, extract(model.tensors, tiny(), how)), tiny())
+
+
+@pytest.mark.parametrize(
+    ("change", "how"),
+    [
+        (biases, Extraction("bitfit")),
+        (weights_alone, Extraction("diff", density=1.0)),
+        (weights_alone, Extraction("lora", rank=64)),
+        (ranked(3), Extraction("lora", rank=3)),
+        (ranked(5), Extraction("lora", energy=1.0)),
+    ],
+)
+def test_what_a_method_can_hold_answers_as_the_model(change: Change, how: Extraction, tmp_path: Path) -> None:
+    model = read(tmp_path, change)
+    task = task_of(model, how)
+    own = make_task("own", Imported((), model.head, model.labels), tiny())
+    expected = dense_answer(read_backbone(tmp_path), own, IDS)["logits"]
+    assert np.abs(expected - dense_answer(tiny(), own, IDS)["logits"]).max() > 0.05
+    np.testing.assert_allclose(dense_answer(tiny(), task, IDS)["logits"], expected, atol=1e-4)
+    assert max(losses(model.tensors, tiny(), task.deltas).values()) < 1e-4
+    assert task.labels == ("name-0", "name-1", "name-2")
+
+
+def difference(model: FullModel, name: str = PLACE) -> np.ndarray:
+    return model.tensors[name] - from_params(tiny().params, tiny().config)[name]
+
+
+def test_a_rank_loses_what_the_singular_values_say(tmp_path: Path) -> None:
+    model = read(tmp_path, weights_alone)
+    values = np.linalg.svd(difference(model).astype(np.float64), compute_uv=False)
+    lost = losses(model.tensors, tiny(), extract(model.tensors, tiny(), Extraction("lora", rank=7)))
+    assert lost[PLACE] == pytest.approx(np.sqrt((values[7:] ** 2).sum() / (values**2).sum()), rel=1e-4)
+    (lora, _) = extract(model.tensors, tiny(), Extraction("lora", energy=0.8))
+    shares = np.cumsum(values**2) / (values**2).sum()
+    assert lora.settings["ranks"]["ffn_in"][1] == int((shares < 0.8).sum()) + 1
+
+
+@pytest.mark.parametrize("per_matrix", [False, True])
+def test_the_largest_differences_are_kept(per_matrix: bool, tmp_path: Path) -> None:
+    model = read(tmp_path, weights_alone)
+    how = Extraction("diff", density=0.01, per_matrix=per_matrix)
+    (diff, _) = extract(model.tensors, tiny(), how)
+    own = difference(model)
+    every = [
+        difference(model, name) for name in model.tensors if name.endswith("/weight") and model.tensors[name].ndim == 2
+    ]
+    limit = np.sort(np.abs(own if per_matrix else np.concatenate([each.ravel() for each in every])).ravel())
+    limit = limit[limit.size - round(0.01 * limit.size)]
+    start, end = diff.tensors["ffn_in/layer_offsets"][1:3]
+    kept = np.zeros_like(own)
+    rows, cols = diff.tensors["ffn_in/rows"][start:end], diff.tensors["ffn_in/cols"][start:end]
+    kept[rows, cols] = diff.tensors["ffn_in/values"][start:end]
+    np.testing.assert_array_equal(kept, np.where(np.abs(own) >= limit, own, 0))
+
+
+def test_blocks_are_kept_whole(tmp_path: Path) -> None:
+    model = read(tmp_path, weights_alone)
+    (diff, _) = extract(model.tensors, tiny(), Extraction("diff", density=0.05, block=16, per_matrix=True))
+    own = difference(model)
+    tiles = own.reshape(4, 16, 8, 16).swapaxes(1, 2)
+    start, end = diff.tensors["ffn_in/layer_offsets"][1:3]
+    assert end - start == round(0.05 * 32)
+    norms = np.linalg.norm(tiles, axis=(2, 3))
+    places = np.stack([diff.tensors["ffn_in/rows"], diff.tensors["ffn_in/cols"]], 1)[start:end]
+    found = {(int(row), int(col)) for row, col in places}
+    best = np.argsort(norms.ravel())[-int(end - start) :]
+    assert found == {(int(at) // 8, int(at) % 8) for at in best}
+    np.testing.assert_array_equal(
+        diff.tensors["ffn_in/values"][start], tiles[min(found, key=lambda at: (at[1], at[0]))]
+    )
+
+
+def test_onebit_keeps_signs_and_mean_magnitudes(tmp_path: Path) -> None:
+    model = read(tmp_path, weights_alone)
+    (onebit, _) = extract(model.tensors, tiny(), Extraction("onebit"))
+    assert onebit.tensors["ffn_in/scale"][1] == pytest.approx(np.abs(difference(model)).mean(), rel=1e-5)
+    lost = losses(model.tensors, tiny(), [onebit])
+    assert lost[PLACE] == pytest.approx(np.sqrt(1 - 2 / np.pi), abs=0.05)  # of normal differences
+
+
+def test_what_no_delta_holds_is_reported_as_lost(tmp_path: Path) -> None:
+    model = read(tmp_path, everything)
+    lost = losses(model.tensors, tiny(), extract(model.tensors, tiny(), Extraction("diff", density=1.0)))
+    assert lost["word"] == lost["layers/0/attn_norm/scale"] == 1.0
+    assert lost["layers/0/attn_norm/bias"] < 1e-4 and lost[PLACE] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"hidden_act": "relu", "layer_norm_eps": 1e-5}, ["activation", "norm_eps"]),
+        ({"vocab_size": 900}, ["vocab_size is 900, the backbone's is 800"]),
+        ({"architectures": ["BertForMultipleChoice"]}, ["BertForMultipleChoice", "say which head"]),
+    ],
+)
+def test_another_architecture_is_refused(settings: dict[str, object], named: list[str], tmp_path: Path) -> None:
+    with pytest.raises(InvalidTask) as refused:
+        read_model(write_full(tmp_path, biases, **settings), tiny(), Wishes())
+    for each in named:
+        assert each in refused.value.message
+
+
+def test_a_head_that_lacks_tensors_is_refused(tmp_path: Path) -> None:
+    folder = write_full(tmp_path, biases)
+    stored = load_file(folder / "model.safetensors")
+    del stored["classifier.weight"]
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(InvalidTask, match=r"classifier\.weight: expected \[any, 64\], found nothing"):
+        read_model(folder, tiny(), Wishes())
+
+
+def test_problems_and_labels_follow_the_configuration(tmp_path: Path) -> None:
+    model = read_model(write_full(tmp_path, biases, problem_type="multi_label_classification"), tiny(), Wishes())
+    assert (model.head.problem, model.head.pooling, model.labels[0]) == ("multi-label", "pooler", "name-0")
+
+
+def shard(folder: Path, *, second: str = "b.safetensors") -> Path:
+    """Splits a folder's tensors in two files with an index."""
+    stored = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(stored)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, own in parts.items():
+        save_file({name: stored[name] for name in own}, folder / file)
+    weight_map = {name: file if file[0] == "a" else second for file, own in parts.items() for name in own}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def test_shards_are_read_and_stay_in_their_folder(tmp_path: Path) -> None:
+    whole = read(tmp_path / "whole", biases)
+    parts = read_model(shard(write_full(tmp_path / "parts", biases)), tiny(), Wishes())
+    np.testing.assert_array_equal(parts.tensors[PLACE], whole.tensors[PLACE])
+    for name in ("../b.safetensors", "/etc/passwd", "missing.safetensors"):
+        with pytest.raises(InvalidBackbone, match=r"index\.json: expected"):
+            read_model(shard(write_full(tmp_path / "bad", biases), second=name), tiny(), Wishes())
