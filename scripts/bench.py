@@ -27,6 +27,7 @@ from bench_scaling import scaling
 from bench_serving import serving
 from bench_tenants import tenants
 from bench_throughput import throughput
+from bench_training import training
 from bench_validation import validation
 from benching import console, report
 from served import serve
@@ -47,6 +48,7 @@ COMMANDS = (
     prediction,
     registered,
     scaling,
+    training,
     serving,
     tenants,
     throughput,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jpets.commands.backbone_pretrain import pretrain
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
 from jpets.errors import Conflict, InvalidBackbone
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from checkpoints.backbone import Backbone
 
 app = typer.Typer(no_args_is_help=True, help="Shared models, from a folder, an installed package or the model hub.")
+
+app.command()(pretrain)
 
 PATH = "/v1/backbones"
 WAIT = 0.2

@@ -9,11 +9,16 @@ import typer
 
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, report_error, size
 from jpets.commands.store import RepositoryOption, ServerOption, open_store
+from jpets.commands.task_eval import evaluate
+from jpets.commands.task_import import import_task
 from jpets.commands.task_report import TaskReport
 from jpets.errors import InvalidTask
 from serving.schemas import TaskDetail
 
 app = typer.Typer(no_args_is_help=True, help="The tasks of a repository's folder or of a running server.")
+
+app.command("import")(import_task)
+app.command("eval")(evaluate)
 
 SHOWN_LABELS = 6
 TaskFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="task file (.safetensors)")]

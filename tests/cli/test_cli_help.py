@@ -14,7 +14,9 @@ def test_help_imports_nothing_heavy() -> None:
     assert not set(HEAVY) & set(loaded)
 
 
-@pytest.mark.parametrize("command", [(), ("task",), ("backbone",), ("query",), ("run",), ("profile",), ("doctor",)])
+@pytest.mark.parametrize(
+    "command", [(), ("task",), ("backbone",), ("query",), ("run",), ("train",), ("profile",), ("doctor",)]
+)
 def test_every_command_has_help(run, command: tuple[str, ...]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0

@@ -1,0 +1,171 @@
+"""``jpets train``: a task file from labelled texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from jpets.commands.output import JsonOption, busy, print_fields, print_json, progress_bars, size
+from jpets.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from jpets.training.session import Result
+
+SWEPT = 4
+"""Learning rates that a sweep tries, evenly spread on a logarithmic scale."""
+METHODS = ("adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen")
+
+
+def train(
+    data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".csv, .tsv, .jsonl or .parquet")],
+    output: Annotated[Path, typer.Option("-o", "--output", dir_okay=False, help="task file to write (.safetensors)")],
+    backbone: Annotated[str, typer.Option(envvar="JPETS_BACKBONE", help="folder, installed package or hub id")],
+    method: Annotated[str, typer.Option(help=", ".join(METHODS))] = "lora",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of the method, as rank=16 or sites=query,value")
+    ] = None,
+    text: Annotated[str, typer.Option(help="column of the texts, or of lists of words")] = "text",
+    text_pair: Annotated[str | None, typer.Option(help="column of second texts")] = None,
+    label: Annotated[str, typer.Option(help="column of labels, numbers, lists of labels, or lists of tags")] = "label",
+    validation: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="held-out texts; by default some of DATA")
+    ] = None,
+    held_out: Annotated[float, typer.Option(min=0.001, max=0.9, help="share of DATA that is held out")] = 0.1,
+    problem: Annotated[str | None, typer.Option(help="regression, where labels are whole numbers")] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
+    batch: Annotated[int, typer.Option(min=1, help="texts a batch")] = 32,
+    accumulate: Annotated[int, typer.Option(min=1, help="batches whose gradients make one update")] = 1,
+    rate: Annotated[float | None, typer.Option(min=0, help="learning rate; by default what suits the method")] = None,
+    head_rate: Annotated[float, typer.Option(min=0, help="learning rate of the head")] = 1e-3,
+    warm_up: Annotated[float, typer.Option(min=0, max=1, help="share of the updates in which the rates rise")] = 0.1,
+    patience: Annotated[int | None, typer.Option(min=0, help="epochs without a better held-out loss to go on")] = None,
+    balanced: Annotated[bool, typer.Option("--balanced", help="let classes count alike, however rare")] = False,
+    max_length: Annotated[int, typer.Option(min=2, help="tokens that texts are cut to")] = 128,
+    pooling: Annotated[str, typer.Option(help="mean, cls or pooler")] = "mean",
+    sweep: Annotated[str | None, typer.Option(help="rate=LOW..HIGH: the best of four rates on held-out texts")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", exists=True, dir_okay=False, help="task file to go on from")
+    ] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(file_okay=False, help="folder to keep progress in; a killed run goes on from it")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")] = "bfloat16",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a task on labelled texts, over the frozen backbone, and write its task file.
+
+    What did best on held-out texts is kept. The same data, options and machine give the same task.
+    """
+    from checkpoints.source import load_backbone
+    from checkpoints.task_file import read_task, write_task
+    from checkpoints.validation import validate
+    from jpets.training.data import Columns, read_examples
+    from jpets.training.plan import Plan
+    from jpets.training.session import Training, run_training
+
+    for name, value, known in (
+        ("--method", method, METHODS),
+        ("--pooling", pooling, ("mean", "cls", "pooler")),
+        ("--dtype", dtype, ("bfloat16", "float32")),
+        ("--problem", problem, (None, "regression")),
+    ):
+        if value not in known:
+            raise typer.BadParameter(f"{name} must be one of {', '.join(map(str, known))}, found {value!r}")
+    columns = Columns(text, text_pair, label)
+    examples = read_examples(data, columns)
+    others = read_examples(validation, columns) if validation is not None else []
+    with busy("read backbone"):
+        loaded = load_backbone(backbone)
+    earlier = read_task(start, config=loaded.config, backbone=loaded.ref()) if start is not None else None
+    rates = swept(sweep) if sweep is not None else [rate]
+    best: Result | None = None
+    with progress_bars() as bars:
+        for number, own_rate in enumerate(rates):
+            plan = Plan(
+                epochs,
+                batch,
+                accumulate,
+                own_rate,
+                head_rate,
+                warm_up,
+                patience=patience,
+                dtype=cast("Any", dtype),
+                seed=seed,
+            )
+            training = Training(
+                cast("Any", method),
+                settings_of(setting or []),
+                plan,
+                held_out,
+                max_length,
+                cast("Any", pooling),
+                balanced,
+                cast("Any", problem),
+            )
+            bar = bars.add_task(method if own_rate is None else f"{method} at {own_rate:.1e}", total=None)
+            found = run_training(
+                output.stem.lower(),
+                loaded,
+                training,
+                examples,
+                others,
+                start=earlier,
+                folder=checkpoints / str(number) if checkpoints is not None else None,
+                report=lambda step, bar=bar: bars.update(  # type: ignore[misc]
+                    bar, completed=step.number, total=step.of, description=f"{method}, loss {step.loss:.3f}"
+                ),
+            )
+            if best is None or found.held_out < best.held_out:
+                best, kept_rate = found, own_rate
+    assert best is not None
+    validate(best.task, loaded.config, loaded.ref())
+    write_task(best.task, output)
+    summary = {
+        "file": output.name,
+        "method": method,
+        "rate": kept_rate,
+        "held_out_loss": best.held_out,
+        "scores": dict(best.scores),
+        "updates": len(best.losses) // accumulate,
+        "bytes": output.stat().st_size,
+    }
+    if as_json:
+        print_json(summary | {"settings": dataclasses.asdict(training), "losses": list(best.losses)})
+        return
+    rows = [(name, f"{value:.4f}") for name, value in best.scores.items()]
+    print_fields(
+        [("file", output.name), ("size", size(output.stat().st_size)), ("held-out loss", f"{best.held_out:.4f}"), *rows]
+    )
+
+
+def settings_of(given: list[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` options: JSON values, lists of names by commas, or texts. Raises ``InvalidInput``."""
+    found: dict[str, Any] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise InvalidInput(f"--set must be NAME=VALUE, found {each!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value.split(",") if "," in value or name == "sites" else value
+    return found
+
+
+def swept(given: str) -> list[float | None]:
+    """The rates of ``rate=LOW..HIGH``. Raises ``InvalidInput``."""
+    name, _, span = given.partition("=")
+    low, dots, high = span.partition("..")
+    try:
+        first, last = float(low), float(high)
+    except ValueError:
+        first = last = math.nan
+    if name not in ("rate", "lr") or not dots or not 0 < first < last < math.inf:
+        raise InvalidInput(f"--sweep must be rate=LOW..HIGH with numbers above 0, found {given!r}")
+    return [first * (last / first) ** (at / (SWEPT - 1)) for at in range(SWEPT)]

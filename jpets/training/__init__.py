@@ -1,0 +1,1 @@
+"""Training of tasks, by gradients through the functions that serve them."""

@@ -1,0 +1,68 @@
+"""Batches of rows of like length, in an order that a seed and an epoch fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jpets.tokenizing import Tokens
+from jpets.training.forward import TextRows
+from jpets.training.losses import IGNORED, Labels
+from jpets.training.plan import Plan
+from jpets.training.tokens import padded_length, rectangle
+
+WINDOW = 32
+"""Batches that are sorted by length together: rows of like length meet, in an order that is still random."""
+
+
+class Rows(NamedTuple):
+    """A data set: each text's tokens, and its target as ``losses.Labels`` takes it; ``tags``: one a token."""
+
+    tokens: Sequence[Tokens]
+    targets: Sequence[npt.NDArray[Any]]
+    weights: npt.NDArray[np.float32]
+    tags: bool = False
+
+    def take(self, chosen: Sequence[int] | npt.NDArray[np.intp]) -> Rows:
+        """Some of the rows."""
+        picked = [int(at) for at in chosen]
+        return Rows(
+            [self.tokens[at] for at in picked], [self.targets[at] for at in picked], self.weights[picked], self.tags
+        )
+
+
+def each_batch(rows: Rows, plan: Plan, epoch: int, pad_id: int = 0) -> Iterator[tuple[TextRows, Labels]]:
+    """One epoch's batches, always the same for a seed and an epoch; rows that fill up the last one weigh nothing."""
+    for chosen in batch_order([len(own.ids) for own in rows.tokens], plan, epoch):
+        yield gather(rows, chosen, plan.batch, pad_id)
+
+
+def batch_order(lengths: Sequence[int], plan: Plan, epoch: int) -> list[npt.NDArray[np.intp]]:
+    """Row numbers of each batch: shuffled, sorted by length within windows, and the batches shuffled again."""
+    rng = np.random.default_rng([plan.seed, epoch])
+    order, sizes = rng.permutation(len(lengths)), np.asarray(lengths)
+    found = []
+    for start in range(0, len(order), WINDOW * plan.batch):
+        window = order[start : start + WINDOW * plan.batch]
+        window = window[np.argsort(sizes[window], kind="stable")]
+        found += [window[at : at + plan.batch] for at in range(0, len(window), plan.batch)]
+    return [found[at] for at in rng.permutation(len(found))]
+
+
+def gather(
+    rows: Rows, chosen: npt.NDArray[np.intp], size: int, pad_id: int, length: int | None = None
+) -> tuple[TextRows, Labels]:
+    """The rows of one batch, padded to ``size`` of them and to ``length`` tokens, by default a bucket's length."""
+    filled = np.concatenate([chosen, np.full(size - len(chosen), chosen[-1])])
+    length = length or padded_length(max(len(rows.tokens[at].ids) for at in filled))
+    weights = rows.weights[filled] * (np.arange(size) < len(chosen))
+    targets = [rows.targets[at] for at in filled]
+    if rows.tags:
+        targets = [np.pad(own, (0, length - len(own)), constant_values=IGNORED) for own in targets]
+    return rectangle([rows.tokens[at] for at in filled], length, pad_id), Labels(
+        jnp.asarray(np.stack(targets)), jnp.asarray(weights, jnp.float32)
+    )

@@ -1,0 +1,55 @@
+"""Checkpoints of a training run, by orbax: whole or not there, the newest ones kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jpets.training.fit import State
+from jpets.training.run import Progress
+
+KEPT = 2
+
+
+class Checkpoints:
+    """A run's progress in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
+        self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
+
+    def load(self, first: Progress) -> Progress:
+        newest = self._manager.latest_step()
+        if newest is None:
+            return first
+        shapes = jax.tree.map(lambda leaf: np.empty(np.shape(leaf), np.asarray(leaf).dtype), _tree(first))
+        found = self._manager.restore(newest, args=ocp.args.StandardRestore(shapes))
+        known, structure = jax.tree.flatten(first.state.optimiser)
+        leaves = [found["optimiser"][str(at)] for at in range(len(known))]
+        state = State(found["trained"], jax.tree.unflatten(structure, leaves), int(found["step"]))
+        return Progress(state, found["best"], found["best_loss"], found["waited"], np.array(found["losses"]))
+
+    def save(self, progress: Progress) -> None:
+        self._manager.save(int(progress.state.step), args=ocp.args.StandardSave(_tree(progress)))
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _tree(progress: Progress) -> Any:
+    """Plain containers of arrays: the names of tuples' fields would become part of the file."""
+    state = progress.state
+    leaves = jax.tree.leaves(state.optimiser)
+    return {
+        "trained": state.trained,
+        "optimiser": {str(at): leaf for at, leaf in enumerate(leaves)},
+        "step": np.asarray(state.step),
+        "best": progress.best,
+        "best_loss": progress.best_loss,
+        "waited": progress.waited,
+        "losses": progress.losses,
+    }

@@ -1,0 +1,132 @@
+"""Labelled texts from CSV, JSON lines, Parquet or plain lines, with columns that the caller names."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jpets.errors import InvalidInput, NotFound
+
+Record = Mapping[str, Any]
+LONGEST_FIELD = 16 << 20
+"""Bytes of one field or line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Which columns hold what. ``text`` may hold a list of words, ``label`` then one tag for each."""
+
+    text: str = "text"
+    text_pair: str | None = None
+    label: str | None = "label"
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """``label`` is what the file holds: a name, a number, a list of names (multi-label) or of tags, or nothing."""
+
+    text: str | tuple[str, ...]
+    text_pair: str | None = None
+    label: Any = None
+
+
+def read_examples(path: Path, columns: Columns) -> list[Example]:
+    """All rows of a file. Raises ``InvalidInput`` naming the line and the column, ``NotFound``."""
+    if not path.is_file():
+        raise NotFound(f"{path.name!r} is no file; give a .csv, .tsv, .jsonl, .parquet or .txt file")
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidInput(f"{path.name}: expected a file that ends in one of {sorted(READERS)}")
+    found = []
+    for number, record in reader(path):
+        for name in (columns.text, columns.text_pair, columns.label):
+            if name is not None and name not in record:
+                raise InvalidInput(
+                    f"{path.name}, row {number}: expected a column {name!r}, found {sorted(map(str, record))[:20]}"
+                )
+        found.append(_example(record, columns, f"{path.name}, row {number}"))
+    if not found:
+        raise InvalidInput(f"{path.name}: expected at least one row, found none")
+    return found
+
+
+def _example(record: Record, columns: Columns, where: str) -> Example:
+    text = record[columns.text]
+    if isinstance(text, Sequence) and not isinstance(text, str):
+        text = tuple(text)
+    words = text if isinstance(text, tuple) else (text,)
+    if not all(isinstance(word, str) for word in words) or not "".join(words).strip():
+        raise InvalidInput(f"{where}: expected {columns.text!r} to be a text that is not empty, or a list of words")
+    pair = record[columns.text_pair] if columns.text_pair is not None else None
+    if pair is not None and not isinstance(pair, str):
+        raise InvalidInput(f"{where}: expected {columns.text_pair!r} to be a text, found {type(pair).__name__}")
+    return Example(text, pair, record[columns.label] if columns.label is not None else None)
+
+
+def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, Record]]:
+    csv.field_size_limit(LONGEST_FIELD)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file, delimiter=delimiter, strict=True), 1):
+                if None in row or None in row.values():
+                    raise InvalidInput(f"{path.name}, row {number}: expected as many fields as the first line has")
+                yield number, row
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path.name}: expected CSV in UTF-8 with a line of column names: {error}") from error
+
+
+def _read_tsv(path: Path) -> Iterator[tuple[int, Record]]:
+    return _read_csv(path, "\t")
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[int, Record]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidInput(f"{path.name}, line {number}: expected a JSON object in UTF-8") from error
+            if not isinstance(record, dict):
+                raise InvalidInput(f"{path.name}, line {number}: expected a JSON object, found {type(record).__name__}")
+            yield number, record
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[int, Record]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ModuleNotFoundError as error:
+        raise InvalidInput("reading Parquet takes pyarrow; install jpets[train]") from error
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            for record in batch.to_pylist():
+                number += 1
+                yield number, record
+    except (ArrowException, OSError) as error:
+        raise InvalidInput(f"{path.name}: expected a Parquet file; it cannot be read") from error
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, Record]]:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, {"text": line.strip()}
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path.name}: expected a text a line, in UTF-8") from error
+
+
+READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, Record]]]] = {
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".parquet": _read_parquet,
+    ".txt": _read_lines,
+}

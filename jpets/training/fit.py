@@ -1,0 +1,150 @@
+"""One update after the other: AdamW with warm-up and decay on a recipe's parameters and a head's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax  # type: ignore[import-untyped]
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from jpets.model.encoder import Params, SplitEncoder
+from jpets.training.forward import TextRows, task_outputs
+from jpets.training.losses import Labels, mean_loss, row_losses
+from jpets.training.methods import Recipe, Tree
+from jpets.training.plan import Plan
+from jpets.types import Head
+
+DATA = "data"
+Trained = dict[str, Tree]
+"""``own``: what the recipe trains; ``head``: the head's tensors."""
+
+
+class State(NamedTuple):
+    """Everything that changes while training."""
+
+    trained: Trained
+    optimiser: Any
+    step: int
+
+
+class TaskFunctions:
+    """One task's update and losses as pure functions: ``jit`` or ``vmap`` them."""
+
+    def __init__(self, encoder: SplitEncoder, recipe: Recipe, head: Head, plan: Plan) -> None:
+        self._encoder, self._recipe, self._head, self._plan = encoder, recipe, head, plan
+        self._peaks = {"own": recipe.rate if plan.rate is None else plan.rate, "head": plan.head_rate}
+        self.optimiser = optimiser(plan)
+
+    def update(
+        self, base: Params, trained: Trained, state: Any, step: Array, steps: Array, rows: TextRows, labels: Labels
+    ) -> tuple[Trained, Any, Float[Array, ""]]:
+        """(parameters, optimiser's state, loss before) after batch ``step`` of ``steps``."""
+        key = jax.random.fold_in(jax.random.key(self._plan.seed), step)
+
+        def objective(own: Trained) -> Float[Array, ""]:
+            outputs = self._outputs(base, own, rows, key)
+            return mean_loss(self._head, outputs, labels) + self._recipe.penalty(own["own"])
+
+        value, slopes = jax.value_and_grad(objective)(trained)
+        share = rate_at(step, steps, self._plan)
+        return *stepped(self.optimiser, self._peaks, slopes, state, trained, share), value
+
+    def losses(self, base: Params, trained: Trained, rows: TextRows, labels: Labels) -> Float[Array, " n"]:
+        """Each row's loss, nothing drawn at random."""
+        return row_losses(self._head, self._outputs(base, trained, rows, None).logits, labels.targets)
+
+    def _outputs(self, base: Params, trained: Mapping[str, Tree], rows: TextRows, key: Array | None) -> Any:
+        params, deltas = self._recipe.vary(base, trained["own"], key)
+        return task_outputs(self._encoder, params, deltas, self._head, trained["head"], rows, self._plan.dtype)
+
+
+class Trainer:
+    """One recipe and one head over one backbone.
+
+    With several ``devices`` each takes a part of every batch, whose size they must divide; parameters are on all.
+    """
+
+    def __init__(
+        self,
+        encoder: SplitEncoder,
+        base: Params,
+        recipe: Recipe,
+        head: Head,
+        plan: Plan,
+        steps: int,
+        devices: Sequence[jax.Device] = (),
+    ) -> None:
+        self.recipe, self.head, self.plan = recipe, head, plan
+        mesh = jax.sharding.Mesh(np.array(list(devices) or jax.local_devices()[:1]), (DATA,))
+        self._everywhere = NamedSharding(mesh, PartitionSpec())
+        self._parted = NamedSharding(mesh, PartitionSpec(DATA))
+        self._base = jax.device_put(jax.tree.map(jnp.asarray, base), self._everywhere)
+        self._steps = np.int32(steps)
+        self._task = TaskFunctions(encoder, recipe, head, plan)
+        self._update = jax.jit(self._task.update, donate_argnums=(1, 2))
+        self._measure = jax.jit(self._task.losses)
+
+    def start(self) -> State:
+        """The state before the first update."""
+        own = self.recipe.start(np.random.default_rng(self.plan.seed))
+        head = {name: jnp.array(array, jnp.float32) for name, array in self.head.tensors.items()}
+        trained = {"own": jax.tree.map(jnp.array, own), "head": head}  # copies: updates reuse their memory
+        return self.placed(State(trained, self._task.optimiser.init(trained), 0))
+
+    def placed(self, state: State) -> State:
+        """``state`` on the devices."""
+        trained, own = jax.device_put((state.trained, state.optimiser), self._everywhere)
+        return State(trained, own, state.step)
+
+    def update(self, state: State, rows: TextRows, labels: Labels) -> tuple[State, Float[Array, ""]]:
+        """The next state, and the batch's loss before it; ``state`` is used up."""
+        rows, labels = jax.device_put((rows, labels), self._parted)
+        trained, optimiser, value = self._update(
+            self._base, state.trained, state.optimiser, np.int32(state.step), self._steps, rows, labels
+        )
+        return State(trained, optimiser, state.step + 1), value
+
+    def losses(self, trained: Trained, rows: TextRows, labels: Labels) -> Float[Array, " n"]:
+        """Each row's loss as served: nothing is drawn at random."""
+        return self._measure(self._base, trained, *jax.device_put((rows, labels), self._parted))
+
+
+def optimiser(plan: Plan) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter 2019) at a rate of one: ``rates_at`` says how far each step goes."""
+
+    def chain() -> optax.GradientTransformation:
+        return optax.chain(optax.clip_by_global_norm(plan.clip), optax.adamw(1.0, weight_decay=plan.weight_decay))
+
+    both = optax.multi_transform({"own": chain(), "head": chain()}, {"own": "own", "head": "head"})
+    return optax.MultiSteps(both, plan.accumulate).gradient_transformation() if plan.accumulate > 1 else both
+
+
+def stepped(
+    rule: optax.GradientTransformation,
+    peaks: Mapping[str, float],
+    slopes: Trained,
+    state: Any,
+    trained: Trained,
+    share: Float[Array, ""],
+) -> tuple[Trained, Any]:
+    """(parameters, optimiser's state) after a step at ``share`` of the peak rate of each part."""
+    with jax.numpy_dtype_promotion("standard"):  # which optax takes for granted
+        changes, state = rule.update(slopes, state, trained)
+    scaled = {
+        part: jax.tree.map(lambda change, far=share * peak: change * far, changes[part]) for part, peak in peaks.items()
+    }
+    return optax.apply_updates(trained, scaled), state
+
+
+def rate_at(step: Array, steps: Array, plan: Plan) -> Float[Array, ""]:
+    """Share of the peak rate in batch ``step`` of ``steps``: it rises, then falls as a cosine to zero."""
+    at = (step // plan.accumulate).astype(jnp.float32)
+    last = jnp.maximum(steps // plan.accumulate, 2).astype(jnp.float32)
+    warm = jnp.maximum(1, jnp.round(plan.warm_up * last))
+    falling = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip((at - warm) / jnp.maximum(last - warm, 1), 0, 1)))
+    return jnp.where(at < warm, at / warm, falling)

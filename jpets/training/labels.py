@@ -1,0 +1,155 @@
+"""From what a file says about its texts to heads and targets."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.errors import InvalidInput
+from jpets.tokenizing import TextEncoder, Tokens
+from jpets.training.batches import Rows
+from jpets.training.data import Example
+from jpets.training.losses import IGNORED
+from jpets.types import Head, HeadType, Pooling, Preprocessing, Problem, Query
+
+HEAD_SCALE = 0.02
+SHOWN = 10
+
+
+def kind_of(examples: Sequence[Example]) -> tuple[HeadType, Problem]:
+    """What labels look like: fractions are values, lists label sets, one a word tags, ``answer_start`` answers."""
+    first = examples[0]
+    if isinstance(first.label, dict):
+        return "question-answering", "single-label"
+    if isinstance(first.text, tuple):
+        return "token-classification", "single-label"
+    if isinstance(first.label, (list, tuple)):
+        return "sequence-classification", "multi-label"
+    if any(isinstance(each.label, float) and not each.label.is_integer() for each in examples):
+        return "sequence-classification", "regression"
+    return "sequence-classification", "single-label"
+
+
+def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -> tuple[str, ...]:
+    """The names that occur, in order. Raises ``InvalidInput`` where there are not at least two to tell apart."""
+    if problem == "regression" or kind == "question-answering":
+        return ()
+    listed = kind == "token-classification" or problem == "multi-label"
+    found = sorted({str(name) for each in examples for name in (each.label if listed else [each.label])})
+    if len(found) < (1 if problem == "multi-label" else 2):
+        raise InvalidInput(f"expected at least two labels to tell apart, found {found[:SHOWN]}")
+    return tuple(found)
+
+
+def new_head(
+    kind: HeadType, problem: Problem, outputs: int, hidden_size: int, pooling: Pooling = "mean", seed: int = 0
+) -> Head:
+    """A linear head that starts small."""
+    kernel = np.random.default_rng(seed).normal(0, HEAD_SCALE, (hidden_size, outputs)).astype(np.float32)
+    return Head(kind, {"kernel": kernel, "bias": np.zeros(outputs, np.float32)}, problem=problem, pooling=pooling)
+
+
+def make_rows(
+    examples: Sequence[Example],
+    head: Head,
+    names: Sequence[str],
+    text: TextEncoder,
+    rule: Preprocessing,
+    *,
+    balanced: bool = False,
+) -> Rows:
+    """Tokens, targets and weights of a data set; ``balanced`` weighs classes so that each counts alike.
+
+    Raises ``InvalidInput`` naming the first row whose label is not among ``names``, or of a wrong kind.
+    """
+    number_of = {name: at for at, name in enumerate(names)}
+    tags = head.type == "token-classification"
+    tokens, targets = [], []
+    for row, example in enumerate(examples, 1):
+        if tags:
+            own, target = _tagged(example, number_of, text, rule, row)
+        elif head.type == "question-answering":
+            own, target = _answered(example, text, rule, row)
+        else:
+            own = text.encode(Query(None, _plain(example), example.text_pair, truncate=True), rule)
+            target = _target(example.label, head, number_of, row)
+        tokens.append(own)
+        targets.append(target)
+    weights = np.ones(len(tokens), np.float32)
+    if balanced and head.problem == "single-label" and not tags:
+        counts = Counter(int(each) for each in targets)
+        weights = np.array([len(targets) / (len(counts) * counts[int(each)]) for each in targets], np.float32)
+    return Rows(tokens, targets, weights, tags)
+
+
+def _plain(example: Example) -> str:
+    return example.text if isinstance(example.text, str) else " ".join(example.text)
+
+
+def _target(label: Any, head: Head, number_of: dict[str, int], row: int) -> npt.NDArray[Any]:
+    if head.problem == "regression":
+        try:
+            values = np.atleast_1d(np.asarray(label, np.float32))
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"row {row}: expected a number as label, found {label!r}"[:200]) from error
+        if not all(map(math.isfinite, values)):
+            raise InvalidInput(f"row {row}: expected a finite number as label, found {label!r}"[:200])
+        return values
+    if head.problem == "multi-label":
+        if not isinstance(label, (list, tuple)):
+            raise InvalidInput(f"row {row}: expected a list of labels, found {label!r}"[:200])
+        chosen = np.zeros(len(number_of), np.float32)
+        chosen[[_number(each, number_of, row) for each in label]] = 1
+        return chosen
+    return np.array(_number(label, number_of, row), np.int32)
+
+
+def _number(label: Any, number_of: dict[str, int], row: int) -> int:
+    if label is None or str(label) not in number_of:
+        raise InvalidInput(f"row {row}: expected one of {list(number_of)[:SHOWN]} as label, found {label!r}"[:300])
+    return number_of[str(label)]
+
+
+def _answered(example: Example, text: TextEncoder, rule: Preprocessing, row: int) -> tuple[Tokens, npt.NDArray[Any]]:
+    """Tokens of question and context, and the answer's first and last one; the first token of all (``[CLS]``) where
+    the answer was cut off or there is none, as SQuAD's models have it."""
+    label = example.label
+    try:
+        answer, start = (label[name] for name in ("text", "answer_start"))
+        if isinstance(answer, (list, tuple)):
+            answer, start = (answer[0], start[0]) if answer else ("", 0)
+        begin, end = int(start), int(start) + len(answer)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise InvalidInput(f"row {row}: expected text and answer_start as label, found {label!r}"[:300]) from error
+    if example.text_pair is None or example.text_pair[begin:end] != answer:
+        raise InvalidInput(f"row {row}: expected a context in text_pair that has the answer at answer_start")
+    encoded = text.encode(Query(None, _plain(example), example.text_pair, truncate=True), rule, passage=True)
+    passage = encoded.passage
+    assert passage is not None and passage.offsets is not None
+    touched = [at for at, (a, b) in enumerate(passage.offsets, passage.start) if a < end and b > begin]
+    whole = bool(touched) and int(passage.offsets[touched[-1] - passage.start][1]) >= end
+    return encoded, np.array([touched[0], touched[-1]] if whole else [0, 0], np.int32)
+
+
+def _tagged(
+    example: Example, number_of: dict[str, int], text: TextEncoder, rule: Preprocessing, row: int
+) -> tuple[Tokens, npt.NDArray[Any]]:
+    """Tokens of the words joined by spaces, as they will come in service; the first token of a word has its tag."""
+    words, label = example.text, example.label
+    if not isinstance(words, tuple) or not isinstance(label, (list, tuple)) or len(label) != len(words):
+        raise InvalidInput(f"row {row}: expected a list of words and a list of as many tags")
+    encoded = text.encode(Query(None, " ".join(words), truncate=True), rule, passage=True)
+    passage = encoded.passage
+    assert passage is not None and passage.offsets is not None
+    firsts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])
+    word_at = {int(first): word for word, first in enumerate(firsts)}
+    target = np.full(len(encoded.ids), IGNORED, np.int32)
+    for at, (begin, _) in enumerate(passage.offsets, passage.start):
+        if (word := word_at.pop(int(begin), None)) is not None:
+            target[at] = _number(label[word], number_of, row)
+    return encoded, target

@@ -1,0 +1,178 @@
+"""How each PET method is trained: what its parameters are, what a forward pass makes of them, and what is kept.
+
+A ``Recipe`` turns any tree of f32 arrays into the parameters and deltas that one forward pass runs with, and in the end
+into the deltas of a task file. ``penalty`` is added to the loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jpets.config import LINEAR_SITES, NORM_SITES, BackboneConfig
+from jpets.deltas import METHODS
+from jpets.deltas.adapter import adapter_placement
+from jpets.errors import InvalidInput
+from jpets.model.encoder import Params
+from jpets.types import Delta
+
+Tree = Any
+INIT_SCALE = 0.02
+"""Standard deviation of what starts at random, as BERT's own weights did."""
+
+
+class Recipe(Protocol):
+    """``start`` gives the trained tree; ``vary`` what it means, differentiably; ``finish`` the deltas to keep."""
+
+    @property
+    def rate(self) -> float:
+        """Learning rate that suits it (AdamW, batches of 32)."""
+        ...
+
+    def start(self, rng: np.random.Generator) -> Tree: ...
+    def vary(self, base: Params, tree: Tree, key: Array | None) -> tuple[Params, Sequence[Delta]]:
+        """``key`` draws what is random in training; None: as served."""
+        ...
+
+    def penalty(self, tree: Tree) -> Float[Array, ""]: ...
+    def finish(self, tree: Tree) -> Sequence[Delta]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Direct:
+    """Deltas whose stored numbers are what is trained: adapter, LoRA, BitFit, IA3, prefix, prompt, a one-bit's scales.
+
+    Tensors that hold no floating-point numbers stay as they are.
+    """
+
+    deltas: tuple[Delta, ...]
+    """Where they start."""
+    rate: float
+
+    def start(self, rng: np.random.Generator) -> Tree:
+        del rng
+        return [
+            {name: jnp.asarray(delta.tensors[name], jnp.float32) for name in _floats(delta)} for delta in self.deltas
+        ]
+
+    def vary(self, base: Params, tree: Tree, key: Array | None) -> tuple[Params, Sequence[Delta]]:
+        del key
+        return base, [_with(delta, own) for delta, own in zip(self.deltas, tree, strict=True)]
+
+    def penalty(self, tree: Tree) -> Float[Array, ""]:
+        del tree
+        return jnp.float32(0)
+
+    def finish(self, tree: Tree) -> Sequence[Delta]:
+        arrays = jax.tree.map(np.asarray, tree)
+        return [_with(delta, own) for delta, own in zip(self.deltas, arrays, strict=True)]
+
+
+def _floats(delta: Delta) -> list[str]:
+    return [name for name, array in delta.tensors.items() if np.issubdtype(array.dtype, np.floating)]
+
+
+def _with(delta: Delta, tensors: Mapping[str, Any]) -> Delta:
+    return dataclasses.replace(delta, tensors={**delta.tensors, **tensors})
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing:
+    """The head alone, on the frozen backbone."""
+
+    rate: float = 1e-3
+
+    def start(self, rng: np.random.Generator) -> Tree:
+        del rng
+        return {}
+
+    def vary(self, base: Params, tree: Tree, key: Array | None) -> tuple[Params, Sequence[Delta]]:
+        del tree, key
+        return base, ()
+
+    def penalty(self, tree: Tree) -> Float[Array, ""]:
+        del tree
+        return jnp.float32(0)
+
+    def finish(self, tree: Tree) -> Sequence[Delta]:
+        del tree
+        return ()
+
+
+def random_start(
+    method: str, settings: Mapping[str, Any], config: BackboneConfig, rng: np.random.Generator, base: Params
+) -> Delta:
+    """A delta that changes nothing yet, or, of virtual tokens, little: where its paper starts it."""
+    if method == "bitfit":
+        return _own_biases(settings, config, base)
+    delta = METHODS[method].init(rng, settings, config, INIT_SCALE)
+    tensors = dict(delta.tensors)
+    for name, array in tensors.items():
+        if name.endswith(("/up", "_bias", "/B")):
+            tensors[name] = np.zeros_like(array)
+        elif name.endswith("/scale"):
+            tensors[name] = np.ones_like(array)
+        elif name.endswith("/A"):  # of the size that keeps a product's variance (Hu et al. 2021)
+            tensors[name] = array / np.float32(INIT_SCALE * np.sqrt(array.shape[1]))
+        elif name.endswith("/prompt"):  # embeddings of words (Lester et al. 2021)
+            chosen = rng.integers(0, config.vocab_size, array.shape[1])
+            tensors[name] = np.asarray(base["word"])[chosen][None].astype(np.float32)
+    return dataclasses.replace(delta, tensors=tensors)
+
+
+def _own_biases(settings: Mapping[str, Any], config: BackboneConfig, base: Params) -> Delta:
+    """BitFit starts from the backbone's biases; the pooler's only where asked for."""
+    bias, layout = np.asarray(base["bias"], np.float32), config.bias_layout()
+    sites = tuple(settings.get("sites", ("embeddings_norm", *LINEAR_SITES, *NORM_SITES)))
+    layers = tuple(settings.get("layers", range(config.layers)))
+    outside = ("embeddings_norm", "pooler")
+    tensors = {
+        f"{site}/bias": np.stack([bias[layout[at, site]] for at in ((0,) if site in outside else layers)])
+        for site in sites
+    }
+    return Delta("bitfit", {"sites": list(sites), "layers": list(layers)}, tensors)
+
+
+DIRECT: Mapping[str, tuple[Mapping[str, Any], float]] = {
+    "adapter": ({"bottleneck": 64}, 1e-3),
+    "lora": ({"sites": ["query", "value"], "rank": 8}, 1e-3),
+    "bitfit": ({}, 3e-3),
+    "ia3": ({}, 1e-2),
+    "prefix": ({"tokens": 16}, 1e-2),
+    "prompt": ({"tokens": 16}, 3e-2),
+}
+"""Settings and learning rate of each, where nothing else is asked for (their papers' sections on this)."""
+
+
+def direct_recipe(
+    method: str, settings: Mapping[str, Any], config: BackboneConfig, base: Params, seed: int = 0
+) -> Direct:
+    """A new delta to train. Raises ``InvalidInput`` for settings that the method does not take."""
+    defaults, usual = DIRECT[method]
+    full = {**defaults, **settings}
+    try:
+        if method == "adapter":
+            full = {**adapter_placement(str(full.pop("placement", "houlsby")), config), **full}
+        delta = random_start(method, full, config, np.random.default_rng(seed), base)
+    except (TypeError, ValueError, KeyError) as error:
+        raise InvalidInput(f"{method}: {error}") from error
+    return Direct((delta,), usual)
+
+
+def continued(deltas: Sequence[Delta]) -> Direct:
+    """Training that goes on from a task's deltas. Raises ``InvalidInput`` for methods that start anew."""
+    fixed = [delta.method for delta in deltas if delta.method not in DIRECT]
+    if fixed or not deltas:
+        raise InvalidInput(f"training goes on from {sorted(DIRECT)}, found {fixed or 'no delta'}: train a new task")
+    return Direct(tuple(deltas), min(DIRECT[delta.method][1] for delta in deltas))
+
+
+def tree_size(tree: Tree) -> int:
+    """Numbers that are trained."""
+    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,91 @@
+"""Scores of a task on labelled texts, by scikit-learn and seqeval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.errors import InvalidInput
+from jpets.training.losses import IGNORED
+from jpets.types import Head
+
+
+def scores(
+    head: Head,
+    names: Sequence[str],
+    logits: Sequence[npt.NDArray[np.float32]],
+    targets: Sequence[npt.NDArray[Any]],
+    thresholds: Sequence[float] = (),
+) -> dict[str, float]:
+    """What is usual for each kind of head.
+
+    Single label: accuracy, macro and (of two labels) binary F1, Matthews. Multi-label: F1 micro and macro, exact match.
+    Regression: Pearson, Spearman, root mean square error. Tags: accuracy, and F1 of entities. Questions: exact spans.
+    Raises ``InvalidInput`` where scikit-learn or seqeval is not installed, or for a head without labels.
+    """
+    try:
+        from sklearn import metrics
+    except ModuleNotFoundError as error:
+        raise InvalidInput("scores take scikit-learn and seqeval; install jpets[train]") from error
+    if head.type == "embedding":
+        raise InvalidInput("an embedding head has no labels to score against")
+    if head.type == "question-answering":
+        equal = [np.array_equal(own.argmax(0), target) for own, target in zip(logits, targets, strict=True)]
+        return {"exact": float(np.mean(equal))}
+    if head.reads_tokens:
+        return _tag_scores(names, logits, targets)
+    found, truth = np.stack(logits), np.stack(targets)
+    if head.problem == "regression":
+        return _regression_scores(found.reshape(-1), truth.reshape(-1))
+    if head.problem == "multi-label":
+        limits = np.log(np.asarray(thresholds) / (1 - np.asarray(thresholds))) if thresholds else 0.0
+        chosen = found >= limits
+        return {
+            "f1_micro": float(metrics.f1_score(truth, chosen, average="micro", zero_division=0)),
+            "f1_macro": float(metrics.f1_score(truth, chosen, average="macro", zero_division=0)),
+            "exact_match": float(metrics.accuracy_score(truth, chosen)),
+        }
+    best = found.argmax(-1)
+    result = {
+        "accuracy": float(metrics.accuracy_score(truth, best)),
+        "f1_macro": float(metrics.f1_score(truth, best, average="macro", zero_division=0)),
+        "matthews": float(metrics.matthews_corrcoef(truth, best)),
+    }
+    if len(names) == 2:
+        result["f1"] = float(metrics.f1_score(truth, best, zero_division=0))
+    return result
+
+
+def _regression_scores(found: npt.NDArray[Any], truth: npt.NDArray[Any]) -> dict[str, float]:
+    from scipy import stats
+
+    error = float(np.sqrt(np.mean((found - truth) ** 2)))
+    if np.ptp(found) == 0 or np.ptp(truth) == 0:  # a correlation with what never changes is not defined
+        return {"rmse": error}
+    return {
+        "pearson": float(stats.pearsonr(found, truth).statistic),
+        "spearman": float(stats.spearmanr(found, truth).statistic),
+        "rmse": error,
+    }
+
+
+def _tag_scores(
+    names: Sequence[str], logits: Sequence[npt.NDArray[np.float32]], targets: Sequence[npt.NDArray[Any]]
+) -> dict[str, float]:
+    from seqeval.metrics import f1_score
+
+    truth, found = [], []
+    for own, target in zip(logits, targets, strict=True):
+        counted = target != IGNORED
+        truth.append([_iob(names[at]) for at in target[counted]])
+        found.append([_iob(names[at]) for at in own.argmax(-1)[counted]])
+    equal = [a == b for x, y in zip(truth, found, strict=True) for a, b in zip(x, y, strict=True)]
+    return {"accuracy": float(np.mean(equal)), "entity_f1": float(f1_score(truth, found, zero_division=0))}
+
+
+def _iob(name: str) -> str:
+    """Tags without a prefix are entities of their own runs, as ``find_entities`` reads them."""
+    return name if name == "O" or name[:2] in ("B-", "I-") else f"I-{name}"

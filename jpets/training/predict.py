@@ -1,0 +1,82 @@
+"""What tasks answer for texts, outside an engine: to evaluate them, and to compare them with each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jpets.deltas import merge_deltas
+from jpets.model.encoder import Params, SplitEncoder
+from jpets.tokenizing import TextEncoder, Tokens
+from jpets.training.forward import HeadTensors, TextRows, acts_beside, task_outputs
+from jpets.training.tokens import by_length
+from jpets.types import Delta, Head
+
+BATCH = 32
+
+
+class Predictor:
+    """Answers of tasks of one shape in f32: its programs are compiled once for all their parameters.
+
+    ``head`` and ``deltas`` lend the shape. Deltas that change weights are merged before.
+    """
+
+    def __init__(self, encoder: SplitEncoder, text: TextEncoder, head: Head, deltas: Sequence[Delta] = ()) -> None:
+        self._text, self._head, self._config = text, head, encoder.config
+        beside = _beside(deltas)
+
+        def answer(params: Params, tensors: HeadTensors, own: Sequence[Any], rows: TextRows) -> tuple[Any, Any]:
+            bound = [dataclasses.replace(delta, tensors=part) for delta, part in zip(beside, own, strict=True)]
+            outputs = task_outputs(encoder, params, bound, head, tensors, rows)
+            return outputs.pooled, outputs.logits
+
+        self._answer = jax.jit(answer)
+
+    def __call__(
+        self, params: Params, head: Head, tokens: Sequence[Tokens], deltas: Sequence[Delta] = ()
+    ) -> list[npt.NDArray[np.float32]]:
+        """Logits of each text: [C], [tokens, C] of a head on tokens, the pooled vector of an embedding head."""
+        found: list[Any] = [None] * len(tokens)
+        tensors, own = jax.tree.map(jnp.asarray, (dict(head.tensors), [dict(each.tensors) for each in _beside(deltas)]))
+        merged = [delta for delta in deltas if not acts_beside(delta)]
+        params = merge_deltas(merged, self._config, jax.tree.map(jnp.asarray, dict(params)))
+        for numbers, rows in by_length(tokens, BATCH, self._text):
+            pooled, logits = (np.asarray(each) for each in self._answer(params, tensors, own, rows))
+            for at, number in enumerate(numbers):
+                answer = logits[at] if head.tensors else pooled[at]
+                found[number] = answer[: len(tokens[number].ids)] if head.reads_tokens else answer
+        return found
+
+
+def _beside(deltas: Sequence[Delta]) -> list[Delta]:
+    """Those that act beside the weights."""
+    return [delta for delta in deltas if acts_beside(delta)]
+
+
+def agreement(a: Sequence[npt.NDArray[Any]], b: Sequence[npt.NDArray[Any]], head: Head) -> float:
+    """How far two models answer alike, from 0 to 1.
+
+    Share of equal best classes, of equal label sets (multi-label), of equal tags over all tokens, of equal best starts
+    and ends (question answering); of regressions the squared correlation, of embeddings the mean cosine.
+    """
+    if head.type == "embedding":
+        cosines = [float(x @ y / max(np.linalg.norm(x) * np.linalg.norm(y), 1e-12)) for x, y in zip(a, b, strict=True)]
+        return float(np.mean(cosines))
+    if head.type == "question-answering":
+        return float(np.mean([np.array_equal(x.argmax(0), y.argmax(0)) for x, y in zip(a, b, strict=True)]))
+    if head.reads_tokens:
+        equal = np.concatenate([x.argmax(-1) == y.argmax(-1) for x, y in zip(a, b, strict=True)])
+        return float(equal.mean())
+    x, y = np.stack(a), np.stack(b)
+    if head.problem == "regression":
+        same = np.ptp(x) == 0 or np.ptp(y) == 0
+        return float(np.allclose(x, y)) if same else float(np.corrcoef(x.ravel(), y.ravel())[0, 1] ** 2)
+    if head.problem == "multi-label":
+        return float(((x > 0) == (y > 0)).all(-1).mean())
+    return float((x.argmax(-1) == y.argmax(-1)).mean())

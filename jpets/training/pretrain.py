@@ -1,0 +1,129 @@
+"""Further pretraining by masked language modelling (Devlin et al. 2019), of chosen layers alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax  # type: ignore[import-untyped]
+from jaxtyping import Array, Bool, Float, Int
+
+from jpets.config import BackboneConfig
+from jpets.errors import InvalidInput
+from jpets.model.encoder import Params, SplitEncoder
+from jpets.tokenizing import Tokens
+from jpets.training.batches import batch_order
+from jpets.training.fit import optimiser, rate_at, stepped
+from jpets.training.forward import TextRows, hidden_states
+from jpets.training.plan import Plan
+from jpets.training.run import Step
+from jpets.training.tokens import padded_length, rectangle
+
+CHOSEN = 0.15
+"""Share of the tokens that are to be guessed."""
+MASKED, REPLACED = 0.8, 0.1
+"""Of these so many become ``[MASK]`` and so many a random token; the others stay."""
+
+
+class Guesses(NamedTuple):
+    """Inputs with some tokens hidden, and what stood there: ``targets`` [n, L], -1 where nothing is to be guessed."""
+
+    rows: TextRows
+    targets: Int[Array, "n l"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """``special`` ids are never hidden nor put in another's place."""
+
+    size: int
+    mask: int
+    special: tuple[int, ...]
+
+
+def hide(rows: TextRows, vocabulary: Vocabulary, key: Array) -> Guesses:
+    """15 % of each batch's tokens chosen: 80 % of them masked, 10 % replaced at random, 10 % left (section 3.1)."""
+    pick, kind, other = jax.random.split(key, 3)
+    inside = jnp.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]
+    free: Bool[Array, "n l"] = inside & ~jnp.isin(rows.ids, jnp.asarray(vocabulary.special))
+    chosen = free & (jax.random.uniform(pick, rows.ids.shape) < CHOSEN)
+    dice = jax.random.uniform(kind, rows.ids.shape)
+    drawn = jax.random.randint(other, rows.ids.shape, 0, vocabulary.size, rows.ids.dtype)
+    ids = jnp.where(chosen & (dice < MASKED), jnp.asarray(vocabulary.mask, rows.ids.dtype), rows.ids)
+    ids = jnp.where(chosen & (dice >= MASKED) & (dice < MASKED + REPLACED), drawn, ids)
+    return Guesses(rows._replace(ids=ids), jnp.where(chosen, rows.ids, -1))
+
+
+def guess_loss(
+    hidden: Float[Array, "n l d"], bias: Float[Array, " v"], word: Float[Array, "v d"], targets: Array
+) -> Any:
+    """Mean cross-entropy of the hidden tokens, by the word embeddings as output weights."""
+    logits = hidden @ word.T.astype(hidden.dtype) + bias
+    counted = targets >= 0
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(counted, targets, 0))
+    return jnp.where(counted, each, 0).sum() / jnp.maximum(counted.sum(), 1).astype(each.dtype)
+
+
+def pretrain(
+    encoder: SplitEncoder,
+    base: Params,
+    tokens: Sequence[Tokens],
+    layers: Sequence[int],
+    vocabulary: Vocabulary,
+    plan: Plan,
+    *,
+    pad_id: int = 0,
+    report: Callable[[Step], None] = lambda step: None,
+) -> tuple[Params, list[float]]:
+    """(the backbone with ``layers`` trained further, losses). Embeddings and the other layers stay as they are.
+
+    Raises ``InvalidInput`` for layers that there are not.
+    """
+    _check(layers, encoder.config)
+    if encoder.config.embedding_size:
+        raise InvalidInput("further pretraining takes embeddings of the layers' width; this backbone projects them")
+    base = jax.tree.map(jnp.asarray, base)
+    trained = {
+        "own": {str(layer): base["layers"][layer] for layer in layers},
+        "head": {"bias": jnp.zeros(encoder.config.vocab_size)},
+    }
+    rule = optimiser(plan)
+    state = rule.init(trained)
+    lengths = [len(own.ids) for own in tokens]
+    per_epoch = -(-len(lengths) // plan.batch)
+    total = plan.epochs * per_epoch
+    peaks = {"own": 1e-4 if plan.rate is None else plan.rate, "head": plan.head_rate}
+
+    def update(base: Params, trained: Any, state: Any, step: Array, rows: TextRows) -> Any:
+        guesses = hide(rows, vocabulary, jax.random.fold_in(jax.random.key(plan.seed), step))
+
+        def objective(own: Any) -> Float[Array, ""]:
+            params = {**base, "layers": {**base["layers"], **{int(at): leaves for at, leaves in own["own"].items()}}}
+            hidden = hidden_states(encoder, params, guesses.rows, plan.dtype)
+            return guess_loss(hidden, own["head"]["bias"], base["word"], guesses.targets)
+
+        value, slopes = jax.value_and_grad(objective)(trained)
+        return *stepped(rule, peaks, slopes, state, trained, rate_at(step, jnp.int32(total), plan)), value
+
+    jitted = jax.jit(update, donate_argnums=(1, 2))
+    trained = jax.tree.map(jnp.array, trained)
+    losses = []
+    for step in range(total):
+        epoch, at = divmod(step, per_epoch)
+        chosen = batch_order(lengths, plan, epoch)[at]
+        filled = [tokens[row] for row in [*chosen, *[chosen[-1]] * (plan.batch - len(chosen))]]
+        rows = rectangle(filled, padded_length(max(len(own.ids) for own in filled)), pad_id)
+        trained, state, value = jitted(base, trained, state, np.int32(step), rows)
+        losses.append(float(value))
+        report(Step(step + 1, total, losses[-1]))
+    own = {int(layer): leaves for layer, leaves in trained["own"].items()}
+    return {**base, "layers": {**base["layers"], **own}}, losses
+
+
+def _check(layers: Sequence[int], config: BackboneConfig) -> None:
+    if not layers or not all(0 <= layer < config.layers for layer in layers):
+        raise InvalidInput(f"layers must be some of 0 to {config.layers - 1}, found {list(layers)}")

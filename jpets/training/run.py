@@ -1,0 +1,136 @@
+"""A whole training run: epochs, held-out scores, early stopping, and checkpoints that a killed run goes on from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jpets.model.encoder import Params, SplitEncoder
+from jpets.training.batches import Rows, batch_order, gather
+from jpets.training.fit import State, Trained, Trainer
+from jpets.training.methods import Recipe
+from jpets.training.plan import Plan
+from jpets.types import Delta, Head
+
+
+class Step(NamedTuple):
+    """What one update reports: its number, of how many, and the batch's loss."""
+
+    number: int
+    of: int
+    loss: float
+
+
+class Progress(NamedTuple):
+    """Everything a run needs to go on: the state, the best parameters so far and their held-out loss.
+
+    ``losses`` [steps] are the batches' so far, NaN where they are still to come.
+    """
+
+    state: State
+    best: Trained
+    best_loss: np.ndarray
+    waited: np.ndarray
+    """Epochs since the best."""
+    losses: np.ndarray
+
+
+class Keeper(Protocol):
+    """Keeps a run's progress in safe places; ``load`` returns the newest, or ``first`` where there is none."""
+
+    def load(self, first: Progress) -> Progress: ...
+    def save(self, progress: Progress) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run made. ``held_out`` is the best parameters' mean loss there, None without a held-out split."""
+
+    trained: Trained
+    deltas: Sequence[Delta]
+    head: Head
+    losses: Sequence[float]
+    held_out: float | None
+
+
+def train(
+    encoder: SplitEncoder,
+    base: Params,
+    recipe: Recipe,
+    head: Head,
+    rows: Rows,
+    plan: Plan,
+    *,
+    held_out: Rows | None = None,
+    keeper: Keeper | None = None,
+    save_every: int = 100,
+    pad_id: int = 0,
+    devices: Sequence[jax.Device] = (),
+    report: Callable[[Step], None] = lambda step: None,
+) -> Outcome:
+    """Trains ``recipe`` and ``head`` on ``rows``, and keeps what did best on ``held_out``, or else what came last.
+
+    The same rows, plan and machine give the same numbers, whether it ran through or was killed and went on.
+    """
+    lengths = [len(own.ids) for own in rows.tokens]
+    per_epoch = -(-len(lengths) // plan.batch)
+    total = plan.epochs * per_epoch
+    trainer = Trainer(encoder, base, recipe, head, plan, total, devices)
+    state = trainer.start()
+    progress = Progress(state, _copy(state.trained), np.array(np.inf), np.array(0), np.full(total, np.nan, np.float32))
+    if keeper is not None:
+        progress = keeper.load(progress)
+        progress = progress._replace(state=trainer.placed(progress.state))
+    order: list[Any] = []
+    while (step := progress.state.step) < total:
+        epoch, at = divmod(step, per_epoch)
+        if not order or at == 0:
+            order = batch_order(lengths, plan, epoch)
+        state, value = trainer.update(progress.state, *gather(rows, order[at], plan.batch, pad_id))
+        progress.losses[step] = float(value)
+        progress = progress._replace(state=state)
+        report(Step(state.step, total, float(value)))
+        if at == per_epoch - 1 and held_out is not None:
+            progress = _judged(trainer, progress, held_out, pad_id)
+            if plan.patience is not None and progress.waited > plan.patience:
+                break
+        if keeper is not None and (state.step % save_every == 0 or at == per_epoch - 1):
+            keeper.save(progress)
+    trained = progress.state.trained if held_out is None else progress.best
+    tensors = {name: np.asarray(array) for name, array in trained["head"].items()}
+    return Outcome(
+        trained,
+        recipe.finish(trained["own"]),
+        dataclasses.replace(head, tensors=tensors),
+        progress.losses[: progress.state.step].tolist(),
+        float(progress.best_loss) if held_out is not None else None,
+    )
+
+
+def mean_held_out(trainer: Trainer, trained: Trained, rows: Rows, pad_id: int = 0) -> float:
+    """Mean loss of the rows by their weights."""
+    plan = trainer.plan
+    total = 0.0
+    for start in range(0, len(rows.tokens), plan.batch):
+        text, labels = gather(rows, np.arange(start, min(start + plan.batch, len(rows.tokens))), plan.batch, pad_id)
+        total += float((trainer.losses(trained, text, labels) * labels.weights).sum())
+    return total / max(float(rows.weights.sum()), 1e-9)
+
+
+def _judged(trainer: Trainer, progress: Progress, rows: Rows, pad_id: int) -> Progress:
+    """``progress`` with the present parameters as the best, if they are."""
+    found = mean_held_out(trainer, progress.state.trained, rows, pad_id)
+    if found < progress.best_loss:
+        best = _copy(progress.state.trained)
+        return progress._replace(best=best, best_loss=np.array(found), waited=np.array(0))
+    return progress._replace(waited=progress.waited + 1)
+
+
+def _copy(trained: Trained) -> Trained:
+    """A copy that later updates, which reuse memory, leave alone."""
+    return jax.tree.map(jnp.array, trained)

@@ -1,0 +1,218 @@
+"""A task from labelled texts: labels, recipe and stages of one training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jpets.config import BackboneConfig
+from jpets.deltas.fold import fold_pooler
+from jpets.deltas.onebit import onebit_delta
+from jpets.errors import InvalidInput
+from jpets.model.encoder import Params, split
+from jpets.tokenizing import TextEncoder
+from jpets.training.batches import Rows
+from jpets.training.checkpoints import Checkpoints
+from jpets.training.data import Example
+from jpets.training.labels import kind_of, label_names, make_rows, new_head
+from jpets.training.methods import DIRECT, Direct, Nothing, Recipe, continued, direct_recipe, random_start
+from jpets.training.metrics import scores
+from jpets.training.plan import Plan
+from jpets.training.predict import Predictor
+from jpets.training.run import Outcome, Step, train
+from jpets.training.sparse import DiffGates, Full, MaskScores, weights_of
+from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Pooling, Preprocessing, Task
+
+Method = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen", "full"]
+SEARCH = 0.7
+"""Share of the epochs in which a sparse difference looks for its places; in the rest its values are trained."""
+DIFF_SETTINGS = frozenset({"density", "block", "price"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What to train, on what. ``settings`` are the method's (rank, sites, bottleneck ...)."""
+
+    method: Method
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    plan: Plan = dataclasses.field(default_factory=Plan)
+    held_out: float = 0.1
+    """Share of the texts that is kept apart where no other ones are given, to stop early and choose by."""
+    max_length: int = 128
+    pooling: Pooling = "mean"
+    balanced: bool = False
+    """Classes count alike, however often they occur."""
+    problem: Literal["multi-label", "regression"] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A trained task; ``held_out`` its mean loss and ``scores`` on texts that it was not trained on."""
+
+    task: Task
+    losses: Sequence[float]
+    held_out: float
+    scores: Mapping[str, float]
+    outcome: Outcome
+
+
+def run_training(
+    id: str,
+    backbone: LoadedBackbone,
+    training: Training,
+    examples: Sequence[Example],
+    held_out: Sequence[Example] = (),
+    *,
+    start: Task | None = None,
+    folder: Path | None = None,
+    report: Callable[[Step], None] = lambda step: None,
+) -> Result:
+    """Trains a task; with ``start`` it goes on from that one's deltas and head.
+
+    ``folder`` keeps checkpoints: a run that was killed goes on from there. Raises ``InvalidInput``, ``InvalidTask``.
+    """
+    config = backbone.config
+    text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+    rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
+    head, names = _head(training, examples, config, start)
+    rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
+    if held_out:
+        judged = make_rows(held_out, head, names, text, rule)
+    else:
+        rows, judged = _split(rows, training)
+    base: Params = dict(backbone.params)
+    stages = _Stages(training, config, base, rows, judged, head, text.pad_id, folder, report)
+    outcome = stages.run(continued(start.deltas) if start is not None and start.deltas else None)
+    task = _task(id, backbone, outcome, names, rule)
+    found: Mapping[str, float] = {}
+    if training.method != "full":
+        predictor = Predictor(split(config), text, outcome.head, outcome.deltas)
+        logits = predictor(base, outcome.head, judged.tokens, outcome.deltas)
+        found = scores(outcome.head, names, logits, judged.targets)
+    assert outcome.held_out is not None
+    return Result(task, outcome.losses, outcome.held_out, found, outcome)
+
+
+def evaluate_task(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> dict[str, float]:
+    """Scores of a task on labelled texts. Raises ``InvalidInput``, also for labels that the task does not know."""
+    config = backbone.config
+    text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+    task = fold_pooler(task, config, dict(backbone.params))
+    rows = make_rows(examples, task.head, task.labels, text, task.preprocessing)
+    predictor = Predictor(split(config), text, task.head, task.deltas)
+    logits = predictor(dict(backbone.params), task.head, rows.tokens, task.deltas)
+    return scores(task.head, task.labels, logits, rows.targets, task.preprocessing.thresholds or ())
+
+
+class _Stages:
+    """One training after the other, where a method takes several."""
+
+    def __init__(
+        self,
+        training: Training,
+        config: BackboneConfig,
+        base: Params,
+        rows: Rows,
+        judged: Rows,
+        head: Head,
+        pad_id: int,
+        folder: Path | None,
+        report: Callable[[Step], None],
+    ) -> None:
+        self._training, self._config, self._base = training, config, base
+        self._rows, self._judged, self._head = rows, judged, head
+        self._pad_id, self._folder, self._report = pad_id, folder, report
+        self._number = 0
+
+    def run(self, going_on: Recipe | None) -> Outcome:
+        training = self._training
+        if going_on is not None:
+            return self._one(going_on)
+        if training.method == "diff":
+            search = DiffGates(self._config, self._base, **_only(training.settings, DIFF_SETTINGS, "diff"))
+            first = max(1, round(SEARCH * training.plan.epochs))
+            found = self._one(search, first)
+            return self._one(search.then(found.trained["own"]), max(1, training.plan.epochs - first), found.head)
+        if training.method == "onebit":
+            found = self._one(Full(self._base))
+            return self._one(self._signs(found), 1, found.head)
+        return self._one(self._recipe())
+
+    def _recipe(self) -> Recipe:
+        training = self._training
+        if training.method in DIRECT:
+            return direct_recipe(training.method, training.settings, self._config, self._base, training.plan.seed)
+        _only(training.settings, frozenset(), training.method)
+        if training.method == "mask":
+            return MaskScores(self._base, self._config)
+        return Full(self._base) if training.method == "full" else Nothing()
+
+    def _signs(self, full: Outcome) -> Direct:
+        """BitDelta (Liu et al. 2024): signs of the difference stay, their scales are trained on; biases are kept."""
+        before, after = weights_of(self._base, self._config), weights_of(full.trained["own"], self._config)
+        changes = {site: dict(enumerate(np.asarray(after[site] - before[site]))) for site in before}
+        biases = random_start("bitfit", {}, self._config, np.random.default_rng(0), full.trained["own"])
+        return Direct((onebit_delta(changes), biases), 1e-4)
+
+    def _one(self, recipe: Recipe, epochs: int | None = None, head: Head | None = None) -> Outcome:
+        plan = dataclasses.replace(self._training.plan, epochs=epochs or self._training.plan.epochs)
+        keeper = Checkpoints(self._folder / str(self._number)) if self._folder is not None else None
+        self._number += 1
+        try:
+            return train(
+                split(self._config),
+                self._base,
+                recipe,
+                head or self._head,
+                self._rows,
+                plan,
+                held_out=self._judged,
+                keeper=keeper,
+                pad_id=self._pad_id,
+                report=self._report,
+            )
+        finally:
+            if keeper is not None:
+                keeper.close()
+
+
+def _head(
+    training: Training, examples: Sequence[Example], config: BackboneConfig, start: Task | None
+) -> tuple[Head, tuple[str, ...]]:
+    if start is not None:
+        return start.head, start.labels
+    kind, problem = kind_of(examples)
+    if training.problem is not None and kind == "sequence-classification":
+        problem = training.problem
+    names = label_names(examples, kind, problem)
+    outputs = len(names) or (2 if kind == "question-answering" else int(np.size(examples[0].label)))
+    return new_head(kind, problem, outputs, config.hidden_size, training.pooling, training.plan.seed), names
+
+
+def _split(rows: Rows, training: Training) -> tuple[Rows, Rows]:
+    """(to train on, held out), by the seed. Raises ``InvalidInput`` where either would be empty."""
+    count = round(training.held_out * len(rows.tokens))
+    if not 0 < count < len(rows.tokens):
+        raise InvalidInput(
+            f"expected texts to train on and to hold out, found {len(rows.tokens)} and a share of "
+            f"{training.held_out:g} to hold out; give more, or a file of others"
+        )
+    order = np.random.default_rng([training.plan.seed, len(rows.tokens)]).permutation(len(rows.tokens))
+    return rows.take(order[count:]), rows.take(order[:count])
+
+
+def _only(settings: Mapping[str, Any], known: frozenset[str], method: str) -> dict[str, Any]:
+    if unknown := sorted(settings.keys() - known):
+        raise InvalidInput(f"{method}: expected settings among {sorted(known)}, found {unknown}")
+    return dict(settings)
+
+
+def _task(id: str, backbone: LoadedBackbone, outcome: Outcome, names: tuple[str, ...], rule: Preprocessing) -> Task:
+    config = backbone.config
+    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
+    deltas: tuple[Delta, ...] = tuple(outcome.deltas)
+    return Task(id, ref, deltas, outcome.head, names, rule)

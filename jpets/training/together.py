@@ -1,0 +1,141 @@
+"""Many small tasks trained at once: one program over one backbone, which all of them share.
+
+Every step runs one batch of each task. The shared products see all tasks' tokens together; what is each task's own is
+batched beside them (``jax.vmap`` over the tasks' parameters alone).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jpets.errors import InvalidInput
+from jpets.model.encoder import Params, SplitEncoder
+from jpets.training.batches import Rows, batch_order, gather
+from jpets.training.fit import TaskFunctions, Trained
+from jpets.training.losses import Labels
+from jpets.training.methods import Direct
+from jpets.training.plan import Plan
+from jpets.training.run import Outcome, Step
+from jpets.training.tokens import padded_length
+from jpets.types import Head
+
+ABSENT = -1e9
+"""Bias of outputs that a task does not have: their probability is zero, and so is their gradient."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One of the tasks: where its delta and head start, and its texts."""
+
+    recipe: Direct
+    head: Head
+    rows: Rows
+
+
+def train_together(
+    encoder: SplitEncoder,
+    base: Params,
+    members: Sequence[Member],
+    plan: Plan,
+    *,
+    pad_id: int = 0,
+    report: Callable[[Step], None] = lambda step: None,
+) -> list[Outcome]:
+    """Each task's outcome, as ``run.train`` would give it; tasks with fewer batches rest when theirs are done.
+
+    Their deltas must be of one method and shape, their heads of one kind. Raises ``InvalidInput``.
+    """
+    _check(members)
+    width = max(member.head.outputs for member in members)
+    head = dataclasses.replace(members[0].head, tensors=_widened(members[0].head, width))
+    task = TaskFunctions(encoder, members[0].recipe, head, plan)
+    trained, state = stacked_start(task, members)
+    totals = np.array([plan.epochs * -(-len(member.rows.tokens) // plan.batch) for member in members], np.int32)
+    base = jax.tree.map(jnp.asarray, base)
+    update = jax.jit(stacked_update(task), donate_argnums=(1, 2))
+    losses: list[list[float]] = [[] for _ in members]
+    for step in range(int(totals.max())):
+        rows, labels = batch_of(members, plan, step, pad_id)
+        trained, state, values = update(base, trained, state, np.int32(step), totals, rows, labels)
+        for own, value, total in zip(losses, np.asarray(values).tolist(), totals, strict=True):
+            if step < total:
+                own.append(value)
+        report(Step(step + 1, int(totals.max()), float(np.mean([own[-1] for own in losses]))))
+    return [_outcome(member, trained, at, losses[at]) for at, member in enumerate(members)]
+
+
+def stacked_start(task: TaskFunctions, members: Sequence[Member]) -> tuple[Trained, Any]:
+    """(parameters, optimiser's state) before the first update, with a leading axis of tasks."""
+    width = max(member.head.outputs for member in members)
+    rng = np.random.default_rng(0)
+    starts = [{"own": member.recipe.start(rng), "head": _widened(member.head, width)} for member in members]
+    trained: Trained = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *starts)
+    return trained, jax.vmap(task.optimiser.init)(trained)
+
+
+def stacked_update(task: TaskFunctions) -> Callable[..., Any]:
+    """``task.update`` over stacked tasks: all but the backbone and the step's number get a leading axis."""
+
+    def one(base: Params, trained: Trained, state: Any, step: Any, steps: Any, rows: Any, labels: Any) -> Any:
+        """A task whose batches are done stays as it is."""
+        after, next_state, value = task.update(base, trained, state, step, steps, rows, labels)
+        keep = step < steps
+        chosen = jax.tree.map(lambda new, old: jnp.where(keep, new, old), (after, next_state), (trained, state))
+        return *chosen, value
+
+    return jax.vmap(one, in_axes=(None, 0, 0, None, 0, 0, 0))
+
+
+def batch_of(members: Sequence[Member], plan: Plan, step: int, pad_id: int) -> tuple[Any, Labels]:
+    """One batch of each task, all of one length: [tasks, batch, length]."""
+    chosen = []
+    for member in members:
+        lengths = [len(own.ids) for own in member.rows.tokens]
+        per_epoch = -(-len(lengths) // plan.batch)
+        epoch, at = divmod(min(step, plan.epochs * per_epoch - 1), per_epoch)
+        chosen.append(batch_order(lengths, plan, epoch)[at])
+    pairs = list(zip(members, chosen, strict=True))
+    longest = padded_length(max(len(member.rows.tokens[at].ids) for member, own in pairs for at in own))
+    parts = [gather(member.rows, own, plan.batch, pad_id, longest) for member, own in pairs]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+
+
+def _widened(head: Head, width: int) -> dict[str, Any]:
+    """The head's tensors with outputs that it does not have, which answer nothing."""
+    missing = width - head.outputs
+    kernel, bias = head.tensors["kernel"], head.tensors["bias"]
+    return {
+        **{name: jnp.asarray(array) for name, array in head.tensors.items()},
+        "kernel": jnp.pad(jnp.asarray(kernel), ((0, 0), (0, missing))),
+        "bias": jnp.pad(jnp.asarray(bias), (0, missing), constant_values=ABSENT),
+    }
+
+
+def _outcome(member: Member, trained: Trained, at: int, losses: Sequence[float]) -> Outcome:
+    own: Trained = jax.tree.map(lambda leaf: leaf[at], trained)
+    outputs = member.head.outputs
+    tensors = {name: np.asarray(array) for name, array in own["head"].items()}
+    tensors |= {"kernel": tensors["kernel"][:, :outputs], "bias": tensors["bias"][:outputs]}
+    head = dataclasses.replace(member.head, tensors=tensors)
+    return Outcome(own, member.recipe.finish(own["own"]), head, losses, None)
+
+
+def _check(members: Sequence[Member]) -> None:
+    first = members[0]
+    for member in members:
+        if _shape(member.recipe) != _shape(first.recipe):
+            raise InvalidInput("tasks that are trained together must have deltas of the same methods and shapes")
+        if (member.head.type, member.head.problem) != (first.head.type, first.head.problem):
+            raise InvalidInput("tasks that are trained together must have heads of one type and problem")
+        if member.head.problem != "single-label" and member.head.outputs != first.head.outputs:
+            raise InvalidInput(f"tasks trained together on {first.head.problem} labels must have equally many")
+
+
+def _shape(recipe: Direct) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
+    return [(each.method, {name: array.shape for name, array in each.tensors.items()}) for each in recipe.deltas]

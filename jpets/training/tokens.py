@@ -1,0 +1,40 @@
+"""Texts as rectangles of token ids, grouped by length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jpets.tokenizing import TextEncoder, Tokens
+from jpets.training.forward import TextRows
+
+LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Lengths that rows are padded to: a program for each is compiled once."""
+
+
+def padded_length(longest: int) -> int:
+    """The bucket of a row's length."""
+    return next((each for each in LENGTHS if each >= longest), longest)
+
+
+def rectangle(tokens: Sequence[Tokens], length: int, pad_id: int) -> TextRows:
+    """``tokens`` as rows of ``length``."""
+    ids = np.full((len(tokens), length), pad_id, np.int32)
+    types = np.zeros((len(tokens), length), np.int32)
+    for row, own in enumerate(tokens):
+        ids[row, : len(own.ids)], types[row, : len(own.ids)] = own.ids, own.types
+    return TextRows(jnp.asarray(ids), jnp.asarray(types), jnp.asarray([len(own.ids) for own in tokens], jnp.int32))
+
+
+def by_length(
+    tokens: Sequence[Tokens], size: int, encoder: TextEncoder
+) -> Iterator[tuple[npt.NDArray[np.intp], TextRows]]:
+    """(their numbers, rows) of up to ``size`` texts of like length at a time; the last row repeats to fill up."""
+    order = np.argsort([len(own.ids) for own in tokens], kind="stable")
+    for start in range(0, len(order), size):
+        chosen = order[start : start + size]
+        filled = [tokens[at] for at in [*chosen, *[chosen[-1]] * (size - len(chosen))]]
+        yield chosen, rectangle(filled, padded_length(max(len(own.ids) for own in filled)), encoder.pad_id)

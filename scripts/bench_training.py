@@ -1,0 +1,105 @@
+"""``bench training``: many small tasks trained together over one backbone, beside one after another."""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import typer
+from benching import draw_lengths, interleave, paired_ratio, random_backbone, report
+
+from jpets.config import DType
+from jpets.engine.xla_flags import set_xla_flags
+from jpets.model.encoder import split
+from jpets.tokenizing import Tokens
+from jpets.training.batches import Rows, each_batch
+from jpets.training.fit import TaskFunctions
+from jpets.training.labels import new_head
+from jpets.training.methods import direct_recipe
+from jpets.training.plan import Plan
+from jpets.training.together import Member, batch_of, stacked_start, stacked_update
+
+LABELS = 4
+
+
+def training(
+    backbone: str = "minilm-l6",
+    tasks: int = 16,
+    batch: Annotated[int, typer.Option(help="texts of each task a step")] = 8,
+    length: Annotated[int, typer.Option(help="mean tokens of a text, standard deviation a quarter of it")] = 32,
+    method: str = "lora",
+    steps: int = 4,
+    rounds: int = 9,
+    dtype: str = "bfloat16",
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Seconds of ``steps`` updates of every task, compiled before; and how far the losses of both ways differ."""
+    set_xla_flags()
+    loaded = random_backbone(backbone)
+    config, encoder = loaded.config, split(loaded.config)
+    plan = Plan(epochs=1, batch=batch, dtype=DTYPES[dtype])
+    lengths = draw_lengths(tasks * batch * steps, length, length / 4, config.max_positions)
+    members = [_member(at, lengths[at::tasks], plan, config, loaded.params, method) for at in range(tasks)]
+    task = TaskFunctions(encoder, members[0].recipe, members[0].head, plan)
+    base = jax.tree.map(jnp.asarray, loaded.params)
+    one, every = jax.jit(task.update), jax.jit(stacked_update(task))
+    batches = [batch_of(members, plan, step, 0) for step in range(steps)]
+    own_batches = [list(each_batch(member.rows, plan, epoch=0)) for member in members]
+    total = np.int32(steps)
+    starts = stacked_start(task, members)
+    losses: dict[str, Any] = {}
+
+    def together() -> None:
+        trained, state = starts
+        found = []
+        for step, (rows, labels) in enumerate(batches):
+            trained, state, values = every(base, trained, state, np.int32(step), np.full(tasks, total), rows, labels)
+            found.append(values)
+        losses["together"] = np.stack(jax.block_until_ready(found))
+
+    def apart() -> None:
+        found = np.zeros((steps, tasks), np.float32)
+        for at in range(tasks):
+            trained, state = jax.tree.map(lambda leaf, at=at: leaf[at], starts)
+            for step, (rows, labels) in enumerate(own_batches[at]):
+                trained, state, value = one(base, trained, state, np.int32(step), total, rows, labels)
+                found[step, at] = value
+        losses["apart"] = found
+
+    seconds = interleave({"together": together, "apart": apart}, rounds)
+    difference = np.abs(losses["together"] / losses["apart"] - 1).max()
+    figures = {
+        "together": {
+            "seconds": statistics.median(seconds["together"]),
+            "time_share": paired_ratio(seconds["apart"], seconds["together"]),
+            "largest_loss_difference": float(difference),
+        },
+        "apart": {"seconds": statistics.median(seconds["apart"])},
+    }
+    settings = {
+        "backbone": backbone,
+        "tasks": tasks,
+        "batch": batch,
+        "length": length,
+        "method": method,
+        "steps": steps,
+        "rounds": rounds,
+        "dtype": dtype,
+    }
+    report("training", settings, figures, json_out)
+
+
+DTYPES: dict[str, DType] = {"bfloat16": "bfloat16", "float32": "float32"}
+
+
+def _member(seed: int, lengths: list[int], plan: Plan, config: Any, base: Any, method: str) -> Member:
+    rng = np.random.default_rng(seed)
+    tokens = [Tokens(rng.integers(1000, 2000, n).astype(np.int32), np.zeros(n, np.int32)) for n in lengths]
+    targets = [np.array(rng.integers(0, LABELS), np.int32) for _ in lengths]
+    head = new_head("sequence-classification", "single-label", LABELS, config.hidden_size, seed=seed)
+    rows = Rows(tokens, targets, np.ones(len(tokens), np.float32))
+    return Member(direct_recipe(method, {}, config, base, seed), head, rows)

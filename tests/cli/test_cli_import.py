@@ -1,0 +1,100 @@
+"""``jpets task import``: adapters as they are, extractions from fine-tuned models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from full_model import biases, ranked, write_full
+from support import FIXTURES, tiny
+
+from checkpoints.task_file import read_task
+from jpets.training.predict import agreement
+from jpets.types import Head
+
+LORA = FIXTURES / "imports" / "peft" / "lora"
+BACKBONE = FIXTURES / "tiny-bert"
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"a library for reading files, part {at} of many\n" for at in range(40)))
+    return path
+
+
+def test_an_adapter_becomes_a_task_file(run, tmp_path: Path) -> None:
+    out = tmp_path / "own.safetensors"
+    result = run("task", "import", LORA, "-o", out, "--backbone", BACKBONE, "--labels", "x, y, z", "--max-length", 64)
+    assert result.exit_code == 0, result.stderr
+    assert "lora at query, value" in result.stdout and "x, y, z" in result.stdout
+    task = read_task(out, config=tiny().config, backbone=tiny().ref())
+    assert (task.labels, task.preprocessing.max_length, task.preprocessing.truncation) == (("x", "y", "z"), 64, True)
+
+
+def test_an_archive_and_another_backbone_name(run, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "own.zip", "w") as archive:
+        for path in LORA.iterdir():
+            archive.write(path, f"own/{path.name}")
+    renamed = tmp_path / "other-name"
+    shutil.copytree(BACKBONE, renamed)
+    result = run(
+        "task", "import", tmp_path / "own.zip", "-o", tmp_path / "t.safetensors", "--backbone", renamed, "--json"
+    )
+    report = json.loads(result.stdout)
+    assert report["valid"] and "'tiny-bert'" in report["notes"][0]
+
+
+def test_a_refusal_writes_nothing(run, tmp_path: Path) -> None:
+    out = tmp_path / "own.safetensors"
+    for arguments, message in (
+        ((LORA, "--method", "diff"), "--method is for fully fine-tuned models"),
+        ((LORA, "--labels", "x,y"), "labels: expected 3"),
+        ((write_full(tmp_path / "full", biases),), "say --method"),
+        ((write_full(tmp_path / "full", biases), "--method", "auto"), "give --texts"),
+        ((tmp_path,), "expected adapter_config.json"),
+        ((tmp_path / "nowhere",), "is no folder and no file"),
+    ):
+        result = run("task", "import", *arguments, "-o", out, "--backbone", BACKBONE)
+        assert (result.exit_code, message in result.stderr) == (1, True), result.stderr
+        assert not out.exists()
+
+
+def test_what_was_lost_is_reported(run, tmp_path: Path, texts: Path) -> None:
+    full = write_full(tmp_path / "full", ranked(6))
+    out = tmp_path / "own.safetensors"
+    arguments = ("--backbone", BACKBONE, "--method", "lora", "--texts", texts)
+    result = run("task", "import", full, "-o", out, *arguments, "--rank", 2, "--json")
+    found = json.loads(result.stdout)
+    assert 0.1 < found["losses"]["layers/0/query/weight"] < 0.99 and found["losses"]["layers/0/query/bias"] < 1e-6
+    whole = run("task", "import", full, "-o", out, *arguments, "--energy", 1.0).stdout
+    assert "100.0 % of the answers" in whole and "/weight" in whole
+
+
+def test_auto_takes_the_smallest_that_agrees(run, tmp_path: Path, texts: Path) -> None:
+    out = tmp_path / "own.safetensors"
+    full = write_full(tmp_path / "full", biases)
+    arguments = ("--backbone", BACKBONE, "--method", "auto", "--texts", texts)
+    found = json.loads(run("task", "import", full, "-o", out, *arguments, "--json").stdout)
+    assert (found["extraction"]["method"], found["agreement"]) == ("bitfit", 1.0)
+    assert [delta.method for delta in read_task(out).deltas] == ["bitfit"]
+
+
+def test_agreement_of_each_kind_of_head() -> None:
+    a = [np.array([1.0, 2.0]), np.array([3.0, 1.0]), np.array([0.5, -1.0])]
+    b = [np.array([2.0, 1.0]), np.array([2.0, 1.0]), np.array([1.0, -2.0])]
+    kernel = {"kernel": np.zeros((4, 2), np.float32), "bias": np.zeros(2, np.float32)}
+    assert agreement(a, b, Head("sequence-classification", kernel)) == pytest.approx(2 / 3)
+    assert agreement(a, b, Head("sequence-classification", kernel, problem="multi-label")) == 1.0
+    assert (
+        agreement(a, [2 * each + 1 for each in a], Head("sequence-classification", kernel, problem="regression"))
+        > 0.999
+    )
+    tokens = [np.array([[1.0, 0], [0, 1.0]]), np.array([[1.0, 0]])]
+    other = [np.array([[1.0, 0], [1.0, 0]]), np.array([[2.0, 0]])]
+    assert agreement(tokens, other, Head("token-classification", kernel)) == pytest.approx(2 / 3)
+    assert agreement(a, [3 * each for each in a], Head("embedding")) == pytest.approx(1.0)

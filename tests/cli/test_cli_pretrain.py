@@ -1,0 +1,58 @@
+"""Further pretraining: what is hidden, what is learned, what stays as it is."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import FIXTURES, tiny
+
+from checkpoints.source import load_backbone
+from jpets.training.forward import TextRows
+from jpets.training.pretrain import Vocabulary, hide
+
+VOCABULARY = Vocabulary(800, 4, (0, 1, 2, 3, 4))
+
+
+def test_fifteen_per_cent_are_hidden_as_the_paper_says() -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(5, 800, (64, 128)).astype(np.int32)
+    ids[:, 0], lengths = 2, rng.integers(20, 128, 64)
+    rows = TextRows(jnp.asarray(ids), jnp.zeros_like(ids), jnp.asarray(lengths))
+    hidden, targets = jax.tree.map(np.asarray, hide(rows, VOCABULARY, jax.random.key(1)))
+    chosen, inside = targets >= 0, np.arange(128)[None] < lengths[:, None]
+    assert not chosen[:, 0].any() and not chosen[~inside].any()
+    np.testing.assert_array_equal(targets[chosen], ids[chosen])
+    np.testing.assert_array_equal(hidden.ids[~chosen], ids[~chosen])
+    assert chosen.sum() / (inside.sum() - 64) == pytest.approx(0.15, abs=0.015)
+    masked = hidden.ids[chosen] == 4
+    kept = hidden.ids[chosen] == ids[chosen]
+    assert masked.mean() == pytest.approx(0.8, abs=0.04) and kept.mean() == pytest.approx(0.1, abs=0.04)
+
+
+def test_chosen_layers_learn_and_the_others_stay(run, tmp_path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the library reads files and writes files and reads files again\n" * 64)
+    out = tmp_path / "domain"
+    arguments = (FIXTURES / "tiny-bert", texts, out, "--layers", "1,2", "--epochs", 4, "--batch", 16, "--rate", 3e-3)
+    result = run("backbone", "pretrain", *arguments, "--dtype", "float32", "--max-length", 16)
+    assert result.exit_code == 0, result.output
+    shown = dict(line.rsplit("  ", 1) for line in result.stdout.splitlines())
+    first, last = (float(value) for name, value in shown.items() if "loss" in name)
+    assert last < 0.9 * first
+    made, base = load_backbone(out), tiny()
+    assert made.name == "domain" and made.fingerprint == made.computed_fingerprint() != base.fingerprint
+    for layer in range(3):
+        same = [
+            np.array_equal(made.params["layers"][layer][n], base.params["layers"][layer][n]) for n in ("qkv", "ffn_in")
+        ]
+        assert same == [layer == 0] * 2
+    np.testing.assert_array_equal(made.params["word"], base.params["word"])
+    for arguments, message in (
+        ((FIXTURES / "tiny-bert", texts, out), "exists already"),
+        ((FIXTURES / "tiny-bert", texts, tmp_path / "x", "--layers", "7"), "layers must be some of 0 to 2"),
+        ((FIXTURES / "tiny-bert", texts, tmp_path / "x", "--layers", "a"), "--layers must be numbers"),
+    ):
+        result = run("backbone", "pretrain", *arguments)
+        assert result.exit_code == 1 and message in result.stderr

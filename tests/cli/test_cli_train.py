@@ -1,0 +1,85 @@
+"""``jpets train`` and ``jpets task eval``: from labelled texts to a task file and its scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import FIXTURES, tiny
+
+from checkpoints.task_file import read_task
+from jpets.commands.train import settings_of, swept
+from jpets.errors import InvalidInput
+
+BACKBONE = FIXTURES / "tiny-bert"
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    words = {"good": ["library", "module"], "bad": ["game", "sound"]}
+    lines = [f"{' '.join(rng.choice(words[label], 12))},{label}" for label in rng.choice(["good", "bad"], 64)]
+    path = tmp_path / "reviews.csv"
+    path.write_text("\n".join(["review,verdict", *lines]) + "\n")
+    return path
+
+
+def test_a_task_is_trained_written_and_scored(run, tmp_path: Path, reviews: Path) -> None:
+    out = tmp_path / "reviews.safetensors"
+    columns = ("--text", "review", "--label", "verdict", "--backbone", BACKBONE)
+    options = (
+        "--method",
+        "bitfit",
+        "--epochs",
+        4,
+        "--batch",
+        8,
+        "--rate",
+        0.02,
+        "--head-rate",
+        0.02,
+        "--max-length",
+        16,
+    )
+    result = run("train", reviews, "-o", out, *columns, *options, "--dtype", "float32", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["scores"]["accuracy"] > 0.9 and report["losses"][-1] < report["losses"][0]
+    task = read_task(out, config=tiny().config, backbone=tiny().ref())
+    assert (task.labels, [delta.method for delta in task.deltas]) == (("bad", "good"), ["bitfit"])
+    scored = run("task", "eval", out, reviews, *columns, "--json")
+    assert json.loads(scored.stdout)["scores"]["accuracy"] > 0.9
+    assert json.loads(scored.stdout)["texts"] == 64
+
+
+def test_bad_input_is_told_and_nothing_is_written(run, tmp_path: Path, reviews: Path) -> None:
+    one = tmp_path / "one.csv"
+    one.write_text("review,verdict\na,good\nb,good\n")
+    empty = tmp_path / "empty.csv"
+    empty.write_text("review,verdict\n")
+    out = tmp_path / "x.safetensors"
+    for data, more, message in (
+        (reviews, ("--label", "stars"), "expected a column 'stars'"),
+        (one, ("--label", "verdict"), "at least two labels"),
+        (empty, ("--label", "verdict"), "at least one row"),
+        (reviews, ("--label", "verdict", "--set", "rank"), "--set must be NAME=VALUE"),
+        (reviews, ("--label", "verdict", "--sweep", "rate=1"), "--sweep must be rate=LOW..HIGH"),
+    ):
+        result = run("train", data, "-o", out, "--text", "review", "--backbone", BACKBONE, *more)
+        assert result.exit_code == 1 and message in result.stderr, result.stderr
+        assert not out.exists()
+    task = FIXTURES.parents[1] / "checkpoints" / "demo" / "topic.safetensors"
+    result = run("task", "eval", task, reviews, "--text", "review", "--label", "verdict", "--backbone", BACKBONE)
+    assert result.exit_code == 1 and "fingerprint" in result.stderr
+
+
+def test_settings_and_sweeps_are_read() -> None:
+    given = ["rank=16", "sites=query,value", "placement=pfeiffer", "price=1e-7", "sites=ffn_in"]
+    assert settings_of(given[:4]) == {"rank": 16, "sites": ["query", "value"], "placement": "pfeiffer", "price": 1e-7}
+    assert settings_of(given[4:]) == {"sites": ["ffn_in"]}
+    assert swept("rate=1e-4..1e-1") == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
+    for bad in ("rate", "rate=1..", "rate=2..1", "depth=1..2", "rate=0..1", "rate=nan..1"):
+        with pytest.raises(InvalidInput):
+            swept(bad)

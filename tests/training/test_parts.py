@@ -1,0 +1,216 @@
+"""The parts of training that are functions: order, rates, losses, data, labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tiny
+
+from jpets.errors import InvalidInput, NotFound
+from jpets.tokenizing import TextEncoder
+from jpets.training.batches import batch_order
+from jpets.training.data import Columns, Example, read_examples
+from jpets.training.fit import rate_at
+from jpets.training.forward import TaskOutputs
+from jpets.training.labels import kind_of, label_names, make_rows, new_head
+from jpets.training.losses import IGNORED, Labels, mean_loss
+from jpets.training.plan import Plan
+from jpets.types import Head, Preprocessing
+
+RULE = Preprocessing(max_length=16, truncation=True)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=300), st.integers(1, 9), st.integers(0, 3))
+def test_an_epoch_takes_every_row_once(lengths: list[int], batch: int, epoch: int) -> None:
+    plan = Plan(batch=batch, seed=4)
+    found = batch_order(lengths, plan, epoch)
+    assert sorted(int(at) for own in found for at in own) == list(range(len(lengths)))
+    assert all(len(own) <= batch for own in found)
+    again = batch_order(lengths, plan, epoch)
+    assert all(np.array_equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def test_batches_hold_rows_of_like_length() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 640).tolist()
+    spans = [np.ptp([lengths[at] for at in own]) for own in batch_order(lengths, Plan(batch=32), 0)]
+    assert np.mean(spans) < 8  # 97 where they are drawn at random
+    firsts = [own[0] for own in batch_order(lengths, Plan(batch=32), 0)]
+    assert firsts != sorted(firsts, key=lambda at: lengths[at])
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_rates_rise_and_fall_as_optax_has_it(accumulate: int) -> None:
+    steps, plan = 60, Plan(warm_up=0.2, accumulate=accumulate)
+    updates = steps // accumulate
+    expected = optax.warmup_cosine_decay_schedule(0.0, 1.0, round(0.2 * updates), updates)
+    for step in range(steps):
+        found = float(rate_at(jnp.int32(step), jnp.int32(steps), plan))
+        assert found == pytest.approx(float(expected(step // accumulate)), abs=1e-6)
+
+
+def softmax_loss(logits: np.ndarray, target: int) -> float:
+    return float(np.log(np.exp(logits).sum()) - logits[target])
+
+
+def test_losses_by_hand() -> None:
+    rng = np.random.default_rng(3)
+    kernel = {"kernel": np.zeros((4, 3), np.float32), "bias": np.zeros(3, np.float32)}
+
+    def found(head: Head, logits: np.ndarray, targets: Any, weights: list[float]) -> float:
+        outputs = TaskOutputs(jnp.zeros((2, 4)), jnp.asarray(logits, jnp.float32))
+        return float(mean_loss(head, outputs, Labels(jnp.asarray(targets), jnp.asarray(weights, jnp.float32))))
+
+    flat, tokens = rng.normal(size=(2, 3)), rng.normal(size=(2, 5, 3))
+    single = Head("sequence-classification", kernel)
+    expected = (softmax_loss(flat[0], 2) * 3 + softmax_loss(flat[1], 0)) / 4
+    assert found(single, flat, np.array([2, 0], np.int32), [3, 1]) == pytest.approx(expected, rel=1e-5)
+    assert found(single, flat, np.array([2, 0], np.int32), [1, 0]) == pytest.approx(softmax_loss(flat[0], 2), rel=1e-5)
+    sets = np.array([[1, 0, 1], [0, 0, 0]], np.float32)
+    each = np.log1p(np.exp(flat)) - sets * flat
+    multi = Head("sequence-classification", kernel, problem="multi-label")
+    assert found(multi, flat, sets, [1, 1]) == pytest.approx(each.mean(), rel=1e-5)
+    value = Head("sequence-classification", kernel, problem="regression")
+    assert found(value, flat, sets, [1, 1]) == pytest.approx(((flat - sets) ** 2).mean(), rel=1e-5)
+    tags = np.array([[0, IGNORED, 2, IGNORED, IGNORED], [IGNORED] * 5], np.int32)
+    row = (softmax_loss(tokens[0, 0], 0) + softmax_loss(tokens[0, 2], 2)) / 2
+    assert found(Head("token-classification", kernel), tokens, tags, [1, 1]) == pytest.approx(row / 2, rel=1e-5)
+    answers = Head("question-answering", kernel)
+    spans = np.array([[1, 4], [0, 0]], np.int32)
+    both = [softmax_loss(tokens[r, :, c], spans[r, c]) for r in range(2) for c in range(2)]
+    assert found(answers, tokens[..., :2], spans, [1, 1]) == pytest.approx(np.mean(both), rel=1e-5)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_every_format_gives_the_same_examples(tmp_path: Path) -> None:
+    from pyarrow import Table, parquet
+
+    records = [{"text": "one, two", "label": "a"}, {"text": 'says "three"', "label": "b"}]
+    expected = [Example(each["text"], None, each["label"]) for each in records]
+    parquet.write_table(Table.from_pylist(records), tmp_path / "x.parquet")
+    files = [
+        write(tmp_path / "x.csv", '\ufefftext,label\n"one, two",a\n"says ""three""",b\n'),
+        write(tmp_path / "x.tsv", 'text\tlabel\none, two\ta\n"says ""three"""\tb\n'),
+        write(tmp_path / "x.jsonl", "".join(json.dumps(each) + "\n\n" for each in records)),
+        tmp_path / "x.parquet",
+    ]
+    for file in files:
+        assert read_examples(file, Columns()) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", "text,label\na\n", "row 1: expected as many fields"),
+        ("x.csv", "text,kind\na,b\n", "row 1: expected a column 'label', found ['kind', 'text']"),
+        ("x.csv", "text,label\n", "at least one row"),
+        ("x.csv", b"text,label\n\xff\xfe,b\n", "expected CSV in UTF-8"),
+        ("x.csv", "text,label\n ,b\n", "row 1: expected 'text' to be a text that is not empty"),
+        ("x.jsonl", '{"text": 1}\n', "row 1: expected a column 'label'"),
+        ("x.jsonl", "[1]\n", "line 1: expected a JSON object, found list"),
+        ("x.jsonl", "{\n", "line 1: expected a JSON object"),
+        ("x.parquet", "no parquet", "expected a Parquet file"),
+        ("x.xml", "<a/>", "expected a file that ends in one of"),
+    ],
+)
+def test_bad_data_is_named(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read_examples(write(tmp_path / name, content), Columns())
+    assert message in refused.value.message
+    with pytest.raises(NotFound):
+        read_examples(tmp_path / "nowhere.csv", Columns())
+
+
+def text() -> TextEncoder:
+    config = tiny().config
+    return TextEncoder(tiny().tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+
+
+def test_labels_become_targets() -> None:
+    examples = [Example("a library", None, "x"), Example("a game", None, "y"), Example("a file", None, "x")]
+    names = label_names(examples, *kind_of(examples))
+    rows = make_rows(examples, new_head(*kind_of(examples), 2, 64), names, text(), RULE, balanced=True)
+    assert (names, [int(each) for each in rows.targets], rows.weights.tolist()) == (
+        ("x", "y"),
+        [0, 1, 0],
+        [0.75, 1.5, 0.75],
+    )
+    sets = [Example("a", None, ["p", "q"]), Example("b", None, [])]
+    assert kind_of(sets) == ("sequence-classification", "multi-label")
+    rows = make_rows(sets, new_head(*kind_of(sets), 2, 64), label_names(sets, *kind_of(sets)), text(), RULE)
+    assert [each.tolist() for each in rows.targets] == [[1, 1], [0, 0]]
+    values = [Example("a", None, 0.5), Example("b", None, 2)]
+    assert kind_of(values) == ("sequence-classification", "regression")
+    rows = make_rows(values, new_head(*kind_of(values), 1, 64), (), text(), RULE)
+    assert [each.tolist() for each in rows.targets] == [[0.5], [2.0]]
+
+
+def test_the_first_token_of_a_word_has_its_tag() -> None:
+    words = ("library", "for", "unusually", "long-named", "files")
+    example = Example(words, None, ["B-X", "O", "O", "B-Y", "I-Y"])
+    names = label_names([example], "token-classification", "single-label")
+    rows = make_rows([example], new_head("token-classification", "single-label", 4, 64), names, text(), RULE)
+    tokenizer = text()._tokenizer
+    encoded = tokenizer.encode(" ".join(words))
+    firsts = {sum(len(w) + 1 for w in words[:at]): names.index(tag) for at, tag in enumerate(example.label)}
+    expected = [
+        firsts.get(start, IGNORED) if end > start else IGNORED
+        for (start, end) in encoded.offsets[: len(rows.targets[0])]
+    ]
+    assert rows.tags and rows.targets[0].tolist() == expected
+    assert sum(each != IGNORED for each in expected) == 5
+
+
+def test_answers_become_the_tokens_they_lie_in() -> None:
+    context = "the library reads files and writes files"
+    found = []
+    for answer in ("reads files", "library", "writes files", ""):
+        start = context.index(answer)
+        examples = [Example("what?", context, {"text": [answer], "answer_start": [start]})]
+        assert kind_of(examples) == ("question-answering", "single-label")
+        head = new_head("question-answering", "single-label", 2, 64)
+        rows = make_rows(examples, head, (), text(), Preprocessing(max_length=64, truncation=True))
+        first, last = (int(at) for at in rows.targets[0])
+        words = text()._tokenizer.decode([int(each) for each in rows.tokens[0].ids[first : last + 1]])
+        found.append(words)
+    assert found[:3] == ["reads files", "library", "writes files"] and rows.targets[0].tolist() == [0, 0]
+    cut = make_rows(
+        [Example("what?", context, {"text": "writes files", "answer_start": context.index("writes")})],
+        head, (), text(), Preprocessing(max_length=10, truncation=True),
+    )  # fmt: skip
+    assert cut.targets[0].tolist() == [0, 0]
+    for label in ({"text": "x", "answer_start": 0}, {"text": "x"}, {"answer_start": 1}):
+        with pytest.raises(InvalidInput, match="row 1: expected"):
+            make_rows([Example("what?", context, label)], head, (), text(), RULE)
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ([Example("a", None, "x"), Example("b", None, "x")], "at least two labels"),
+        ([Example(("a", "b"), None, ["O"])], "at least two labels"),
+    ],
+)
+def test_one_class_only_is_refused(examples: list[Example], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        label_names(examples, *kind_of(examples))
+
+
+def test_unseen_labels_are_refused() -> None:
+    head = new_head("sequence-classification", "single-label", 2, 64)
+    with pytest.raises(InvalidInput, match=r"row 2: expected one of \['x', 'y'\] as label, found 'z'"):
+        make_rows([Example("a", None, "x"), Example("b", None, "z")], head, ("x", "y"), text(), RULE)
+    tagger = new_head("token-classification", "single-label", 2, 64)
+    with pytest.raises(InvalidInput, match="row 1: expected a list of words and a list of as many tags"):
+        make_rows([Example(("a", "b"), None, ["x"])], tagger, ("x", "y"), text(), RULE)

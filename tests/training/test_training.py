@@ -1,0 +1,229 @@
+"""Training by the functions that serve: recipes, whole runs, runs that were killed, tasks trained together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import ENGINE_SETTINGS, tiny
+
+from checkpoints.task_file import read_task, task_to_bytes
+from jpets.deltas.merge import kernel
+from jpets.engine.bucket import Bucket
+from jpets.engine.engine import Engine
+from jpets.errors import InvalidInput
+from jpets.model.encoder import split
+from jpets.tokenizing import TextEncoder
+from jpets.training.checkpoints import Checkpoints
+from jpets.training.data import Example
+from jpets.training.forward import task_outputs
+from jpets.training.labels import label_names, make_rows, new_head
+from jpets.training.methods import DIRECT, Direct, Recipe, direct_recipe
+from jpets.training.plan import Plan
+from jpets.training.run import Step, train
+from jpets.training.session import Training, evaluate_task, run_training
+from jpets.training.sparse import DiffGates, Full, MaskScores, kept
+from jpets.training.together import Member, train_together
+from jpets.training.tokens import rectangle
+from jpets.types import Preprocessing, Query
+
+WORDS: Mapping[str, list[str]] = {"code": ["library", "python", "module"], "fun": ["game", "music", "sound"]}
+RULE = Preprocessing(max_length=16, truncation=True)
+PLAN = Plan(epochs=2, batch=8, dtype="float32", seed=1)
+
+
+def examples(count: int, seed: int = 0) -> list[Example]:
+    """Texts of 9 to 16 tokens, so that there is one program of each kind to compile."""
+    rng = np.random.default_rng(seed)
+    labels = rng.choice(sorted(WORDS), count)
+    return [Example(" ".join(rng.choice(WORDS[label], rng.integers(12, 15))), None, str(label)) for label in labels]
+
+
+@pytest.fixture(scope="module")
+def base() -> dict[str, Any]:
+    return dict(tiny().params)
+
+
+def text() -> TextEncoder:
+    config = tiny().config
+    return TextEncoder(tiny().tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+
+
+def rows_of(given: list[Example]) -> Any:
+    head = new_head("sequence-classification", "single-label", 2, tiny().config.hidden_size)
+    names = label_names(given, "sequence-classification", "single-label")
+    return head, make_rows(given, head, names, text(), RULE)
+
+
+def recipes(base: dict[str, Any]) -> dict[str, Recipe]:
+    config = tiny().config
+    found: dict[str, Recipe] = {name: direct_recipe(name, {}, config, base) for name in DIRECT}
+    return found | {"mask": MaskScores(base, config), "diff": DiffGates(config, base), "full": Full(base)}
+
+
+@pytest.mark.parametrize("method", [*DIRECT, "mask", "diff", "full"])
+def test_recipes_start_where_the_backbone_is_and_end_in_a_task(method: str, base: dict[str, Any]) -> None:
+    config, encoder, recipe = tiny().config, split(tiny().config), recipes(base)[method]
+    head, rows = rows_of(examples(4))
+    batch = rectangle(rows.tokens, 16, 0)
+    tensors = {name: jnp.asarray(array) for name, array in head.tensors.items()}
+    params = jax.tree.map(jnp.asarray, base)
+    tree = recipe.start(np.random.default_rng(0))
+    own, deltas = recipe.vary(params, tree, None)
+    found = task_outputs(encoder, own, deltas, head, tensors, batch).logits
+    plain = task_outputs(encoder, params, (), head, tensors, batch).logits
+    if method in ("prefix", "prompt"):
+        assert 1e-4 < np.abs(found - plain).max() < 1.0
+    elif method == "mask":
+        weight = kernel(params, config, 1, "ffn_in")
+        changed = kernel(own, config, 1, "ffn_in")
+        assert 0.03 < float((changed == 0).mean()) < 0.07
+        np.testing.assert_array_equal(changed[changed != 0], weight[changed != 0])
+    else:
+        np.testing.assert_allclose(found, plain, atol=1e-5)
+    finished = recipe.finish(tree)
+    assert [delta.method for delta in finished] == ([] if method == "full" else [method])
+
+
+def test_a_masks_gradient_is_that_of_the_mask_itself(base: dict[str, Any]) -> None:
+    config = tiny().config
+    recipe = MaskScores(base, config)
+    params = jax.tree.map(jnp.asarray, base)
+    tree = recipe.start(np.random.default_rng(0))
+    probe = jnp.asarray(np.random.default_rng(1).normal(size=config.dims("ffn_in")), jnp.float32)
+
+    def loss(scores: Any) -> Any:
+        return (kernel(recipe.vary(params, scores, None)[0], config, 2, "ffn_in") * probe).sum()
+
+    slopes = jax.grad(loss)(tree)
+    np.testing.assert_allclose(slopes["ffn_in"][2], kernel(params, config, 2, "ffn_in") * probe, rtol=1e-5)
+    assert not np.any(slopes["ffn_in"][0]) and not np.any(slopes["query"])
+    assert abs(float(kept(tree["query"][0]).mean()) - 0.95) < 0.02
+
+
+@pytest.mark.parametrize("block", [1, 16])
+def test_a_search_is_projected_to_its_density(block: int, base: dict[str, Any]) -> None:
+    config = tiny().config
+    search = DiffGates(config, base, density=0.02, block=block)
+    tree = search.start(np.random.default_rng(0))
+    rng = np.random.default_rng(2)
+    tree["values"] = {
+        site: jnp.asarray(rng.normal(size=own.shape), jnp.float32) for site, own in tree["values"].items()
+    }
+    values = search.then(tree)
+    (delta,) = values.finish(values.start(rng))
+    total = sum(own.size for own in tree["values"].values())
+    found = sum(array.size for name, array in delta.tensors.items() if name.endswith("/values"))
+    assert found == pytest.approx(0.02 * total, abs=block**2)
+    assert delta.settings.get("block", 1) == block
+    drawn = search.vary(jax.tree.map(jnp.asarray, base), tree, jax.random.key(0))[0]
+    closed = kernel(drawn, config, 0, "ffn_in") == kernel(base, config, 0, "ffn_in")
+    assert float(jnp.mean(closed)) < 0.2  # gates start nearly open
+    assert float(search.penalty(tree)) == pytest.approx(search.price * total * 0.9933, rel=1e-3)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_run_goes_on_to_the_same_task_and_serves_as_it_was_trained(
+    tmp_path: Path, base: dict[str, Any]
+) -> None:
+    encoder, recipe = split(tiny().config), direct_recipe("lora", {"rank": 4}, tiny().config, base)
+    head, rows = rows_of(examples(40))
+    given, judged = rows.take(range(32)), rows.take(range(32, 40))
+    plan = dataclasses.replace(PLAN, rate=1e-2, head_rate=1e-2, epochs=4, accumulate=2)
+    whole = train(encoder, base, recipe, head, given, plan, held_out=judged)
+    assert len(whole.losses) == 16 and np.mean(whole.losses[-4:]) < 0.8 * np.mean(whole.losses[:4])
+
+    def kill(step: Step) -> None:
+        if step.number == 7:
+            raise Killed
+
+    for report in (kill, lambda step: None):
+        keeper = Checkpoints(tmp_path / "run")
+        try:
+            again = train(
+                encoder, base, recipe, head, given, plan, held_out=judged, keeper=keeper, save_every=3, report=report
+            )
+        except Killed:
+            pass
+        finally:
+            keeper.close()
+    assert again.losses == whole.losses and again.held_out == whole.held_out
+    for mine, theirs in zip(again.deltas, whole.deltas, strict=True):
+        for name, array in mine.tensors.items():
+            np.testing.assert_array_equal(array, theirs.tensors[name])
+
+
+def test_training_together_is_training_each(base: dict[str, Any]) -> None:
+    encoder, config = split(tiny().config), tiny().config
+    members = []
+    for seed, count in enumerate((16, 30)):
+        head, rows = rows_of(examples(count, seed))
+        if seed:
+            head = new_head("sequence-classification", "single-label", 3, config.hidden_size, seed=seed)
+        members.append(Member(direct_recipe("lora", {"rank": 4}, config, base, seed), head, rows))
+    together = train_together(encoder, base, members, PLAN)
+    for member, found in zip(members, together, strict=True):
+        alone = train(encoder, base, member.recipe, member.head, member.rows, PLAN)
+        np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-4)
+        assert found.head.outputs == member.head.outputs
+        for name, array in found.deltas[0].tensors.items():
+            np.testing.assert_allclose(array, alone.deltas[0].tensors[name], atol=1e-5)
+    other = Member(direct_recipe("lora", {"rank": 8}, config, base), members[0].head, members[0].rows)
+    with pytest.raises(InvalidInput, match="same methods and shapes"):
+        train_together(encoder, base, [members[0], other], PLAN)
+
+
+def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:
+    training = Training(
+        "adapter", {"bottleneck": 8}, dataclasses.replace(PLAN, epochs=4, rate=1e-2, head_rate=1e-2), max_length=16
+    )
+    seen: list[Step] = []
+    found = run_training("own", tiny(), training, examples(64), report=seen.append)
+    assert seen[-1].number == seen[-1].of == len(found.losses)
+    assert found.scores["accuracy"] > 0.9
+    task = read_task(task_to_bytes(found.task), id="own", config=tiny().config, backbone=tiny().ref())
+    others = examples(32, seed=9)
+    scored = evaluate_task(task, tiny(), others)
+    with Engine(
+        tiny(), [task], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=[Bucket(256, ((16, 16),))]
+    ).start() as engine:
+        answers = engine.infer([Query("own", str(each.text)) for each in others])
+    right = [answer.label == each.label for answer, each in zip(answers, others, strict=True)]  # type: ignore[attr-defined]
+    assert scored["accuracy"] == pytest.approx(np.mean(right)) and np.mean(right) > 0.9
+    resumed = run_training(
+        "own", tiny(), dataclasses.replace(training, plan=dataclasses.replace(PLAN, epochs=1)), examples(64), start=task
+    )
+    assert resumed.losses[0] < found.losses[0] / 2
+
+
+def test_what_cannot_be_trained_is_refused(base: dict[str, Any]) -> None:
+    def run(method: Any, settings: Mapping[str, Any] = {}, count: int = 16) -> None:
+        run_training("own", tiny(), Training(method, settings, PLAN, max_length=16), examples(count))
+
+    for method, settings, message in (
+        ("mask", {"rank": 3}, "mask: expected settings among"),
+        ("diff", {"densty": 0.1}, "diff: expected settings among"),
+        ("adapter", {"placement": "nowhere"}, "adapter: adapter placement must be"),
+        ("lora", {"sites": ["nowhere"]}, "sites must be a non-empty subset"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            run(method, settings)
+    with pytest.raises(InvalidInput, match="to train on and to hold out"):
+        run("lora", count=4)
+    masked = MaskScores(base, tiny().config).finish(MaskScores(base, tiny().config).start(np.random.default_rng(0)))
+    found = run_training  # a mask's places are fixed: training starts anew
+    with pytest.raises(InvalidInput, match="train a new task"):
+        task = dataclasses.replace(
+            found("own", tiny(), Training("frozen", {}, PLAN, max_length=16), examples(16)).task, deltas=tuple(masked)
+        )
+        found("own", tiny(), Training("mask", {}, PLAN, max_length=16), examples(16), start=task)
+    assert isinstance(recipes(base)["lora"], Direct)
