@@ -7,7 +7,6 @@ import statistics
 from typing import Annotated, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import typer
 from benching import draw_lengths, interleave, paired_ratio, random_backbone, report
@@ -17,7 +16,7 @@ from jpets.engine.xla_flags import set_xla_flags
 from jpets.model.encoder import split
 from jpets.tokenizing import Tokens
 from jpets.training.batches import Rows, each_batch
-from jpets.training.fit import TaskFunctions
+from jpets.training.fit import TaskFunctions, as_served
 from jpets.training.labels import new_head
 from jpets.training.methods import direct_recipe
 from jpets.training.plan import Plan
@@ -45,7 +44,7 @@ def training(
     lengths = draw_lengths(tasks * batch * steps, length, length / 4, config.max_positions)
     members = [_member(at, lengths[at::tasks], plan, config, loaded.params, method) for at in range(tasks)]
     task = TaskFunctions(encoder, members[0].recipe, members[0].head, plan)
-    base = jax.tree.map(jnp.asarray, loaded.params)
+    base = as_served(loaded.params, members[0].recipe, plan)
     one, every = jax.jit(task.update), jax.jit(stacked_update(task))
     batches = [batch_of(members, plan, step, 0) for step in range(steps)]
     own_batches = [list(each_batch(member.rows, plan, epoch=0)) for member in members]

@@ -14,6 +14,8 @@ from jpets.commands.output import JsonOption, busy, print_fields, print_json, pr
 from jpets.errors import InvalidInput
 
 if TYPE_CHECKING:
+    import jax
+
     from jpets.training.session import Result
 
 SWEPT = 4
@@ -54,6 +56,7 @@ def train(
     checkpoints: Annotated[
         Path | None, typer.Option(file_okay=False, help="folder to keep progress in; a killed run goes on from it")
     ] = None,
+    devices: Annotated[int, typer.Option(min=1, help="devices that share every batch")] = 1,
     dtype: Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")] = "bfloat16",
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: JsonOption = False,
@@ -117,6 +120,7 @@ def train(
                 others,
                 start=earlier,
                 folder=checkpoints / str(number) if checkpoints is not None else None,
+                devices=found_devices(devices),
                 report=lambda step, bar=bar: bars.update(  # type: ignore[misc]
                     bar, completed=step.number, total=step.of, description=f"{method}, loss {step.loss:.3f}"
                 ),
@@ -142,6 +146,16 @@ def train(
     print_fields(
         [("file", output.name), ("size", size(output.stat().st_size)), ("held-out loss", f"{best.held_out:.4f}"), *rows]
     )
+
+
+def found_devices(count: int) -> list[jax.Device]:
+    """The first ``count`` devices. Raises ``InvalidInput`` where there are fewer."""
+    import jax
+
+    found = jax.local_devices()
+    if count > len(found):
+        raise InvalidInput(f"--devices: expected at most {len(found)}, which this machine has, found {count}")
+    return found[:count]
 
 
 def settings_of(given: list[str]) -> dict[str, Any]:

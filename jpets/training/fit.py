@@ -12,7 +12,7 @@ import optax  # type: ignore[import-untyped]
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jpets.model.encoder import Params, SplitEncoder
+from jpets.model.encoder import Params, SplitEncoder, cast_params
 from jpets.training.forward import TextRows, task_outputs
 from jpets.training.losses import Labels, mean_loss, row_losses
 from jpets.training.methods import Recipe, Tree
@@ -83,7 +83,7 @@ class Trainer:
         mesh = jax.sharding.Mesh(np.array(list(devices) or jax.local_devices()[:1]), (DATA,))
         self._everywhere = NamedSharding(mesh, PartitionSpec())
         self._parted = NamedSharding(mesh, PartitionSpec(DATA))
-        self._base = jax.device_put(jax.tree.map(jnp.asarray, base), self._everywhere)
+        self._base = jax.device_put(as_served(base, recipe, plan), self._everywhere)
         self._steps = np.int32(steps)
         self._task = TaskFunctions(encoder, recipe, head, plan)
         self._update = jax.jit(self._task.update, donate_argnums=(1, 2))
@@ -114,8 +114,16 @@ class Trainer:
         return self._measure(self._base, trained, *jax.device_put((rows, labels), self._parted))
 
 
+def as_served(base: Params, recipe: Recipe, plan: Plan) -> Params:
+    """The backbone's weights cast once to the forward pass's format, where a recipe leaves them alone."""
+    params: Params = jax.tree.map(jnp.asarray, base)
+    if not recipe.keeps_weights:
+        return params
+    return {**cast_params(params, plan.dtype), "bias": params["bias"]}
+
+
 def optimiser(plan: Plan) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019) at a rate of one: ``rates_at`` says how far each step goes."""
+    """AdamW (Loshchilov and Hutter 2019) at a rate of one: ``rate_at`` says how far each step goes."""
 
     def chain() -> optax.GradientTransformation:
         return optax.chain(optax.clip_by_global_norm(plan.clip), optax.adamw(1.0, weight_decay=plan.weight_decay))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,11 @@ class Recipe(Protocol):
         """Learning rate that suits it (AdamW, batches of 32)."""
         ...
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether ``vary`` leaves the backbone's weights as they are, its biases apart."""
+        ...
+
     def start(self, rng: np.random.Generator) -> Tree: ...
     def vary(self, base: Params, tree: Tree, key: Array | None) -> tuple[Params, Sequence[Delta]]:
         """``key`` draws what is random in training; None: as served."""
@@ -54,6 +59,10 @@ class Direct:
     deltas: tuple[Delta, ...]
     """Where they start."""
     rate: float
+
+    @property
+    def keeps_weights(self) -> bool:
+        return all(METHODS[delta.method].kind != "heavy" for delta in self.deltas)
 
     def start(self, rng: np.random.Generator) -> Tree:
         del rng
@@ -87,6 +96,7 @@ class Nothing:
     """The head alone, on the frozen backbone."""
 
     rate: float = 1e-3
+    keeps_weights: ClassVar[bool] = True
 
     def start(self, rng: np.random.Generator) -> Tree:
         del rng

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from jpets.config import BackboneConfig
@@ -69,12 +70,16 @@ def run_training(
     *,
     start: Task | None = None,
     folder: Path | None = None,
+    devices: Sequence[jax.Device] = (),
     report: Callable[[Step], None] = lambda step: None,
 ) -> Result:
     """Trains a task; with ``start`` it goes on from that one's deltas and head.
 
-    ``folder`` keeps checkpoints: a run that was killed goes on from there. Raises ``InvalidInput``, ``InvalidTask``.
+    ``folder`` keeps checkpoints: a run that was killed goes on from there. Several ``devices`` share every batch, whose
+    size they must divide. Raises ``InvalidInput``, ``InvalidTask``.
     """
+    if devices and training.plan.batch % len(devices):
+        raise InvalidInput(f"{len(devices)} devices must divide the batch, which is {training.plan.batch}")
     config = backbone.config
     text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
     rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
@@ -85,7 +90,7 @@ def run_training(
     else:
         rows, judged = _split(rows, training)
     base: Params = dict(backbone.params)
-    stages = _Stages(training, config, base, rows, judged, head, text.pad_id, folder, report)
+    stages = _Stages(training, config, base, rows, judged, head, text.pad_id, folder, devices, report)
     outcome = stages.run(continued(start.deltas) if start is not None and start.deltas else None)
     task = _task(id, backbone, outcome, names, rule)
     found: Mapping[str, float] = {}
@@ -121,11 +126,12 @@ class _Stages:
         head: Head,
         pad_id: int,
         folder: Path | None,
+        devices: Sequence[jax.Device],
         report: Callable[[Step], None],
     ) -> None:
         self._training, self._config, self._base = training, config, base
         self._rows, self._judged, self._head = rows, judged, head
-        self._pad_id, self._folder, self._report = pad_id, folder, report
+        self._pad_id, self._folder, self._devices, self._report = pad_id, folder, devices, report
         self._number = 0
 
     def run(self, going_on: Recipe | None) -> Outcome:
@@ -173,6 +179,7 @@ class _Stages:
                 held_out=self._judged,
                 keeper=keeper,
                 pad_id=self._pad_id,
+                devices=self._devices,
                 report=self._report,
             )
         finally:

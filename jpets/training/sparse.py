@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,7 @@ class Full:
 
     base: Params
     rate: float = 1e-4
+    keeps_weights: ClassVar[bool] = False
 
     def start(self, rng: np.random.Generator) -> Tree:
         del rng
@@ -78,6 +80,7 @@ class MaskScores:
     base: Params
     config: BackboneConfig
     rate: float = 3e-2
+    keeps_weights: ClassVar[bool] = False
 
     def start(self, rng: np.random.Generator) -> Tree:
         """The weights' relative magnitudes: at first the smallest weights, which matter least, are off."""
@@ -121,6 +124,7 @@ class DiffGates:
     block: int = 1
     price: float = 1.25e-7
     rate: float = 1e-4
+    keeps_weights: ClassVar[bool] = False
 
     def start(self, rng: np.random.Generator) -> Tree:
         del rng
@@ -181,6 +185,7 @@ class DiffValues:
     first_bias: np.ndarray
     block: int = 1
     rate: float = 5e-4
+    keeps_weights: ClassVar[bool] = False
 
     def start(self, rng: np.random.Generator) -> Tree:
         del rng

@@ -17,7 +17,7 @@ import numpy as np
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.training.batches import Rows, batch_order, gather
-from jpets.training.fit import TaskFunctions, Trained
+from jpets.training.fit import TaskFunctions, Trained, as_served
 from jpets.training.losses import Labels
 from jpets.training.methods import Direct
 from jpets.training.plan import Plan
@@ -57,7 +57,7 @@ def train_together(
     task = TaskFunctions(encoder, members[0].recipe, head, plan)
     trained, state = stacked_start(task, members)
     totals = np.array([plan.epochs * -(-len(member.rows.tokens) // plan.batch) for member in members], np.int32)
-    base = jax.tree.map(jnp.asarray, base)
+    base = as_served(base, members[0].recipe, plan)
     update = jax.jit(stacked_update(task), donate_argnums=(1, 2))
     losses: list[list[float]] = [[] for _ in members]
     for step in range(int(totals.max())):

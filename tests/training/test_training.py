@@ -162,6 +162,19 @@ def test_a_killed_run_goes_on_to_the_same_task_and_serves_as_it_was_trained(
             np.testing.assert_array_equal(array, theirs.tensors[name])
 
 
+def test_devices_share_a_batch(base: dict[str, Any]) -> None:
+    encoder, recipe = split(tiny().config), direct_recipe("bitfit", {}, tiny().config, base)
+    head, rows = rows_of(examples(16))
+    plan = dataclasses.replace(PLAN, epochs=1)
+    one = train(encoder, base, recipe, head, rows, plan)
+    two = train(encoder, base, recipe, head, rows, plan, devices=jax.local_devices()[:2])
+    np.testing.assert_allclose(two.losses, one.losses, rtol=1e-5)
+    for name, array in two.deltas[0].tensors.items():
+        np.testing.assert_allclose(array, one.deltas[0].tensors[name], atol=1e-4)
+    with pytest.raises(InvalidInput, match="3 devices must divide the batch"):
+        run_training("own", tiny(), Training("lora", {}, PLAN), examples(16), devices=jax.local_devices()[:3])
+
+
 def test_training_together_is_training_each(base: dict[str, Any]) -> None:
     encoder, config = split(tiny().config), tiny().config
     members = []
