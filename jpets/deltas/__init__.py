@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from jpets.config import BackboneConfig
 from jpets.deltas.adapter import Adapter
@@ -17,13 +16,14 @@ from jpets.deltas.onebit import Onebit
 from jpets.deltas.prefix import Prefix
 from jpets.deltas.prompt import Prompt
 from jpets.deltas.protocol import NO_LEAD, Lead, Method, Params, Step
+from jpets.deltas.registry import Methods
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Task
 
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {m.name: m for m in (Adapter(), Lora(), Bitfit(), Mask(), Diff(), Ia3(), Onebit(), Prefix(), Prompt())}
+METHODS: Mapping[str, Method] = Methods(
+    (Adapter(), Lora(), Bitfit(), Mask(), Diff(), Ia3(), Onebit(), Prefix(), Prompt())
 )
-"""Every PET method by its name in task files."""
+"""Every PET method by its name in task files, those of installed packages too."""
 HEAD = HeadClass()
 MERGED: Sequence[Step] = ("bias", "weight", "sums", "scale", "embeddings", "attention", "adapter")
 """In which order dense forms follow the unified representation: whole biases first, as they replace."""
