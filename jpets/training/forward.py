@@ -54,7 +54,7 @@ def task_outputs(
     params, bound = _bind(encoder.config, params, deltas, count, length, dtype)
     if tensors:
         bound.append(_bind_head(head, tensors, count, length))
-    outputs = forward(encoder, cast_params(params, dtype), _rectangle(rows, head.pooling, lead), bound)
+    outputs = forward(encoder, cast_params(params, dtype), rectangular_batch(rows, head.pooling, lead), bound)
     if not tensors:
         return TaskOutputs(outputs.pooled, jnp.zeros((count, 0)))
     (logits,) = outputs.logits
@@ -66,7 +66,7 @@ def hidden_states(
     encoder: SplitEncoder, params: Params, rows: TextRows, dtype: str = "float32"
 ) -> Float[Array, "n l d"]:
     """Final hidden states of the bare backbone, f32; what stands past a row's length means nothing."""
-    hidden = encode(encoder, cast_params(params, dtype), _rectangle(rows, "mean", NO_LEAD))
+    hidden = encode(encoder, cast_params(params, dtype), rectangular_batch(rows, "mean"))
     return hidden.reshape(*rows.ids.shape, -1)
 
 
@@ -84,8 +84,11 @@ def _led(rows: TextRows, lead: Lead) -> TextRows:
     return TextRows(jnp.pad(rows.ids, places), jnp.pad(rows.types, places), rows.lengths + lead.tokens)
 
 
-def _rectangle(rows: TextRows, pooling: Pooling, lead: Lead) -> PackedBatch:
-    """A rectangular bucket."""
+def rectangular_batch(rows: TextRows, pooling: Pooling, lead: Lead = NO_LEAD) -> PackedBatch:
+    """``rows`` as the batch that the model takes: a rectangular bucket, all rows pooled alike.
+
+    ``lead.tokens`` places for virtual tokens stand in the rows already.
+    """
     count, length = rows.ids.shape
     positions = jnp.tile(jnp.arange(length) + lead.first_position, count)
     places = Rows(jnp.arange(count) * length, jnp.full(count, POOLINGS.index(pooling)))

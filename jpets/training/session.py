@@ -52,7 +52,10 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A trained task; ``held_out`` its mean loss and ``scores`` on texts that it was not trained on."""
+    """A trained task; ``held_out`` its mean loss and ``scores`` on texts that it was not trained on.
+
+    The task of ``full`` has no deltas: its backbone's parameters are ``outcome.trained["own"]``.
+    """
 
     task: Task
     losses: Sequence[float]
@@ -93,11 +96,11 @@ def run_training(
     stages = _Stages(training, config, base, rows, judged, head, text.pad_id, folder, devices, report)
     outcome = stages.run(continued(start.deltas) if start is not None and start.deltas else None)
     task = _task(id, backbone, outcome, names, rule)
-    found: Mapping[str, float] = {}
-    if training.method != "full":
-        predictor = Predictor(split(config), text, outcome.head, outcome.deltas)
-        logits = predictor(base, outcome.head, judged.tokens, outcome.deltas)
-        found = scores(outcome.head, names, logits, judged.targets)
+    params: Params = outcome.trained["own"] if training.method == "full" else base
+    logits = Predictor(split(config), text, outcome.head, outcome.deltas)(
+        params, outcome.head, judged.tokens, outcome.deltas
+    )
+    found = scores(outcome.head, names, logits, judged.targets)
     assert outcome.held_out is not None
     return Result(task, outcome.losses, outcome.held_out, found, outcome)
 
