@@ -14,6 +14,7 @@ The index is the one apt keeps on any Debian machine:
 The result therefore depends on the machine's Debian release and on its package sources.
 """
 
+import functools
 import gzip
 import hashlib
 import json
@@ -24,11 +25,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import typer
-from debian.deb822 import Deb822
+
+if TYPE_CHECKING:
+    from debian.deb822 import Deb822
 
 Split = Literal["train", "test"]
 
@@ -48,7 +51,13 @@ class Package:
     source: str
     section: str
     text: str
-    facets: Mapping[str, str]
+    tags: Mapping[str, tuple[str, ...]]
+    """The values of each Debtags facet."""
+
+    @functools.cached_property
+    def facets(self) -> Mapping[str, str]:
+        """The facets with exactly one value."""
+        return {facet: values[0] for facet, values in self.tags.items() if len(values) == 1}
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ def read_packages() -> list[Package]:
             source=entry.get("Source", name).split()[0],  # "Source: glibc (2.36-9)" names a version that differs
             section=entry.get("Section", "").rpartition("/")[2],  # "contrib/games" is section games of contrib
             text=_text(long_descriptions.get(entry.get("Description-md5", ""), str(entry["Description"]))),
-            facets=_single_valued_facets(entry.get("Tag", "")),
+            tags=_facet_values(entry.get("Tag", "")),
         )
         packages.setdefault(re.sub(r"\d+", "", package.text), package)
     return list(packages.values())
@@ -158,8 +167,10 @@ def _long_descriptions() -> dict[str, str]:
     }
 
 
-def _paragraphs(*command: str) -> Iterator[Deb822]:
+def _paragraphs(*command: str) -> "Iterator[Deb822]":
     """The entries of the Debian control data that a command prints."""
+    from debian.deb822 import Deb822  # here, so that what is made of the packages does without it
+
     return Deb822.iter_paragraphs(subprocess.run(command, check=True, capture_output=True).stdout)
 
 
@@ -172,14 +183,14 @@ def _text(description: str) -> str:
     return ". ".join(sentence for sentence in sentences if sentence)
 
 
-def _single_valued_facets(tags: str) -> dict[str, str]:
-    """The facets with exactly one value; ``TODO`` is Debtags' mark for a value still to be chosen, so not a label."""
+def _facet_values(tags: str) -> dict[str, tuple[str, ...]]:
+    """Each facet's values; ``TODO`` is Debtags' mark for a value still to be chosen, so not a label."""
     values: defaultdict[str, list[str]] = defaultdict(list)
     for tag in tags.replace("\n", " ").split(","):
         facet, _, value = tag.strip().partition("::")
         if value and value != "TODO":
             values[facet].append(value)
-    return {facet: found[0] for facet, found in values.items() if len(found) == 1}
+    return {facet: tuple(found) for facet, found in values.items()}
 
 
 def main(rows: Literal["all", "sample"], out: Path) -> None:
@@ -187,7 +198,14 @@ def main(rows: Literal["all", "sample"], out: Path) -> None:
     packages = read_packages()
     chosen = packages if rows == "all" else stratified_sample(packages)
     records = (
-        {"name": p.name, "section": p.section, "text": p.text, "facets": dict(p.facets), "split": split(p)}
+        {
+            "name": p.name,
+            "section": p.section,
+            "text": p.text,
+            "facets": dict(p.facets),
+            "tags": p.tags,
+            "split": split(p),
+        }
         for p in chosen
     )
     data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
