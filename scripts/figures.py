@@ -283,6 +283,25 @@ def _powers_of_two(axis: Axes, label: str) -> None:
     axis.grid(alpha=0.3)
 
 
+def draw_tasks(found: Sequence[Document]) -> None:
+    """What a task's parameters take and how good they are, beside full fine-tuning and a frozen backbone."""
+    _, axes = pyplot.subplots(1, len(found), figsize=(6.5 * len(found), 4.2), squeeze=False, layout="constrained")
+    for axis, document in zip(axes[0], found, strict=True):
+        for name, own in document["systems"].items():
+            at, score = own["bytes"] / 1e3, 100 * own["relative"]
+            error = 100 * own["deviation"] / np.sqrt(own["runs"])
+            axis.errorbar(at, score, yerr=error, marker="o", capsize=2, linewidth=0.8)
+            axis.annotate(name, (at, score), xytext=(5, 4), textcoords="offset points", fontsize=8)
+        axis.axhline(100, color="grey", linestyle="--", linewidth=0.8)
+        axis.set_xscale("log")
+        axis.set_xlabel("kB a task, head included")
+        axis.set_ylabel("score / full fine-tuning, % (with its standard error)")
+        settings = document["settings"]
+        title = f"{settings['train']} texts, {settings['epochs']} epochs, {settings['runs']} runs"
+        axis.set_title(title, fontsize=9)
+        axis.grid(alpha=0.3)
+
+
 DRAWN: Mapping[str, Callable[[Sequence[Document]], None]] = {
     "batching": draw_batching,
     "serving": draw_serving,
@@ -293,6 +312,7 @@ DRAWN: Mapping[str, Callable[[Sequence[Document]], None]] = {
     "breakdown": draw_breakdown,
     "migration": draw_migration,
     "interval": draw_interval,
+    "debian-tasks": draw_tasks,
 }
 
 

