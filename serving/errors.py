@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Mapping
-from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -14,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from jpets.errors import InvalidInput, JpetsError, Unparseable
+from serving.logs import places
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +70,7 @@ def retry_headers(error: JpetsError) -> dict[str, str] | None:
 
 def log_unexpected(error: BaseException, request_id: str) -> None:
     """Type and places only: the text of an unforeseen exception may quote a query."""
-    frames = traceback.extract_tb(error.__traceback__)[-6:]
-    places = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
-    log.error("unexpected error", extra={"type": type(error).__name__, "at": places, "request_id": request_id})
+    log.error("unexpected error", extra={"type": type(error).__name__, "at": places(error), "request_id": request_id})
 
 
 async def _jpets_error(request: Request, error: Exception) -> Response:

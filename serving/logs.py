@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import traceback
+from pathlib import Path
 from typing import Any
 
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -41,6 +43,12 @@ def set_up_logging(level: str, as_json: bool) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def places(error: BaseException) -> str:
+    """Where an exception comes from, the innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
+    return " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
 
 
 def _quoted(value: object) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import re
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
 
@@ -15,17 +14,15 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, StrictInt
 from starlette.responses import JSONResponse
 
-from jpets.errors import InvalidInput, OutOfSpace, TooLarge
+from jpets.errors import InvalidInput
 from serving.context import Context, Here
-from serving.errors import ClientGone
+from serving.disk import space_errors
 from serving.fields import Text
 from serving.repository import StoredTask
 from serving.schemas import TaskDetail, TaskPage, TaskSummary
+from serving.uploads import FILE_BODY, FILE_TYPE, receive
 
-FILE_TYPE = "application/octet-stream"
 ETAG = re.compile(r'(?:W/)?"?(\d{1,9})"?')
-CHUNK = 1 << 20
-"""Bytes that are gathered before a write."""
 ANY = "*"
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
@@ -55,9 +52,7 @@ async def list_tasks(
     response_model=TaskDetail,
     status_code=201,
     summary="Upload a task file as a new version",
-    openapi_extra={
-        "requestBody": {"required": True, "content": {FILE_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
-    },
+    openapi_extra=FILE_BODY,
 )
 async def put_task(
     request: Request, here: Here, id: str, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
@@ -139,45 +134,7 @@ def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
 @contextlib.asynccontextmanager
 async def _received(request: Request, here: Context) -> AsyncIterator[Path]:
     """The body in a temporary file, which is gone afterwards. Raises ``TooLarge``, ``OutOfSpace``, ``ClientGone``."""
-    limit = here.settings.max_task_bytes
-    declared = request.headers.get("content-length", "0")
-    if not declared.isdecimal() or int(declared) > limit:
-        raise _too_large(limit)
-    with _space_errors(), tempfile.NamedTemporaryFile(dir=here.settings.upload_folder, prefix="jpets-") as file:
-        size = 0
-        waiting = bytearray()
-        async for chunk in _chunks(request):
-            waiting += chunk
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
-            if len(waiting) >= CHUNK:
-                await asyncio.to_thread(file.write, bytes(waiting))
-                waiting.clear()
-        await asyncio.to_thread(file.write, bytes(waiting))
-        file.flush()
+    folder = here.settings.upload_folder
+    with space_errors(), tempfile.NamedTemporaryFile(dir=folder, prefix="jpets-") as file:
+        await receive(request, file, here.settings.max_task_bytes, "a task file")
         yield Path(file.name)
-
-
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        yield message.get("body", b"")
-        if not message.get("more_body", False):
-            return
-
-
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"a task file may have {limit} bytes; this one has more")
-
-
-@contextlib.contextmanager
-def _space_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpace("the disk is full; free space or remove tasks, then try again") from error
-        raise

@@ -1,0 +1,59 @@
+"""Bodies that are files: written to disk as they come, within a limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from fastapi import Request
+
+from jpets.errors import TooLarge
+from serving.errors import ClientGone
+
+FILE_TYPE = "application/octet-stream"
+FILE_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {FILE_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+}
+"""How OpenAPI describes such a body."""
+CHUNK = 1 << 20
+"""Bytes that are gathered before a write."""
+
+
+class Writable(Protocol):
+    def write(self, data: bytes, /) -> Any: ...
+    def flush(self) -> Any: ...
+
+
+async def receive(request: Request, file: Writable, limit: int, what: str) -> int:
+    """Writes the body to ``file``; returns its bytes. Raises ``TooLarge`` past ``limit``, ``ClientGone``."""
+    declared = request.headers.get("content-length", "0")
+    if not declared.isdecimal() or int(declared) > limit:
+        raise _too_large(limit, what)
+    size = 0
+    waiting = bytearray()
+    async for chunk in _chunks(request):
+        waiting += chunk
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit, what)
+        if len(waiting) >= CHUNK:
+            await asyncio.to_thread(file.write, bytes(waiting))
+            waiting.clear()
+    await asyncio.to_thread(file.write, bytes(waiting))
+    await asyncio.to_thread(file.flush)
+    return size
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _too_large(limit: int, what: str) -> TooLarge:
+    return TooLarge(f"{what} may have {limit} bytes; this one has more")
