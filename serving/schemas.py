@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel
 
 if TYPE_CHECKING:  # the command line starts without what it would bring
+    from serving.job_folder import JobFolder
     from serving.repository import StoredTask
+
+JobStateName = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 
 class DeltaSummary(BaseModel):
@@ -143,3 +146,59 @@ class BackboneItem(BaseModel):
 
 class BackboneList(BaseModel):
     backbones: list[BackboneItem]
+
+
+class JobProgress(BaseModel):
+    """Batch ``step`` of ``of`` and its loss (null: not finite). A method that trains in two stages counts each."""
+
+    step: int
+    of: int
+    loss: float | None
+
+
+class JobItem(BaseModel):
+    """``version`` of ``task`` is what a job that succeeded published; ``problem`` says why one failed. ``attempts`` are
+    the processes that it took; ``scores`` are those on held-out texts."""
+
+    id: str
+    kind: str
+    state: JobStateName
+    task: str
+    backbone: str | None
+    method: str
+    created: str
+    started: str | None
+    finished: str | None
+    attempts: int
+    progress: JobProgress | None
+    held_out_loss: float | None
+    scores: dict[str, float | None]
+    version: int | None
+    problem: str | None
+
+    @classmethod
+    def of(cls, job: JobFolder) -> Self:
+        """Raises ``NotFound`` where it is removed meanwhile."""
+        asked, state, result = job.request, job.state, job.result
+        return cls(
+            id=job.id,
+            kind=asked.kind,
+            task=asked.task,
+            backbone=asked.backbone,
+            method=asked.method,
+            progress=job.progress,
+            held_out_loss=result.held_out_loss if result else None,
+            scores=result.scores if result else {},
+            **state.model_dump(exclude={"publishing"}),
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state not in ("queued", "running")
+
+
+class JobPage(BaseModel):
+    """The newest first; ``next`` is the ``after`` of the next page, null on the last one."""
+
+    jobs: list[JobItem]
+    next: str | None
