@@ -59,9 +59,10 @@ class Repository:
     ) -> None:
         if keep_versions < 1:
             raise ValueError(f"keep_versions must be at least 1, got {keep_versions}")
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self._blobs = blobs or LocalBlobs(Path(folder) / "blobs")
-        self._catalog = Catalog(Path(folder) / "catalog.sqlite")
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._blobs = blobs or LocalBlobs(self.folder / "blobs")
+        self._catalog = Catalog(self.folder / "catalog.sqlite")
         self._validator = validator
         self._keep = keep_versions
 

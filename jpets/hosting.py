@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlalchemy.exc import SQLAlchemyError
 
 import checkpoints
@@ -21,17 +23,23 @@ from checkpoints.ids import check_id
 from checkpoints.repository import Repository
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
+from jpets.deltas import METHODS
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.device_memory import GIGABYTE, device_limit
 from jpets.engine.devices import choose_devices
 from jpets.engine.engine import Engine
 from jpets.engine.group import EngineGroup
 from jpets.engine.interface import Serves
-from jpets.errors import InvalidBackbone, JpetsError, NotFound
+from jpets.errors import InvalidBackbone, InvalidInput, JpetsError, NotFound
 from jpets.standard import standard_tasks
-from jpets.types import LoadedBackbone
+from jpets.training.methods import DIFF_SETTINGS, DIRECT, direct_recipe
+from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
+from serving.job_folder import JobFolder
+from serving.job_request import FineTune
+from serving.job_service import Jobs
 from serving.options import Options
 from serving.service import MakeEngine, Service
+from serving.services import Services
 
 log = logging.getLogger("jpets.serve")
 
@@ -57,6 +65,12 @@ class Shelf:
         backbone = load_backbone(self._options.backbones / name, name)
         service = Service(self._repository, backbone, validator_of(backbone))
         return service, partial(make_engine, self._options, backbone, engines)
+
+    def source(self, name: str) -> str:
+        """What ``load_backbone`` takes for the backbone of that name. Raises ``NotFound``."""
+        if self._options.backbones is None or name not in self.names():
+            raise NotFound(f"no backbone {name[:128]!r} to train on; GET /v1/backbones lists what there is")
+        return str(self._options.backbones / name)
 
 
 def make_engine(
@@ -105,6 +119,50 @@ def _taken(engines: Sequence[Serves]) -> Counter[int]:
         for number, member in enumerate(engine.members):
             taken[number] += member.memory.use(member.replica.programs).total
     return taken
+
+
+def make_jobs(options: Options, repository: Repository, services: Services, shelf: Shelf) -> Jobs:
+    """Training jobs, which are kept beside the tasks."""
+
+    def command(job: JobFolder) -> list[str]:
+        first = services.backbone.name
+        name = job.request.backbone or first
+        source = shelf.source(name) if name != first else options.backbone or DEMO_BACKBONE
+        return [sys.executable, "-m", "jpets.commands.training_job", str(job.path), source, name]
+
+    return Jobs(repository.folder / "jobs", services, command, outline_of, platform=options.job_platform)
+
+
+def outline_of(request: FineTune, backbone: LoadedBackbone) -> Task:
+    """A task of the shape that a job would make, before anything is trained.
+
+    Raises ``InvalidInput`` for settings that the method does not take.
+    """
+    config, settings = backbone.config, request.settings
+    if (largest := max(_whole_numbers(settings), default=0)) > config.hidden_size:  # it is made in the server's memory
+        raise InvalidInput(f"settings: expected numbers up to the hidden size, {config.hidden_size}, found {largest}")
+    deltas: Sequence[Delta] = ()
+    if request.method in DIRECT:
+        deltas = direct_recipe(request.method, settings, config, dict(backbone.params)).deltas
+    elif unknown := sorted(settings.keys() - (DIFF_SETTINGS if request.method == "diff" else set())):
+        raise InvalidInput(f"settings: {request.method} takes none of {unknown}")
+    elif request.method in METHODS:
+        shape = {name: value for name, value in settings.items() if name != "price"}
+        try:
+            deltas = (METHODS[request.method].init(np.random.default_rng(0), shape, config, 1.0),)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"settings: {error}") from error
+    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
+    return Task(request.task, ref, tuple(deltas), Head("embedding", pooling=request.pooling))
+
+
+def _whole_numbers(value: object) -> Iterator[int]:
+    """Those anywhere in a JSON value."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _whole_numbers(each)
 
 
 def default_backbone(options: Options) -> Backbone:

@@ -29,12 +29,14 @@ from jpets.hosting import (
     add_demo_tasks,
     default_backbone,
     make_engine,
+    make_jobs,
     one_line,
     opened_repository,
     share_device_memory,
     validator_of,
 )
 from serving.app import create_app
+from serving.job_service import Jobs
 from serving.logs import set_up_logging
 from serving.options import Options, read_options
 from serving.service import Service
@@ -124,6 +126,8 @@ def main(
     max_inputs: Annotated[int | None, typer.Option(help="most texts in a request  [1024]")] = None,
     max_body_mb: Annotated[int | None, typer.Option(help="largest JSON body in MiB  [16]")] = None,
     max_task_mb: Annotated[int | None, typer.Option(help="largest task file in MiB  [512]")] = None,
+    max_data_mb: Annotated[int | None, typer.Option(help="largest file to train on in MiB  [512]")] = None,
+    job_platform: Annotated[str | None, typer.Option(help="where JAX trains tasks: cpu, cuda ...  [cpu]")] = None,
     request_timeout: Annotated[float | None, typer.Option(help="seconds until 504  [60]")] = None,
     grace: Annotated[float | None, typer.Option(help="seconds that requests get to finish at the end  [10]")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error  [info]")] = None,
@@ -162,11 +166,13 @@ def run(options: Options) -> None:
             share_memory=partial(share_device_memory, options),
             grace=options.grace,
         )
-        server = DrainingServer(options, service)
-        start = Start(options, service, server, f"http://{_address(listener)}")
+        jobs = make_jobs(options, repository, service, shelf)
+        server = DrainingServer(options, service, jobs)
+        start = Start(options, service, jobs, server, f"http://{_address(listener)}")
         start.begin()
         server.run(sockets=[listener])
         start.end()
+        jobs.runner.close()
         service.close()
         start.raise_failure()
 
@@ -174,10 +180,10 @@ def run(options: Options) -> None:
 class DrainingServer(uvicorn.Server):
     """The first signal drains: not ready any more, running requests finish. A second one ends it at once."""
 
-    def __init__(self, options: Options, service: Services) -> None:
+    def __init__(self, options: Options, service: Services, jobs: Jobs) -> None:
         super().__init__(
             uvicorn.Config(
-                create_app(service, options.serving_settings()),
+                create_app(service, options.serving_settings(), jobs),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -199,9 +205,10 @@ class DrainingServer(uvicorn.Server):
 class Start:
     """Warms the engine in a thread while the port is open already."""
 
-    def __init__(self, options: Options, service: Services, server: DrainingServer, url: str) -> None:
+    def __init__(self, options: Options, service: Services, jobs: Jobs, server: DrainingServer, url: str) -> None:
         self._options = options
         self._service = service
+        self._jobs = jobs
         self._server = server
         self._url = url
         self._failure: Exception | None = None
@@ -238,6 +245,7 @@ class Start:
             self._server.should_exit = True
         else:
             freeze_heap()
+            self._jobs.runner.start()
             self._announce()
 
     def _announce(self) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi_offline import FastAPIOffline
 
-from serving import backbones, classify, embeddings, huggingface, oip, status, tasks
+from serving import backbones, classify, embeddings, huggingface, jobs, oip, status, tasks
 from serving.context import Context, Here, server_version
 from serving.errors import ErrorBody, install_handlers
+from serving.job_service import Jobs
 from serving.metrics import CONTENT_TYPE, Metrics
 from serving.middleware import RequestMiddleware
 from serving.service import Service
@@ -29,6 +30,7 @@ TAGS = [
     {"name": "open inference protocol", "description": "A task is a model; so is the plain backbone"},
     {"name": "tasks", "description": "Which tasks there are"},
     {"name": "backbones", "description": "Which backbones there are"},
+    {"name": "jobs", "description": "Tasks that are being trained"},
     {"name": "operation", "description": "For people and monitoring"},
 ]
 NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
@@ -36,7 +38,9 @@ NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(service: Services | Service, settings: ServingSettings | None = None) -> FastAPI:
+def create_app(
+    service: Services | Service, settings: ServingSettings | None = None, training: Jobs | None = None
+) -> FastAPI:
     """The application; it answers health and metrics at once and the rest when ``service`` has started."""
     service = Services(service) if isinstance(service, Service) else service
     settings = settings or ServingSettings()
@@ -50,8 +54,8 @@ def create_app(service: Services | Service, settings: ServingSettings | None = N
         redirect_slashes=False,
         strict_content_type=False,  # Triton's clients send JSON without a content type
     )
-    app.state.context = Context(service, settings, metrics)
-    for module in (classify, embeddings, huggingface, tasks, backbones):
+    app.state.context = Context(service, settings, metrics, training)
+    for module in (classify, embeddings, huggingface, tasks, backbones, jobs):
         app.include_router(module.router, responses=NESTED_ERRORS)
     app.include_router(oip.router)
     app.include_router(status.router)

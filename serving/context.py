@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from jpets.types import Task
+from serving.job_service import Jobs
 from serving.metrics import Metrics
 from serving.services import Services
 from serving.settings import ServingSettings
@@ -21,6 +22,7 @@ class Context:
     service: Services
     settings: ServingSettings
     metrics: Metrics
+    jobs: Jobs | None = None
 
     async def find(self, model: str) -> Task | None:
         """``Service.find``, away from the event loop where it has to read."""

@@ -17,8 +17,8 @@ from serving.metrics import Metrics
 log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
-UPLOADS = "/v1/tasks/"
-"""Bodies under this path are files, which are bounded where they are written."""
+UPLOADS = (("PUT", "/v1/tasks/"), ("POST", "/v1/jobs"))
+"""Bodies under these paths are files, which are bounded where they are written."""
 
 
 class BodyTooLarge(HTTPException):
@@ -69,7 +69,7 @@ class RequestMiddleware:
             log.debug("request", extra=fields)
 
     async def _bounded(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(UPLOADS) and scope["method"] == "PUT":
+        if any(scope["method"] == method and scope["path"].startswith(path) for method, path in UPLOADS):
             await self._app(scope, receive, send)
             return
         declared = headers.get(b"content-length", b"0")

@@ -61,6 +61,8 @@ class Options(BaseSettings):
     max_inputs: int = Field(1024, ge=1)
     max_body_mb: int = Field(16, ge=1)
     max_task_mb: int = Field(512, ge=1)
+    max_data_mb: int = Field(512, ge=1)
+    job_platform: str = "cpu"
     request_timeout: float = Field(60.0, gt=0, le=3600)
     grace: float = Field(10.0, ge=0)
     log_level: LogLevel = "info"
@@ -124,6 +126,7 @@ class Options(BaseSettings):
             max_inputs=self.max_inputs,
             max_body_bytes=self.max_body_mb * MIB,
             max_task_bytes=self.max_task_mb * MIB,
+            max_data_bytes=self.max_data_mb * MIB,
         )
 
 

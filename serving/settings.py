@@ -21,5 +21,7 @@ class ServingSettings:
     """Largest JSON body."""
     max_task_bytes: int = 512 * MIB
     """Largest task file."""
+    max_data_bytes: int = 512 * MIB
+    """Largest file of labelled texts to train on."""
     upload_folder: Path | None = None
     """Where uploads lie until they are checked; the system's folder for temporary files by default."""

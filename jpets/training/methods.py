@@ -158,6 +158,7 @@ DIRECT: Mapping[str, tuple[Mapping[str, Any], float]] = {
     "prompt": ({"tokens": 16}, 3e-2),
 }
 """Settings and learning rate of each, where nothing else is asked for (their papers' sections on this)."""
+DIFF_SETTINGS = frozenset({"density", "block", "price"})
 
 
 def direct_recipe(

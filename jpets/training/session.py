@@ -20,7 +20,16 @@ from jpets.training.batches import Rows
 from jpets.training.checkpoints import Checkpoints
 from jpets.training.data import Example
 from jpets.training.labels import kind_of, label_names, make_rows, new_head
-from jpets.training.methods import DIRECT, Direct, Nothing, Recipe, continued, direct_recipe, random_start
+from jpets.training.methods import (
+    DIFF_SETTINGS,
+    DIRECT,
+    Direct,
+    Nothing,
+    Recipe,
+    continued,
+    direct_recipe,
+    random_start,
+)
 from jpets.training.metrics import scores
 from jpets.training.plan import Plan
 from jpets.training.predict import Predictor
@@ -31,7 +40,6 @@ from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Pooling, Prepr
 Method = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen", "full"]
 SEARCH = 0.7
 """Share of the epochs in which a sparse difference looks for its places; in the rest its values are trained."""
-DIFF_SETTINGS = frozenset({"density", "block", "price"})
 
 
 @dataclasses.dataclass(frozen=True)

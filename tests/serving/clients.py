@@ -10,16 +10,18 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.app import create_app
+from serving.job_service import Jobs
 from serving.service import Service
+from serving.services import Services
 from serving.settings import ServingSettings
 
 Call = Callable[..., httpx.Response]
 """(method, path, **what httpx takes) -> the response"""
 
 
-def client_of(service: Service, settings: ServingSettings) -> Call:
+def client_of(service: Service | Services, settings: ServingSettings, training: Jobs | None = None) -> Call:
     """Calls a fresh application around ``service``."""
-    app = create_app(service, settings)
+    app = create_app(service, settings, training)
 
     async def send(method: str, path: str, request: dict[str, Any]) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:

@@ -1,0 +1,153 @@
+"""The process of a training job: ``python -m jpets.commands.training_job FOLDER SOURCE NAME``, which a server starts.
+
+Trains what FOLDER asks for over the backbone from SOURCE, called NAME there, and leaves the task file and the result in
+the folder. It goes on from the checkpoints that an earlier process left. It ends with the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jpets.errors import InvalidInput, JpetsError
+from serving.job_folder import JobFolder, JobResult
+from serving.job_request import FineTune
+from serving.logs import FieldFormatter, places
+from serving.schemas import JobProgress
+
+if TYPE_CHECKING:
+    from jpets.training.run import Step
+    from jpets.training.session import Training
+
+log = logging.getLogger("jpets.job")
+
+TOLD_EVERY = 0.5
+"""Seconds between two updates of the progress."""
+LOGGED_EVERY = 10.0
+"""Seconds between two lines of progress in the log."""
+
+
+def main() -> None:
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    threading.Thread(target=_end_with_server, daemon=True).start()
+    job, source, name = JobFolder(Path(sys.argv[1])), sys.argv[2], sys.argv[3]
+    with job.lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a server that was killed may not have ended yet
+        lock.write(str(os.getpid()))
+        lock.flush()
+        _set_up_log(job)
+        if job.result is None and not _work(job, source, name):
+            sys.exit(1)
+
+
+def _work(job: JobFolder, source: str, name: str) -> bool:
+    """False where another process should try again."""
+    try:
+        result = train_job(job, source, name)
+    except JpetsError as error:
+        log.warning("failed: %s", error.message)
+        result = JobResult(problem=error.message)
+    except Exception as error:  # noqa: BLE001 (the text of an unforeseen exception may quote the data)
+        log.error("unexpected error", extra={"type": type(error).__name__, "at": places(error)})
+        return False
+    job.write_result(result)
+    return True
+
+
+def train_job(job: JobFolder, source: str, name: str) -> JobResult:
+    """Trains the task and writes its file. Raises ``JpetsError`` for what the job asks and cannot have."""
+    from jpets.training.data import Columns, read_examples
+
+    request = job.request
+    examples = read_examples(job.data, Columns(request.text, request.text_pair, request.label))
+    log.info("train", extra={"method": request.method, "texts": len(examples), "attempt": job.state.attempts})
+
+    from checkpoints.source import load_backbone  # these take seconds, after which data that are no data are no news
+    from checkpoints.task_file import write_task
+    from checkpoints.validation import validate
+    from jpets.training.session import run_training
+
+    backbone = load_backbone(source, name)
+    result = run_training(
+        request.task, backbone, training_of(request), examples, folder=job.checkpoints, report=_Reporter(job)
+    )
+    if not math.isfinite(result.held_out):
+        raise InvalidInput("the held-out loss is not finite: training diverged; try a lower rate")
+    validate(result.task, backbone.config, backbone.ref())
+    write_task(result.task, job.task_file)
+    scores = {name: score if math.isfinite(score) else None for name, score in result.scores.items()}
+    log.info("trained", extra={"held_out_loss": result.held_out, **{f"score_{name}": scores[name] for name in scores}})
+    updates = len(result.losses) // request.accumulate
+    return JobResult(held_out_loss=result.held_out, scores=scores, updates=updates)
+
+
+def training_of(request: FineTune) -> Training:
+    from jpets.training.plan import Plan
+    from jpets.training.session import Training
+
+    plan = Plan(
+        request.epochs,
+        request.batch,
+        request.accumulate,
+        request.rate,
+        request.head_rate,
+        request.warm_up,
+        patience=request.patience,
+        dtype=request.dtype,
+        seed=request.seed,
+    )
+    return Training(
+        request.method,
+        request.settings,
+        plan,
+        request.held_out,
+        request.max_length,
+        request.pooling,
+        request.balanced,
+        request.problem,
+    )
+
+
+class _Reporter:
+    """Notes the progress, not more often than somebody would look."""
+
+    def __init__(self, job: JobFolder) -> None:
+        self._job = job
+        self._told = self._logged = -math.inf
+
+    def __call__(self, step: Step) -> None:
+        now, last = time.monotonic(), step.number == step.of
+        loss = step.loss if math.isfinite(step.loss) else None
+        if last or now - self._told >= TOLD_EVERY:
+            self._told = now
+            self._job.write_progress(JobProgress(step=step.number, of=step.of, loss=loss))
+        if last or now - self._logged >= LOGGED_EVERY:
+            self._logged = now
+            log.info("step", extra={"step": f"{step.number}/{step.of}", "loss": loss})
+
+
+def _end_with_server() -> None:
+    """Standard input is a pipe from the server, which nobody writes to."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+def _set_up_log(job: JobFolder) -> None:
+    handler = logging.FileHandler(job.log_file, encoding="utf-8")
+    handler.setFormatter(FieldFormatter(as_json=False))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+if __name__ == "__main__":
+    main()
