@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from jpets.commands import backbone, doctor, profile, query, run, task, train
+from jpets.commands import backbone, doctor, jobs, profile, query, run, task, train
 from jpets.commands.output import report_error
 from jpets.errors import JpetsError
 
@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(backbone.app, name="backbone")
 app.add_typer(task.app, name="task")
+app.add_typer(jobs.app, name="jobs")
 app.command("query")(query.query)
 app.command("run")(run.run)
 app.command("train")(train.train)

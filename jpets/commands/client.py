@@ -45,12 +45,14 @@ class Server:
         headers = {} if data is None else {"Content-Type": "application/json"}
         return self._parsed(model, self._send(method, path, data, headers))
 
-    def upload(self, model: type[Model], path: str, file: Path, headers: Mapping[str, str]) -> Model:
+    def upload(
+        self, model: type[Model], path: str, file: Path, headers: Mapping[str, str], method: str = "PUT"
+    ) -> Model:
         """The answer to a file's bytes."""
         length = file.stat().st_size
         framing = {"Content-Type": FILE_TYPE, "Content-Length": str(length)}
         with progress_bars(enabled=length > LARGE) as bars, bars.open(file, "rb", description="upload") as content:
-            return self._parsed(model, self._send("PUT", path, content, {**framing, **headers}))
+            return self._parsed(model, self._send(method, path, content, {**framing, **headers}))
 
     def delete(self, path: str) -> None:
         self._send("DELETE", path, None, {})

@@ -58,7 +58,7 @@ def open_store(
     ``create`` makes a repository where there is none. Raises ``typer.BadParameter`` unless exactly one was given.
     """
     given = {"repository": repository, "server": server}
-    named = [name for name in given if _on_command_line(context, name)]
+    named = [name for name in given if on_command_line(context, name)]
     chosen = named or [name for name, value in given.items() if value is not None]
     if len(chosen) != 1:
         raise typer.BadParameter(f"give exactly one of --repository DIR and --server URL, found {len(chosen)}")
@@ -74,6 +74,7 @@ def open_store(
         yield ServerStore(Server(server))
 
 
-def _on_command_line(context: typer.Context, name: str) -> bool:
+def on_command_line(context: typer.Context, name: str) -> bool:
+    """Whether an option was given there, and not by a variable or a default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

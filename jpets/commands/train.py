@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
+from jpets.commands.jobs import follow, print_job, start_job
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, progress_bars, size
+from jpets.commands.store import on_command_line
 from jpets.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -25,8 +28,19 @@ METHODS = ("adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff
 
 def train(
     data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".csv, .tsv, .jsonl or .parquet")],
-    output: Annotated[Path, typer.Option("-o", "--output", dir_okay=False, help="task file to write (.safetensors)")],
-    backbone: Annotated[str, typer.Option(envvar="JPETS_BACKBONE", help="folder, installed package or hub id")],
+    context: typer.Context,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", dir_okay=False, help="task file to write (.safetensors)")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="task to publish by a job of --server, instead of --output")] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            envvar="JPETS_BACKBONE", help="folder, installed package or hub id; with --task one of --server's"
+        ),
+    ] = None,
+    server: ServerUrl = DEFAULT_SERVER,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="with --task, follow the job to its end")] = True,
     method: Annotated[str, typer.Option(help=", ".join(METHODS))] = "lora",
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the method, as rank=16 or sites=query,value")
@@ -61,7 +75,8 @@ def train(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a task on labelled texts, over the frozen backbone, and write its task file.
+    """Train a task on labelled texts, over the frozen backbone, and write its task file; or have a server do so beside
+    serving, and publish it there (--task).
 
     What did best on held-out texts is kept. The same data, options and machine give the same task.
     """
@@ -80,6 +95,43 @@ def train(
     ):
         if value not in known:
             raise typer.BadParameter(f"{name} must be one of {', '.join(map(str, known))}, found {value!r}")
+    if (output is None) == (task is None):
+        raise typer.BadParameter("give exactly one of --output FILE and --task ID")
+    if task is not None:
+        here_only = {"validation": validation, "sweep": sweep, "from": start, "checkpoints": checkpoints}
+        if given := [f"--{option}" for option, found in here_only.items() if found is not None]:
+            raise typer.BadParameter(f"{', '.join(given)}: only without --task; a job of a server does not take it")
+        asked = {
+            "task": task,
+            # A variable of the environment names a folder here.
+            "backbone": backbone if on_command_line(context, "backbone") else None,
+            "text": text,
+            "text_pair": text_pair,
+            "label": label,
+            "method": method,
+            "settings": settings_of(setting or []),
+            "held_out": held_out,
+            "problem": problem,
+            "epochs": epochs,
+            "batch": batch,
+            "accumulate": accumulate,
+            "rate": rate,
+            "head_rate": head_rate,
+            "warm_up": warm_up,
+            "patience": patience,
+            "balanced": balanced,
+            "max_length": max_length,
+            "pooling": pooling,
+            "dtype": dtype,
+            "seed": seed,
+        }
+        asks = Server(server)
+        item = start_job(asks, asked, data)
+        print_job(follow(asks, item) if wait else item, as_json)
+        return
+    assert output is not None
+    if backbone is None:
+        raise typer.BadParameter("give --backbone FOLDER, package or hub id")
     columns = Columns(text, text_pair, label)
     examples = read_examples(data, columns)
     others = read_examples(validation, columns) if validation is not None else []

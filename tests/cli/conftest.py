@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,14 +24,32 @@ from jpets.config import EngineSettings
 from jpets.deltas import METHODS
 from jpets.engine.bucket import Bucket
 from jpets.engine.engine import Engine
+from jpets.hosting import outline_of
 from jpets.types import Head, Task
 from serving.app import create_app
+from serving.job_folder import JobFolder
+from serving.job_service import Jobs
 from serving.service import Service
+from serving.services import Services
 
 SETTINGS = EngineSettings(
     dtype="float32", max_length=32, max_batch_tokens=64, max_batch_rows=4, slots=8, background_compile=False
 )
 BUCKETS = [Bucket(64, ((4, 32),))]
+TRAINER = """
+import json, pathlib, shutil, sys
+job, made = map(pathlib.Path, sys.argv[1:])
+(job / "log.txt").write_text("as if it were trained\\n")
+if "," not in (job / "data.csv").read_text():
+    result = {"problem": "one column only"}
+else:
+    shutil.copy(made, job / "task.safetensors")
+    result = {"held_out_loss": 0.5, "scores": {"accuracy": 0.75}}
+(job / "progress.json").write_text(json.dumps({"step": 2, "of": 3, "loss": 0.25}))
+(job / "new").write_text(json.dumps(result))
+(job / "new").rename(job / "result.json")
+"""
+"""The process of a job that has its task already."""
 VARIABLES = ("JPETS_REPOSITORY", "JPETS_SERVER", "JPETS_BACKBONE", "JPETS_DTYPE")
 Run = Callable[..., Result]
 MakeTask = Callable[..., Task]
@@ -97,8 +116,17 @@ def server(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, make_ta
     service = Service(repository, backbone, validator)
     cache = tmp_path_factory.mktemp("cache")
     service.start(lambda coming: Engine(backbone, (), SETTINGS, coming=coming, cache_dir=cache, buckets=BUCKETS))
-    with listening(create_app(service)) as url:
+    trained = tmp_path_factory.mktemp("trained") / "trained.safetensors"
+    write_task(make_task("trained", seed=6), trained)
+
+    def command(job: JobFolder) -> list[str]:
+        return [sys.executable, "-S", "-c", TRAINER, str(job.path), str(trained)]
+
+    jobs = Jobs(repository.folder / "jobs", Services(service), command, outline_of)
+    jobs.runner.start()
+    with listening(create_app(service, training=jobs)) as url:
         yield url
+    jobs.runner.close()
     service.close()
     repository.close()
 

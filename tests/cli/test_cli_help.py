@@ -15,7 +15,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("task",), ("backbone",), ("query",), ("run",), ("train",), ("profile",), ("doctor",)]
+    "command", [(), ("task",), ("backbone",), ("query",), ("run",), ("train",), ("jobs",), ("profile",), ("doctor",)]
 )
 def test_every_command_has_help(run, command: tuple[str, ...]) -> None:
     result = run(*command, "--help")

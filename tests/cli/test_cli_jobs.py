@@ -1,0 +1,71 @@
+"""``jpets train --task`` and ``jpets jobs``: training as a job of a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "reviews.csv"
+    path.write_text("text,label\na fine game,good\n")
+    return path
+
+
+def test_a_job_is_started_followed_listed_and_removed(run, server: str, data: Path) -> None:
+    here = ("--server", server)
+    options = ("--task", "fresh", "--set", "rank=4", "--epochs", 2, "--balanced")
+    result = run("train", data, *options, *here, "--json", env={"JPETS_BACKBONE": "a folder of this machine"})
+    assert result.exit_code == 0, result.output
+    item = json.loads(result.stdout)
+    assert (item["state"], item["task"], item["version"]) == ("succeeded", "fresh", 1)
+    assert item["scores"] == {"accuracy": 0.75} and item["backbone"] == "tiny-bert"
+    assert run("task", "show", "fresh", *here).exit_code == 0
+    id = item["id"]
+    assert json.loads(run("jobs", "show", id, *here, "--json").stdout) == item
+    shown = run("jobs", "show", id, *here).stdout
+    assert "succeeded" in shown and "version 1" in shown and "0.7500" in shown
+    assert id in run("jobs", "list", *here).stdout
+    assert json.loads(run("jobs", "list", *here, "--json").stdout)[0] == item
+    assert run("jobs", "log", id, *here).stdout == "as if it were trained\n"
+    assert run("jobs", "cancel", id, *here).stdout == f"{id} is removed\n"
+    assert run("jobs", "show", id, *here).exit_code == 1
+    assert run("task", "remove", "fresh", *here).exit_code == 0
+
+
+def test_a_job_that_fails_or_is_refused_is_one_line(run, server: str, data: Path, tmp_path: Path) -> None:
+    here = ("--server", server)
+    data.write_text("no columns")
+    failed = run("train", data, "--task", "fresh", "--set", "rank=4", *here)
+    assert failed.exit_code == 1 and "failed: one column only" in failed.stderr and failed.stderr.count("\n") == 1
+    for more, part in ((("--set", "depth=4"), "lora"), (("--backbone", "other"), "expected one of ['tiny-bert']")):
+        refused = run("train", data, "--task", "fresh", *here, *more)
+        assert refused.exit_code == 1 and part in refused.stderr
+    text = tmp_path / "data.txt"
+    text.write_text("a")
+    assert "expected a file that ends in" in run("train", text, "--task", "fresh", *here).stderr
+
+
+def test_training_here_and_there_are_told_apart(run, data: Path, tmp_path: Path) -> None:
+    for options, part in (
+        ((), "exactly one of --output FILE and --task ID"),
+        (("-o", tmp_path / "x.safetensors", "--task", "x"), "exactly one of"),
+        (("--task", "x", "--sweep", "rate=1..2", "--validation", data), "--validation, --sweep"),
+        (("-o", tmp_path / "x.safetensors"), "--backbone"),
+    ):
+        result = run("train", data, *options)
+        assert result.exit_code == 2 and part in " ".join(result.stderr.replace("│", "").split())
+
+
+def test_nobody_waits_with_no_wait(run, server: str, data: Path) -> None:
+    here = ("--server", server)
+    result = run("train", data, "--task", "later", "--set", "rank=4", "--no-wait", *here, "--json")
+    assert json.loads(result.stdout)["version"] is None
+    id = json.loads(result.stdout)["id"]
+    while json.loads(run("jobs", "show", id, *here, "--json").stdout)["state"] in ("queued", "running"):
+        pass
+    run("jobs", "cancel", id, *here)
+    run("task", "remove", "later", *here)
