@@ -142,6 +142,10 @@ def _end_with_server() -> None:
 
 
 def _set_up_log(job: JobFolder) -> None:
+    """Our lines go to the job's log; what libraries say, which may name folders, only where it is an error."""
+    others = logging.StreamHandler()
+    others.setLevel(logging.ERROR)
+    logging.basicConfig(handlers=[others])
     handler = logging.FileHandler(job.log_file, encoding="utf-8")
     handler.setFormatter(FieldFormatter(as_json=False))
     log.addHandler(handler)
