@@ -15,6 +15,9 @@ Record = Mapping[str, Any]
 LONGEST_FIELD = 16 << 20
 """Bytes of one field or line."""
 
+SHOWN_NAME = 40
+"""Characters of a column's name in a message: where the line of names is missing, they are texts."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
@@ -45,9 +48,8 @@ def read_examples(path: Path, columns: Columns) -> list[Example]:
     for number, record in reader(path):
         for name in (columns.text, columns.text_pair, columns.label):
             if name is not None and name not in record:
-                raise InvalidInput(
-                    f"{path.name}, row {number}: expected a column {name!r}, found {sorted(map(str, record))[:20]}"
-                )
+                found_names = sorted(str(each)[:SHOWN_NAME] for each in record)[:20]
+                raise InvalidInput(f"{path.name}, row {number}: expected a column {name!r}, found {found_names}")
         found.append(_example(record, columns, f"{path.name}, row {number}"))
     if not found:
         raise InvalidInput(f"{path.name}: expected at least one row, found none")
