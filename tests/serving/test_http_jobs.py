@@ -20,7 +20,8 @@ from jpets.commands.training_job import training_of
 from jpets.hosting import outline_of
 from jpets.training.data import Columns, read_examples
 from jpets.training.session import run_training
-from serving.job_folder import JobFolder
+from serving.job_folder import JobFolder, JobResult
+from serving.job_request import FineTune
 from serving.job_service import Jobs
 from serving.service import Service
 from serving.services import Services
@@ -118,6 +119,38 @@ def test_a_job_with_bad_data_fails_and_publishes_nothing(call: Call, jobs: Jobs,
         "expected a column 'stars'" in item["problem"] and "expected a column" in call("GET", f"/v1/jobs/{id}/log").text
     )
     assert call("GET", "/v1/tasks/unborn").status_code == 404
+
+
+def trained(jobs: Jobs, request: FineTune, content: bytes) -> JobFolder:
+    """A job that has its task already, which a server that died may have published."""
+    with jobs.folders.draft(request) as draft:
+        draft.data.touch()
+        draft.task_file.write_bytes(content)
+        draft.write_result(JobResult())
+        draft.change(state="running", publishing=True)
+        return jobs.folders.commit(draft)
+
+
+def test_a_task_is_published_once(call: Call, jobs: Jobs, upload: Callable[..., bytes]) -> None:
+    before, after = upload("twice", seed=1), upload("twice", seed=2)
+    assert call("PUT", "/v1/tasks/twice", content=before).json()["version"] == 1
+    request = FineTune(task="twice", backbone="tiny-bert")
+    ids = [trained(jobs, request, content).id for content in (before, after)]
+    jobs.runner.start()
+    assert [finished(call, id)["version"] for id in ids] == [1, 2]
+    assert call("GET", "/v1/tasks/twice/file").content == after
+    call("DELETE", "/v1/tasks/twice")
+
+
+def test_what_the_server_refuses_is_not_published(call: Call, jobs: Jobs, upload: Callable[..., bytes]) -> None:
+    gone = trained(jobs, FineTune(task="gone", backbone="other"), upload("gone"))
+    broken = trained(jobs, FineTune(task="gone", backbone="tiny-bert"), b"no task file")
+    large = trained(jobs, FineTune(task="gone", backbone="tiny-bert"), upload("gone", rank=48))
+    jobs.runner.start()
+    for job, part in ((gone, "not loaded any more"), (broken, "task file"), (large, "class")):
+        item = finished(call, job.id)
+        assert item["state"] == "failed" and part in item["problem"]
+    assert call("GET", "/v1/tasks/gone").status_code == 404
 
 
 @pytest.mark.parametrize(
