@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -19,6 +21,8 @@ log = logging.getLogger(__name__)
 REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 UPLOADS = (("PUT", "/v1/tasks/"), ("POST", "/v1/jobs"))
 """Bodies under these paths are files, which are bounded where they are written."""
+READ_OUT_SECONDS = 10.0
+"""How long a client that was refused may go on sending before it gets the answer."""
 
 
 class BodyTooLarge(HTTPException):
@@ -70,7 +74,7 @@ class RequestMiddleware:
 
     async def _bounded(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         if any(scope["method"] == method and scope["path"].startswith(path) for method, path in UPLOADS):
-            await self._app(scope, receive, send)
+            await self._app(scope, *_read_out(headers, receive, send))
             return
         declared = headers.get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > self._limit:
@@ -88,3 +92,29 @@ class RequestMiddleware:
             return message
 
         await self._app(scope, counted, send)
+
+
+def _read_out(headers: dict[bytes, bytes], receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """``receive`` and ``send`` for bodies that may be refused before they have come: the rest is read before the answer
+    goes out, as a connection that closes upon a client that still sends takes the answer with it.
+
+    A client that asked whether to send (``Expect: 100-continue``) and was not told to is answered at once.
+    """
+    ended, asked = False, b"expect" not in headers
+
+    async def noted() -> Message:
+        nonlocal ended, asked
+        asked = True
+        message = await receive()
+        ended = message["type"] == "http.disconnect" or not message.get("more_body", False)
+        return message
+
+    async def answer(message: Message) -> None:
+        if message["type"] == "http.response.start" and asked and not ended:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(READ_OUT_SECONDS):
+                    while not ended:
+                        await noted()
+        await send(message)
+
+    return noted, answer

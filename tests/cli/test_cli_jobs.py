@@ -44,6 +44,10 @@ def test_a_job_that_fails_or_is_refused_is_one_line(run, server: str, data: Path
     for more, part in ((("--set", "depth=4"), "lora"), (("--backbone", "other"), "expected one of ['tiny-bert']")):
         refused = run("train", data, "--task", "fresh", *here, *more)
         assert refused.exit_code == 1 and part in refused.stderr
+    with data.open("ab") as file:
+        file.truncate(40 << 20)  # the refusal comes while it is sent
+    refused = run("train", data, "--task", "fresh", *here, "--set", "depth=4")
+    assert refused.exit_code == 1 and "lora" in refused.stderr
     text = tmp_path / "data.txt"
     text.write_text("a")
     assert "expected a file that ends in" in run("train", text, "--task", "fresh", *here).stderr
