@@ -53,7 +53,9 @@ class Killed:
             while not (job.lock_file.exists() and job.lock_file.read_text()):
                 time.sleep(0.01)
             process = int(job.lock_file.read_text())
-            time.sleep(kill_after)
+            end = time.monotonic() + kill_after
+            while time.monotonic() < end and not job.state.is_finished:
+                time.sleep(0.01)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         while not job.state.is_finished:
@@ -83,7 +85,10 @@ def main(
             seconds = time.monotonic() - start
             attempts = []
             for _ in range(times):
+                start = time.monotonic()
                 item, own = killed.run(float(rng.uniform(0, seconds)))
+                if item.attempts == 1:
+                    seconds = min(seconds, time.monotonic() - start)  # the first time the machine was busier
                 for what in ("state", "progress", "held_out_loss", "scores"):
                     if getattr(item, what) != getattr(expected, what):
                         raise RuntimeError(
