@@ -289,15 +289,15 @@ def draw_tasks(found: Sequence[Document]) -> None:
     for axis, document in zip(axes[0], found, strict=True):
         for name, own in document["systems"].items():
             at, score = own["bytes"] / 1e3, 100 * own["relative"]
-            error = 100 * own["deviation"] / np.sqrt(own["runs"])
+            error = 100 * own.get("deviation", 0.0) / np.sqrt(own["runs"])
             axis.errorbar(at, score, yerr=error, marker="o", capsize=2, linewidth=0.8)
             axis.annotate(name, (at, score), xytext=(5, 4), textcoords="offset points", fontsize=8)
         axis.axhline(100, color="grey", linestyle="--", linewidth=0.8)
         axis.set_xscale("log")
         axis.set_xlabel("kB a task, head included")
-        axis.set_ylabel("score / full fine-tuning, % (with its standard error)")
+        axis.set_ylabel("score / full fine-tuning, %")
         settings = document["settings"]
-        title = f"{settings['train']} texts, {settings['epochs']} epochs, {settings['runs']} runs"
+        title = f"{settings['train']} texts, {settings['epochs']} epochs, {settings['runs']} runs; bars: standard error"
         axis.set_title(title, fontsize=9)
         axis.grid(alpha=0.3)
 

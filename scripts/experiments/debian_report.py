@@ -30,7 +30,10 @@ def relative(lines: Sequence[Line]) -> dict[str, list[tuple[str, float]]]:
 
 
 def summary(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
-    """By method: score relative to full fine-tuning, its deviation over tasks and seeds, time, parameters, bytes."""
+    """By method: score relative to full fine-tuning, its deviation over tasks and seeds, time, parameters, bytes.
+
+    One run has no deviation.
+    """
     result: dict[str, dict[str, Any]] = {}
     for name, ratios in relative(lines).items():
         own = [line for line in lines if line["method"] == name]
@@ -38,7 +41,7 @@ def summary(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
         kinds = {kind: [ratio for task, ratio in ratios if TASKS[task].kind == kind] for kind in KINDS}
         result[name] = {
             "relative": float(values.mean()),
-            "deviation": float(values.std(ddof=1)) if len(values) > 1 else 0.0,
+            **({"deviation": float(values.std(ddof=1))} if len(values) > 1 else {}),
             "runs": len(values),
             **{kind: float(np.mean(each)) for kind, each in kinds.items() if each},
             "seconds": float(np.median([line["seconds"] for line in own])),
@@ -56,7 +59,7 @@ def tables(lines: Sequence[Line]) -> str:
         [
             name,
             f"**{100 * own['relative']:.1f}**",
-            f"{100 * own['deviation']:.1f}",
+            f"{100 * own['deviation']:.1f}" if "deviation" in own else "",
             *(f"{100 * own[kind]:.1f}" if kind in own else "" for kind in KINDS),
             str(own["runs"]),
             f"{own['seconds']:.0f}",
