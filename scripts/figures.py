@@ -260,9 +260,11 @@ def draw_interval(found: Sequence[Document]) -> None:
     _, axes = pyplot.subplots(1, len(found), figsize=(5.5 * len(found), 4.2), squeeze=False, layout="constrained")
     for axis, document in zip(axes[0], found, strict=True):
         for name, label in MIGRATION.items():
-            points = document["systems"][name]["points"]
-            _gains(axis, points, "redraw", label=label, color=MIGRATION_COLOURS[name])
-        axis.set_title(f"{document['settings']['devices']} devices, {document['settings']['tasks']} tasks", fontsize=9)
+            if name in document["systems"]:
+                points = document["systems"][name]["points"]
+                _gains(axis, points, "redraw", label=label, color=MIGRATION_COLOURS[name])
+        own = document["settings"]
+        axis.set_title(f"{own['devices']} devices, {own['tasks']} tasks, {own['seeds']} draws", fontsize=9)
         _powers_of_two(axis, "seconds after which calls are distributed anew")
 
 

@@ -38,7 +38,7 @@ from jpets.training.sparse import DiffGates, Full, MaskScores, weights_of
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Pooling, Preprocessing, Task
 
 Method = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen", "full"]
-SEARCH = 0.7
+SEARCH = 0.5
 """Share of the epochs in which a sparse difference looks for its places; in the rest its values are trained."""
 
 

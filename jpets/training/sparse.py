@@ -184,7 +184,7 @@ class DiffValues:
     first: Mapping[str, np.ndarray]
     first_bias: np.ndarray
     block: int = 1
-    rate: float = 5e-4
+    rate: float = 5e-3
     keeps_weights: ClassVar[bool] = False
 
     def start(self, rng: np.random.Generator) -> Tree:
