@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from checkpoints.files import TEMPORARY, write_atomic
 from jpets.errors import NotFound
+from jpets.files import TEMPORARY, write_atomic
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SUFFIX = ".safetensors"

@@ -19,9 +19,9 @@ import pydantic
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import Params, canonical_shapes, from_params
-from checkpoints.files import space_errors, sync_folder, temporary_sibling
 from jpets.config import BackboneConfig
 from jpets.errors import Conflict, InvalidBackbone
+from jpets.files import space_errors, sync_folder, temporary_sibling
 
 MANIFEST, TOKENIZER, PARAMS = "backbone.json", "tokenizer.json", "params"
 FORMAT = 1

@@ -20,13 +20,13 @@ import pydantic
 import safetensors
 import safetensors.numpy
 
-from checkpoints.files import write_atomic
 from checkpoints.ids import check_id
 from checkpoints.task_document import TaskDocument
 from checkpoints.validation import refuse, validate
 from jpets.config import BackboneConfig
 from jpets.deltas import method_named
 from jpets.errors import InvalidTask
+from jpets.files import write_atomic
 from jpets.types import BackboneRef, Task, Tensors
 
 METADATA = "jpets"

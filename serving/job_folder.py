@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jpets.errors import NotFound
-from serving.disk import space_errors
+from jpets.files import space_errors, sync_folder
 from serving.job_request import FineTune
 from serving.schemas import JobProgress, JobStateName
 
@@ -184,7 +184,7 @@ class JobFolders:
         """The draft as a job."""
         job = JobFolder(self.path / draft.id.removeprefix(DRAFT))
         draft.path.rename(job.path)
-        _sync(self.path)
+        sync_folder(self.path)
         return job
 
     def get(self, id: str) -> JobFolder:
@@ -229,12 +229,3 @@ def _replace(path: Path, content: BaseModel) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def _sync(folder: Path) -> None:
-    """Makes a new name in ``folder`` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, StrictInt
 from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput
+from jpets.files import space_errors
 from serving.context import Context, Here
-from serving.disk import space_errors
 from serving.fields import Text
 from serving.repository import StoredTask
 from serving.schemas import TaskDetail, TaskPage, TaskSummary

@@ -15,7 +15,7 @@ from checkpoints.canonical import FloatArray, from_params, place_name
 from jpets.config import BackboneConfig
 from jpets.deltas import merge_deltas
 from jpets.deltas.bitfit import bias_sites
-from jpets.deltas.diff import diff_delta
+from jpets.deltas.diff import block_norms, diff_delta, spread_blocks
 from jpets.deltas.lora import lora_delta
 from jpets.deltas.onebit import onebit_delta
 from jpets.errors import InvalidTask
@@ -109,27 +109,23 @@ def _biases(tensors: Mapping[str, FloatArray], config: BackboneConfig) -> list[D
 
 def _largest(weights: Differences, how: Extraction) -> dict[str, dict[int, FloatArray]]:
     """The differences with all but the largest set to zero: single ones by magnitude, blocks by their norm."""
-    sizes = {site: {at: _block_norms(own, how.block) for at, own in layers.items()} for site, layers in weights.items()}
+    sizes = {site: {at: _norms(own, how.block) for at, own in layers.items()} for site, layers in weights.items()}
     every = [own for layers in sizes.values() for own in layers.values()]
     limit = None if how.per_matrix else _threshold(np.concatenate([own.ravel() for own in every]), how.density)
 
     def kept(site: str, layer: int) -> FloatArray:
         norms = sizes[site][layer]
         chosen = norms > (_threshold(norms.ravel(), how.density) if limit is None else limit)
-        spread = np.repeat(np.repeat(chosen, how.block, 0), how.block, 1) if how.block > 1 else chosen
-        return np.where(spread, weights[site][layer], np.float32(0))
+        return np.where(spread_blocks(chosen, how.block), weights[site][layer], np.float32(0))
 
     return {site: {layer: kept(site, layer) for layer in layers} for site, layers in weights.items()}
 
 
-def _block_norms(own: FloatArray, block: int) -> FloatArray:
-    if block == 1:
-        return np.abs(own)
+def _norms(own: FloatArray, block: int) -> FloatArray:
     inputs, outputs = own.shape
     if inputs % block or outputs % block:
         raise InvalidTask(f"block must divide every matrix; {block} does not divide {inputs} x {outputs}")
-    tiles = own.reshape(inputs // block, block, outputs // block, block)
-    return np.sqrt((tiles * tiles).sum((1, 3)))
+    return block_norms(own, block)
 
 
 def _threshold(sizes: FloatArray, density: float) -> float:

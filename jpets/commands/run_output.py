@@ -48,7 +48,7 @@ def open_output(path: Path | None, record: Mapping[str, Any], *, resume: bool) -
     if path is None:
         yield Output(sys.stdout.buffer)
     elif not path.exists():
-        from checkpoints.files import write_atomic
+        from jpets.files import write_atomic
 
         write_atomic(_beside(path), json.dumps(record, indent=2).encode() + b"\n")
         with path.open("xb") as file:

@@ -130,7 +130,7 @@ def export(
     server: ServerOption = None,
 ) -> None:
     """Write the task file of the version that is served."""
-    from checkpoints.files import write_atomic
+    from jpets.files import write_atomic
 
     with open_store(context, repository, server) as store:
         content = store.read(id)

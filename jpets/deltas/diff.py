@@ -70,6 +70,20 @@ def diff_delta(
     return Delta("diff", settings, tensors)
 
 
+def block_norms(dense: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
+    """[..., in / block, out / block]: the norms of the blocks of [..., in, out]; magnitudes where they are 1 x 1."""
+    if block == 1:
+        return np.abs(dense)
+    *lead, inputs, outputs = dense.shape
+    tiles = dense.reshape(*lead, inputs // block, block, outputs // block, block)
+    return np.sqrt((tiles * tiles).sum((-3, -1)))
+
+
+def spread_blocks(chosen: npt.NDArray[np.bool_], block: int) -> npt.NDArray[np.bool_]:
+    """Chosen blocks [..., a, b] as chosen numbers [..., a * block, b * block]."""
+    return chosen if block == 1 else np.repeat(np.repeat(chosen, block, -2), block, -1)
+
+
 def _entries(dense: npt.NDArray[Any], block: int) -> Entries:
     """Rows and columns of the blocks that are not all zero, by column, and the blocks; scalars where they are 1 x 1."""
     if block == 1:

@@ -49,8 +49,16 @@ class Recipe(Protocol):
     def finish(self, tree: Tree) -> Sequence[Delta]: ...
 
 
+class WithoutPenalty:
+    """Recipes that add nothing to the loss."""
+
+    def penalty(self, tree: Tree) -> Float[Array, ""]:
+        del tree
+        return jnp.float32(0)
+
+
 @dataclasses.dataclass(frozen=True)
-class Direct:
+class Direct(WithoutPenalty):
     """Deltas whose stored numbers are what is trained: adapter, LoRA, BitFit, IA3, prefix, prompt, a one-bit's scales.
 
     Tensors that hold no floating-point numbers stay as they are.
@@ -74,10 +82,6 @@ class Direct:
         del key
         return base, [_with(delta, own) for delta, own in zip(self.deltas, tree, strict=True)]
 
-    def penalty(self, tree: Tree) -> Float[Array, ""]:
-        del tree
-        return jnp.float32(0)
-
     def finish(self, tree: Tree) -> Sequence[Delta]:
         arrays = jax.tree.map(np.asarray, tree)
         return [_with(delta, own) for delta, own in zip(self.deltas, arrays, strict=True)]
@@ -92,7 +96,7 @@ def _with(delta: Delta, tensors: Mapping[str, Any]) -> Delta:
 
 
 @dataclasses.dataclass(frozen=True)
-class Nothing:
+class Nothing(WithoutPenalty):
     """The head alone, on the frozen backbone."""
 
     rate: float = 1e-3
@@ -105,10 +109,6 @@ class Nothing:
     def vary(self, base: Params, tree: Tree, key: Array | None) -> tuple[Params, Sequence[Delta]]:
         del tree, key
         return base, ()
-
-    def penalty(self, tree: Tree) -> Float[Array, ""]:
-        del tree
-        return jnp.float32(0)
 
     def finish(self, tree: Tree) -> Sequence[Delta]:
         del tree

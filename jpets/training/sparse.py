@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jpets.config import LINEAR_SITES, BackboneConfig
-from jpets.deltas.diff import diff_delta
+from jpets.deltas.diff import block_norms, diff_delta, spread_blocks
 from jpets.deltas.merge import kernel, map_kernels
 from jpets.model.encoder import Params
-from jpets.training.methods import Tree
+from jpets.training.methods import Tree, WithoutPenalty
 from jpets.types import Delta
 from pallas_kernels.masked_matmul import pack_planes
 
@@ -47,7 +47,7 @@ def changed(base: Params, config: BackboneConfig, new: Stacked) -> Params:
 
 
 @dataclasses.dataclass(frozen=True)
-class Full:
+class Full(WithoutPenalty):
     """Full fine-tuning, the baseline: every parameter of the backbone."""
 
     base: Params
@@ -62,10 +62,6 @@ class Full:
         del base, key
         return tree, ()
 
-    def penalty(self, tree: Tree) -> Float[Array, ""]:
-        del tree
-        return jnp.float32(0)
-
     def finish(self, tree: Tree) -> Sequence[Delta]:
         """None: a backbone of its own, out of which deltas can be extracted."""
         del tree
@@ -73,7 +69,7 @@ class Full:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskScores:
+class MaskScores(WithoutPenalty):
     """MaskBert (Zhao et al. 2020): a score a weight; the highest 95 % of each matrix are kept, and the gradient of a
     score is taken as if the mask were the score (straight-through, Bengio et al. 2013)."""
 
@@ -97,10 +93,6 @@ class MaskScores:
 
         places = {(at, site): own[at] for site, own in tree.items() for at in range(self.config.layers)}
         return map_kernels(base, self.config, masked, places), ()
-
-    def penalty(self, tree: Tree) -> Float[Array, ""]:
-        del tree
-        return jnp.float32(0)
 
     def finish(self, tree: Tree) -> Sequence[Delta]:
         bits = {f"{site}/bits": pack_planes(np.stack([kept(one) for one in own])) for site, own in tree.items()}
@@ -160,23 +152,24 @@ class DiffGates:
         return jnp.float32(self.price * self.block**2) * open_gates
 
     def finish(self, tree: Tree) -> Sequence[Delta]:
-        return self.then(tree).finish(self.then(tree).start(np.random.default_rng(0)))
+        values = self.then(tree)
+        return values.finish(values.start(np.random.default_rng(0)))
 
     def then(self, tree: Tree) -> DiffValues:
         """The search projected to the density that was asked for: the largest differences of all, or blocks of them."""
         dense = {site: own * self._gate(tree["gates"][site], None) for site, own in tree["values"].items()}
-        sizes = {site: _block_norms(np.asarray(own), self.block) for site, own in dense.items()}
+        sizes = {site: block_norms(np.asarray(own), self.block) for site, own in dense.items()}
         every = np.concatenate([own.ravel() for own in sizes.values()])
         count = max(1, round(self.density * every.size))
         limit = np.partition(every, every.size - count)[every.size - count]
         chosen = {site: (own >= limit) & (own > 0) for site, own in sizes.items()}
-        spread = {site: np.repeat(np.repeat(own, self.block, 1), self.block, 2) for site, own in chosen.items()}
+        spread = {site: spread_blocks(own, self.block) for site, own in chosen.items()}
         first = {site: np.asarray(own) for site, own in dense.items()}
         return DiffValues(self.config, spread, first, np.asarray(tree["bias"]), self.block)
 
 
 @dataclasses.dataclass(frozen=True)
-class DiffValues:
+class DiffValues(WithoutPenalty):
     """The values of a sparse difference whose places are known, and the differences of the biases."""
 
     config: BackboneConfig
@@ -200,10 +193,6 @@ class DiffValues:
         }
         return changed({**base, "bias": base["bias"] + tree["bias"]}, self.config, new), ()
 
-    def penalty(self, tree: Tree) -> Float[Array, ""]:
-        del tree
-        return jnp.float32(0)
-
     def finish(self, tree: Tree) -> Sequence[Delta]:
         values = tree["values"]
         dense = {site: np.where(self.places[site], np.asarray(own), np.float32(0)) for site, own in values.items()}
@@ -212,12 +201,3 @@ class DiffValues:
             biases.setdefault(site, {})[layer] = np.asarray(tree["bias"])[part]
         weights = {site: dict(enumerate(own)) for site, own in dense.items()}
         return [diff_delta(weights, biases, range(self.config.layers), self.block)]
-
-
-def _block_norms(own: np.ndarray, block: int) -> np.ndarray:
-    """[l, i / block, o / block]: what the blocks of [l, i, o] weigh."""
-    if block == 1:
-        return np.abs(own)
-    layers, i, o = own.shape
-    tiles = own.reshape(layers, i // block, block, o // block, block)
-    return np.sqrt((tiles * tiles).sum((2, 4)))

@@ -182,7 +182,7 @@ def test_full_disk_changes_nothing(
         if where == "upload":
             patch.setattr("serving.tasks.tempfile.NamedTemporaryFile", full)
         else:
-            patch.setattr("checkpoints.files._write_synced", full)
+            patch.setattr("jpets.files._write_synced", full)
         answer = call("PUT", "/v1/tasks/topic", content=upload("topic", seed=88))
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "out_of_space")
     assert "secret" not in answer.text
