@@ -10,11 +10,41 @@ from jaxtyping import Array, Float, Int, Num, UInt
 
 
 def dot(x: Float[Array, "*b i"], w: Float[Array, "i o"]) -> Float[Array, "*b o"]:
-    """x W in the precision of W, accumulated in f32. f32 weights ask for full f32 products (no TF32)."""
-    precision = jax.lax.Precision.HIGHEST if w.dtype == jnp.float32 else None
-    return jax.lax.dot_general(
-        x.astype(w.dtype), w, (((x.ndim - 1,), (0,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )
+    """x W in the precision of W, accumulated in f32. f32 weights ask for full f32 products (no TF32).
+
+    Products of 16-bit weights have 16-bit cotangents, as mixed-precision training has them (Micikevicius et al. 2018);
+    they have no forward-mode derivative.
+    """
+    x = x.astype(w.dtype)
+    axes = ((x.ndim - 1,), (0,))
+    return _product(x, w, axes, jax.lax.Precision.HIGHEST) if w.dtype == jnp.float32 else _narrow_dot(x, w)
+
+
+@jax.custom_vjp
+def _narrow_dot(x: Float[Array, "*b i"], w: Float[Array, "i o"]) -> Float[Array, "*b o"]:
+    return _product(x, w, ((x.ndim - 1,), (0,)))
+
+
+def _narrow_dot_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _narrow_dot(x, w), (x, w)
+
+
+def _narrow_dot_backward(kept: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
+    """Without it the product's own derivative multiplies f32 by 16-bit numbers, eight times slower on a CPU."""
+    x, w = kept
+    slope = slope.astype(w.dtype)
+    rows = tuple(range(x.ndim - 1))
+    return _product(slope, w, ((x.ndim - 1,), (1,))).astype(x.dtype), _product(x, slope, (rows, rows)).astype(w.dtype)
+
+
+_narrow_dot.defvjp(_narrow_dot_forward, _narrow_dot_backward)
+
+
+def _product(
+    a: Array, b: Array, axes: tuple[tuple[int, ...], tuple[int, ...]], precision: jax.lax.Precision | None = None
+) -> Array:
+    """The sums of products over ``axes`` of ``a`` and of ``b``, in f32."""
+    return jax.lax.dot_general(a, b, (axes, ((), ())), precision=precision, preferred_element_type=jnp.float32)
 
 
 def batched_dot(x: Float[Array, "g s i"], w: Float[Array, "g i o"]) -> Float[Array, "g s o"]:
