@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -19,15 +18,13 @@ from jpets.errors import InvalidInput
 if TYPE_CHECKING:
     import jax
 
-    from jpets.training.session import Result
-
-SWEPT = 4
-"""Learning rates that a sweep tries, evenly spread on a logarithmic scale."""
 METHODS = ("adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen")
 
 
 def train(
-    data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".csv, .tsv, .jsonl or .parquet")],
+    data: Annotated[
+        Path, typer.Argument(exists=True, help=".csv, .tsv, .jsonl, .parquet, or a folder of the datasets library")
+    ],
     context: typer.Context,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", dir_okay=False, help="task file to write (.safetensors)")
@@ -47,9 +44,15 @@ def train(
     ] = None,
     text: Annotated[str, typer.Option(help="column of the texts, or of lists of words")] = "text",
     text_pair: Annotated[str | None, typer.Option(help="column of second texts")] = None,
-    label: Annotated[str, typer.Option(help="column of labels, numbers, lists of labels, or lists of tags")] = "label",
+    label: Annotated[
+        str | None,
+        typer.Option(help="column of labels, numbers, lists of labels, or lists of tags  [label; none to embed pairs]"),
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="embedding, of pairs of texts that belong together, or are labelled as alike")
+    ] = None,
     validation: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="held-out texts; by default some of DATA")
+        Path | None, typer.Option(exists=True, help="held-out texts; by default some of DATA")
     ] = None,
     held_out: Annotated[float, typer.Option(min=0.001, max=0.9, help="share of DATA that is held out")] = 0.1,
     problem: Annotated[str | None, typer.Option(help="regression, where labels are whole numbers")] = None,
@@ -65,7 +68,7 @@ def train(
     pooling: Annotated[str, typer.Option(help="mean, cls or pooler")] = "mean",
     sweep: Annotated[str | None, typer.Option(help="rate=LOW..HIGH: the best of four rates on held-out texts")] = None,
     start: Annotated[
-        Path | None, typer.Option("--from", exists=True, dir_okay=False, help="task file to go on from")
+        str | None, typer.Option("--from", help="task file to go on from; with --task, one of the server's tasks")
     ] = None,
     checkpoints: Annotated[
         Path | None, typer.Option(file_okay=False, help="folder to keep progress in; a killed run goes on from it")
@@ -83,22 +86,24 @@ def train(
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task, write_task
     from checkpoints.validation import validate
-    from jpets.training.data import Columns, read_examples
+    from jpets.training.data import Columns, label_column, read_examples
     from jpets.training.plan import Plan
-    from jpets.training.session import Training, run_training
+    from jpets.training.session import Training
+    from jpets.training.sweep import best_of, rates_of
 
     for name, value, known in (
         ("--method", method, METHODS),
         ("--pooling", pooling, ("mean", "cls", "pooler")),
         ("--dtype", dtype, ("bfloat16", "float32")),
         ("--problem", problem, (None, "regression")),
+        ("--head", head, (None, "embedding")),
     ):
         if value not in known:
             raise typer.BadParameter(f"{name} must be one of {', '.join(map(str, known))}, found {value!r}")
     if (output is None) == (task is None):
         raise typer.BadParameter("give exactly one of --output FILE and --task ID")
     if task is not None:
-        here_only = {"validation": validation, "sweep": sweep, "from": start, "checkpoints": checkpoints}
+        here_only = {"validation": validation, "checkpoints": checkpoints}
         if given := [f"--{option}" for option, found in here_only.items() if found is not None]:
             raise typer.BadParameter(f"{', '.join(given)}: only without --task; a job of a server does not take it")
         asked = {
@@ -108,6 +113,9 @@ def train(
             "text": text,
             "text_pair": text_pair,
             "label": label,
+            "head": head,
+            "start": start,
+            "sweep": sweep,
             "method": method,
             "settings": settings_of(setting or []),
             "held_out": held_out,
@@ -132,54 +140,47 @@ def train(
     assert output is not None
     if backbone is None:
         raise typer.BadParameter("give --backbone FOLDER, package or hub id")
-    columns = Columns(text, text_pair, label)
+    rates = rates_of(sweep, rate)
+    columns = Columns(text, text_pair, label_column(label, head))
     examples = read_examples(data, columns)
     others = read_examples(validation, columns) if validation is not None else []
     with busy("read backbone"):
         loaded = load_backbone(backbone)
-    earlier = read_task(start, config=loaded.config, backbone=loaded.ref()) if start is not None else None
-    rates = swept(sweep) if sweep is not None else [rate]
-    best: Result | None = None
+    earlier = None
+    if start is not None:
+        if not Path(start).is_file():
+            raise typer.BadParameter(f"--from must be a task file, found {start!r}")
+        earlier = read_task(Path(start), config=loaded.config, backbone=loaded.ref())
+    plan = Plan(
+        epochs, batch, accumulate, rate, head_rate, warm_up, patience=patience, dtype=cast("Any", dtype), seed=seed
+    )
+    training = Training(
+        cast("Any", method),
+        settings_of(setting or []),
+        plan,
+        held_out,
+        max_length,
+        cast("Any", pooling),
+        balanced,
+        cast("Any", problem),
+        cast("Any", head),
+    )
     with progress_bars() as bars:
-        for number, own_rate in enumerate(rates):
-            plan = Plan(
-                epochs,
-                batch,
-                accumulate,
-                own_rate,
-                head_rate,
-                warm_up,
-                patience=patience,
-                dtype=cast("Any", dtype),
-                seed=seed,
-            )
-            training = Training(
-                cast("Any", method),
-                settings_of(setting or []),
-                plan,
-                held_out,
-                max_length,
-                cast("Any", pooling),
-                balanced,
-                cast("Any", problem),
-            )
-            bar = bars.add_task(method if own_rate is None else f"{method} at {own_rate:.1e}", total=None)
-            found = run_training(
-                output.stem.lower(),
-                loaded,
-                training,
-                examples,
-                others,
-                start=earlier,
-                folder=checkpoints / str(number) if checkpoints is not None else None,
-                devices=found_devices(devices),
-                report=lambda step, bar=bar: bars.update(  # type: ignore[misc]
-                    bar, completed=step.number, total=step.of, description=f"{method}, loss {step.loss:.3f}"
-                ),
-            )
-            if best is None or found.held_out < best.held_out:
-                best, kept_rate = found, own_rate
-    assert best is not None
+        shown = {own: bars.add_task(method if own is None else f"{method} at {own:.1e}", total=None) for own in rates}
+        best, kept_rate = best_of(
+            rates,
+            output.stem.lower(),
+            loaded,
+            training,
+            examples,
+            others,
+            start=earlier,
+            folder=checkpoints,
+            devices=found_devices(devices),
+            report=lambda own, step: bars.update(
+                shown[own], completed=step.number, total=step.of, description=f"{method}, loss {step.loss:.3f}"
+            ),
+        )
     validate(best.task, loaded.config, loaded.ref())
     write_task(best.task, output)
     summary = {
@@ -222,16 +223,3 @@ def settings_of(given: list[str]) -> dict[str, Any]:
         except ValueError:
             found[name] = value.split(",") if "," in value or name == "sites" else value
     return found
-
-
-def swept(given: str) -> list[float | None]:
-    """The rates of ``rate=LOW..HIGH``. Raises ``InvalidInput``."""
-    name, _, span = given.partition("=")
-    low, dots, high = span.partition("..")
-    try:
-        first, last = float(low), float(high)
-    except ValueError:
-        first = last = math.nan
-    if name not in ("rate", "lr") or not dots or not 0 < first < last < math.inf:
-        raise InvalidInput(f"--sweep must be rate=LOW..HIGH with numbers above 0, found {given!r}")
-    return [first * (last / first) ** (at / (SWEPT - 1)) for at in range(SWEPT)]

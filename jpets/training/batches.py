@@ -20,18 +20,25 @@ WINDOW = 32
 
 
 class Rows(NamedTuple):
-    """A data set: each text's tokens, and its target as ``losses.Labels`` takes it; ``tags``: one a token."""
+    """A data set: each text's tokens, and its target as ``losses.Labels`` takes it; ``tags``: one a token.
+
+    ``seconds``: of pairs, each of whose texts is embedded by itself, the second ones.
+    """
 
     tokens: Sequence[Tokens]
     targets: Sequence[npt.NDArray[Any]]
     weights: npt.NDArray[np.float32]
     tags: bool = False
+    seconds: Sequence[Tokens] = ()
 
     def take(self, chosen: Sequence[int] | npt.NDArray[np.intp]) -> Rows:
         """Some of the rows."""
         picked = [int(at) for at in chosen]
-        return Rows(
-            [self.tokens[at] for at in picked], [self.targets[at] for at in picked], self.weights[picked], self.tags
+        return self._replace(
+            tokens=[self.tokens[at] for at in picked],
+            targets=[self.targets[at] for at in picked],
+            weights=self.weights[picked],
+            seconds=[self.seconds[at] for at in picked] if self.seconds else (),
         )
 
 
@@ -56,13 +63,15 @@ def batch_order(lengths: Sequence[int], plan: Plan, epoch: int) -> list[npt.NDAr
 def gather(
     rows: Rows, chosen: npt.NDArray[np.intp], size: int, pad_id: int, length: int | None = None
 ) -> tuple[TextRows, Labels]:
-    """The rows of one batch, padded to ``size`` of them and to ``length`` tokens, by default a bucket's length."""
+    """The rows of one batch, padded to ``size`` of them and to ``length`` tokens, by default a bucket's length.
+
+    Of pairs, ``size`` first texts and then as many second ones.
+    """
     filled = np.concatenate([chosen, np.full(size - len(chosen), chosen[-1])])
-    length = length or padded_length(max(len(rows.tokens[at].ids) for at in filled))
+    texts = [side[at] for side in (rows.tokens, rows.seconds) if side for at in filled]
+    length = length or padded_length(max(len(own.ids) for own in texts))
     weights = rows.weights[filled] * (np.arange(size) < len(chosen))
     targets = [rows.targets[at] for at in filled]
     if rows.tags:
         targets = [np.pad(own, (0, length - len(own)), constant_values=IGNORED) for own in targets]
-    return rectangle([rows.tokens[at] for at in filled], length, pad_id), Labels(
-        jnp.asarray(np.stack(targets)), jnp.asarray(weights, jnp.float32)
-    )
+    return rectangle(texts, length, pad_id), Labels(jnp.asarray(np.stack(targets)), jnp.asarray(weights, jnp.float32))

@@ -1,4 +1,5 @@
-"""Labelled texts from CSV, JSON lines, Parquet or plain lines, with columns that the caller names."""
+"""Labelled texts from CSV, JSON lines, Parquet, plain lines or a folder of the ``datasets`` library, with columns that
+the caller names."""
 
 from __future__ import annotations
 
@@ -28,6 +29,11 @@ class Columns:
     label: str | None = "label"
 
 
+def label_column(given: str | None, head: str | None) -> str | None:
+    """The column of labels where none is named: pairs to embed may have none."""
+    return given if given is not None or head == "embedding" else "label"
+
+
 @dataclasses.dataclass(frozen=True)
 class Example:
     """``label`` is what the file holds: a name, a number, a list of names (multi-label) or of tags, or nothing."""
@@ -39,9 +45,9 @@ class Example:
 
 def read_examples(path: Path, columns: Columns) -> list[Example]:
     """All rows of a file. Raises ``InvalidInput`` naming the line and the column, ``NotFound``."""
-    if not path.is_file():
+    if not path.exists():
         raise NotFound(f"{path.name!r} is no file; give a .csv, .tsv, .jsonl, .parquet or .txt file")
-    reader = READERS.get(path.suffix.lower())
+    reader = _read_dataset if path.is_dir() else READERS.get(path.suffix.lower())
     if reader is None:
         raise InvalidInput(f"{path.name}: expected a file that ends in one of {sorted(READERS)}")
     found = []
@@ -112,6 +118,30 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Record]]:
                 yield number, record
     except (ArrowException, OSError) as error:
         raise InvalidInput(f"{path.name}: expected a Parquet file; it cannot be read") from error
+
+
+def _read_dataset(path: Path) -> Iterator[tuple[int, Record]]:
+    """What ``save_to_disk`` wrote; numbers of named classes become their names."""
+    try:
+        import datasets  # type: ignore[import-untyped, unused-ignore]
+    except ModuleNotFoundError as error:
+        raise InvalidInput("reading such a folder takes the datasets library; pip install datasets") from error
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{path.name}: expected a file, or a folder that datasets' save_to_disk wrote") from error
+    if not isinstance(found, datasets.Dataset):
+        raise InvalidInput(f"{path.name}: it holds several splits; give the folder of one of {sorted(found)}")
+    for number, record in enumerate(found, 1):
+        yield number, {name: _named(found.features[name], value) for name, value in record.items()}
+
+
+def _named(feature: Any, value: Any) -> Any:
+    """``feature`` says what a column of the ``datasets`` library holds."""
+    own = getattr(feature, "feature", None)
+    if own is not None and isinstance(value, list):
+        return [_named(own, each) for each in value]
+    return feature.int2str(value) if hasattr(feature, "int2str") and isinstance(value, int) else value
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, Record]]:

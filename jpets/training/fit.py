@@ -56,7 +56,7 @@ class TaskFunctions:
 
     def losses(self, base: Params, trained: Trained, rows: TextRows, labels: Labels) -> Float[Array, " n"]:
         """Each row's loss, nothing drawn at random."""
-        return row_losses(self._head, self._outputs(base, trained, rows, None).logits, labels.targets)
+        return row_losses(self._head, self._outputs(base, trained, rows, None), labels)
 
     def _outputs(self, base: Params, trained: Mapping[str, Tree], rows: TextRows, key: Array | None) -> Any:
         params, deltas = self._recipe.vary(base, trained["own"], key)

@@ -37,7 +37,7 @@ def kind_of(examples: Sequence[Example]) -> tuple[HeadType, Problem]:
 
 def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -> tuple[str, ...]:
     """The names that occur, in order. Raises ``InvalidInput`` where there are not at least two to tell apart."""
-    if problem == "regression" or kind == "question-answering":
+    if problem == "regression" or kind in ("question-answering", "embedding"):
         return ()
     listed = kind == "token-classification" or problem == "multi-label"
     found = sorted({str(name) for each in examples for name in (each.label if listed else [each.label])})
@@ -49,7 +49,9 @@ def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -
 def new_head(
     kind: HeadType, problem: Problem, outputs: int, hidden_size: int, pooling: Pooling = "mean", seed: int = 0
 ) -> Head:
-    """A linear head that starts small."""
+    """A linear head that starts small; of embeddings one that only pools and normalises."""
+    if kind == "embedding":
+        return Head(kind, {}, pooling=pooling, normalize=True)
     kernel = np.random.default_rng(seed).normal(0, HEAD_SCALE, (hidden_size, outputs)).astype(np.float32)
     return Head(kind, {"kernel": kernel, "bias": np.zeros(outputs, np.float32)}, problem=problem, pooling=pooling)
 
@@ -65,8 +67,12 @@ def make_rows(
 ) -> Rows:
     """Tokens, targets and weights of a data set; ``balanced`` weighs classes so that each counts alike.
 
+    Of an embedding head: pairs of texts.
+
     Raises ``InvalidInput`` naming the first row whose label is not among ``names``, or of a wrong kind.
     """
+    if head.type == "embedding":
+        return _pairs(examples, text, rule)
     number_of = {name: at for at, name in enumerate(names)}
     tags = head.type == "token-classification"
     tokens, targets = [], []
@@ -85,6 +91,36 @@ def make_rows(
         counts = Counter(int(each) for each in targets)
         weights = np.array([len(targets) / (len(counts) * counts[int(each)]) for each in targets], np.float32)
     return Rows(tokens, targets, weights, tags)
+
+
+def _pairs(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing) -> Rows:
+    """Targets are how alike the texts of each pair are, or where no pair says so the numbers of the second texts."""
+    rated = [example.label is not None for example in examples]
+    if any(rated) and not all(rated):
+        raise InvalidInput(f"row {rated.index(not rated[0]) + 1}: expected a label in every row or in none")
+    number_of: dict[str, int] = {}
+    sides: tuple[list[Tokens], list[Tokens]] = ([], [])
+    targets = []
+    for row, example in enumerate(examples, 1):
+        if example.text_pair is None:
+            raise InvalidInput(f"row {row}: expected a second text; name its column by text_pair")
+        for side, own in zip(sides, (_plain(example), example.text_pair), strict=True):
+            side.append(text.encode(Query(None, own, truncate=True), rule))
+        number = number_of.setdefault(example.text_pair, len(number_of))
+        targets.append(np.array(number, np.int32) if example.label is None else _likeness(example.label, row))
+    return Rows(sides[0], targets, np.ones(len(targets), np.float32), seconds=sides[1])
+
+
+def _likeness(label: Any, row: int) -> npt.NDArray[Any]:
+    try:
+        value = float(label)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not -1 <= value <= 1:
+        raise InvalidInput(
+            f"row {row}: expected how alike the texts are, from -1 to 1, as label, found {label!r}"[:200]
+        )
+    return np.array(value, np.float32)
 
 
 def _plain(example: Example) -> str:

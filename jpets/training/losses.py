@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax  # type: ignore[import-untyped]
 from jaxtyping import Array, Float
@@ -15,8 +16,13 @@ IGNORED = -100
 """Label of a token that does not count: special tokens, and the later parts of words."""
 
 
+SHARPNESS = 20.0
+"""What cosines are multiplied by before the softmax over a batch's texts (Sentence-Transformers' usual one)."""
+
+
 class Labels(NamedTuple):
-    """``targets``: classes [n], tags [n, L], starts and ends [n, 2] as integers; label sets or values [n, C] as floats.
+    """``targets``: classes [n], tags [n, L], starts and ends [n, 2] as integers; label sets or values [n, C] as floats;
+    of pairs the numbers of their second texts as integers, or how alike both are (cosine) as floats [n].
 
     ``weights`` [n]: how much each row counts; 0 for one that only fills up.
     """
@@ -26,13 +32,19 @@ class Labels(NamedTuple):
 
 
 def mean_loss(head: Head, outputs: TaskOutputs, labels: Labels) -> Float[Array, ""]:
-    """Softmax cross-entropy of classes, tags, starts and ends; sigmoid cross-entropy of label sets; squared error."""
-    rows = row_losses(head, outputs.logits, labels.targets)
+    """Softmax cross-entropy of classes, tags, starts and ends; sigmoid cross-entropy of label sets; squared error.
+
+    Of pairs of texts: see ``pair_losses``.
+    """
+    rows = row_losses(head, outputs, labels)
     return (rows * labels.weights).sum() / jnp.maximum(labels.weights.sum(), 1e-9)
 
 
-def row_losses(head: Head, logits: Array, targets: Array) -> Float[Array, " n"]:
+def row_losses(head: Head, outputs: TaskOutputs, labels: Labels) -> Float[Array, " n"]:
     """Each row's loss, tokens and outputs averaged."""
+    logits, targets = outputs.logits, labels.targets
+    if head.type == "embedding":
+        return pair_losses(outputs.pooled, labels)
     if head.type == "question-answering":
         each = optax.softmax_cross_entropy_with_integer_labels(logits.swapaxes(1, 2), targets)
         return each.mean(-1)
@@ -45,3 +57,24 @@ def row_losses(head: Head, logits: Array, targets: Array) -> Float[Array, " n"]:
     if head.problem == "multi-label":
         return optax.sigmoid_binary_cross_entropy(logits, targets).mean(-1)
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+
+
+def pair_losses(pooled: Float[Array, "m d"], labels: Labels) -> Float[Array, " n"]:
+    """Losses of n pairs, whose first texts are the first n rows, and the second ones the others.
+
+    Where the second texts have numbers: which of the batch's seconds belongs to the first, by cross-entropy over their
+    cosines (Henderson et al. 2017, section 4.4), equal ones apart. Else the squared error of the pair's cosine (Reimers
+    and Gurevych 2019, section 3).
+    """
+    n = len(labels.weights)
+    unit = pooled / jnp.maximum(jnp.linalg.norm(pooled, axis=-1, keepdims=True), 1e-6)
+    first, second = unit[:n], unit[n:]
+    if jnp.issubdtype(labels.targets.dtype, jnp.floating):
+        return jnp.square((first * second).sum(-1) - labels.targets)
+    cosines = jnp.matmul(first, second.T, precision=jax.lax.Precision.HIGHEST)
+    same = labels.targets[:, None] == labels.targets[None]
+    wrong = ~same & (labels.weights > 0)[None]
+    taken = wrong | jnp.eye(n, dtype=bool)
+    return optax.softmax_cross_entropy_with_integer_labels(
+        jnp.where(taken, SHARPNESS * cosines, jnp.finfo(jnp.float32).min), jnp.arange(n)
+    )

@@ -24,14 +24,16 @@ def scores(
 
     Single label: accuracy, macro and (of two labels) binary F1, Matthews. Multi-label: F1 micro and macro, exact match.
     Regression: Pearson, Spearman, root mean square error. Tags: accuracy, and F1 of entities. Questions: exact spans.
-    Raises ``InvalidInput`` where scikit-learn or seqeval is not installed, or for a head without labels.
+    Pairs, whose first texts' vectors come before the second ones': Pearson and Spearman of their cosines, or how often
+    the second text is the nearest of all, and the mean reciprocal rank. Raises ``InvalidInput`` where scikit-learn or
+    seqeval is not installed.
     """
     try:
         from sklearn import metrics
     except ModuleNotFoundError as error:
         raise InvalidInput("scores take scikit-learn and seqeval; install jpets[train]") from error
     if head.type == "embedding":
-        raise InvalidInput("an embedding head has no labels to score against")
+        return _pair_scores(np.stack(logits), np.asarray(targets))
     if head.type == "question-answering":
         equal = [np.array_equal(own.argmax(0), target) for own, target in zip(logits, targets, strict=True)]
         return {"exact": float(np.mean(equal))}
@@ -70,6 +72,18 @@ def _regression_scores(found: npt.NDArray[Any], truth: npt.NDArray[Any]) -> dict
         "spearman": float(stats.spearmanr(found, truth).statistic),
         "rmse": error,
     }
+
+
+def _pair_scores(vectors: npt.NDArray[np.float32], targets: npt.NDArray[Any]) -> dict[str, float]:
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    first, second = np.split(unit, 2)
+    own = (first * second).sum(-1)
+    if targets.dtype.kind == "f":
+        return _regression_scores(own, targets)
+    _, each = np.unique(targets, return_index=True)  # every second text once
+    before = [int(((second[each] @ one) > mine + 1e-6).sum()) for one, mine in zip(first, own, strict=True)]
+    ranks = 1 + np.asarray(before)
+    return {"accuracy_at_1": float((ranks == 1).mean()), "mean_reciprocal_rank": float((1 / ranks).mean())}
 
 
 def _tag_scores(

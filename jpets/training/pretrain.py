@@ -17,10 +17,10 @@ from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.tokenizing import Tokens
 from jpets.training.batches import batch_order
-from jpets.training.fit import optimiser, rate_at, stepped
+from jpets.training.fit import State, optimiser, rate_at, stepped
 from jpets.training.forward import TextRows, hidden_states
 from jpets.training.plan import Plan
-from jpets.training.run import Step
+from jpets.training.run import Keeper, Progress, Step
 from jpets.training.tokens import padded_length, rectangle
 
 CHOSEN = 0.15
@@ -76,10 +76,14 @@ def pretrain(
     vocabulary: Vocabulary,
     plan: Plan,
     *,
+    keeper: Keeper | None = None,
+    save_every: int = 100,
     pad_id: int = 0,
     report: Callable[[Step], None] = lambda step: None,
 ) -> tuple[Params, list[float]]:
     """(the backbone with ``layers`` trained further, losses). Embeddings and the other layers stay as they are.
+
+    A run that was killed goes on from what ``keeper`` has to the same numbers.
 
     Raises ``InvalidInput`` for layers that there are not.
     """
@@ -92,7 +96,6 @@ def pretrain(
         "head": {"bias": jnp.zeros(encoder.config.vocab_size)},
     }
     rule = optimiser(plan)
-    state = rule.init(trained)
     lengths = [len(own.ids) for own in tokens]
     per_epoch = -(-len(lengths) // plan.batch)
     total = plan.epochs * per_epoch
@@ -111,17 +114,23 @@ def pretrain(
 
     jitted = jax.jit(update, donate_argnums=(1, 2))
     trained = jax.tree.map(jnp.array, trained)
-    losses = []
-    for step in range(total):
+    progress = Progress.at_start(State(trained, rule.init(trained), 0), total)
+    if keeper is not None:
+        progress = keeper.load(progress)
+    state, losses = progress.state, progress.losses
+    while (step := state.step) < total:
         epoch, at = divmod(step, per_epoch)
         chosen = batch_order(lengths, plan, epoch)[at]
         filled = [tokens[row] for row in [*chosen, *[chosen[-1]] * (plan.batch - len(chosen))]]
         rows = rectangle(filled, padded_length(max(len(own.ids) for own in filled)), pad_id)
-        trained, state, value = jitted(base, trained, state, np.int32(step), rows)
-        losses.append(float(value))
-        report(Step(step + 1, total, losses[-1]))
-    own = {int(layer): leaves for layer, leaves in trained["own"].items()}
-    return {**base, "layers": {**base["layers"], **own}}, losses
+        after, optimiser_state, value = jitted(base, state.trained, state.optimiser, np.int32(step), rows)
+        state = State(after, optimiser_state, step + 1)
+        losses[step] = float(value)
+        report(Step(state.step, total, float(value)))
+        if keeper is not None and (state.step % save_every == 0 or at == per_epoch - 1):
+            keeper.save(progress._replace(state=state, losses=losses))
+    own = {int(layer): leaves for layer, leaves in state.trained["own"].items()}
+    return {**base, "layers": {**base["layers"], **own}}, losses.tolist()
 
 
 def _check(layers: Sequence[int], config: BackboneConfig) -> None:

@@ -39,6 +39,12 @@ class Progress(NamedTuple):
     """Epochs since the best."""
     losses: np.ndarray
 
+    @classmethod
+    def at_start(cls, state: State, steps: int) -> Progress:
+        """Before the first of ``steps`` batches."""
+        losses = np.full(steps, np.nan, np.float32)
+        return cls(state, _copy(state.trained), np.array(np.inf), np.array(0), losses)
+
 
 class Keeper(Protocol):
     """Keeps a run's progress in safe places; ``load`` returns the newest, or ``first`` where there is none."""
@@ -81,8 +87,7 @@ def train(
     per_epoch = -(-len(lengths) // plan.batch)
     total = plan.epochs * per_epoch
     trainer = Trainer(encoder, base, recipe, head, plan, total, devices)
-    state = trainer.start()
-    progress = Progress(state, _copy(state.trained), np.array(np.inf), np.array(0), np.full(total, np.nan, np.float32))
+    progress = Progress.at_start(trainer.start(), total)
     if keeper is not None:
         progress = keeper.load(progress)
         progress = progress._replace(state=trainer.placed(progress.state))

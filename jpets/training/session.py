@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from jpets.config import BackboneConfig
 from jpets.deltas.fold import fold_pooler
@@ -56,6 +57,8 @@ class Training:
     balanced: bool = False
     """Classes count alike, however often they occur."""
     problem: Literal["multi-label", "regression"] | None = None
+    head: Literal["embedding"] | None = None
+    """``embedding``: the examples are pairs of texts that belong together, or whose labels say how alike they are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +95,7 @@ def run_training(
     if devices and training.plan.batch % len(devices):
         raise InvalidInput(f"{len(devices)} devices must divide the batch, which is {training.plan.batch}")
     config = backbone.config
-    text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+    text = _text_encoder(backbone)
     rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
     head, names = _head(training, examples, config, start)
     rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
@@ -106,7 +109,7 @@ def run_training(
     task = _task(id, backbone, outcome, names, rule)
     params: Params = outcome.trained["own"] if training.method == "full" else base
     logits = Predictor(split(config), text, outcome.head, outcome.deltas)(
-        params, outcome.head, judged.tokens, outcome.deltas
+        params, outcome.head, [*judged.tokens, *judged.seconds], outcome.deltas
     )
     found = scores(outcome.head, names, logits, judged.targets)
     assert outcome.held_out is not None
@@ -115,13 +118,30 @@ def run_training(
 
 def evaluate_task(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> dict[str, float]:
     """Scores of a task on labelled texts. Raises ``InvalidInput``, also for labels that the task does not know."""
-    config = backbone.config
-    text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
-    task = fold_pooler(task, config, dict(backbone.params))
-    rows = make_rows(examples, task.head, task.labels, text, task.preprocessing)
-    predictor = Predictor(split(config), text, task.head, task.deltas)
-    logits = predictor(dict(backbone.params), task.head, rows.tokens, task.deltas)
+    rows = _rows_of(task, backbone, examples)
+    logits = _logits(task, backbone, rows)
     return scores(task.head, task.labels, logits, rows.targets, task.preprocessing.thresholds or ())
+
+
+def task_logits(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> list[npt.NDArray[np.float32]]:
+    """A task's answers to labelled texts: see ``Predictor``. Raises ``InvalidInput``."""
+    return _logits(task, backbone, _rows_of(task, backbone, examples))
+
+
+def _rows_of(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> Rows:
+    return make_rows(examples, task.head, task.labels, _text_encoder(backbone), task.preprocessing)
+
+
+def _logits(task: Task, backbone: LoadedBackbone, rows: Rows) -> list[npt.NDArray[np.float32]]:
+    """Of pairs those of the first texts, then of the second ones."""
+    task = fold_pooler(task, backbone.config, dict(backbone.params))
+    predictor = Predictor(split(backbone.config), _text_encoder(backbone), task.head, task.deltas)
+    return predictor(dict(backbone.params), task.head, [*rows.tokens, *rows.seconds], task.deltas)
+
+
+def _text_encoder(backbone: LoadedBackbone) -> TextEncoder:
+    config = backbone.config
+    return TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
 
 
 class _Stages:
@@ -204,6 +224,8 @@ def _head(
     if start is not None:
         return start.head, start.labels
     kind, problem = kind_of(examples)
+    if training.head is not None:
+        kind, problem = training.head, "single-label"
     if training.problem is not None and kind == "sequence-classification":
         problem = training.problem
     names = label_names(examples, kind, problem)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +14,13 @@ import pytest
 from support import FIXTURES, tiny
 
 from checkpoints.source import load_backbone
+from jpets.model.encoder import random_params, split
+from jpets.tokenizing import Tokens
+from jpets.training.checkpoints import Checkpoints
 from jpets.training.forward import TextRows
-from jpets.training.pretrain import Vocabulary, hide
+from jpets.training.plan import Plan
+from jpets.training.pretrain import Vocabulary, hide, pretrain
+from jpets.training.run import Step
 
 VOCABULARY = Vocabulary(800, 4, (0, 1, 2, 3, 4))
 
@@ -52,7 +62,31 @@ def test_chosen_layers_learn_and_the_others_stay(run, tmp_path) -> None:
     for arguments, message in (
         ((FIXTURES / "tiny-bert", texts, out), "exists already"),
         ((FIXTURES / "tiny-bert", texts, tmp_path / "x", "--layers", "7"), "layers must be some of 0 to 2"),
-        ((FIXTURES / "tiny-bert", texts, tmp_path / "x", "--layers", "a"), "--layers must be numbers"),
+        ((FIXTURES / "tiny-bert", texts, tmp_path / "x", "--layers", "a"), "layers must be numbers"),
     ):
         result = run("backbone", "pretrain", *arguments)
         assert result.exit_code == 1 and message in result.stderr
+
+
+def test_a_run_that_ended_early_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    config = dataclasses.replace(tiny().config, layers=1)
+    base = jax.tree.map(np.asarray, random_params(config))
+    rng = np.random.default_rng(0)
+    texts = [Tokens(rng.integers(5, 800, 16).astype(np.int32), np.zeros(16, np.int32)) for _ in range(24)]
+    plan = Plan(epochs=2, batch=8, dtype="float32")
+
+    def run(folder: Path | None, stop: int | None = None) -> Any:
+        def report(step: Step) -> None:
+            if step.number == stop:
+                raise KeyboardInterrupt
+
+        with contextlib.ExitStack() as stack:
+            keeper = stack.enter_context(contextlib.closing(Checkpoints(folder))) if folder is not None else None
+            return pretrain(split(config), base, texts, [0], VOCABULARY, plan, keeper=keeper, report=report)
+
+    expected, losses = run(None)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, stop=5)
+    found, own = run(tmp_path)
+    assert own == losses and len(losses) == 6
+    jax.tree.map(np.testing.assert_array_equal, found["layers"], expected["layers"])

@@ -109,6 +109,28 @@ def test_every_format_gives_the_same_examples(tmp_path: Path) -> None:
         assert read_examples(file, Columns()) == expected
 
 
+def test_datasets_of_the_library_are_read(tmp_path: Path) -> None:
+    import datasets
+
+    labels = datasets.ClassLabel(names=["fun", "code"])
+    features = {"text": datasets.List(datasets.Value("string")), "label": datasets.List(labels)}
+    words = [["a", "library"], ["one", "game"]]
+    data = datasets.Dataset.from_dict({"text": words, "label": [[0, 1], [0, 0]]}, datasets.Features(features))
+    datasets.DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path / "saved")
+    found = read_examples(tmp_path / "saved" / "train", Columns())
+    assert found == [Example(("a", "library"), None, ["fun", "code"]), Example(("one", "game"), None, ["fun", "fun"])]
+    plain = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, datasets.Features(
+        {"text": datasets.Value("string"), "label": labels}
+    ))  # fmt: skip
+    plain.save_to_disk(tmp_path / "plain")
+    assert read_examples(tmp_path / "plain", Columns()) == [Example("a", None, "code"), Example("b", None, "fun")]
+    with pytest.raises(InvalidInput, match=r"give the folder of one of \['test', 'train'\]"):
+        read_examples(tmp_path / "saved", Columns())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidInput, match="that datasets' save_to_disk wrote"):
+        read_examples(tmp_path / "empty", Columns())
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

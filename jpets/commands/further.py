@@ -1,0 +1,81 @@
+"""A backbone of its own out of further pretraining."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from checkpoints.backbone import Backbone
+from checkpoints.canonical import from_params
+from jpets.errors import InvalidBackbone, InvalidInput
+from jpets.model.encoder import split
+from jpets.tokenizing import TextEncoder
+from jpets.training.checkpoints import Checkpoints
+from jpets.training.data import Example
+from jpets.training.plan import Plan
+from jpets.training.pretrain import Vocabulary, pretrain
+from jpets.training.run import Step
+from jpets.types import Preprocessing, Query
+
+MASKS = ("[MASK]", "<mask>")
+
+
+def further_pretrained(
+    backbone: Backbone,
+    name: str,
+    examples: Sequence[Example],
+    layers: Sequence[int],
+    max_length: int,
+    plan: Plan,
+    *,
+    folder: Path | None = None,
+    report: Callable[[Step], None] = lambda step: None,
+) -> tuple[Backbone, list[float]]:
+    """(``backbone`` with ``layers`` trained on the texts, called ``name``; losses). ``folder`` keeps checkpoints.
+
+    Raises ``InvalidInput``, ``InvalidBackbone`` for a tokenizer that has no mask.
+    """
+    config = backbone.config
+    encoder = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+    rule = Preprocessing(max_length=min(max_length, config.max_positions), truncation=True)
+    tokens = [encoder.encode(Query(None, _plain(each)), rule) for each in examples]
+    with contextlib.ExitStack() as stack:
+        keeper = stack.enter_context(contextlib.closing(Checkpoints(folder))) if folder is not None else None
+        params, losses = pretrain(
+            split(config),
+            dict(backbone.params),
+            tokens,
+            layers,
+            _vocabulary(backbone.tokenizer_json),
+            plan,
+            keeper=keeper,
+            pad_id=encoder.pad_id,
+            report=report,
+        )
+    return Backbone.of_tensors(name, config, from_params(params, config), backbone.tokenizer_json), losses
+
+
+def chosen_layers(given: str | None, count: int) -> list[int]:
+    """Numbers by commas; of ``count`` layers by default the upper half. Raises ``InvalidInput``."""
+    if given is None:
+        return list(range(count // 2, count))
+    try:
+        return sorted({int(each) for each in given.split(",")})
+    except ValueError as error:
+        raise InvalidInput(f"layers must be numbers by commas, found {given!r}") from error
+
+
+def _plain(example: Example) -> str:
+    return example.text if isinstance(example.text, str) else " ".join(example.text)
+
+
+def _vocabulary(tokenizer_json: str) -> Vocabulary:
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    special = {at for at, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    mask = next((at for at in map(tokenizer.token_to_id, MASKS) if at is not None), None)
+    if mask is None:
+        raise InvalidBackbone(f"the tokenizer has none of {list(MASKS)}: its model was not trained to guess tokens")
+    return Vocabulary(tokenizer.get_vocab_size(), mask, tuple(sorted(special | {mask})))
