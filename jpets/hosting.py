@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -30,7 +31,8 @@ from jpets.engine.devices import choose_devices
 from jpets.engine.engine import Engine
 from jpets.engine.group import EngineGroup
 from jpets.engine.interface import Serves
-from jpets.errors import InvalidBackbone, InvalidInput, JpetsError, NotFound
+from jpets.errors import Conflict, InvalidBackbone, InvalidInput, JpetsError, NotFound
+from jpets.files import space_errors, sync_folder, temporary_sibling
 from jpets.standard import standard_tasks
 from jpets.training.methods import DIFF_SETTINGS, DIRECT, direct_recipe
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
@@ -71,6 +73,21 @@ class Shelf:
         if self._options.backbones is None or name not in self.names():
             raise NotFound(f"no backbone {name[:128]!r} to train on; GET /v1/backbones lists what there is")
         return str(self._options.backbones / name)
+
+    def add(self, name: str, folder: Path) -> None:
+        """Takes a copy of a folder in, under a name. Raises ``Conflict``, ``OutOfSpace``."""
+        assert self._options.backbones is not None
+        target = self._options.backbones / name
+        if target.exists():
+            raise Conflict(f"there is a backbone {name!r} already; choose another name")
+        temporary = temporary_sibling(target)
+        try:
+            with space_errors():
+                shutil.copytree(folder, temporary)  # it may be another disk
+                temporary.rename(target)
+                sync_folder(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_engine(
@@ -130,7 +147,14 @@ def make_jobs(options: Options, repository: Repository, services: Services, shel
         source = shelf.source(name) if name != first else options.backbone or DEMO_BACKBONE
         return [sys.executable, "-m", "jpets.commands.training_job", str(job.path), source, name]
 
-    return Jobs(repository.folder / "jobs", services, command, outline_of, platform=options.job_platform)
+    return Jobs(
+        repository.folder / "jobs",
+        services,
+        command,
+        outline_of,
+        platform=options.job_platform,
+        keep_backbone=shelf.add if options.backbones is not None else None,
+    )
 
 
 def outline_of(request: FineTune, backbone: LoadedBackbone) -> Task:

@@ -30,7 +30,7 @@ TAGS = [
     {"name": "open inference protocol", "description": "A task is a model; so is the plain backbone"},
     {"name": "tasks", "description": "Which tasks there are"},
     {"name": "backbones", "description": "Which backbones there are"},
-    {"name": "jobs", "description": "Tasks that are being trained"},
+    {"name": "jobs", "description": "Tasks and backbones that are being made"},
     {"name": "operation", "description": "For people and monitoring"},
 ]
 NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ def create_app(
     """The application; it answers health and metrics at once and the rest when ``service`` has started."""
     service = Services(service) if isinstance(service, Service) else service
     settings = settings or ServingSettings()
-    metrics = Metrics(service)
+    metrics = Metrics(service, training)
     app = FastAPIOffline(  # /docs works where there is no internet
         redoc_url=None,
         title="jpets",

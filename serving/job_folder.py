@@ -1,11 +1,12 @@
 """Training jobs on disk: a folder each, from which they go on whoever was killed.
 
     <id>/request.json   what was asked
-    <id>/data.<format>  the texts, until the job has finished
+    <id>/data.<format>  the texts or the archive, until the job has finished
+    <id>/start.safetensors  the task that training goes on from, if any
     <id>/state.json     written by the server that runs it
     <id>/progress.json  written by its process, as are
     <id>/checkpoints/   what training goes on from, until the job has finished
-    <id>/task.safetensors, result.json, log.txt
+    <id>/task.safetensors or backbone/, result.json, log.txt
 
 A file has one writer, and is replaced whole. An id sorts by the time when the job was made.
 """
@@ -19,25 +20,26 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jpets.errors import NotFound
-from jpets.files import space_errors, sync_folder
-from serving.job_request import FineTune
+from jpets.files import space_errors, sync_folder, write_atomic
+from serving.job_request import STORED, JobRequest
 from serving.schemas import JobProgress, JobStateName
 
 ID = re.compile(r"job-[0-9a-f-]{1,60}")
-DRAFT, GONE, TEMPORARY = ".new-", ".gone-", ".tmp-"
+DRAFT, GONE = ".new-", ".gone-"
 STALE_SECONDS = 24 * 3600.0
 """Age at which a draft can only be a dead server's."""
 FINISHED = ("succeeded", "failed", "cancelled")
 LOG_BYTES = 1 << 20
 """What is shown of a log: its end."""
 Model = TypeVar("Model", bound=BaseModel)
+Parsed = TypeVar("Parsed")
 
 
 class JobState(BaseModel):
@@ -60,7 +62,7 @@ class JobState(BaseModel):
 
 
 class JobResult(BaseModel):
-    """How a job's process ended: with a task and its scores (None: not finite), or with what is wrong."""
+    """How a job's process ended: with a task or a backbone and its scores (None: not finite), or with what is wrong."""
 
     problem: str | None = None
     held_out_loss: float | None = None
@@ -74,7 +76,9 @@ class JobFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.start_file = path / "start.safetensors"
         self.task_file = path / "task.safetensors"
+        self.backbone = path / "backbone"
         self.log_file = path / "log.txt"
         self.lock_file = path / "lock"
         """Locked by the job's process, whose number it holds: a new one waits for the end of an old one."""
@@ -84,8 +88,8 @@ class JobFolder:
         return self.path.name
 
     @property
-    def request(self) -> FineTune:
-        return self._read(FineTune, "request.json")
+    def request(self) -> JobRequest:
+        return self._parsed(STORED.validate_json, "request.json")
 
     @property
     def data(self) -> Path:
@@ -111,7 +115,7 @@ class JobFolder:
     def ask_to_end(self) -> None:
         (self.path / "cancel").touch()
 
-    def write(self, request: FineTune) -> None:
+    def write(self, request: JobRequest) -> None:
         """Everything that a new job has beside its data."""
         _replace(self.path / "request.json", request)
         _replace(self.path / "state.json", JobState(created=_now()))
@@ -134,8 +138,9 @@ class JobFolder:
     def finish(self, state: JobStateName, **changes: Any) -> None:
         """Keeps the description and the log, and frees the rest."""
         self.change(state=state, finished=_now(), **changes)
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-        for path in (self.data, self.task_file, self.lock_file, self.path / "cancel"):
+        for folder in (self.checkpoints, self.backbone):
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in (self.data, self.start_file, self.task_file, self.lock_file, self.path / "cancel"):
             path.unlink(missing_ok=True)
 
     def log(self) -> bytes:
@@ -154,8 +159,11 @@ class JobFolder:
             return None
 
     def _read(self, model: type[Model], name: str) -> Model:
+        return self._parsed(model.model_validate_json, name)
+
+    def _parsed(self, parse: Callable[[bytes], Parsed], name: str) -> Parsed:
         try:
-            return model.model_validate_json((self.path / name).read_bytes())
+            return parse((self.path / name).read_bytes())
         except (OSError, ValidationError) as error:  # removed meanwhile, or not of this version of jpets
             raise NotFound(f"job {self.id} is not there or cannot be read; GET /v1/jobs lists what there is") from error
 
@@ -168,7 +176,7 @@ class JobFolders:
         self.path = path
 
     @contextlib.contextmanager
-    def draft(self, request: FineTune) -> Iterator[JobFolder]:
+    def draft(self, request: JobRequest) -> Iterator[JobFolder]:
         """A folder for the body to put the data in, gone at the end unless it was committed. Raises ``OutOfSpace``."""
         made = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")
         draft = JobFolder(self.path / f"{DRAFT}job-{made}-{secrets.token_hex(2)}")
@@ -222,10 +230,4 @@ def _now() -> str:
 
 
 def _replace(path: Path, content: BaseModel) -> None:
-    """A crash leaves the old file or the new one."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(content.model_dump_json())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_atomic(path, content.model_dump_json().encode())

@@ -1,35 +1,45 @@
-"""What a training job is asked for: the query of ``POST /v1/jobs``, kept in the job's folder."""
+"""What a job is asked for: the query of ``POST /v1/jobs`` and its kinds, kept in the job's folder."""
 
 from __future__ import annotations
 
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from serving.fields import Text
 
 JobMethod = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen"]
 DataFormat = Literal["csv", "tsv", "jsonl", "parquet"]
+Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,127}$")]
 Column = Annotated[Text, Field(min_length=1, max_length=256)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Rate = Annotated[Number, Field(ge=0)]
 MOST_SETTINGS = 4096
 """Characters of a method's settings."""
 
 
-class FineTune(BaseModel):
-    """A task to be trained on labelled texts, with the options of ``jpets train``. ``settings``, a JSON object, are the
-    method's. Without ``backbone`` it is trained for the first one."""
+class _Asked(BaseModel):
+    """Without ``backbone`` a job is for the first one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["fine-tune"] = "fine-tune"
-    task: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,127}$")]
     backbone: Annotated[Text, Field(max_length=128)] | None = None
+
+
+class FineTune(_Asked):
+    """A task to be trained on labelled texts, with the options of ``jpets train``. ``settings``, a JSON object, are the
+    method's. ``start`` names a task whose served version training goes on from; ``sweep`` is LOW..HIGH, of which the
+    best of four rates is kept."""
+
+    kind: Literal["fine-tune"] = "fine-tune"
+    task: Id
+    start: Id | None = None
     format: DataFormat = "csv"
     text: Column = "text"
     text_pair: Column | None = None
-    label: Column = "label"
+    label: Column | None = None
+    head: Literal["embedding"] | None = None
     method: JobMethod = "lora"
     settings: dict[str, Any] = {}
     held_out: Annotated[Number, Field(ge=0.001, le=0.9)] = 0.1
@@ -37,8 +47,9 @@ class FineTune(BaseModel):
     epochs: Annotated[int, Field(ge=1, le=1000)] = 3
     batch: Annotated[int, Field(ge=1, le=4096)] = 32
     accumulate: Annotated[int, Field(ge=1, le=4096)] = 1
-    rate: Annotated[Number, Field(ge=0)] | None = None
-    head_rate: Annotated[Number, Field(ge=0)] = 1e-3
+    rate: Rate | None = None
+    sweep: Annotated[str, Field(max_length=64)] | None = None
+    head_rate: Rate = 1e-3
     warm_up: Annotated[Number, Field(ge=0, le=1)] = 0.1
     patience: Annotated[int, Field(ge=0)] | None = None
     balanced: bool = False
@@ -59,3 +70,54 @@ class FineTune(BaseModel):
             return json.loads(given)
         except (ValueError, RecursionError):
             raise ValueError('expected a JSON object such as {"rank": 16}') from None
+
+
+class Extract(_Asked):
+    """A task to be extracted from a fully fine-tuned checkpoint, with the options of ``jpets task import``. ``texts``
+    names a file in its archive on whose texts answers are compared."""
+
+    kind: Literal["extract"] = "extract"
+    task: Id
+    format: Literal["zip"] = "zip"
+    method: Literal["bitfit", "diff", "lora", "onebit", "auto"]
+    density: Annotated[Number, Field(gt=0, le=1)] = 0.005
+    per_matrix: bool = False
+    block: Annotated[int, Field(ge=1, le=4096)] = 1
+    rank: Annotated[int, Field(ge=1, le=128)] = 8
+    energy: Annotated[Number, Field(gt=0, le=1)] | None = None
+    texts: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]+\.[a-z]+$", max_length=128)] | None = None
+    text: Column = "text"
+    text_pair: Column | None = None
+    agreement: Annotated[Number, Field(ge=0, le=1)] = 0.99
+    head: Literal["sequence-classification", "token-classification", "question-answering", "embedding"] | None = None
+    problem: Literal["single-label", "multi-label", "regression"] | None = None
+    labels: Annotated[Text, Field(max_length=65536)] | None = None
+    pooling: Literal["mean", "cls", "pooler"] | None = None
+    max_length: Annotated[int, Field(ge=2, le=8192)] | None = None
+
+    @model_validator(mode="after")
+    def _has_texts(self) -> Extract:
+        if self.method == "auto" and self.texts is None:
+            raise ValueError("method auto compares answers: put texts into the archive and name their file by texts")
+        return self
+
+
+class FurtherPretrain(_Asked):
+    """Layers (by default the upper half) to be trained further on texts without labels, as a new backbone ``name``."""
+
+    kind: Literal["further-pretrain"] = "further-pretrain"
+    name: Id
+    format: DataFormat | Literal["txt"] = "txt"
+    text: Column = "text"
+    layers: Annotated[str, Field(pattern=r"^\d{1,3}(,\d{1,3}){0,99}$")] | None = None
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 1
+    batch: Annotated[int, Field(ge=1, le=4096)] = 32
+    rate: Rate = 1e-4
+    max_length: Annotated[int, Field(ge=2, le=8192)] = 128
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+
+
+JobRequest = FineTune | Extract | FurtherPretrain
+STORED: TypeAdapter[JobRequest] = TypeAdapter(Annotated[JobRequest, Field(discriminator="kind")])
+"""Reads a kept request."""

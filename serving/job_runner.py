@@ -1,4 +1,4 @@
-"""Runs training jobs, one after the other, each in a process of low priority that serving hardly notices.
+"""Runs jobs, one after the other, each in a process of low priority that serving hardly notices.
 
 A job goes on from its checkpoints when its process or the server was killed; what it made is published by the server.
 """
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 Command = Callable[[JobFolder], Sequence[str]]
 """The command line of a job's process. Raises ``JpetsError`` where it cannot be run."""
-Publish = Callable[[JobFolder, bool], int]
-"""Publishes a job's task file and returns its version; True: it may have been published before the server ended.
+Publish = Callable[[JobFolder, bool], int | None]
+"""Publishes what a job made, and returns a task's version; True: it may have been published before the server ended.
 
-Raises ``Saturated`` to be asked again, another ``JpetsError`` for a task that cannot be published.
+Raises ``Saturated`` to be asked again, another ``JpetsError`` for what cannot be published.
 """
 ATTEMPTS = 5
 BACK_OFF = 1.0
@@ -206,7 +206,9 @@ class JobRunner:
                 job.finish("failed", problem=error.message)
                 return
             job.finish("succeeded", version=version)
-            log.info("a job published a task", extra={"job": job.id, "task": job.request.task, "version": version})
+            log.info(
+                "a job published what it made", extra={"job": job.id, "kind": job.request.kind, "version": version}
+            )
             return
 
     def _pause(self, seconds: float) -> bool:

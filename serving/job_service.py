@@ -1,15 +1,17 @@
-"""Training jobs of a server: what it takes in, and how what they make is published."""
+"""Jobs of a server: what it takes in, and how what they make is published."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from jpets.errors import Conflict, InvalidInput, NotFound, Saturated
 from jpets.types import LoadedBackbone, Task
 from serving.job_folder import JobFolder, JobFolders
-from serving.job_request import FineTune
+from serving.job_request import Extract, FineTune, FurtherPretrain, JobRequest
 from serving.job_runner import Command, JobRunner
 from serving.service import Service
 from serving.services import Services
@@ -18,21 +20,35 @@ MOST_WAITING = 100
 """Jobs that wait at most; their data take space."""
 Outline = Callable[[FineTune, LoadedBackbone], Task]
 """A task of the shape that a job would make. Raises ``InvalidInput`` for settings that the method does not take."""
+KeepBackbone = Callable[[str, Path], None]
+"""Copies a new backbone's folder to where it may be loaded from. Raises ``Conflict``, ``OutOfSpace``."""
+Asked = TypeVar("Asked", FineTune, Extract, FurtherPretrain)
 
 
 class Jobs:
-    """Jobs in ``folder`` that train tasks of ``services``. Methods block; thread-safe."""
+    """Jobs in ``folder`` that make tasks of ``services``, and backbones where there is a place to keep them. Methods
+    block; thread-safe."""
 
     def __init__(
-        self, folder: Path, services: Services, command: Command, outline: Outline, *, platform: str = "cpu"
+        self,
+        folder: Path,
+        services: Services,
+        command: Command,
+        outline: Outline,
+        *,
+        platform: str = "cpu",
+        keep_backbone: KeepBackbone | None = None,
     ) -> None:
         self.folders = JobFolders(folder)
         self.runner = JobRunner(self.folders, command, self._publish, platform=platform)
         self._services = services
         self._outline = outline
+        self._keep_backbone = keep_backbone
+        self._ended: dict[str, str] = {}
+        """States of jobs that will not change."""
 
-    def accept(self, request: FineTune) -> FineTune:
-        """The request with its backbone named, where all but the texts is as it must be: what is wrong is told before
+    def accept(self, request: Asked) -> Asked:
+        """The request with its backbone named, where all but the data is as it must be: what is wrong is told before
         they are sent, and before hours of training.
 
         Raises ``InvalidInput``, ``UnknownClass``, ``OutOfSpace``, ``Conflict``, ``Saturated``.
@@ -43,14 +59,27 @@ class Jobs:
         if own is None:
             known = [service.backbone.name for service in self._services.all]
             raise InvalidInput(f"backbone: expected one of {known}, found {request.backbone!r}; load it first")
-        if request.task in [hosted.name for hosted in self._services.backbones()]:
-            raise InvalidInput(f"task: {request.task!r} is the name of a backbone; choose another id")
-        if any(service.knows(request.task) for service in self._services.all if service is not own):
-            raise Conflict(f"task {request.task!r} is one of another backbone; delete it first")
-        own.engine.check_task(self._outline(request, own.backbone), stays=False)
+        if isinstance(request, FurtherPretrain):
+            self._check_name(request.name)
+        else:
+            self._check_task(request.task, own)
+        if isinstance(request, FineTune):
+            if request.start is not None and not own.knows(request.start):
+                raise InvalidInput(f"start: expected a task of backbone {own.backbone.name!r}, found {request.start!r}")
+            own.engine.check_task(self._outline(request, own.backbone), stays=False)
         if sum(not job.state.is_finished for job in self.folders.all()) >= MOST_WAITING:
             raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
         return request
+
+    def commit(self, draft: JobFolder) -> JobFolder:
+        """The draft, with all that it needs, as a job that will be run. Raises ``NotFound``."""
+        request = draft.request
+        if isinstance(request, FineTune) and request.start is not None:
+            repository = self._services.repository
+            draft.start_file.write_bytes(repository.read(repository.get(request.start)))
+        job = self.folders.commit(draft)
+        self.runner.wake()
+        return job
 
     def delete(self, job: JobFolder) -> bool:
         """Cancels a job, or removes one that has finished (True). Raises ``NotFound``."""
@@ -60,9 +89,41 @@ class Jobs:
         self.runner.cancel(job)
         return False
 
-    def _publish(self, job: JobFolder, again: bool) -> int:
-        """The version as which the task of ``job`` is served. Raises what ``Services.put_task`` does."""
+    def counts(self) -> Mapping[str, int]:
+        """How many jobs there are in each state."""
+        found: dict[str, str] = {}
+        for job in self.folders.all():
+            try:
+                found[job.id] = self._ended.get(job.id) or job.state.state
+            except NotFound:  # removed meanwhile, or of another version of jpets
+                continue
+        self._ended = {id: state for id, state in found.items() if state not in ("queued", "running")}
+        return Counter(found.values())
+
+    def _check_task(self, id: str, own: Service) -> None:
+        if self._is_backbone(id):
+            raise InvalidInput(f"task: {id!r} is the name of a backbone; choose another id")
+        if any(service.knows(id) for service in self._services.all if service is not own):
+            raise Conflict(f"task {id!r} is one of another backbone; delete it first")
+
+    def _check_name(self, name: str) -> None:
+        if self._keep_backbone is None:
+            raise InvalidInput("this server has no folder for new backbones; start it with --backbones DIR")
+        if self._is_backbone(name) or self._services.knows(name):
+            raise Conflict(f"there is a backbone or a task {name!r} already; choose another name")
+
+    def _publish(self, job: JobFolder, again: bool) -> int | None:
+        """The version as which the task of ``job`` is served, if it made one.
+
+        Raises what ``Services.put_task`` and ``KeepBackbone`` do.
+        """
         request, services = job.request, self._services
+        if isinstance(request, FurtherPretrain):
+            if self._keep_backbone is None:
+                raise NotFound("this server has no folder for new backbones any more; start it with --backbones DIR")
+            if not (again and self._is_backbone(request.name)):
+                self._keep_backbone(request.name, job.backbone)
+            return None
         if self._service(request) is None:
             states = {hosted.name: hosted.state for hosted in services.backbones()}
             if states.get(request.backbone or "") == "starting":
@@ -72,6 +133,9 @@ class Jobs:
             return version
         return services.put_task(request.task, job.task_file).version
 
+    def _is_backbone(self, name: str) -> bool:
+        return name in [hosted.name for hosted in self._services.backbones()]
+
     def _published(self, task: str, file: Path) -> int | None:
         """The version of the task that is this very file, if it is the served one."""
         try:
@@ -80,5 +144,5 @@ class Jobs:
             return None
         return stored.version if stored.digest == hashlib.sha256(file.read_bytes()).hexdigest() else None
 
-    def _service(self, request: FineTune) -> Service | None:
+    def _service(self, request: JobRequest) -> Service | None:
         return next((s for s in self._services.all if s.backbone.name == request.backbone), None)

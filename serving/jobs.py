@@ -1,4 +1,4 @@
-"""``/v1/jobs``: train tasks beside serving them; list, follow and cancel that."""
+"""``/v1/jobs``: make tasks and backbones beside serving them; list, follow and cancel that."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput, NotFound
-from serving.context import Here
+from serving.context import Context, Here
 from serving.job_folder import JobFolder
-from serving.job_request import FineTune
-from serving.job_service import Jobs
+from serving.job_request import Extract, FineTune, FurtherPretrain
+from serving.job_service import Asked, Jobs
 from serving.schemas import JobItem, JobPage
 from serving.uploads import FILE_BODY, receive
 
@@ -32,15 +32,31 @@ HereJobs = Annotated[Jobs, Depends(find_jobs)]
 async def create_job(request: Request, here: Here, jobs: HereJobs, asked: Annotated[FineTune, Query()]) -> JobItem:
     """The body are the labelled texts, the query the options of `jpets train`. 202: it is trained when the jobs before
     it have finished; the task is then published as a new version, or nothing is where it fails."""
-    asked = await asyncio.to_thread(jobs.accept, asked)
-    with jobs.folders.draft(asked) as draft:
-        with draft.data.open("xb") as file:
-            got = await receive(request, file, here.settings.max_data_bytes, "training data")
-        if not got:
-            raise InvalidInput("expected labelled texts as the body, found nothing")
-        job = await asyncio.to_thread(jobs.folders.commit, draft)
-    jobs.runner.wake()
-    return JobItem.of(job)
+    return await _create(request, here, jobs, asked, "labelled texts")
+
+
+@router.post("/extract", response_model=JobItem, status_code=202, summary="Extract a task", openapi_extra=FILE_BODY)
+async def create_extraction(
+    request: Request, here: Here, jobs: HereJobs, asked: Annotated[Extract, Query()]
+) -> JobItem:
+    """The body is a zip archive of a fully fine-tuned checkpoint's folder, the query the options of `jpets task
+    import`. What is extracted is published as a new version of the task."""
+    return await _create(request, here, jobs, asked, "a zip archive of a checkpoint")
+
+
+@router.post(
+    "/further-pretrain",
+    response_model=JobItem,
+    status_code=202,
+    summary="Train a backbone's layers further",
+    openapi_extra=FILE_BODY,
+)
+async def create_pretraining(
+    request: Request, here: Here, jobs: HereJobs, asked: Annotated[FurtherPretrain, Query()]
+) -> JobItem:
+    """The body are texts without labels, the query the options of `jpets backbone pretrain`. The new backbone may then
+    be loaded by `PUT /v1/backbones/NAME`; tasks are trained on it anew."""
+    return await _create(request, here, jobs, asked, "texts")
 
 
 @router.get("", response_model=JobPage, summary="List jobs, the newest first, a page at a time")
@@ -82,6 +98,16 @@ async def delete_job(jobs: HereJobs, id: str) -> Response:
 
     job = await asyncio.to_thread(delete)
     return Response(status_code=204) if job is None else JSONResponse(JobItem.of(job).model_dump(), 202)
+
+
+async def _create(request: Request, here: Context, jobs: Jobs, asked: Asked, what: str) -> JobItem:
+    asked = await asyncio.to_thread(jobs.accept, asked)
+    with jobs.folders.draft(asked) as draft:
+        with draft.data.open("xb") as file:
+            got = await receive(request, file, here.settings.max_data_bytes, "training data")
+        if not got:
+            raise InvalidInput(f"expected {what} as the body, found nothing")
+        return JobItem.of(await asyncio.to_thread(jobs.commit, draft))
 
 
 def _page(jobs: Jobs, limit: int, after: str | None) -> JobPage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -10,6 +11,8 @@ from prometheus_client.registry import Collector
 
 from jpets.engine.stats import BatchRecord
 from serving.engine_metrics import engine_metrics
+from serving.job_service import Jobs
+from serving.schemas import JobStateName
 from serving.services import Services
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -19,7 +22,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """What is counted as it happens; the rest is read from the engine when somebody asks."""
 
-    def __init__(self, service: Services) -> None:
+    def __init__(self, service: Services, jobs: Jobs | None = None) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "jpets_http_requests",
@@ -44,7 +47,7 @@ class Metrics:
             "jpets_queue_seconds", "Time that a query waited for its batch", buckets=SECONDS, registry=self.registry
         )
         ProcessCollector(registry=self.registry)
-        self.registry.register(ServiceCollector(service))
+        self.registry.register(ServiceCollector(service, jobs))
         service.observe(self._ran)
 
     def request(self, route: str, status: int, seconds: float) -> None:
@@ -62,10 +65,10 @@ class Metrics:
 
 
 class ServiceCollector(Collector):
-    """Reads a service's and its engine's counters at the time of a scrape."""
+    """Reads a service's, its jobs' and its engine's counters at the time of a scrape."""
 
-    def __init__(self, service: Services) -> None:
-        self._service = service
+    def __init__(self, service: Services, jobs: Jobs | None) -> None:
+        self._service, self._jobs = service, jobs
 
     def collect(self) -> Iterator[Metric]:
         service = self._service
@@ -74,6 +77,12 @@ class ServiceCollector(Collector):
         yield GaugeMetricFamily(
             "jpets_tasks_unreadable", "Stored tasks that could not be read at start", value=service.unreadable
         )
+        if self._jobs is not None:
+            counts = self._jobs.counts()
+            metric = GaugeMetricFamily("jpets_jobs", "Jobs that are kept, by state", labels=["state"])
+            for state in get_args(JobStateName):
+                metric.add_metric([state], counts.get(state, 0))
+            yield metric
         engines, gone = service.counted()
         if engines:
             yield from engine_metrics(engines, gone)

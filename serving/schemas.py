@@ -157,15 +157,16 @@ class JobProgress(BaseModel):
 
 
 class JobItem(BaseModel):
-    """``version`` of ``task`` is what a job that succeeded published; ``problem`` says why one failed. ``attempts`` are
-    the processes that it took; ``scores`` are those on held-out texts."""
+    """``version`` of ``task``, or ``new_backbone``, is what a job that succeeded published; ``problem`` says why one
+    failed. ``attempts`` are the processes that it took; ``scores`` are those on held-out texts."""
 
     id: str
     kind: str
     state: JobStateName
-    task: str
+    task: str | None
+    new_backbone: str | None
     backbone: str | None
-    method: str
+    method: str | None
     created: str
     started: str | None
     finished: str | None
@@ -183,9 +184,10 @@ class JobItem(BaseModel):
         return cls(
             id=job.id,
             kind=asked.kind,
-            task=asked.task,
+            task=None if asked.kind == "further-pretrain" else asked.task,
+            new_backbone=asked.name if asked.kind == "further-pretrain" else None,
             backbone=asked.backbone,
-            method=asked.method,
+            method=None if asked.kind == "further-pretrain" else asked.method,
             progress=job.progress,
             held_out_loss=result.held_out_loss if result else None,
             scores=result.scores if result else {},
@@ -195,6 +197,11 @@ class JobItem(BaseModel):
     @property
     def is_finished(self) -> bool:
         return self.state not in ("queued", "running")
+
+    @property
+    def makes(self) -> str:
+        """The task's or the backbone's name."""
+        return self.task or self.new_backbone or ""
 
 
 class JobPage(BaseModel):

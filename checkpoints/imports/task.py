@@ -33,11 +33,16 @@ def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported |
 
 def read_model(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     """A fully fine-tuned checkpoint. Raises ``InvalidTask``, also for a folder that is no checkpoint."""
+    check_model(folder)
+    return read_full(folder, backbone, wishes)
+
+
+def check_model(folder: Path) -> None:
+    """Raises ``InvalidTask`` for a folder that holds neither an adapter nor a model."""
     if not (folder / "config.json").is_file():
         raise InvalidTask(
             f"expected {CONFIG} (PEFT, AdapterHub) or config.json (a fine-tuned model) in the folder, found neither"
         )
-    return read_full(folder, backbone, wishes)
 
 
 def base_model(folder: Path) -> str:

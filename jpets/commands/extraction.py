@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,9 @@ from checkpoints.backbone import Backbone
 from checkpoints.canonical import to_params
 from checkpoints.imports.extract import Extraction, extract, losses
 from checkpoints.imports.full import FullModel
+from checkpoints.imports.heads import Wishes
+from checkpoints.imports.imported import Imported
+from checkpoints.imports.task import extracted, read_model
 from jpets.deltas import merge_deltas
 from jpets.errors import InvalidTask
 from jpets.model.encoder import split
@@ -98,6 +102,25 @@ def smallest(
         f"no extraction agrees with the model in {100 * wanted:g} % of the answers; the best is {best.how} with "
         f"{100 * (best.agreement or 0):.1f} %: ask for less, or serve the model as a backbone of its own"
     )
+
+
+def extracted_model(
+    folder: Path,
+    backbone: Backbone,
+    wishes: Wishes,
+    how: Extraction | None,
+    texts: Sequence[Example],
+    rule: Preprocessing,
+    wanted: float,
+) -> tuple[Imported, Candidate]:
+    """A task's parts out of the fully fine-tuned model in ``folder``; without ``how`` the smallest that agrees with it
+    on ``texts`` as ``wanted``. Raises ``InvalidTask``."""
+    model = read_model(folder, backbone, wishes)
+    if how is None:
+        chosen = smallest(model, backbone, texts, rule, wanted)
+    else:
+        chosen = compare(model, backbone, [how], texts, rule)[0]
+    return extracted(model, chosen.deltas), chosen
 
 
 def _candidate(model: FullModel, backbone: Backbone, how: Extraction, judge: _Judge | None) -> Candidate:

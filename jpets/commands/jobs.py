@@ -1,10 +1,12 @@
-"""``jpets jobs``: training jobs of a running server; and how ``jpets train`` starts one there."""
+"""``jpets jobs``: jobs of a running server; and how ``jpets train`` starts one there."""
 
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 import urllib.parse
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,17 +14,22 @@ from typing import Annotated, Any
 import typer
 
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
-from jpets.commands.output import JsonOption, print_fields, print_json, print_table, progress_bars, shown
+from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, progress_bars, shown
 from jpets.errors import InvalidInput
 from serving.schemas import JobItem, JobPage
 
-app = typer.Typer(no_args_is_help=True, help="Training jobs of a running server; jpets train --task starts one.")
+app = typer.Typer(
+    no_args_is_help=True, help="Jobs of a running server; jpets train --task starts one that trains a task."
+)
 
 PATH = "/v1/jobs"
 PAGE = 500
 WAIT = 0.3
 """Seconds between looks at a job that runs."""
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+FORMATS_OF = {"": FORMATS, "/extract": {".zip": "zip"}, "/further-pretrain": FORMATS | {".txt": "txt"}}
+PACKED = (".json", ".safetensors", ".bin", ".txt")
+"""What a checkpoint's folder has that is read."""
 Id = Annotated[str, typer.Argument(help="id of the job, as the list has it")]
 
 
@@ -33,8 +40,8 @@ def list_jobs(server: ServerUrl = DEFAULT_SERVER, as_json: JsonOption = False) -
     if as_json:
         print_json([item.model_dump() for item in items])
         return
-    rows = [(item.id, item.task, item.method, item.state, _done(item)) for item in items]
-    print_table(("job", "task", "method", "state", ""), rows)
+    rows = [(item.id, item.kind, item.makes, item.method or "", item.state, _done(item)) for item in items]
+    print_table(("job", "kind", "makes", "method", "state", ""), rows)
 
 
 @app.command()
@@ -58,17 +65,78 @@ def cancel(id: Id, server: ServerUrl = DEFAULT_SERVER) -> None:
     typer.echo(f"{id} is removed" if item.is_finished else f"{id} is cancelled")
 
 
-def start_job(server: Server, options: Mapping[str, Any], data: Path) -> JobItem:
-    """Sends labelled texts to be trained on. Raises ``InvalidInput`` for a file of an unknown kind."""
-    if data.suffix.lower() not in FORMATS:
-        raise InvalidInput(f"{data.name}: expected a file that ends in one of {sorted(FORMATS)}")
-    asked = {"format": FORMATS[data.suffix.lower()], **options}
+@app.command()
+def extract(
+    source: Annotated[Path, typer.Argument(exists=True, help="folder of a fully fine-tuned model, or a .zip of one")],
+    task: Annotated[str, typer.Argument(help="id to publish the task under")],
+    method: Annotated[str, typer.Option(help="bitfit, diff, lora, onebit, or auto: the smallest that agrees")],
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, as rank=16, density=0.01 or labels=negative,positive")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="one of the server's; by default its first")] = None,
+    texts: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="texts on which answers are compared")
+    ] = None,
+    server: ServerUrl = DEFAULT_SERVER,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job to its end")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a server extract a task from a fully fine-tuned model, and publish it: jpets task import says what a method
+    keeps."""
+    asks = Server(server)
+    asked = {"task": task, "method": method, "backbone": backbone, "texts": texts.name if texts is not None else None}
+    with tempfile.TemporaryDirectory(prefix="jpets-") as folder:
+        with busy("pack"):
+            packed = pack(source, texts, Path(folder) / "model.zip")
+        item = start_job(asks, asked | _named(option or []), packed, "/extract")
+    print_job(follow(asks, item) if wait else item, as_json)
+
+
+@app.command()
+def pretrain(
+    data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".txt, .csv, .tsv, .jsonl or .parquet")],
+    name: Annotated[str, typer.Argument(help="name of the new backbone")],
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, as epochs=3, layers=4,5 or text=column")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="one of the server's; by default its first")] = None,
+    server: ServerUrl = DEFAULT_SERVER,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job to its end")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a server train layers of a backbone further on texts without labels, as a new backbone in its folder."""
+    asks = Server(server)
+    item = start_job(asks, {"name": name, "backbone": backbone} | _named(option or []), data, "/further-pretrain")
+    print_job(follow(asks, item) if wait else item, as_json)
+
+
+def pack(source: Path, texts: Path | None, target: Path) -> Path:
+    """A zip archive of a folder's files (an archive as it is), with the texts beside them. Raises ``InvalidInput``."""
+    if source.is_file():
+        if texts is not None:
+            raise InvalidInput(
+                "--texts: an archive is sent as it is; put the texts into it and name them by --set texts="
+            )
+        return source
+    files = [path for path in sorted(source.iterdir()) if path.is_file() and path.suffix in PACKED]
+    with zipfile.ZipFile(target, "w") as archive:  # tensors hardly shrink
+        for path in [*files, *([texts] if texts is not None else [])]:
+            archive.write(path, path.name)
+    return target
+
+
+def start_job(server: Server, options: Mapping[str, Any], data: Path, kind: str = "") -> JobItem:
+    """Sends the data of a job. Raises ``InvalidInput`` for a file of an unknown kind."""
+    formats = FORMATS_OF[kind]
+    if data.suffix.lower() not in formats:
+        raise InvalidInput(f"{data.name}: expected a file that ends in one of {sorted(formats)}")
+    asked = {"format": formats[data.suffix.lower()], **options}
     query = {
         name: json.dumps(value) if isinstance(value, (dict, bool)) else value
         for name, value in asked.items()
         if value is not None
     }
-    return server.upload(JobItem, f"{PATH}?{urllib.parse.urlencode(query)}", data, {}, method="POST")
+    return server.upload(JobItem, f"{PATH}{kind}?{urllib.parse.urlencode(query)}", data, {}, method="POST")
 
 
 def follow(server: Server, item: JobItem) -> JobItem:
@@ -80,7 +148,9 @@ def follow(server: Server, item: JobItem) -> JobItem:
             time.sleep(WAIT)
             item = _job(server, item.id)
             if (at := item.progress) is not None:
-                bars.update(bar, completed=at.step, total=at.of, description=f"{item.method}, {_done(item)}")
+                bars.update(
+                    bar, completed=at.step, total=at.of, description=f"{item.method or item.kind}, {_done(item)}"
+                )
     if item.state != "succeeded":
         raise InvalidInput(f"{item.id} {item.state}: {item.problem or 'somebody cancelled it'}")
     return item
@@ -90,8 +160,15 @@ def print_job(item: JobItem, as_json: bool) -> None:
     if as_json:
         print_json(item.model_dump())
         return
-    fields = [("job", item.id), ("state", item.state), ("task", item.task), ("backbone", item.backbone)]
-    fields += [("method", item.method), ("created", item.created)]
+    fields: list[tuple[str, object]] = [
+        ("job", item.id),
+        ("kind", item.kind),
+        ("state", item.state),
+        ("makes", item.makes),
+    ]
+    if item.method is not None:
+        fields.append(("method", item.method))
+    fields += [("backbone", item.backbone), ("created", item.created)]
     if (done := _done(item)) is not None:
         fields.append(("done", done))
     if item.held_out_loss is not None:
@@ -108,6 +185,17 @@ def _done(item: JobItem) -> str:
     if (at := item.progress) is None:
         return ""
     return f"step {at.step}/{at.of}" + (f", loss {at.loss:.3f}" if at.loss is not None else "")
+
+
+def _named(given: list[str]) -> dict[str, str]:
+    """Options as NAME=VALUE, as the server takes them. Raises ``typer.BadParameter``."""
+    found = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"--set must be NAME=VALUE, found {each!r}")
+        found[name] = value
+    return found
 
 
 def _jobs(server: Server) -> Iterator[JobItem]:

@@ -92,10 +92,10 @@ def import_task(
     from checkpoints.imports.archive import open_folder
     from checkpoints.imports.extract import Extraction
     from checkpoints.imports.heads import Wishes
-    from checkpoints.imports.task import base_model, extracted, make_task, read_adapter, read_model
+    from checkpoints.imports.task import base_model, check_model, make_task, read_adapter
     from checkpoints.source import load_backbone
     from checkpoints.task_file import write_task
-    from jpets.commands.extraction import compare, smallest
+    from jpets.commands.extraction import extracted_model
     from jpets.types import Preprocessing
 
     wishes = Wishes(
@@ -115,23 +115,19 @@ def import_task(
                 "--method is for fully fine-tuned models; this folder holds an adapter, imported as it is"
             )
         if imported is None:
-            with busy("read model"):
-                model = read_model(folder, loaded, wishes)
+            check_model(folder)
             if method is None:
                 raise InvalidTask(
                     "the folder holds a fully fine-tuned model: say --method bitfit, diff, lora, onebit or auto"
                 )
             given = _texts(texts, text_column, pair_column)
-            if method is Method.auto:
-                if not given:
-                    raise InvalidTask("--method auto compares answers: give --texts")
-                with busy("extract"):
-                    chosen = smallest(model, loaded, given, rule, agreement)
-            else:
+            if method is Method.auto and not given:
+                raise InvalidTask("--method auto compares answers: give --texts")
+            how = None
+            if method is not Method.auto:
                 how = Extraction(cast("Any", method.value), density, per_matrix, block, rank, energy)
-                with busy("extract"):
-                    chosen = compare(model, loaded, [how], given, rule)[0]
-            imported = extracted(model, chosen.deltas)
+            with busy("extract"):
+                imported, chosen = extracted_model(folder, loaded, wishes, how, given, rule, agreement)
         task = make_task("imported", imported, loaded, rule)
     write_task(task, output, dtype.value)
     report = TaskReport.of_task(output, task, complete=True)

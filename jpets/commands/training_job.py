@@ -1,7 +1,7 @@
-"""The process of a training job: ``python -m jpets.commands.training_job FOLDER SOURCE NAME``, which a server starts.
+"""The process of a job: ``python -m jpets.commands.training_job FOLDER SOURCE NAME``, which a server starts.
 
-Trains what FOLDER asks for over the backbone from SOURCE, called NAME there, and leaves the task file and the result in
-the folder. It goes on from the checkpoints that an earlier process left. It ends with the server.
+Makes what FOLDER asks for over the backbone from SOURCE, called NAME there, and leaves it and the result in the folder.
+It goes on from the checkpoints that an earlier process left. It ends with the server.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jpets.errors import InvalidInput, JpetsError
+from jpets.commands.job_work import do
+from jpets.errors import JpetsError
 from serving.job_folder import JobFolder, JobResult
-from serving.job_request import FineTune
 from serving.logs import FieldFormatter, places
 from serving.schemas import JobProgress
 
 if TYPE_CHECKING:
     from jpets.training.run import Step
-    from jpets.training.session import Training
 
 log = logging.getLogger("jpets.job")
 
@@ -52,7 +51,7 @@ def main() -> None:
 def _work(job: JobFolder, source: str, name: str) -> bool:
     """False where another process should try again."""
     try:
-        result = train_job(job, source, name)
+        result = do(job, source, name, _Reporter(job))
     except JpetsError as error:
         log.warning("failed: %s", error.message)
         result = JobResult(problem=error.message)
@@ -61,60 +60,6 @@ def _work(job: JobFolder, source: str, name: str) -> bool:
         return False
     job.write_result(result)
     return True
-
-
-def train_job(job: JobFolder, source: str, name: str) -> JobResult:
-    """Trains the task and writes its file. Raises ``JpetsError`` for what the job asks and cannot have."""
-    from jpets.training.data import Columns, read_examples
-
-    request = job.request
-    examples = read_examples(job.data, Columns(request.text, request.text_pair, request.label))
-    log.info("train", extra={"method": request.method, "texts": len(examples), "attempt": job.state.attempts})
-
-    from checkpoints.source import load_backbone  # these take seconds, after which data that are no data are no news
-    from checkpoints.task_file import write_task
-    from checkpoints.validation import validate
-    from jpets.training.session import run_training
-
-    backbone = load_backbone(source, name)
-    result = run_training(
-        request.task, backbone, training_of(request), examples, folder=job.checkpoints, report=_Reporter(job)
-    )
-    if not math.isfinite(result.held_out):
-        raise InvalidInput("the held-out loss is not finite: training diverged; try a lower rate")
-    validate(result.task, backbone.config, backbone.ref())
-    write_task(result.task, job.task_file)
-    scores = {name: score if math.isfinite(score) else None for name, score in result.scores.items()}
-    log.info("trained", extra={"held_out_loss": result.held_out, **{f"score_{name}": scores[name] for name in scores}})
-    updates = len(result.losses) // request.accumulate
-    return JobResult(held_out_loss=result.held_out, scores=scores, updates=updates)
-
-
-def training_of(request: FineTune) -> Training:
-    from jpets.training.plan import Plan
-    from jpets.training.session import Training
-
-    plan = Plan(
-        request.epochs,
-        request.batch,
-        request.accumulate,
-        request.rate,
-        request.head_rate,
-        request.warm_up,
-        patience=request.patience,
-        dtype=request.dtype,
-        seed=request.seed,
-    )
-    return Training(
-        request.method,
-        request.settings,
-        plan,
-        request.held_out,
-        request.max_length,
-        request.pooling,
-        request.balanced,
-        request.problem,
-    )
 
 
 class _Reporter:

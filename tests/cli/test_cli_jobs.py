@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
+from full_model import biases, write_full
+
+from jpets.commands.jobs import pack
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def test_training_here_and_there_are_told_apart(run, data: Path, tmp_path: Path)
     for options, part in (
         ((), "exactly one of --output FILE and --task ID"),
         (("-o", tmp_path / "x.safetensors", "--task", "x"), "exactly one of"),
-        (("--task", "x", "--sweep", "rate=1..2", "--validation", data), "--validation, --sweep"),
+        (("--task", "x", "--validation", data, "--checkpoints", data.parent), "--validation, --checkpoints"),
         (("-o", tmp_path / "x.safetensors"), "--backbone"),
     ):
         result = run("train", data, *options)
@@ -73,3 +77,39 @@ def test_nobody_waits_with_no_wait(run, server: str, data: Path) -> None:
         pass
     run("jobs", "cancel", id, *here)
     run("task", "remove", "later", *here)
+
+
+def test_other_kinds_of_jobs_are_started(run, server: str, data: Path, tmp_path: Path) -> None:
+    here = ("--server", server, "--json")
+    model = write_full(tmp_path / "model", biases)
+    (model / "weights.onnx").write_text("not read")
+    made = run("jobs", "extract", model, "lifted", "--method", "auto", "--texts", data, "--set", "agreement=0.9", *here)
+    assert made.exit_code == 0, made.output
+    item = json.loads(made.stdout)
+    assert (item["kind"], item["task"], item["version"], item["method"]) == ("extract", "lifted", 1, "auto")
+    text = tmp_path / "texts.txt"
+    text.write_text("a library\n")
+    further = run("jobs", "pretrain", text, "domain", "--set", "epochs=2", "--set", "layers=1,2", *here)
+    assert further.exit_code == 0, further.output
+    assert json.loads(further.stdout)["new_backbone"] == "domain"
+    listed = run("jobs", "list", *here[:2]).stdout
+    assert "further-pretrain" in listed and "lifted" in listed and "domain" in listed
+    for arguments, part in (
+        (("extract", data, "x", "--method", "lora"), "expected a file that ends in one of ['.zip']"),
+        (("extract", model, "x", "--method", "magic"), "query.method"),
+        (("extract", data, "x", "--method", "auto", "--texts", text), "put the texts into it"),
+        (("pretrain", text, "x", "--set", "layers=two"), "query.layers"),
+        (("pretrain", text, "x", "--set", "layers"), "--set must be NAME=VALUE"),
+    ):
+        refused = run("jobs", *arguments, *here[:2])
+        assert refused.exit_code in (1, 2) and part in " ".join(refused.stderr.replace("│", "").split()), refused.stderr
+    run("task", "remove", "lifted", *here[:2])
+
+
+def test_an_archive_holds_what_is_read(tmp_path: Path, data: Path) -> None:
+    model = write_full(tmp_path / "model", biases)
+    (model / "weights.onnx").write_text("not read")
+    packed = pack(model, data, tmp_path / "model.zip")
+    with zipfile.ZipFile(packed) as archive:
+        assert sorted(archive.namelist()) == ["config.json", "model.safetensors", "reviews.csv", "tokenizer.json"]
+    assert pack(packed, None, tmp_path / "other.zip") == packed

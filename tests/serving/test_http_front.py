@@ -281,6 +281,8 @@ def test_openapi_describes_every_route(call: Call) -> None:
         "/v1/classify",
         "/v1/embeddings",
         "/v1/jobs",
+        "/v1/jobs/extract",
+        "/v1/jobs/further-pretrain",
         "/v1/jobs/{id}",
         "/v1/jobs/{id}/log",
         "/v1/tasks",

@@ -1,11 +1,13 @@
-"""/v1/jobs: tasks trained by a real process beside a server, one of which is killed on its way."""
+"""/v1/jobs: tasks and backbones made by a real process beside a server; one process is killed on its way."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 from clients import Call, client_of
+from full_model import biases, write_full
+from support import tiny
 
 from checkpoints.backbone import Backbone
-from jpets.commands.training_job import training_of
+from checkpoints.source import load_backbone
+from checkpoints.task_file import read_task
+from jpets.commands.job_work import do, training_of
+from jpets.errors import InvalidInput
 from jpets.hosting import outline_of
+from jpets.training import sweep
 from jpets.training.data import Columns, read_examples
 from jpets.training.session import run_training
 from serving.job_folder import JobFolder, JobResult
@@ -49,12 +57,21 @@ def reviews() -> bytes:
 
 
 @pytest.fixture
-def jobs(service: Service, tmp_path: Path) -> Iterator[Jobs]:
+def kept(tmp_path: Path) -> dict[str, Path]:
+    """The backbones that jobs made."""
+    return {}
+
+
+@pytest.fixture
+def jobs(service: Service, kept: dict[str, Path], tmp_path: Path) -> Iterator[Jobs]:
     def command(job: JobFolder) -> list[str]:
         source = str(FIXTURES / "tiny-bert")
         return [sys.executable, "-m", "jpets.commands.training_job", str(job.path), source, "tiny-bert"]
 
-    made = Jobs(tmp_path / "jobs", Services(service), command, outline_of)
+    def keep(name: str, folder: Path) -> None:
+        kept[name] = shutil.copytree(folder, tmp_path / "backbones" / name)
+
+    made = Jobs(tmp_path / "jobs", Services(service), command, outline_of, keep_backbone=keep)
     yield made
     made.runner.close()
 
@@ -92,7 +109,7 @@ def test_a_job_that_is_killed_goes_on_and_publishes_its_task(
     jobs.runner.start()
     with ThreadPoolExecutor(1) as beside:
         whole = beside.submit(run_training, "trained", backbone, training_of(job.request), examples)
-        wait_for(lambda: any(each.name.isdigit() for each in job.checkpoints.glob("0/*")))
+        wait_for(lambda: any(each.name.isdigit() for each in job.checkpoints.glob("0/0/*")))
         os.kill(int(job.lock_file.read_text()), signal.SIGKILL)
         item, expected = finished(call, id), whole.result()
     assert (item["state"], item["version"], item["attempts"]) == ("succeeded", 1, 2)
@@ -102,7 +119,7 @@ def test_a_job_that_is_killed_goes_on_and_publishes_its_task(
     answered = call("POST", "/v1/classify", json={"model": "trained", "input": "game sound game"}).json()
     assert answered["data"][0]["label"] == "bad"
     log = call("GET", f"/v1/jobs/{id}/log")
-    assert log.headers["content-type"].startswith("text/plain") and log.text.count(" train method=frozen") == 2
+    assert log.headers["content-type"].startswith("text/plain") and log.text.count(" fine-tune method=frozen") == 2
     assert "library" not in log.text and str(job.path.parent) not in log.text
     assert call("DELETE", f"/v1/jobs/{id}").status_code == 204
     assert call("DELETE", "/v1/tasks/trained").status_code == 204
@@ -216,3 +233,109 @@ def test_jobs_are_listed_shown_and_cancelled(call: Call, jobs: Jobs) -> None:
 def test_a_server_without_jobs_says_so(service: Service, settings: ServingSettings) -> None:
     answer = client_of(service, settings)("GET", "/v1/jobs")
     assert (answer.status_code, "runs no jobs" in answer.text) == (404, True)
+
+
+def archive_of(folder: Path, target: Path) -> bytes:
+    with zipfile.ZipFile(target, "w") as archive:
+        for path in folder.iterdir():
+            archive.write(path, f"model/{path.name}")
+    return target.read_bytes()
+
+
+def test_a_task_is_extracted(call: Call, jobs: Jobs, tmp_path: Path) -> None:
+    model = write_full(tmp_path / "model", biases)
+    (model / "texts.txt").write_text("a library\na game\n")
+    asked = {"task": "extracted", "method": "auto", "texts": "texts.txt", "agreement": 1}
+    answer = call("POST", "/v1/jobs/extract", params=asked, content=archive_of(model, tmp_path / "model.zip"))
+    assert (answer.status_code, answer.json()["kind"], answer.json()["method"]) == (202, "extract", "auto")
+    job = jobs.folders.get(answer.json()["id"])
+    result = do(job, str(FIXTURES / "tiny-bert"), "tiny-bert", lambda step: None)
+    assert result.scores == {"agreement": 1.0, "most_lost": pytest.approx(0, abs=1e-6)}
+    task = read_task(job.task_file, id="extracted", config=tiny().config, backbone=tiny().ref())
+    assert [delta.method for delta in task.deltas] == ["bitfit"] and task.labels[0] == "name-0"
+    job.write_result(result)
+    jobs.runner.start()
+    item = finished(call, job.id)  # this server was started without such tasks
+    assert item["state"] == "failed" and "no class of this server holds ['bitfit']" in item["problem"]
+
+
+def test_a_backbone_is_trained_further(call: Call, jobs: Jobs, kept: dict[str, Path]) -> None:
+    asked = {"name": "domain", "layers": 2, "max_length": 16, "dtype": "float32", "batch": 8}
+    answer = call("POST", "/v1/jobs/further-pretrain", params=asked, content=b"the library reads files\n" * 16)
+    assert (answer.json()["new_backbone"], answer.json()["task"]) == ("domain", None)
+    assert 'jpets_jobs{state="queued"} 1.0' in call("GET", "/metrics").text
+    jobs.runner.start()
+    item = finished(call, answer.json()["id"])
+    assert (item["state"], item["version"]) == ("succeeded", None), item["problem"]
+    assert (item["progress"]["step"], sorted(item["scores"])) == (2, ["first_loss", "last_loss"])
+    made = load_backbone(kept["domain"])
+    assert made.name == "domain" and made.fingerprint != tiny().fingerprint
+    assert 'jpets_jobs{state="succeeded"} 1.0' in call("GET", "/metrics").text
+
+
+def test_a_job_that_goes_on_from_a_task_gets_its_file(
+    call: Call, jobs: Jobs, upload: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"task": "next", "start": "before", "method": "frozen", "sweep": "1e-3..1e-2", "text": "a", "label": "b"}
+    refused = call("POST", "/v1/jobs", params=asked, content=b"a,b\n")
+    assert refused.status_code == 422 and "start: expected a task of backbone 'tiny-bert'" in refused.text
+    content = upload("before")
+    call("PUT", "/v1/tasks/before", content=content)
+    job = jobs.folders.get(call("POST", "/v1/jobs", params=asked, content=b"a,b\nx,y\n").json()["id"])
+    assert job.start_file.read_bytes() == content
+    tried: list[Any] = []
+
+    def stop(rates: Any, id: str, backbone: Any, training: Any, examples: Any, *, start: Any, **how: Any) -> None:
+        del backbone, how
+        tried.extend([rates, id, training.method, examples[0].label, start.labels])
+        raise InvalidInput("enough")
+
+    monkeypatch.setattr(sweep, "best_of", stop)
+    with pytest.raises(InvalidInput, match="enough"):
+        do(job, str(FIXTURES / "tiny-bert"), "tiny-bert", lambda step: None)
+    assert tried[0] == pytest.approx([1e-3, 10 ** (-8 / 3), 10 ** (-7 / 3), 1e-2])
+    assert tried[1:4] == ["next", "frozen", "y"] and len(tried[4]) > 1
+    assert call("DELETE", f"/v1/jobs/{job.id}").status_code == 202
+    call("DELETE", "/v1/tasks/before")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "part"),
+    [
+        ("extract", {"method": "magic"}, "query.method"),
+        ("extract", {"method": "auto"}, "compares answers"),
+        ("extract", {"method": "diff", "density": 2}, "query.density"),
+        ("extract", {"method": "lora", "texts": "../x.txt"}, "query.texts"),
+        ("extract", {"method": "lora", "format": "csv"}, "query.format"),
+        ("further-pretrain", {"layers": "two"}, "query.layers"),
+        ("further-pretrain", {"name": "tiny-bert"}, "already"),
+        ("further-pretrain", {"name": "a/b"}, "query.name"),
+        ("further-pretrain", {"backbone": "other"}, "expected one of ['tiny-bert']"),
+    ],
+)
+def test_other_kinds_of_jobs_are_checked_too(
+    call: Call, jobs: Jobs, kind: str, changes: dict[str, object], part: str
+) -> None:
+    named = {"task": "new"} if kind == "extract" else {"name": "new"}
+    answer = call("POST", f"/v1/jobs/{kind}", params={**named, **changes}, content=b"x")
+    assert answer.status_code in (409, 422) and part in answer.json()["error"]["message"], answer.text
+    assert not list(jobs.folders.path.iterdir())
+
+
+def test_an_archive_that_cannot_be_trusted_publishes_nothing(call: Call, jobs: Jobs, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        archive.writestr("../../x", "a")
+    body = (tmp_path / "bad.zip").read_bytes()
+    id = call("POST", "/v1/jobs/extract", params={"task": "bad", "method": "bitfit"}, content=body).json()["id"]
+    jobs.runner.start()
+    item = finished(call, id)
+    assert item["state"] == "failed" and "would leave its folder" in item["problem"]
+    assert call("GET", "/v1/tasks/bad").status_code == 404
+
+
+def test_new_backbones_take_a_folder_for_them(service: Service, settings: ServingSettings, tmp_path: Path) -> None:
+    made = Jobs(tmp_path / "jobs", Services(service), lambda job: [], outline_of)
+    answer = client_of(service, settings, made)(
+        "POST", "/v1/jobs/further-pretrain", params={"name": "new"}, content=b"x"
+    )
+    assert answer.status_code == 422 and "--backbones DIR" in answer.text

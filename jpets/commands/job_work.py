@@ -1,0 +1,168 @@
+"""What jobs do: fine-tune a task, extract one, train a backbone further."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jpets.errors import InvalidInput
+from serving.job_folder import JobFolder, JobResult
+from serving.job_request import Extract, FineTune, FurtherPretrain
+
+if TYPE_CHECKING:
+    from jpets.training.run import Step
+    from jpets.training.session import Training
+
+    Report = Callable[[Step], None]
+
+log = logging.getLogger("jpets.job")
+
+
+def do(job: JobFolder, source: str, name: str, report: Report) -> JobResult:
+    """Makes what the job asks for over the backbone from ``source``, called ``name``, and writes it to its folder.
+
+    Raises ``JpetsError`` for what the job asks and cannot have.
+    """
+    request = job.request
+    log.info(request.kind, extra={**_method(request), "attempt": job.state.attempts})
+    if isinstance(request, FineTune):
+        return _fine_tune(job, request, source, name, report)
+    if isinstance(request, Extract):
+        return _extract(job, request, source, name)
+    return _further_pretrain(job, request, source, name, report)
+
+
+def training_of(request: FineTune) -> Training:
+    """What ``jpets.training`` is asked for."""
+    from jpets.training.plan import Plan
+    from jpets.training.session import Training
+
+    plan = Plan(
+        request.epochs,
+        request.batch,
+        request.accumulate,
+        request.rate,
+        request.head_rate,
+        request.warm_up,
+        patience=request.patience,
+        dtype=request.dtype,
+        seed=request.seed,
+    )
+    return Training(
+        request.method,
+        request.settings,
+        plan,
+        request.held_out,
+        request.max_length,
+        request.pooling,
+        request.balanced,
+        request.problem,
+        request.head,
+    )
+
+
+def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report: Report) -> JobResult:
+    from jpets.training.data import Columns, label_column, read_examples
+    from jpets.training.sweep import rates_of
+
+    label = label_column(request.label, request.head)
+    examples = read_examples(job.data, Columns(request.text, request.text_pair, label))
+    rates = rates_of(request.sweep, request.rate)
+    log.info("read", extra={"texts": len(examples)})
+
+    from checkpoints.source import load_backbone  # these take seconds, after which data that are no data are no news
+    from checkpoints.task_file import read_task, write_task
+    from checkpoints.validation import validate
+    from jpets.training.sweep import best_of
+
+    backbone = load_backbone(source, name)
+    start = None
+    if request.start is not None:
+        start = read_task(job.start_file, id=request.start, config=backbone.config, backbone=backbone.ref())
+    result, rate = best_of(
+        rates,
+        request.task,
+        backbone,
+        training_of(request),
+        examples,
+        start=start,
+        folder=job.checkpoints,
+        report=lambda own, step: report(step),
+    )
+    if not math.isfinite(result.held_out):
+        raise InvalidInput("the held-out loss is not finite: training diverged; try a lower rate")
+    validate(result.task, backbone.config, backbone.ref())
+    write_task(result.task, job.task_file)
+    scores = _finite({**result.scores, **({"rate": rate} if request.sweep is not None and rate is not None else {})})
+    log.info("trained", extra={"held_out_loss": result.held_out, **{f"score_{name}": scores[name] for name in scores}})
+    updates = len(result.losses) // request.accumulate
+    return JobResult(held_out_loss=result.held_out, scores=scores, updates=updates)
+
+
+def _extract(job: JobFolder, request: Extract, source: str, name: str) -> JobResult:
+    from checkpoints.imports.archive import open_folder
+    from checkpoints.imports.extract import Extraction
+    from checkpoints.imports.heads import Wishes
+    from checkpoints.imports.task import make_task
+    from checkpoints.source import load_backbone
+    from checkpoints.task_file import write_task
+    from jpets.commands.extraction import extracted_model
+    from jpets.training.data import Columns, read_examples
+    from jpets.types import Preprocessing
+
+    labels = tuple(each.strip() for each in request.labels.split(",")) if request.labels else ()
+    wishes = Wishes(request.head, request.problem, labels, request.pooling)
+    rule = Preprocessing(max_length=request.max_length, truncation=request.max_length is not None)
+    how = None
+    if request.method != "auto":
+        how = Extraction(
+            request.method, request.density, request.per_matrix, request.block, request.rank, request.energy
+        )
+    with open_folder(job.data) as folder:
+        texts = []
+        if request.texts is not None:
+            texts = read_examples(folder / request.texts, Columns(request.text, request.text_pair, None))
+        backbone = load_backbone(source, name)
+        imported, chosen = extracted_model(folder, backbone, wishes, how, texts, rule, request.agreement)
+        write_task(make_task(request.task, imported, backbone, rule), job.task_file)
+    scores = {"most_lost": max(chosen.losses.values(), default=0.0)}
+    if chosen.agreement is not None:
+        scores["agreement"] = chosen.agreement
+    log.info("extracted", extra={"how": str(chosen.how), **scores})
+    return JobResult(scores=_finite(scores))
+
+
+def _further_pretrain(job: JobFolder, request: FurtherPretrain, source: str, name: str, report: Report) -> JobResult:
+    from jpets.training.data import Columns, read_examples
+
+    examples = read_examples(job.data, Columns(request.text, None, None))
+
+    from checkpoints.native import write_native
+    from checkpoints.source import load_backbone
+    from jpets.commands.further import chosen_layers, further_pretrained
+    from jpets.training.plan import Plan
+
+    backbone = load_backbone(source, name)
+    plan = Plan(request.epochs, request.batch, rate=request.rate, dtype=request.dtype, seed=request.seed)
+    layers = chosen_layers(request.layers, backbone.config.layers)
+    made, losses = further_pretrained(
+        backbone, request.name, examples, layers, request.max_length, plan, folder=job.checkpoints, report=report
+    )
+    if not all(map(math.isfinite, losses)):
+        raise InvalidInput("the loss is not finite: training diverged; try a lower rate")
+    if not job.backbone.exists():
+        write_native(made, job.backbone)
+    tenth = max(1, len(losses) // 10)
+    scores = {"first_loss": sum(losses[:tenth]) / tenth, "last_loss": sum(losses[-tenth:]) / tenth}
+    log.info("trained", extra=scores)
+    return JobResult(scores=_finite(scores), updates=len(losses))
+
+
+def _method(request: FineTune | Extract | FurtherPretrain) -> dict[str, Any]:
+    return {} if isinstance(request, FurtherPretrain) else {"method": request.method}
+
+
+def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: score if math.isfinite(score) else None for name, score in scores.items()}
