@@ -1,7 +1,7 @@
 """Many small tasks trained at once: one program over one backbone, which all of them share.
 
-Every step runs one batch of each task. The shared products see all tasks' tokens together; what is each task's own is
-batched beside them (``jax.vmap`` over the tasks' parameters alone).
+Every step runs one batch of each task. The shared products see the tokens of several tasks together, on an accelerator
+of all of them; what is each task's own is batched beside them (``jax.vmap`` over the tasks' parameters alone).
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from jpets.training.losses import Labels
 from jpets.training.methods import Direct
 from jpets.training.plan import Plan
 from jpets.training.run import Outcome, Step
-from jpets.training.tokens import padded_length
 from jpets.types import Head
 
+CPU_GROUP = 4
+"""Tasks side by side on a CPU: of more, what one operation leaves for the next does not fit into its caches."""
+FINE = 8
+"""Rows of all tasks are padded to a multiple of so many tokens: the longest of many is seldom just below a bucket."""
 ABSENT = -1e9
 """Bias of outputs that a task does not have: their probability is zero, and so is their gradient."""
 
@@ -82,14 +85,19 @@ def stacked_start(task: TaskFunctions, members: Sequence[Member]) -> tuple[Train
 def stacked_update(task: TaskFunctions) -> Callable[..., Any]:
     """``task.update`` over stacked tasks: all but the backbone and the step's number get a leading axis."""
 
-    def one(base: Params, trained: Trained, state: Any, step: Any, steps: Any, rows: Any, labels: Any) -> Any:
-        """A task whose batches are done stays as it is."""
-        after, next_state, value = task.update(base, trained, state, step, steps, rows, labels)
-        keep = step < steps
-        chosen = jax.tree.map(lambda new, old: jnp.where(keep, new, old), (after, next_state), (trained, state))
-        return *chosen, value
+    def update(base: Params, trained: Trained, state: Any, step: Any, steps: Any, rows: Any, labels: Any) -> Any:
+        def one(own: tuple[Any, ...]) -> Any:
+            """A task whose batches are done stays as it is."""
+            trained, state, steps, rows, labels = own
+            after, next_state, value = task.update(base, trained, state, step, steps, rows, labels)
+            keep = step < steps
+            chosen = jax.tree.map(lambda new, old: jnp.where(keep, new, old), (after, next_state), (trained, state))
+            return *chosen, value
 
-    return jax.vmap(one, in_axes=(None, 0, 0, None, 0, 0, 0))
+        group = CPU_GROUP if jax.default_backend() == "cpu" else len(steps)
+        return jax.lax.map(one, (trained, state, steps, rows, labels), batch_size=group)
+
+    return update
 
 
 def batch_of(members: Sequence[Member], plan: Plan, step: int, pad_id: int) -> tuple[Any, Labels]:
@@ -101,7 +109,7 @@ def batch_of(members: Sequence[Member], plan: Plan, step: int, pad_id: int) -> t
         epoch, at = divmod(min(step, plan.epochs * per_epoch - 1), per_epoch)
         chosen.append(batch_order(lengths, plan, epoch)[at])
     pairs = list(zip(members, chosen, strict=True))
-    longest = padded_length(max(len(member.rows.tokens[at].ids) for member, own in pairs for at in own))
+    longest = FINE * -(-max(len(member.rows.tokens[at].ids) for member, own in pairs for at in own) // FINE)
     parts = [gather(member.rows, own, plan.batch, pad_id, longest) for member, own in pairs]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
 
