@@ -1,1 +1,1 @@
-"""Five tasks over MiniLM, one per PET method, and their results; made by ``scripts/experiments/demo_tasks.py``."""
+"""Five tasks over MiniLM, one per PET method, and their results; see ``scripts/experiments/demo_tasks.py``."""
