@@ -35,6 +35,7 @@ from jpets.errors import Conflict, InvalidBackbone, InvalidInput, JpetsError, No
 from jpets.files import space_errors, sync_folder, temporary_sibling
 from jpets.standard import standard_tasks
 from jpets.training.methods import DIFF_SETTINGS, DIRECT, direct_recipe
+from jpets.training.sweep import rates_of
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.job_folder import JobFolder
 from serving.job_request import FineTune
@@ -139,7 +140,7 @@ def _taken(engines: Sequence[Serves]) -> Counter[int]:
 
 
 def make_jobs(options: Options, repository: Repository, services: Services, shelf: Shelf) -> Jobs:
-    """Training jobs, which are kept beside the tasks."""
+    """Jobs, which are kept beside the tasks."""
 
     def command(job: JobFolder) -> list[str]:
         first = services.backbone.name
@@ -160,9 +161,10 @@ def make_jobs(options: Options, repository: Repository, services: Services, shel
 def outline_of(request: FineTune, backbone: LoadedBackbone) -> Task:
     """A task of the shape that a job would make, before anything is trained.
 
-    Raises ``InvalidInput`` for settings that the method does not take.
+    Raises ``InvalidInput`` for settings that the method does not take, and for a sweep that is none.
     """
     config, settings = backbone.config, request.settings
+    rates_of(request.sweep, request.rate)
     if (largest := max(_whole_numbers(settings), default=0)) > config.hidden_size:  # it is made in the server's memory
         raise InvalidInput(f"settings: expected numbers up to the hidden size, {config.hidden_size}, found {largest}")
     deltas: Sequence[Delta] = ()

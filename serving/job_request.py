@@ -58,6 +58,12 @@ class FineTune(_Asked):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
+    @model_validator(mode="after")
+    def _has_pairs(self) -> FineTune:
+        if self.head == "embedding" and self.text_pair is None:
+            raise ValueError("an embedding head is trained on pairs: name the column of second texts by text_pair")
+        return self
+
     @field_validator("settings", mode="before")
     @classmethod
     def _is_object(cls, given: object) -> object:

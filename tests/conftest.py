@@ -9,12 +9,16 @@ import sys
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypothesis
 import jax
 import pytest
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+hypothesis.settings.register_profile("jpets", deadline=None)  # no test asserts a time
+hypothesis.settings.load_profile("jpets")
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

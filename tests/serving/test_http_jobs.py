@@ -179,6 +179,8 @@ def test_what_the_server_refuses_is_not_published(call: Call, jobs: Jobs, upload
         ({"colour": "red"}, 422, "query.colour"),
         ({"epochs": 0}, 422, "query.epochs"),
         ({"rate": "nan"}, 422, "query.rate"),
+        ({"sweep": "1..x"}, 422, "must be rate=LOW..HIGH"),
+        ({"head": "embedding"}, 422, "trained on pairs"),
         ({"settings": "{"}, 422, "expected a JSON object"),
         ({"settings": "[1]"}, 422, "query.settings"),
         ({"settings": '{"depth": 4}'}, 422, "lora"),
