@@ -35,7 +35,7 @@ from jpets.errors import Conflict, InvalidBackbone, InvalidInput, JpetsError, No
 from jpets.files import space_errors, sync_folder, temporary_sibling
 from jpets.standard import standard_tasks
 from jpets.training.methods import DIFF_SETTINGS, DIRECT, direct_recipe
-from jpets.training.sweep import rates_of
+from jpets.training.plan import rates_of
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.job_folder import JobFolder
 from serving.job_request import FineTune

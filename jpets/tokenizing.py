@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 
 from jpets.errors import InputTooLong, InvalidInput
 from jpets.passage import Context, Passage, passage_of_ids, passage_of_text
-from jpets.types import Preprocessing, Query
+from jpets.types import LoadedBackbone, Preprocessing, Query
 
 Ints = npt.NDArray[np.int32]
 
@@ -39,6 +39,12 @@ class TextEncoder:
         nothing = self._tokenizer.encode("", add_special_tokens=False)
         self._special = np.array([*self._tokenizer.post_process(nothing, nothing, True).ids, *pads], np.int32)
         """What stands around texts."""
+
+    @classmethod
+    def of(cls, backbone: LoadedBackbone) -> Self:
+        """For texts as long as the backbone takes."""
+        config = backbone.config
+        return cls(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
 
     def encode(self, query: Query, rule: Preprocessing, longest: int | None = None, *, passage: bool = False) -> Tokens:
         """Token and type ids of a query, special tokens included, at most ``longest`` (the model's limit) of them.

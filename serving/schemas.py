@@ -163,10 +163,10 @@ class JobItem(BaseModel):
     id: str
     kind: str
     state: JobStateName
-    task: str | None
+    task: str | None = None
     new_backbone: str | None
     backbone: str | None
-    method: str | None
+    method: str | None = None
     created: str
     started: str | None
     finished: str | None
@@ -183,11 +183,8 @@ class JobItem(BaseModel):
         asked, state, result = job.request, job.state, job.result
         return cls(
             id=job.id,
-            kind=asked.kind,
-            task=None if asked.kind == "further-pretrain" else asked.task,
+            **asked.model_dump(include={"kind", "task", "backbone", "method"}),
             new_backbone=asked.name if asked.kind == "further-pretrain" else None,
-            backbone=asked.backbone,
-            method=None if asked.kind == "further-pretrain" else asked.method,
             progress=job.progress,
             held_out_loss=result.held_out_loss if result else None,
             scores=result.scores if result else {},

@@ -34,7 +34,7 @@ def pretrain(
     """
     from checkpoints.native import write_native
     from checkpoints.source import load_backbone
-    from jpets.commands.further import chosen_layers, further_pretrained
+    from jpets.commands.further import chosen_layers, first_and_last, further_pretrained
     from jpets.training.data import Columns, read_examples
     from jpets.training.plan import Plan
 
@@ -61,7 +61,6 @@ def pretrain(
             ),
         )
     write_native(made, destination)
-    tenth = max(1, len(losses) // 10)
-    shown = {"first loss": sum(losses[:tenth]) / tenth, "last loss": sum(losses[-tenth:]) / tenth}
-    rows = [(what, f"{value:.4f}") for what, value in shown.items()]
+    first, last = first_and_last(losses)
+    rows = [("first loss", f"{first:.4f}"), ("last loss", f"{last:.4f}")]
     print_fields([("backbone", made.name), ("fingerprint", made.fingerprint), ("updates", len(losses)), *rows])

@@ -60,12 +60,11 @@ class _Judge:
     """Compares the answers of merged deltas with the full model's."""
 
     def __init__(self, model: FullModel, backbone: Backbone, texts: Sequence[Example], rule: Preprocessing) -> None:
-        config = backbone.config
-        text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
-        self._head, self._config, self._params = model.head, config, dict(backbone.params)
+        text = TextEncoder.of(backbone)
+        self._head, self._config, self._params = model.head, backbone.config, dict(backbone.params)
         self._tokens = [_tokens(text, example, rule) for example in texts]
-        self._predict = Predictor(split(config), text, model.head)
-        self._expected = self._predict(to_params(model.tensors, config), model.head, self._tokens)
+        self._predict = Predictor(split(backbone.config), text, model.head)
+        self._expected = self._predict(to_params(model.tensors, backbone.config), model.head, self._tokens)
 
     def __call__(self, deltas: Sequence[Delta]) -> float:
         merged = merge_deltas(deltas, self._config, jax.tree.map(jnp.asarray, self._params))
@@ -130,5 +129,4 @@ def _candidate(model: FullModel, backbone: Backbone, how: Extraction, judge: _Ju
 
 
 def _tokens(text: TextEncoder, example: Example, rule: Preprocessing) -> Tokens:
-    words = example.text if isinstance(example.text, str) else " ".join(example.text)
-    return text.encode(Query(None, words, example.text_pair, truncate=True), rule)
+    return text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule)

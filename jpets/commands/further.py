@@ -39,9 +39,9 @@ def further_pretrained(
     Raises ``InvalidInput``, ``InvalidBackbone`` for a tokenizer that has no mask.
     """
     config = backbone.config
-    encoder = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+    encoder = TextEncoder.of(backbone)
     rule = Preprocessing(max_length=min(max_length, config.max_positions), truncation=True)
-    tokens = [encoder.encode(Query(None, _plain(each)), rule) for each in examples]
+    tokens = [encoder.encode(Query(None, each.plain), rule) for each in examples]
     with contextlib.ExitStack() as stack:
         keeper = stack.enter_context(contextlib.closing(Checkpoints(folder))) if folder is not None else None
         params, losses = pretrain(
@@ -58,6 +58,12 @@ def further_pretrained(
     return Backbone.of_tensors(name, config, from_params(params, config), backbone.tokenizer_json), losses
 
 
+def first_and_last(losses: Sequence[float]) -> tuple[float, float]:
+    """Means over the first and the last tenth of the updates."""
+    tenth = max(1, len(losses) // 10)
+    return sum(losses[:tenth]) / tenth, sum(losses[-tenth:]) / tenth
+
+
 def chosen_layers(given: str | None, count: int) -> list[int]:
     """Numbers by commas; of ``count`` layers by default the upper half. Raises ``InvalidInput``."""
     if given is None:
@@ -66,10 +72,6 @@ def chosen_layers(given: str | None, count: int) -> list[int]:
         return sorted({int(each) for each in given.split(",")})
     except ValueError as error:
         raise InvalidInput(f"layers must be numbers by commas, found {given!r}") from error
-
-
-def _plain(example: Example) -> str:
-    return example.text if isinstance(example.text, str) else " ".join(example.text)
 
 
 def _vocabulary(tokenizer_json: str) -> Vocabulary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jpets.errors import InvalidInput
 from serving.job_folder import JobFolder, JobResult
@@ -26,7 +26,7 @@ def do(job: JobFolder, source: str, name: str, report: Report) -> JobResult:
     Raises ``JpetsError`` for what the job asks and cannot have.
     """
     request = job.request
-    log.info(request.kind, extra={**_method(request), "attempt": job.state.attempts})
+    log.info(request.kind, extra={**request.model_dump(include={"method"}), "attempt": job.state.attempts})
     if isinstance(request, FineTune):
         return _fine_tune(job, request, source, name, report)
     if isinstance(request, Extract):
@@ -65,16 +65,15 @@ def training_of(request: FineTune) -> Training:
 
 def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report: Report) -> JobResult:
     from jpets.training.data import Columns, label_column, read_examples
-    from jpets.training.sweep import rates_of
 
     label = label_column(request.label, request.head)
     examples = read_examples(job.data, Columns(request.text, request.text_pair, label))
-    rates = rates_of(request.sweep, request.rate)
     log.info("read", extra={"texts": len(examples)})
 
     from checkpoints.source import load_backbone  # these take seconds, after which data that are no data are no news
     from checkpoints.task_file import read_task, write_task
     from checkpoints.validation import validate
+    from jpets.training.plan import rates_of
     from jpets.training.sweep import best_of
 
     backbone = load_backbone(source, name)
@@ -82,7 +81,7 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     if request.start is not None:
         start = read_task(job.start_file, id=request.start, config=backbone.config, backbone=backbone.ref())
     result, rate = best_of(
-        rates,
+        rates_of(request.sweep, request.rate),
         request.task,
         backbone,
         training_of(request),
@@ -141,7 +140,7 @@ def _further_pretrain(job: JobFolder, request: FurtherPretrain, source: str, nam
 
     from checkpoints.native import write_native
     from checkpoints.source import load_backbone
-    from jpets.commands.further import chosen_layers, further_pretrained
+    from jpets.commands.further import chosen_layers, first_and_last, further_pretrained
     from jpets.training.plan import Plan
 
     backbone = load_backbone(source, name)
@@ -154,14 +153,10 @@ def _further_pretrain(job: JobFolder, request: FurtherPretrain, source: str, nam
         raise InvalidInput("the loss is not finite: training diverged; try a lower rate")
     if not job.backbone.exists():
         write_native(made, job.backbone)
-    tenth = max(1, len(losses) // 10)
-    scores = {"first_loss": sum(losses[:tenth]) / tenth, "last_loss": sum(losses[-tenth:]) / tenth}
+    first, last = first_and_last(losses)
+    scores = {"first_loss": first, "last_loss": last}
     log.info("trained", extra=scores)
     return JobResult(scores=_finite(scores), updates=len(losses))
-
-
-def _method(request: FineTune | Extract | FurtherPretrain) -> dict[str, Any]:
-    return {} if isinstance(request, FurtherPretrain) else {"method": request.method}
 
 
 def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:

@@ -87,9 +87,9 @@ def train(
     from checkpoints.task_file import read_task, write_task
     from checkpoints.validation import validate
     from jpets.training.data import Columns, label_column, read_examples
-    from jpets.training.plan import Plan
+    from jpets.training.plan import Plan, rates_of
     from jpets.training.session import Training
-    from jpets.training.sweep import best_of, rates_of
+    from jpets.training.sweep import best_of
 
     for name, value, known in (
         ("--method", method, METHODS),

@@ -42,6 +42,11 @@ class Example:
     text_pair: str | None = None
     label: Any = None
 
+    @property
+    def plain(self) -> str:
+        """The text, words joined by spaces."""
+        return self.text if isinstance(self.text, str) else " ".join(self.text)
+
 
 def read_examples(path: Path, columns: Columns) -> list[Example]:
     """All rows of a file. Raises ``InvalidInput`` naming the line and the column, ``NotFound``."""

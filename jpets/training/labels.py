@@ -82,7 +82,7 @@ def make_rows(
         elif head.type == "question-answering":
             own, target = _answered(example, text, rule, row)
         else:
-            own = text.encode(Query(None, _plain(example), example.text_pair, truncate=True), rule)
+            own = text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule)
             target = _target(example.label, head, number_of, row)
         tokens.append(own)
         targets.append(target)
@@ -104,7 +104,7 @@ def _pairs(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing) 
     for row, example in enumerate(examples, 1):
         if example.text_pair is None:
             raise InvalidInput(f"row {row}: expected a second text; name its column by text_pair")
-        for side, own in zip(sides, (_plain(example), example.text_pair), strict=True):
+        for side, own in zip(sides, (example.plain, example.text_pair), strict=True):
             side.append(text.encode(Query(None, own, truncate=True), rule))
         number = number_of.setdefault(example.text_pair, len(number_of))
         targets.append(np.array(number, np.int32) if example.label is None else _likeness(example.label, row))
@@ -121,10 +121,6 @@ def _likeness(label: Any, row: int) -> npt.NDArray[Any]:
             f"row {row}: expected how alike the texts are, from -1 to 1, as label, found {label!r}"[:200]
         )
     return np.array(value, np.float32)
-
-
-def _plain(example: Example) -> str:
-    return example.text if isinstance(example.text, str) else " ".join(example.text)
 
 
 def _target(label: Any, head: Head, number_of: dict[str, int], row: int) -> npt.NDArray[Any]:
@@ -164,7 +160,7 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing, row: int
         raise InvalidInput(f"row {row}: expected text and answer_start as label, found {label!r}"[:300]) from error
     if example.text_pair is None or example.text_pair[begin:end] != answer:
         raise InvalidInput(f"row {row}: expected a context in text_pair that has the answer at answer_start")
-    encoded = text.encode(Query(None, _plain(example), example.text_pair, truncate=True), rule, passage=True)
+    encoded = text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule, passage=True)
     passage = encoded.passage
     assert passage is not None and passage.offsets is not None
     touched = [at for at, (a, b) in enumerate(passage.offsets, passage.start) if a < end and b > begin]

@@ -95,7 +95,7 @@ def run_training(
     if devices and training.plan.batch % len(devices):
         raise InvalidInput(f"{len(devices)} devices must divide the batch, which is {training.plan.batch}")
     config = backbone.config
-    text = _text_encoder(backbone)
+    text = TextEncoder.of(backbone)
     rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
     head, names = _head(training, examples, config, start)
     rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
@@ -129,19 +129,14 @@ def task_logits(task: Task, backbone: LoadedBackbone, examples: Sequence[Example
 
 
 def _rows_of(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> Rows:
-    return make_rows(examples, task.head, task.labels, _text_encoder(backbone), task.preprocessing)
+    return make_rows(examples, task.head, task.labels, TextEncoder.of(backbone), task.preprocessing)
 
 
 def _logits(task: Task, backbone: LoadedBackbone, rows: Rows) -> list[npt.NDArray[np.float32]]:
     """Of pairs those of the first texts, then of the second ones."""
     task = fold_pooler(task, backbone.config, dict(backbone.params))
-    predictor = Predictor(split(backbone.config), _text_encoder(backbone), task.head, task.deltas)
+    predictor = Predictor(split(backbone.config), TextEncoder.of(backbone), task.head, task.deltas)
     return predictor(dict(backbone.params), task.head, [*rows.tokens, *rows.seconds], task.deltas)
-
-
-def _text_encoder(backbone: LoadedBackbone) -> TextEncoder:
-    config = backbone.config
-    return TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
 
 
 class _Stages:

@@ -8,29 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jpets.errors import InvalidInput
 from jpets.training.data import Example
 from jpets.training.run import Step
 from jpets.training.session import Result, Training, run_training
 from jpets.types import LoadedBackbone
-
-SWEPT = 4
-"""Learning rates that a sweep tries, evenly spread on a logarithmic scale."""
-
-
-def rates_of(sweep: str | None, rate: float | None) -> list[float | None]:
-    """``rate`` alone, or those of ``LOW..HIGH``, also as ``rate=LOW..HIGH``. Raises ``InvalidInput``."""
-    if sweep is None:
-        return [rate]
-    name, _, span = sweep.rpartition("=")
-    low, dots, high = span.partition("..")
-    try:
-        first, last = float(low), float(high)
-    except ValueError:
-        first = last = math.nan
-    if name not in ("", "rate", "lr") or not dots or not 0 < first < last < math.inf:
-        raise InvalidInput(f"a sweep must be rate=LOW..HIGH with numbers above 0, found {sweep!r}")
-    return [first * (last / first) ** (at / (SWEPT - 1)) for at in range(SWEPT)]
 
 
 def best_of(

@@ -91,10 +91,7 @@ def train_one(name: str, method: Method, seed: int, backbone: Backbone, data: Da
     start = time.perf_counter()
     result = run_training(name, backbone, training, data.train, data.chosen_by)
     seconds = time.perf_counter() - start
-    model = backbone
-    if method == "full":
-        model = dataclasses.replace(backbone, params=result.outcome.trained["own"])
-    found = evaluate_task(result.task, model, data.test)
+    found = evaluate_task(result.task, served_by(method, result, backbone), data.test)
     return {
         "task": name,
         "method": method,
@@ -111,6 +108,11 @@ def train_one(name: str, method: Method, seed: int, backbone: Backbone, data: Da
         "rates": dataclasses.asdict(rates),
         "settings": dataclasses.asdict(settings),
     }
+
+
+def served_by(method: Method, result: Result, backbone: Backbone) -> Backbone:
+    """What the task answers over: of ``full`` the whole trained model."""
+    return dataclasses.replace(backbone, params=result.outcome.trained["own"]) if method == "full" else backbone
 
 
 def parameters(method: Method, result: Result) -> int:

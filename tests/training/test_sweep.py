@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from jpets.errors import InvalidInput
-from jpets.training import sweep
+from jpets.training import plan, sweep
 from jpets.training.run import Step
 from jpets.training.session import Training
 
 
 def test_the_rates_of_a_sweep() -> None:
-    assert sweep.rates_of(None, 0.3) == [0.3]
+    assert plan.rates_of(None, 0.3) == [0.3]
     for given in ("rate=1e-4..1e-1", "lr=1e-4..1e-1", "1e-4..1e-1"):
-        assert sweep.rates_of(given, None) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
+        assert plan.rates_of(given, None) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
     for bad in ("rate", "rate=1..", "rate=2..1", "depth=1..2", "rate=0..1", "rate=nan..1", ""):
         with pytest.raises(InvalidInput, match=r"must be rate=LOW\.\.HIGH"):
-            sweep.rates_of(bad, None)
+            plan.rates_of(bad, None)
 
 
 def test_the_rate_with_the_least_held_out_loss_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
