@@ -42,8 +42,7 @@ class Backbone:
 
     def ref(self) -> BackboneRef:
         """How task files name this backbone."""
-        config = self.config
-        return BackboneRef(self.name, self.fingerprint, config.family, config.hidden_size, config.layers)
+        return BackboneRef.of(self)
 
 
 def _check_tokenizer(tokenizer_json: str, config: BackboneConfig) -> None:

@@ -178,7 +178,7 @@ def outline_of(request: FineTune, backbone: LoadedBackbone) -> Task:
             deltas = (METHODS[request.method].init(np.random.default_rng(0), shape, config, 1.0),)
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"settings: {error}") from error
-    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
+    ref = BackboneRef.of(backbone)
     return Task(request.task, ref, tuple(deltas), Head("embedding", pooling=request.pooling))
 
 

@@ -29,7 +29,7 @@ def standard_tasks(backbone: LoadedBackbone) -> list[Task]:
     """
     config = backbone.config
     rng = np.random.default_rng(0)
-    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
+    ref = BackboneRef.of(backbone)
     heads = [
         _head(8, config.hidden_size),
         _head(32, config.hidden_size),

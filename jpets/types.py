@@ -145,6 +145,12 @@ class BackboneRef:
     hidden_size: int
     layers: int
 
+    @classmethod
+    def of(cls, backbone: LoadedBackbone) -> BackboneRef:
+        """How task files name a backbone."""
+        config = backbone.config
+        return cls(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
+
 
 @dataclasses.dataclass(frozen=True)
 class Delta:

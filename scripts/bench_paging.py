@@ -35,7 +35,7 @@ def write_tasks(folder: pathlib.Path, backbone: RandomBackbone, methods: Sequenc
     The methods take turns, each with a number of labels of its own, so that its heads have a class of their own too.
     """
     config, names = backbone.config, []
-    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
+    ref = BackboneRef.of(backbone)
     for number in range(count):
         method = methods[number % len(methods)]
         name = f"{method}-{number}"

@@ -61,7 +61,7 @@ def random_backbone(name: str) -> RandomBackbone:
 def random_tasks(backbone: RandomBackbone, methods: Sequence[str], count: int) -> list[Task]:
     """``count`` tasks that take the methods in turn, each with a head of its own."""
     rng, config = np.random.default_rng(0), backbone.config
-    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
+    ref = BackboneRef.of(backbone)
     tasks = []
     for i in range(count):
         method = methods[i % len(methods)]

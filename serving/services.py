@@ -350,9 +350,7 @@ class Services:
 
 def _plain(backbone: LoadedBackbone) -> Task:
     """A backbone without any delta, as a task of its name."""
-    config = backbone.config
-    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
-    return Task(backbone.name, ref, (), Head("embedding", pooling="mean", normalize=True))
+    return Task(backbone.name, BackboneRef.of(backbone), (), Head("embedding", pooling="mean", normalize=True))
 
 
 def _engines_of(*services: Service) -> list[Serves]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
+from jpets.commands.options import named
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, progress_bars, shown
 from jpets.errors import InvalidInput
 from serving.schemas import JobItem, JobPage
@@ -88,7 +89,7 @@ def extract(
     with tempfile.TemporaryDirectory(prefix="jpets-") as folder:
         with busy("pack"):
             packed = pack(source, texts, Path(folder) / "model.zip")
-        item = start_job(asks, asked | _named(option or []), packed, "/extract")
+        item = start_job(asks, asked | named(option or []), packed, "/extract")
     print_job(follow(asks, item) if wait else item, as_json)
 
 
@@ -106,7 +107,7 @@ def pretrain(
 ) -> None:
     """Have a server train layers of a backbone further on texts without labels, as a new backbone in its folder."""
     asks = Server(server)
-    item = start_job(asks, {"name": name, "backbone": backbone} | _named(option or []), data, "/further-pretrain")
+    item = start_job(asks, {"name": name, "backbone": backbone} | named(option or []), data, "/further-pretrain")
     print_job(follow(asks, item) if wait else item, as_json)
 
 
@@ -185,17 +186,6 @@ def _done(item: JobItem) -> str:
     if (at := item.progress) is None:
         return ""
     return f"step {at.step}/{at.of}" + (f", loss {at.loss:.3f}" if at.loss is not None else "")
-
-
-def _named(given: list[str]) -> dict[str, str]:
-    """Options as NAME=VALUE, as the server takes them. Raises ``typer.BadParameter``."""
-    found = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f"--set must be NAME=VALUE, found {each!r}")
-        found[name] = value
-    return found
 
 
 def _jobs(server: Server) -> Iterator[JobItem]:

@@ -124,13 +124,13 @@ def measured(engine: Engine, repeats: int) -> list[dict[str, Any]]:
 def profiled(engine: Engine, max_tokens: int, repeats: int) -> CostProfile:
     """Measures the cost profile of an engine that is closed, and keeps it for the next one."""
     from jpets.engine.cost_profile import measure_profile
-    from jpets.engine.program import write_atomically
+    from jpets.files import write_atomic
 
     replica = engine.replica
     with reporting() as report:
         found = measure_profile(engine.family, replica.mesh, max_tokens=max_tokens, rounds=repeats, progress=report)
     engine.profile_path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(engine.profile_path, found.to_json().encode())
+    write_atomic(engine.profile_path, found.to_json().encode())
     return found
 
 

@@ -11,6 +11,7 @@ import typer
 
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.commands.jobs import follow, print_job, start_job
+from jpets.commands.options import named
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, progress_bars, size
 from jpets.commands.store import on_command_line
 from jpets.errors import InvalidInput
@@ -212,12 +213,9 @@ def found_devices(count: int) -> list[jax.Device]:
 
 
 def settings_of(given: list[str]) -> dict[str, Any]:
-    """``NAME=VALUE`` options: JSON values, lists of names by commas, or texts. Raises ``InvalidInput``."""
+    """``NAME=VALUE`` options: JSON values, lists of names by commas, or texts. Raises ``typer.BadParameter``."""
     found: dict[str, Any] = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not equals or not name:
-            raise InvalidInput(f"--set must be NAME=VALUE, found {each!r}")
+    for name, value in named(given).items():
         try:
             found[name] = json.loads(value)
         except ValueError:

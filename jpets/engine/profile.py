@@ -14,8 +14,10 @@ import numpy as np
 from jpets.config import BackboneConfig
 from jpets.engine.assembly import Row
 from jpets.engine.bucket import Bucket, capacity, windowed
-from jpets.engine.program import Family, Program, ProgramKey, write_atomically
+from jpets.engine.program import Family, Program, ProgramKey
 from jpets.engine.replica import Replica
+from jpets.errors import OutOfSpace
+from jpets.files import write_atomic
 from jpets.scheduling.profile import attention_cells
 
 log = logging.getLogger(__name__)
@@ -103,9 +105,9 @@ class CostTable:
         """A full or read-only disk only costs the next start its time."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps(self._seconds, indent=1, sort_keys=True).encode())
-        except OSError as error:
-            log.warning("the cost table could not be kept: %s", error.strerror)
+            write_atomic(self._path, json.dumps(self._seconds, indent=1, sort_keys=True).encode())
+        except (OSError, OutOfSpace) as error:
+            log.warning("the cost table could not be kept: %s", error)
 
 
 def full_rows(bucket: Bucket, vocab_size: int) -> list[Row]:

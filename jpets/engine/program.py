@@ -11,7 +11,6 @@ import logging
 import os
 import pathlib
 import platform
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,8 @@ from jpets.engine.assembly import Assembled, Row, assemble
 from jpets.engine.bucket import Bucket, Variant, replaces_weights
 from jpets.engine.delta_order import ORDERED, Streams, delta_order
 from jpets.engine.mesh import MeshSlice, first_device
+from jpets.errors import OutOfSpace
+from jpets.files import write_atomic
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
 from jpets.model.forward import Outputs, forward
@@ -254,9 +255,9 @@ class ProgramStore:
         payload, _, _ = serialize_executable.serialize(program.compiled)
         program.stored_bytes = len(payload)
         try:
-            write_atomically(self._path(family, program.key), payload)
-        except OSError as error:
-            log.warning("a program could not be kept: %s", error.strerror)
+            write_atomic(self._path(family, program.key), payload)
+        except (OSError, OutOfSpace) as error:
+            log.warning("a program could not be kept: %s", error)
 
     def forget(self, family: Family, key: ProgramKey) -> None:
         with contextlib.suppress(OSError):
@@ -289,22 +290,6 @@ class ProgramStore:
             self.forget(family, key)
             return None
         return Program(key, compiled, stored_bytes=len(payload))
-
-
-def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """A whole file or none, also when several processes write it or the machine stops."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 @functools.cache

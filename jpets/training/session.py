@@ -36,7 +36,7 @@ from jpets.training.plan import Plan
 from jpets.training.predict import Predictor
 from jpets.training.run import Outcome, Step, train
 from jpets.training.sparse import DiffGates, Full, MaskScores, weights_of
-from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Pooling, Preprocessing, Task
+from jpets.types import BackboneRef, Head, LoadedBackbone, Pooling, Preprocessing, Task
 
 Method = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen", "full"]
 SEARCH = 0.5
@@ -247,7 +247,4 @@ def _only(settings: Mapping[str, Any], known: frozenset[str], method: str) -> di
 
 
 def _task(id: str, backbone: LoadedBackbone, outcome: Outcome, names: tuple[str, ...], rule: Preprocessing) -> Task:
-    config = backbone.config
-    ref = BackboneRef(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
-    deltas: tuple[Delta, ...] = tuple(outcome.deltas)
-    return Task(id, ref, deltas, outcome.head, names, rule)
+    return Task(id, BackboneRef.of(backbone), tuple(outcome.deltas), outcome.head, names, rule)
