@@ -30,12 +30,13 @@ class _Asked(BaseModel):
 class FineTune(_Asked):
     """A task to be trained on labelled texts, with the options of ``jpets train``. ``settings``, a JSON object, are the
     method's. ``start`` names a task whose served version training goes on from; ``sweep`` is LOW..HIGH, of which the
-    best of four rates is kept."""
+    best of four rates is kept. A zip archive holds ``train.csv`` (or another format) and, with held-out texts,
+    ``validation.csv``."""
 
     kind: Literal["fine-tune"] = "fine-tune"
     task: Id
     start: Id | None = None
-    format: DataFormat = "csv"
+    format: DataFormat | Literal["zip"] = "csv"
     text: Column = "text"
     text_pair: Column | None = None
     label: Column | None = None

@@ -12,6 +12,9 @@ from serving.job_folder import JobFolder, JobResult
 from serving.job_request import Extract, FineTune, FurtherPretrain
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jpets.training.data import Columns, Example
     from jpets.training.run import Step
     from jpets.training.session import Training
 
@@ -64,11 +67,11 @@ def training_of(request: FineTune) -> Training:
 
 
 def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report: Report) -> JobResult:
-    from jpets.training.data import Columns, label_column, read_examples
+    from jpets.training.data import Columns, label_column
 
     label = label_column(request.label, request.head)
-    examples = read_examples(job.data, Columns(request.text, request.text_pair, label))
-    log.info("read", extra={"texts": len(examples)})
+    examples, held_out = texts_of(job.data, Columns(request.text, request.text_pair, label))
+    log.info("read", extra={"texts": len(examples), "held_out": len(held_out)})
 
     from checkpoints.source import load_backbone  # these take seconds, after which data that are no data are no news
     from checkpoints.task_file import read_task, write_task
@@ -86,6 +89,7 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
         backbone,
         training_of(request),
         examples,
+        held_out,
         start=start,
         folder=job.checkpoints,
         report=lambda own, step: report(step),
@@ -98,6 +102,25 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     log.info("trained", extra={"held_out_loss": result.held_out, **{f"score_{name}": scores[name] for name in scores}})
     updates = len(result.losses) // request.accumulate
     return JobResult(held_out_loss=result.held_out, scores=scores, updates=updates)
+
+
+def texts_of(data: Path, columns: Columns) -> tuple[list[Example], list[Example]]:
+    """Texts to train on, and those of ``validation.*`` where ``data`` is an archive that has them. Raises
+    ``InvalidInput``, ``InvalidTask``."""
+    from checkpoints.imports.archive import open_folder
+    from jpets.training.data import read_examples
+
+    if data.suffix != ".zip":
+        return read_examples(data, columns), []
+    with open_folder(data) as folder:
+        files = sorted(folder.iterdir())
+        if [path.stem for path in files] not in (["train"], ["train", "validation"]):
+            found = [path.name for path in files][:20]
+            raise InvalidInput(
+                f"expected an archive of train.csv (or another format) and validation.csv, found {found}"
+            )
+        sides = [read_examples(path, columns) for path in files]
+    return sides[0], sides[1] if len(sides) > 1 else []
 
 
 def _extract(job: JobFolder, request: Extract, source: str, name: str) -> JobResult:

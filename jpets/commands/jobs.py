@@ -28,7 +28,11 @@ PAGE = 500
 WAIT = 0.3
 """Seconds between looks at a job that runs."""
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-FORMATS_OF = {"": FORMATS, "/extract": {".zip": "zip"}, "/further-pretrain": FORMATS | {".txt": "txt"}}
+FORMATS_OF = {
+    "": FORMATS | {".zip": "zip"},
+    "/extract": {".zip": "zip"},
+    "/further-pretrain": FORMATS | {".txt": "txt"},
+}
 PACKED = (".json", ".safetensors", ".bin", ".txt")
 """What a checkpoint's folder has that is read."""
 Id = Annotated[str, typer.Argument(help="id of the job, as the list has it")]
@@ -123,6 +127,14 @@ def pack(source: Path, texts: Path | None, target: Path) -> Path:
     with zipfile.ZipFile(target, "w") as archive:  # tensors hardly shrink
         for path in [*files, *([texts] if texts is not None else [])]:
             archive.write(path, path.name)
+    return target
+
+
+def pack_sides(data: Path, validation: Path, target: Path) -> Path:
+    """A zip archive of texts to train on and held-out ones, as a job takes them."""
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, path in (("train", data), ("validation", validation)):
+            archive.write(path, f"{name}{path.suffix.lower()}")
     return target
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
-from jpets.commands.jobs import follow, print_job, start_job
+from jpets.commands.jobs import follow, pack_sides, print_job, start_job
 from jpets.commands.options import named
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, progress_bars, size
 from jpets.commands.store import on_command_line
@@ -104,9 +105,8 @@ def train(
     if (output is None) == (task is None):
         raise typer.BadParameter("give exactly one of --output FILE and --task ID")
     if task is not None:
-        here_only = {"validation": validation, "checkpoints": checkpoints}
-        if given := [f"--{option}" for option, found in here_only.items() if found is not None]:
-            raise typer.BadParameter(f"{', '.join(given)}: only without --task; a job of a server does not take it")
+        if checkpoints is not None:
+            raise typer.BadParameter("--checkpoints: only without --task; a job of a server keeps its own")
         asked = {
             "task": task,
             # A variable of the environment names a folder here.
@@ -135,7 +135,9 @@ def train(
             "seed": seed,
         }
         asks = Server(server)
-        item = start_job(asks, asked, data)
+        with tempfile.TemporaryDirectory(prefix="jpets-") as folder:
+            body = data if validation is None else pack_sides(data, validation, Path(folder) / "texts.zip")
+            item = start_job(asks, asked, body)
         print_job(follow(asks, item) if wait else item, as_json)
         return
     assert output is not None

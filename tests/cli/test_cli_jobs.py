@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from full_model import biases, write_full
 
-from jpets.commands.jobs import pack
+from jpets.commands.job_work import texts_of
+from jpets.commands.jobs import pack, pack_sides
+from jpets.errors import JpetsError
+from jpets.training.data import Columns, Example
 
 
 @pytest.fixture
@@ -61,11 +64,41 @@ def test_training_here_and_there_are_told_apart(run, data: Path, tmp_path: Path)
     for options, part in (
         ((), "exactly one of --output FILE and --task ID"),
         (("-o", tmp_path / "x.safetensors", "--task", "x"), "exactly one of"),
-        (("--task", "x", "--validation", data, "--checkpoints", data.parent), "--validation, --checkpoints"),
+        (("--task", "x", "--checkpoints", data.parent), "--checkpoints: only without --task"),
         (("-o", tmp_path / "x.safetensors"), "--backbone"),
     ):
         result = run("train", data, *options)
         assert result.exit_code == 2 and part in " ".join(result.stderr.replace("│", "").split())
+
+
+def test_held_out_texts_are_sent_along(run, server: str, data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "held-out.tsv"
+    other.write_text("text\tlabel\na dull game\tbad\n")
+    options = ("--task", "judged", "--set", "rank=4", "--validation", other, "--server", server, "--json")
+    item = json.loads(run("train", data, *options).stdout)
+    assert (item["state"], item["version"]) == ("succeeded", 1), item
+    assert run("task", "remove", "judged", "--server", server).exit_code == 0
+    sent = pack_sides(data, other, tmp_path / "sent.zip")
+    assert texts_of(sent, Columns()) == ([Example("a fine game", None, "good")], [Example("a dull game", None, "bad")])
+    assert texts_of(data, Columns()) == ([Example("a fine game", None, "good")], [])
+
+
+@pytest.mark.parametrize(
+    ("names", "part"),
+    [
+        (["data.csv"], "expected an archive of train.csv"),
+        (["train.csv", "train.tsv"], "expected an archive of train.csv"),
+        (["train.csv", "validation.csv", "x.csv"], "expected an archive of train.csv"),
+        (["train.exe"], "expected a file that ends in"),
+        (["../train.csv"], "would leave its folder"),
+    ],
+)
+def test_archives_of_other_files_are_refused(tmp_path: Path, names: list[str], part: str) -> None:
+    with zipfile.ZipFile(tmp_path / "sent.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, "text,label\na,b\n")
+    with pytest.raises(JpetsError, match=part):
+        texts_of(tmp_path / "sent.zip", Columns())
 
 
 def test_nobody_waits_with_no_wait(run, server: str, data: Path) -> None:
