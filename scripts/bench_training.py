@@ -65,7 +65,7 @@ def training(
         for at in range(tasks):
             trained, state = jax.tree.map(lambda leaf, at=at: leaf[at], starts)
             for step, (rows, labels) in enumerate(own_batches[at]):
-                trained, state, value = one(base, trained, state, np.int32(step), total, rows, labels)
+                trained, state, value = one(base, trained, state, np.int32(step), total, task.pace, rows, labels)
                 found[step, at] = value
         losses["apart"] = found
 

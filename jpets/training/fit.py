@@ -32,19 +32,41 @@ class State(NamedTuple):
     step: int
 
 
+class Pace(NamedTuple):
+    """What an update is told rather than compiled for: peak learning rates, and the key of what is drawn at random."""
+
+    own: np.float32
+    head: np.float32
+    key: Array
+
+    @classmethod
+    def of(cls, plan: Plan, usual: float) -> Pace:
+        """``usual`` is the rate of the method's parameters where the plan has none."""
+        own = usual if plan.rate is None else plan.rate
+        return cls(np.float32(own), np.float32(plan.head_rate), jax.random.key(plan.seed))
+
+
 class TaskFunctions:
     """One task's update and losses as pure functions: ``jit`` or ``vmap`` them."""
 
     def __init__(self, encoder: SplitEncoder, recipe: Recipe, head: Head, plan: Plan) -> None:
         self._encoder, self._recipe, self._head, self._plan = encoder, recipe, head, plan
-        self._peaks = {"own": recipe.rate if plan.rate is None else plan.rate, "head": plan.head_rate}
+        self.pace = Pace.of(plan, recipe.rate)
         self.optimiser = optimiser(plan)
 
     def update(
-        self, base: Params, trained: Trained, state: Any, step: Array, steps: Array, rows: TextRows, labels: Labels
+        self,
+        base: Params,
+        trained: Trained,
+        state: Any,
+        step: Array,
+        steps: Array,
+        pace: Pace,
+        rows: TextRows,
+        labels: Labels,
     ) -> tuple[Trained, Any, Float[Array, ""]]:
         """(parameters, optimiser's state, loss before) after batch ``step`` of ``steps``."""
-        key = jax.random.fold_in(jax.random.key(self._plan.seed), step)
+        key = jax.random.fold_in(pace.key, step)
 
         def objective(own: Trained) -> Float[Array, ""]:
             outputs = self._outputs(base, own, rows, key)
@@ -52,7 +74,7 @@ class TaskFunctions:
 
         value, slopes = jax.value_and_grad(objective)(trained)
         share = rate_at(step, steps, self._plan)
-        return *stepped(self.optimiser, self._peaks, slopes, state, trained, share), value
+        return *stepped(self.optimiser, pace, slopes, state, trained, share), value
 
     def losses(self, base: Params, trained: Trained, rows: TextRows, labels: Labels) -> Float[Array, " n"]:
         """Each row's loss, nothing drawn at random."""
@@ -105,7 +127,7 @@ class Trainer:
         """The next state, and the batch's loss before it; ``state`` is used up."""
         rows, labels = jax.device_put((rows, labels), self._parted)
         trained, optimiser, value = self._update(
-            self._base, state.trained, state.optimiser, np.int32(state.step), self._steps, rows, labels
+            self._base, state.trained, state.optimiser, np.int32(state.step), self._steps, self._task.pace, rows, labels
         )
         return State(trained, optimiser, state.step + 1), value
 
@@ -134,7 +156,7 @@ def optimiser(plan: Plan) -> optax.GradientTransformation:
 
 def stepped(
     rule: optax.GradientTransformation,
-    peaks: Mapping[str, float],
+    pace: Pace,
     slopes: Trained,
     state: Any,
     trained: Trained,
@@ -143,6 +165,7 @@ def stepped(
     """(parameters, optimiser's state) after a step at ``share`` of the peak rate of each part."""
     with jax.numpy_dtype_promotion("standard"):  # which optax takes for granted
         changes, state = rule.update(slopes, state, trained)
+    peaks = {"own": pace.own, "head": pace.head}
     scaled = {
         part: jax.tree.map(lambda change, far=share * peak: change * far, changes[part]) for part, peak in peaks.items()
     }

@@ -17,7 +17,7 @@ from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.tokenizing import Tokens
 from jpets.training.batches import batch_order
-from jpets.training.fit import State, optimiser, rate_at, stepped
+from jpets.training.fit import Pace, State, optimiser, rate_at, stepped
 from jpets.training.forward import TextRows, hidden_states
 from jpets.training.plan import Plan
 from jpets.training.run import Keeper, Progress, Step
@@ -99,10 +99,10 @@ def pretrain(
     lengths = [len(own.ids) for own in tokens]
     per_epoch = -(-len(lengths) // plan.batch)
     total = plan.epochs * per_epoch
-    peaks = {"own": 1e-4 if plan.rate is None else plan.rate, "head": plan.head_rate}
+    pace = Pace.of(plan, 1e-4)
 
-    def update(base: Params, trained: Any, state: Any, step: Array, rows: TextRows) -> Any:
-        guesses = hide(rows, vocabulary, jax.random.fold_in(jax.random.key(plan.seed), step))
+    def update(base: Params, trained: Any, state: Any, step: Array, pace: Pace, rows: TextRows) -> Any:
+        guesses = hide(rows, vocabulary, jax.random.fold_in(pace.key, step))
 
         def objective(own: Any) -> Float[Array, ""]:
             params = {**base, "layers": {**base["layers"], **{int(at): leaves for at, leaves in own["own"].items()}}}
@@ -110,7 +110,7 @@ def pretrain(
             return guess_loss(hidden, own["head"]["bias"], base["word"], guesses.targets)
 
         value, slopes = jax.value_and_grad(objective)(trained)
-        return *stepped(rule, peaks, slopes, state, trained, rate_at(step, jnp.int32(total), plan)), value
+        return *stepped(rule, pace, slopes, state, trained, rate_at(step, jnp.int32(total), plan)), value
 
     jitted = jax.jit(update, donate_argnums=(1, 2))
     trained = jax.tree.map(jnp.array, trained)
@@ -123,7 +123,7 @@ def pretrain(
         chosen = batch_order(lengths, plan, epoch)[at]
         filled = [tokens[row] for row in [*chosen, *[chosen[-1]] * (plan.batch - len(chosen))]]
         rows = rectangle(filled, padded_length(max(len(own.ids) for own in filled)), pad_id)
-        after, optimiser_state, value = jitted(base, state.trained, state.optimiser, np.int32(step), rows)
+        after, optimiser_state, value = jitted(base, state.trained, state.optimiser, np.int32(step), pace, rows)
         state = State(after, optimiser_state, step + 1)
         losses[step] = float(value)
         report(Step(state.step, total, float(value)))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from jpets.training.data import Example
 from jpets.training.run import Step
@@ -30,21 +35,37 @@ def best_of(
 
     One that diverged is never the best beside one that did not.
     """
-    best: tuple[float, Result, float | None] | None = None
-    for number, rate in enumerate(rates):
+
+    def run(number: int, rate: float | None) -> Result:
         own = dataclasses.replace(training, plan=dataclasses.replace(training.plan, rate=rate))
-        result = run_training(
-            id,
-            backbone,
-            own,
-            examples,
-            held_out,
-            folder=folder / str(number) if folder is not None else None,
-            report=lambda step, rate=rate: report(rate, step),  # type: ignore[misc]
-            **how,
+        place = folder / str(number) if folder is not None else None
+        return run_training(
+            id, backbone, own, examples, held_out, folder=place, report=lambda step: report(rate, step), **how
         )
-        held = result.held_out if math.isfinite(result.held_out) else math.inf
-        if best is None or held < best[0]:
-            best = held, result, rate
-    assert best is not None
-    return best[1:]
+
+    def loss(found: tuple[Result, float | None]) -> float:
+        held_out = found[0].held_out
+        return held_out if math.isfinite(held_out) else math.inf
+
+    with shared_programs() if len(rates) > 1 else contextlib.nullcontext():
+        return min(((run(number, rate), rate) for number, rate in enumerate(rates)), key=loss)
+
+
+@contextlib.contextmanager
+def shared_programs() -> Iterator[None]:
+    """Runs within it that differ in rates and seeds alone compile once: JAX's cache of compiled programs, in a folder
+    for this time where the user has named none."""
+    if jax.config.values["jax_compilation_cache_dir"]:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="jpets-programs-") as folder:
+        _keep_programs_in(folder)
+        try:
+            yield
+        finally:
+            _keep_programs_in(None)
+
+
+def _keep_programs_in(folder: str | None) -> None:
+    jax.config.update("jax_compilation_cache_dir", folder)
+    compilation_cache.reset_cache()

@@ -89,7 +89,7 @@ def stacked_update(task: TaskFunctions) -> Callable[..., Any]:
         def one(own: tuple[Any, ...]) -> Any:
             """A task whose batches are done stays as it is."""
             trained, state, steps, rows, labels = own
-            after, next_state, value = task.update(base, trained, state, step, steps, rows, labels)
+            after, next_state, value = task.update(base, trained, state, step, steps, task.pace, rows, labels)
             keep = step < steps
             chosen = jax.tree.map(lambda new, old: jnp.where(keep, new, old), (after, next_state), (trained, state))
             return *chosen, value

@@ -1,16 +1,27 @@
-"""Sweeps: which rates are tried, and which result is kept."""
+"""Sweeps: which rates are tried, which result is kept, and that one program serves them all."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
+from checkpoints.source import load_backbone
 from jpets.errors import InvalidInput
+from jpets.model.encoder import split
+from jpets.tokenizing import Tokens
 from jpets.training import plan, sweep
+from jpets.training.batches import Rows, each_batch
+from jpets.training.fit import TaskFunctions
+from jpets.training.labels import new_head
+from jpets.training.methods import direct_recipe
 from jpets.training.run import Step
 from jpets.training.session import Training
 
@@ -42,3 +53,48 @@ def test_the_rate_with_the_least_held_out_loss_is_kept(monkeypatch: pytest.Monke
     )  # fmt: skip
     assert (result.held_out, rate) == (0.25, 3.0)
     assert folders == ["0", "1", "2", "3"] and seen == [(1.0, 1), (2.0, 1), (3.0, 1), (4.0, 1)]
+
+
+def test_an_update_is_one_program_for_all_rates_and_seeds(fixtures: Path) -> None:
+    backbone = load_backbone(fixtures / "tiny-bert")
+    base = dict(backbone.params)
+    recipe = direct_recipe("bitfit", {}, backbone.config, base)
+    head = new_head("sequence-classification", "single-label", 2, backbone.config.hidden_size)
+    rows = Rows([Tokens(np.arange(4, dtype=np.int32), np.zeros(4, np.int32))], [np.int32(1)], np.ones(1, np.float32))
+    texts = []
+    for own in (plan.Plan(batch=1), plan.Plan(batch=1, rate=0.5, head_rate=0.25, seed=7)):
+        task = TaskFunctions(split(backbone.config), recipe, head, own)
+        trained = {"own": recipe.start(np.random.default_rng(0)), "head": dict(head.tensors)}
+        (batch,) = each_batch(rows, own, 0)
+        step, steps = np.int32(0), np.int32(3)
+        arguments = (base, trained, task.optimiser.init(trained), step, steps, task.pace, *batch)
+        texts.append(jax.jit(task.update).lower(*arguments).as_text())
+    assert texts[0] == texts[1]
+
+
+@pytest.fixture
+def no_cache() -> Iterator[None]:
+    """JAX keeps no compiled programs, as where nobody asked it to."""
+    before = {name: jax.config.values[name] for name in ("jax_compilation_cache_dir", SHORTEST)}
+    for name, value in (("jax_compilation_cache_dir", None), (SHORTEST, 0.0)):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+SHORTEST = "jax_persistent_cache_min_compile_time_secs"
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_compiled_programs_are_kept_as_long_as_a_sweep_lasts() -> None:
+    with sweep.shared_programs():
+        folder = Path(jax.config.values["jax_compilation_cache_dir"])
+        jax.jit(lambda x: x * 3 + 1)(np.arange(7)).block_until_ready()
+        assert list(folder.iterdir())
+        with sweep.shared_programs():
+            assert Path(jax.config.values["jax_compilation_cache_dir"]) == folder
+        assert folder.exists()
+    assert not folder.exists() and jax.config.values["jax_compilation_cache_dir"] is None
