@@ -20,7 +20,7 @@ def read_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
         with safetensors.safe_open(path, "numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (safetensors.SafetensorError, TypeError) as error:
+    except (safetensors.SafetensorError, TypeError, AttributeError) as error:  # of formats that NumPy has not
         raise InvalidBackbone(f"{path.name}: {error}; download or save the file again") from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -91,7 +92,9 @@ class _Reader(pickle.Unpickler):
         self._storages: dict[str, Array] = {}
         if f"{root}byteorder" in archive.namelist() and self._bytes("byteorder") != b"little":
             raise InvalidBackbone("expected little-endian tensors; save the model again as safetensors")
-        super().__init__(io.BytesIO(self._bytes("data.pkl")))
+        described = self._bytes("data.pkl")
+        _check_memo(described)
+        super().__init__(io.BytesIO(described))
 
     def _bytes(self, name: str) -> bytes:
         info = self._archive.getinfo(self._root + name)
@@ -123,8 +126,15 @@ class _Reader(pickle.Unpickler):
         return self._storages[key][: numel * STORAGES[storage].itemsize].view(STORAGES[storage])
 
 
+def _check_memo(described: bytes) -> None:
+    """The unpickler makes room up to the highest number of its memo: no pickle needs one beyond its own length."""
+    for opcode, argument, _ in pickletools.genops(described):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(described):
+            raise pickle.UnpicklingError("impossible memo")
+
+
 def _view(storage: Array, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Array:
-    """The tensor at ``offset`` of a 1-D storage, copied out; sizes and strides count elements."""
+    """The tensor at ``offset`` of a 1-D storage, which it keeps; sizes and strides count elements."""
     if not isinstance(storage, np.ndarray) or len(size) != len(stride) or min((offset, *size, *stride)) < 0:
         raise pickle.UnpicklingError("impossible view")
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
@@ -134,4 +144,4 @@ def _view(storage: Array, offset: int, size: tuple[int, ...], stride: tuple[int,
     if last >= storage.size or count > storage.size:
         raise pickle.UnpicklingError("view outside its storage")
     steps = tuple(step * storage.itemsize for step in stride)
-    return np.array(np.lib.stride_tricks.as_strided(storage[offset:], size, steps))
+    return np.lib.stride_tricks.as_strided(storage[offset:], size, steps, writeable=False)

@@ -34,7 +34,7 @@ from jpets.engine.interface import Serves
 from jpets.errors import Conflict, InvalidBackbone, InvalidInput, JpetsError, NotFound
 from jpets.files import space_errors, sync_folder, temporary_sibling
 from jpets.standard import standard_tasks
-from jpets.training.methods import DIFF_SETTINGS, DIRECT, direct_recipe
+from jpets.training.methods import DIRECT, check_settings, direct_recipe
 from jpets.training.plan import rates_of
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.job_folder import JobFolder
@@ -167,11 +167,10 @@ def outline_of(request: FineTune, backbone: LoadedBackbone) -> Task:
     rates_of(request.sweep, request.rate)
     if (largest := max(_whole_numbers(settings), default=0)) > config.hidden_size:  # it is made in the server's memory
         raise InvalidInput(f"settings: expected numbers up to the hidden size, {config.hidden_size}, found {largest}")
+    check_settings(request.method, settings)
     deltas: Sequence[Delta] = ()
     if request.method in DIRECT:
         deltas = direct_recipe(request.method, settings, config, dict(backbone.params)).deltas
-    elif unknown := sorted(settings.keys() - (DIFF_SETTINGS if request.method == "diff" else set())):
-        raise InvalidInput(f"settings: {request.method} takes none of {unknown}")
     elif request.method in METHODS:
         shape = {name: value for name, value in settings.items() if name != "price"}
         try:

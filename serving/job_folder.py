@@ -6,6 +6,7 @@
     <id>/state.json     written by the server that runs it
     <id>/progress.json  written by its process, as are
     <id>/checkpoints/   what training goes on from, until the job has finished
+    <id>/tmp/           its process's temporary files, until then too
     <id>/task.safetensors or backbone/, result.json, log.txt
 
 A file has one writer, and is replaced whole. An id sorts by the time when the job was made.
@@ -79,6 +80,8 @@ class JobFolder:
         self.start_file = path / "start.safetensors"
         self.task_file = path / "task.safetensors"
         self.backbone = path / "backbone"
+        self.scratch = path / "tmp"
+        """Temporary files of its process."""
         self.log_file = path / "log.txt"
         self.lock_file = path / "lock"
         """Locked by the job's process, whose number it holds: a new one waits for the end of an old one."""
@@ -132,13 +135,22 @@ class JobFolder:
         _replace(self.path / "state.json", state)
         return state
 
+    def fresh_scratch(self) -> Path:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
+        return self.scratch
+
     def begin(self, attempts: int) -> None:
         self.change(state="running", attempts=attempts, started=self.state.started or _now())
 
     def finish(self, state: JobStateName, **changes: Any) -> None:
         """Keeps the description and the log, and frees the rest."""
         self.change(state=state, finished=_now(), **changes)
-        for folder in (self.checkpoints, self.backbone):
+        self.free()
+
+    def free(self) -> None:
+        """Deletes what a job that has finished is not known by."""
+        for folder in (self.checkpoints, self.backbone, self.scratch):
             shutil.rmtree(folder, ignore_errors=True)
         for path in (self.data, self.start_file, self.task_file, self.lock_file, self.path / "cancel"):
             path.unlink(missing_ok=True)
@@ -217,7 +229,11 @@ class JobFolders:
         shutil.rmtree(gone, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Removes what dead servers left."""
+        """Removes what dead servers left; nobody else may run jobs."""
+        for job in self.all():
+            with contextlib.suppress(NotFound):
+                if job.state.is_finished:
+                    job.free()
         before = time.time() - STALE_SECONDS
         for path in self.path.iterdir():
             with contextlib.suppress(FileNotFoundError):

@@ -17,6 +17,8 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Rate = Annotated[Number, Field(ge=0)]
 MOST_SETTINGS = 4096
 """Characters of a method's settings."""
+DEEPEST = 4
+"""Levels that they nest."""
 
 
 class _Asked(BaseModel):
@@ -74,9 +76,26 @@ class FineTune(_Asked):
         if len(given) > MOST_SETTINGS:
             raise ValueError(f"expected at most {MOST_SETTINGS} characters")
         try:
-            return json.loads(given)
+            found = json.loads(given)
         except (ValueError, RecursionError):
-            raise ValueError('expected a JSON object such as {"rank": 16}') from None
+            found = None
+        if not isinstance(found, dict) or _depth(found) > DEEPEST:
+            raise ValueError('expected a JSON object such as {"rank": 16}')
+        return found
+
+
+def _depth(value: object) -> int:
+    """Levels of objects and lists, counted no further than they matter."""
+    level: list[object] = [value]
+    for depth in range(DEEPEST + 1):
+        level = [inner for each in level if isinstance(each, (dict, list)) for inner in _inside(each)]
+        if not level:
+            return depth
+    return DEEPEST + 1
+
+
+def _inside(value: dict[str, object] | list[object]) -> list[object]:
+    return [*value.values()] if isinstance(value, dict) else value
 
 
 class Extract(_Asked):

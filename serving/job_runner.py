@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jpets.errors import JpetsError, NotFound, Saturated
+from jpets.errors import Conflict, JpetsError, NotFound, Saturated
 from serving.job_folder import JobFolder, JobFolders
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,14 @@ class JobRunner:
             self._changed.notify_all()
 
     def cancel(self, job: JobFolder) -> None:
-        """A job that waits is cancelled when this returns, one that runs soon. Raises ``NotFound``."""
+        """A job that waits is cancelled when this returns, one that runs soon. Raises ``NotFound``; ``Conflict`` where
+        what it made is being published."""
         with self._changed:
-            if job.state.is_finished:
+            state = job.state
+            if state.is_finished:
                 return
+            if state.publishing:
+                raise Conflict(f"what {job.id} made is being published; remove that when it has finished")
             job.ask_to_end()
             running = self._current is not None and self._current.id == job.id
             if self._alone and not running:
@@ -137,11 +141,11 @@ class JobRunner:
         """Until it has finished, or the server ends."""
         while not self._closed:
             state = job.state
+            if job.is_to_end and not state.publishing:
+                job.finish("cancelled")
+                return
             if (result := job.result) is not None:
                 self._end(job, result.problem)
-                return
-            if job.is_to_end:
-                job.finish("cancelled")
                 return
             if state.attempts >= self._attempts:
                 job.finish("failed", problem=f"its process ended {state.attempts} times before it was done")
@@ -165,7 +169,7 @@ class JobRunner:
             [*self._command(job)],
             stdin=subprocess.PIPE,  # ends with this server, and the process with it
             stdout=subprocess.DEVNULL,
-            env=self._environment(),
+            env=self._environment(job),
         ) as process:
             try:
                 while (status := process.poll()) is None:
@@ -177,7 +181,7 @@ class JobRunner:
             finally:
                 process.kill()
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, job: JobFolder) -> dict[str, str]:
         root = str(Path(__file__).parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
@@ -186,6 +190,7 @@ class JobRunner:
             "JAX_NUM_CPU_DEVICES": "1",
             "NPROC": str(max(1, (os.cpu_count() or 1) // 2)),  # threads of XLA on a CPU
             "PYTHONPATH": os.pathsep.join(paths),
+            "TMPDIR": str(job.fresh_scratch()),  # what a killed process left there goes with the job
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the server
         }
 
@@ -195,11 +200,16 @@ class JobRunner:
             job.finish("failed", problem=problem)
             return
         again = job.state.publishing
-        job.change(publishing=True)
         while not self._closed:
+            with self._changed:  # from here on nobody cancels it
+                if job.is_to_end and not again:
+                    job.finish("cancelled")
+                    return
+                job.change(publishing=True)
             try:
                 version = self._publish(job, again)
             except Saturated:
+                job.change(publishing=again)
                 self._pause(self._back_off)
                 continue
             except JpetsError as error:

@@ -55,7 +55,7 @@ def read_hub_head(
         if kind is None:
             problems.append(f"model_class: expected one that ends in {' or '.join(CLASSES)}, found {model[:80]!r}")
             return Head("embedding"), ()
-        head = read_head(tensors, backbone.config, kind, wishes.problem or "single-label", None)
+        head = read_head(tensors, backbone.config, kind, wishes.problem, None)
     tensors.refuse_rest(f"not understood in a head for {backbone.config.family}")
     return head, labels_of(head, settings, wishes, problems)
 

@@ -7,13 +7,20 @@ import shutil
 import stat
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from jpets.errors import InvalidTask, NotFound
 
 MAX_FILES = 64
+LONGEST_NAME = 255
 MAX_BYTES = 4 << 30
+BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Ways of packing that zipfile unpacks in small pieces; of others a few bytes may fill the memory at once."""
+BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, FileExistsError,
+          NotADirectoryError, ValueError)  # fmt: skip
+"""What damaged entries, encrypted ones, and names that are another's folder raise."""
 MAX_RATIO = 200
 """Times its own size that an archive may unpack to: tensors hardly shrink, but those full of zeros do."""
 
@@ -31,7 +38,7 @@ def open_folder(source: Path) -> Iterator[Path]:
         raise NotFound(f"{source.name!r} is no folder and no file; give a checkpoint's folder or a zip archive of it")
     try:
         archive = zipfile.ZipFile(source)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, UnicodeDecodeError) as error:
         raise InvalidTask(f"{source.name!r} is no folder and no zip archive; give a checkpoint's folder") from error
     with archive, tempfile.TemporaryDirectory(prefix="jpets-import-") as folder:
         _unpack(archive, source.stat().st_size, Path(folder))
@@ -45,6 +52,10 @@ def _unpack(archive: zipfile.ZipFile, size: int, folder: Path) -> None:
     for info in files:
         path = PurePosixPath(info.filename)
         linked = stat.S_ISLNK(info.external_attr >> 16)
+        if any(len(part.encode(errors="replace")) > LONGEST_NAME for part in path.parts):
+            raise InvalidTask(f"the archive's entry {info.filename[:100]!r}... has too long a name; pack it again")
+        if info.compress_type not in BOUNDED:
+            raise InvalidTask(f"the archive's entry {info.filename[:100]!r} is not stored or deflated; pack it again")
         if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename or linked:
             raise InvalidTask(
                 f"the archive's entry {info.filename[:100]!r} would leave its folder; do not trust this file"
@@ -58,11 +69,11 @@ def _unpack(archive: zipfile.ZipFile, size: int, folder: Path) -> None:
         )
     for info in files:
         target = folder / info.filename
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(info) as entry, target.open("xb") as file:
                 shutil.copyfileobj(entry, file)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, FileExistsError) as error:
+        except BROKEN as error:
             raise InvalidTask(f"the archive's entry {info.filename[:100]!r} cannot be read; pack it again") from error
 
 

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray, from_params
 from checkpoints.families import FAMILIES
@@ -60,14 +62,10 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     if config.pooler and not pooled:  # a model whose head reads tokens has none: the backbone's stays
         base = from_params(backbone.params, config)
         tensors |= {name: base[name] for name in base if name.startswith("pooler/")}
-    problems: list[str] = []
+    problems = [f"{name}: expected finite numbers" for name, array in tensors.items() if not np.isfinite(array).all()]
     rest = Unread({name: array for name, array in stored.items() if not _of_encoder(name, prefix)}, problems)
     kind = wishes.head or _head_type(settings, rest, config)
     problem = wishes.problem or PROBLEMS.get(str(settings.get("problem_type")), None)
-    if problem is None:
-        problem = (
-            "regression" if kind == "sequence-classification" and settings.get("num_labels") == 1 else "single-label"
-        )
     head = read_head(rest, backbone.config, kind, problem, wishes.pooling)
     labels = labels_of(head, settings, wishes, problems)
     refuse(problems)

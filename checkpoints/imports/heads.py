@@ -79,11 +79,12 @@ def read_linear(tensors: Unread, module: str, inputs: int) -> tuple[np.ndarray, 
 
 
 def read_head(
-    tensors: Unread, config: BackboneConfig, kind: HeadType, problem: Problem, pooling: Pooling | None
+    tensors: Unread, config: BackboneConfig, kind: HeadType, problem: Problem | None, pooling: Pooling | None
 ) -> Head:
     """The head of a model whose head modules have their usual names.
 
-    An embedding head has none; ``pooling`` is its own. Problems go to ``tensors.problems``.
+    Without ``problem`` a single output for a text is a value, as transformers has it. An embedding head has none;
+    ``pooling`` is its own. Problems go to ``tensors.problems``.
     """
     if kind == "embedding":
         return Head("embedding", pooling=pooling or "mean")
@@ -94,6 +95,9 @@ def read_head(
         own["dense_kernel"], own["dense_bias"] = read_linear(tensors, layout.dense, inputs)
         inputs = own["dense_kernel"].shape[1]
     own["kernel"], own["bias"] = read_linear(tensors, layout.output, inputs)
+    if problem is None:
+        is_value = kind == "sequence-classification" and own["kernel"].shape[1] == 1
+        problem = "regression" if is_value else "single-label"
     return Head(kind, own, problem=problem, pooling=layout.pooling, activation=layout.activation)
 
 

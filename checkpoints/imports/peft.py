@@ -94,7 +94,7 @@ def read_peft(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported:
     tensors = Unread({_own_name(name): array for name, array in read_one_of(folder, FILES).items()}, problems)
     deltas = reader(settings, tensors, backbone)
     head_type = _head_type(settings, tensors, backbone, wishes)
-    head = read_head(tensors, backbone.config, head_type, wishes.problem or "single-label", wishes.pooling)
+    head = read_head(tensors, backbone.config, head_type, wishes.problem, wishes.pooling)
     labels = labels_of(head, settings, wishes, problems)
     for name in tensors.names:
         if ".original_module." in name:  # what a saved module replaced; `bias` "all" sweeps it along

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from checkpoints.canonical import from_params
 from jpets.errors import InvalidBackbone, InvalidInput
 from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
-from jpets.training.checkpoints import Checkpoints
+from jpets.training.checkpoints import Checkpoints, claim
 from jpets.training.data import Example
 from jpets.training.plan import Plan
 from jpets.training.pretrain import Vocabulary, pretrain
@@ -36,12 +37,14 @@ def further_pretrained(
 ) -> tuple[Backbone, list[float]]:
     """(``backbone`` with ``layers`` trained on the texts, called ``name``; losses). ``folder`` keeps checkpoints.
 
-    Raises ``InvalidInput``, ``InvalidBackbone`` for a tokenizer that has no mask.
+    Raises ``InvalidInput``, also for a run that diverged, ``InvalidBackbone`` for a tokenizer that has no mask.
     """
     config = backbone.config
     encoder = TextEncoder.of(backbone)
     rule = Preprocessing(max_length=min(max_length, config.max_positions), truncation=True)
     tokens = [encoder.encode(Query(None, each.plain), rule) for each in examples]
+    if folder is not None:
+        claim(folder, backbone.fingerprint, plan, tokens, list(layers))
     with contextlib.ExitStack() as stack:
         keeper = stack.enter_context(contextlib.closing(Checkpoints(folder))) if folder is not None else None
         params, losses = pretrain(
@@ -55,6 +58,8 @@ def further_pretrained(
             pad_id=encoder.pad_id,
             report=report,
         )
+    if not all(map(math.isfinite, losses)):
+        raise InvalidInput("the loss is not finite: training diverged; try a lower rate")
     return Backbone.of_tensors(name, config, from_params(params, config), backbone.tokenizer_json), losses
 
 

@@ -94,8 +94,6 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
         folder=job.checkpoints,
         report=lambda own, step: report(step),
     )
-    if not math.isfinite(result.held_out):
-        raise InvalidInput("the held-out loss is not finite: training diverged; try a lower rate")
     validate(result.task, backbone.config, backbone.ref())
     write_task(result.task, job.task_file)
     scores = _finite({**result.scores, **({"rate": rate} if request.sweep is not None and rate is not None else {})})
@@ -172,8 +170,6 @@ def _further_pretrain(job: JobFolder, request: FurtherPretrain, source: str, nam
     made, losses = further_pretrained(
         backbone, request.name, examples, layers, request.max_length, plan, folder=job.checkpoints, report=report
     )
-    if not all(map(math.isfinite, losses)):
-        raise InvalidInput("the loss is not finite: training diverged; try a lower rate")
     if not job.backbone.exists():
         write_native(made, job.backbone)
     first, last = first_and_last(losses)

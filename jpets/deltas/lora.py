@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -106,7 +107,11 @@ class Lora(Method):
     def init(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
     ) -> Delta:
-        rank = int(settings.get("rank", 8))
+        rank, alpha = settings.get("rank", 8), settings.get("alpha")
+        if type(rank) is not int or rank < 1:
+            raise InvalidTask(f"lora: rank must be a whole number from 1 on, got {rank!r}")
+        if alpha is not None and not (isinstance(alpha, (int, float)) and math.isfinite(alpha)):
+            raise InvalidTask(f"lora: alpha must be a finite number, got {alpha!r}")
         layers, sites = covered_layers(settings, config), covered_sites(settings, config)
 
         def pair(site: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -114,7 +119,7 @@ class Lora(Method):
             return normal(rng, scale, (inputs, rank)), normal(rng, scale, (rank, outputs))
 
         matrices = {site: {layer: pair(site) for layer in site_layers(site, layers)} for site in sites}
-        return lora_delta(matrices, alpha=float(settings.get("alpha", rank)))
+        return lora_delta(matrices, alpha=float(rank if alpha is None else alpha))
 
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
         layers = covered_layers(delta.settings, config)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,48 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jpets.errors import InvalidInput
+from jpets.files import write_atomic
 from jpets.training.fit import State
 from jpets.training.run import Progress
 
 KEPT = 2
+RUN = "run.sha256"
+
+
+def claim(folder: Path, *run: Any) -> None:
+    """Binds ``folder`` to a run, described by all that decides what it computes: texts, options, where it starts.
+
+    Raises ``InvalidInput`` where the folder has the progress of another one, which must not be taken for this one's.
+    """
+    digest = hashlib.sha256()
+    for part in _parts(run):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    path = folder / RUN
+    if path.exists() and path.read_text() != digest.hexdigest():
+        raise InvalidInput(
+            f"{folder.name}: it holds the progress of a run with other texts, options or backbone; give an empty folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, digest.hexdigest().encode())
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape}".encode()
+        yield value.tobytes()
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _parts((field.name, getattr(value, field.name)))
+    elif isinstance(value, Mapping):
+        for name in sorted(value):
+            yield from _parts((name, value[name]))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        yield str(len(value)).encode()
+        for each in value:
+            yield from _parts(each)
+    else:
+        yield repr(value).encode()
 
 
 class Checkpoints:

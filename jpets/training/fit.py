@@ -173,9 +173,10 @@ def stepped(
 
 
 def rate_at(step: Array, steps: Array, plan: Plan) -> Float[Array, ""]:
-    """Share of the peak rate in batch ``step`` of ``steps``: it rises, then falls as a cosine to zero."""
+    """Share of the peak rate in batch ``step`` of ``steps``: it rises, then falls as a cosine. No update is at zero:
+    of few texts there may be one alone."""
     at = (step // plan.accumulate).astype(jnp.float32)
-    last = jnp.maximum(steps // plan.accumulate, 2).astype(jnp.float32)
-    warm = jnp.maximum(1, jnp.round(plan.warm_up * last))
+    last = (steps // plan.accumulate).astype(jnp.float32)
+    warm = jnp.round(plan.warm_up * last)
     falling = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip((at - warm) / jnp.maximum(last - warm, 1), 0, 1)))
-    return jnp.where(at < warm, at / warm, falling)
+    return jnp.where(at < warm, (at + 1) / (warm + 1), falling)

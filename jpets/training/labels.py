@@ -30,9 +30,19 @@ def kind_of(examples: Sequence[Example]) -> tuple[HeadType, Problem]:
         return "token-classification", "single-label"
     if isinstance(first.label, (list, tuple)):
         return "sequence-classification", "multi-label"
-    if any(isinstance(each.label, float) and not each.label.is_integer() for each in examples):
+    values = [_value(each.label) for each in examples]
+    if None not in values and any(value is not None and not value.is_integer() for value in values):
         return "sequence-classification", "regression"
     return "sequence-classification", "single-label"
+
+
+def _value(label: Any) -> float | None:
+    """The number that a label is, or that a file without types, as CSV is, has in its place."""
+    try:
+        value = float(label) if isinstance(label, (int, float, str)) else math.nan
+    except (ValueError, OverflowError):
+        value = math.nan
+    return value if math.isfinite(value) else None
 
 
 def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -> tuple[str, ...]:
@@ -40,10 +50,28 @@ def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -
     if problem == "regression" or kind in ("question-answering", "embedding"):
         return ()
     listed = kind == "token-classification" or problem == "multi-label"
-    found = sorted({str(name) for each in examples for name in (each.label if listed else [each.label])})
+    found = sorted({name for row, each in enumerate(examples, 1) for name in _names(each.label, listed, row)})
     if len(found) < (1 if problem == "multi-label" else 2):
         raise InvalidInput(f"expected at least two labels to tell apart, found {found[:SHOWN]}")
     return tuple(found)
+
+
+def _names(label: Any, listed: bool, row: int) -> list[str]:
+    """The names in a row's label. Raises ``InvalidInput`` for other than names, or a list of names where rows have
+    lists."""
+    if listed != isinstance(label, (list, tuple)):
+        wanted = "a list of labels" if listed else "one label"
+        raise InvalidInput(f"row {row}: expected {wanted}, found {label!r}"[:200])
+    names = label if listed else [label]
+    for name in names:
+        if not isinstance(name, (str, int, float, np.generic)) or not str(name).strip() or not _is_text(str(name)):
+            raise InvalidInput(f"row {row}: expected a label that is a text or a number, found {name!r}"[:200])
+    return [str(name) for name in names]
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be written: half of a surrogate pair cannot."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def new_head(
@@ -131,6 +159,8 @@ def _target(label: Any, head: Head, number_of: dict[str, int], row: int) -> npt.
             raise InvalidInput(f"row {row}: expected a number as label, found {label!r}"[:200]) from error
         if not all(map(math.isfinite, values)):
             raise InvalidInput(f"row {row}: expected a finite number as label, found {label!r}"[:200])
+        if values.shape != (head.outputs,):
+            raise InvalidInput(f"row {row}: expected {head.outputs} numbers as label, found {label!r}"[:200])
         return values
     if head.problem == "multi-label":
         if not isinstance(label, (list, tuple)):

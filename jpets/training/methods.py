@@ -7,6 +7,7 @@ into the deltas of a task file. ``penalty`` is added to the loss.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -158,13 +159,34 @@ DIRECT: Mapping[str, tuple[Mapping[str, Any], float]] = {
     "prompt": ({"tokens": 16}, 3e-2),
 }
 """Settings and learning rate of each, where nothing else is asked for (their papers' sections on this)."""
-DIFF_SETTINGS = frozenset({"density", "block", "price"})
+SETTINGS: Mapping[str, frozenset[str]] = {
+    "adapter": frozenset({"placement", "bottleneck", "sites", "layers", "activation", "input"}),
+    "lora": frozenset({"rank", "alpha", "sites", "layers"}),
+    "bitfit": frozenset({"sites", "layers"}),
+    "ia3": frozenset({"sites", "layers"}),
+    "prefix": frozenset({"tokens", "first_position", "layers"}),
+    "prompt": frozenset({"tokens"}),
+    "diff": frozenset({"density", "block", "price"}),
+}
+"""What may be asked of each method; the others take none."""
+
+
+def check_settings(method: str, settings: Mapping[str, Any]) -> None:
+    """Raises ``InvalidInput`` for a setting that the method does not take, and for a price that is none."""
+    known = SETTINGS.get(method, frozenset())
+    if unknown := sorted(settings.keys() - known):
+        takes = f"takes the settings {sorted(known)}" if known else "takes no settings"
+        raise InvalidInput(f"{method} {takes}, found {unknown}")
+    price = settings.get("price", 0.0)
+    if not isinstance(price, (int, float)) or not 0 <= price < math.inf:
+        raise InvalidInput(f"{method}: price must be a number from 0 on, found {price!r}")
 
 
 def direct_recipe(
     method: str, settings: Mapping[str, Any], config: BackboneConfig, base: Params, seed: int = 0
 ) -> Direct:
     """A new delta to train. Raises ``InvalidInput`` for settings that the method does not take."""
+    check_settings(method, settings)
     defaults, usual = DIRECT[method]
     full = {**defaults, **settings}
     try:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.training.batches import Rows, batch_order, gather
 from jpets.training.fit import State, Trained, Trainer
@@ -81,11 +82,19 @@ def train(
 ) -> Outcome:
     """Trains ``recipe`` and ``head`` on ``rows``, and keeps what did best on ``held_out``, or else what came last.
 
-    The same rows, plan and machine give the same numbers, whether it ran through or was killed and went on.
+    The same rows, plan and machine give the same numbers, whether it ran through or was killed and went on. Batches at
+    the end that make no whole update are left out.
+
+    Raises ``InvalidInput`` where there are too few for one.
     """
     lengths = [len(own.ids) for own in rows.tokens]
     per_epoch = -(-len(lengths) // plan.batch)
     total = plan.epochs * per_epoch
+    if plan.accumulate > total:
+        raise InvalidInput(
+            f"{total} batches of {plan.batch} texts make no update of {plan.accumulate} batches: lower accumulate, or "
+            "train for more epochs"
+        )
     trainer = Trainer(encoder, base, recipe, head, plan, total, devices)
     progress = Progress.at_start(trainer.start(), total)
     if keeper is not None:

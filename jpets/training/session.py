@@ -18,15 +18,15 @@ from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, split
 from jpets.tokenizing import TextEncoder
 from jpets.training.batches import Rows
-from jpets.training.checkpoints import Checkpoints
+from jpets.training.checkpoints import Checkpoints, claim
 from jpets.training.data import Example
 from jpets.training.labels import kind_of, label_names, make_rows, new_head
 from jpets.training.methods import (
-    DIFF_SETTINGS,
     DIRECT,
     Direct,
     Nothing,
     Recipe,
+    check_settings,
     continued,
     direct_recipe,
     random_start,
@@ -94,6 +94,7 @@ def run_training(
     """
     if devices and training.plan.batch % len(devices):
         raise InvalidInput(f"{len(devices)} devices must divide the batch, which is {training.plan.batch}")
+    check_settings(training.method, training.settings)
     config = backbone.config
     text = TextEncoder.of(backbone)
     rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
@@ -103,6 +104,8 @@ def run_training(
         judged = make_rows(held_out, head, names, text, rule)
     else:
         rows, judged = _split(rows, training)
+    if folder is not None:
+        claim(folder, backbone.fingerprint, training, rows, judged, head, start.deltas if start is not None else ())
     base: Params = dict(backbone.params)
     stages = _Stages(training, config, base, rows, judged, head, text.pad_id, folder, devices, report)
     outcome = stages.run(continued(start.deltas) if start is not None and start.deltas else None)
@@ -165,7 +168,7 @@ class _Stages:
         if going_on is not None:
             return self._one(going_on)
         if training.method == "diff":
-            search = DiffGates(self._config, self._base, **_only(training.settings, DIFF_SETTINGS, "diff"))
+            search = DiffGates(self._config, self._base, **training.settings)
             first = max(1, round(SEARCH * training.plan.epochs))
             found = self._one(search, first)
             return self._one(search.then(found.trained["own"]), max(1, training.plan.epochs - first), found.head)
@@ -178,7 +181,6 @@ class _Stages:
         training = self._training
         if training.method in DIRECT:
             return direct_recipe(training.method, training.settings, self._config, self._base, training.plan.seed)
-        _only(training.settings, frozenset(), training.method)
         if training.method == "mask":
             return MaskScores(self._base, self._config)
         return Full(self._base) if training.method == "full" else Nothing()
@@ -238,12 +240,6 @@ def _split(rows: Rows, training: Training) -> tuple[Rows, Rows]:
         )
     order = np.random.default_rng([training.plan.seed, len(rows.tokens)]).permutation(len(rows.tokens))
     return rows.take(order[count:]), rows.take(order[:count])
-
-
-def _only(settings: Mapping[str, Any], known: frozenset[str], method: str) -> dict[str, Any]:
-    if unknown := sorted(settings.keys() - known):
-        raise InvalidInput(f"{method}: expected settings among {sorted(known)}, found {unknown}")
-    return dict(settings)
 
 
 def _task(id: str, backbone: LoadedBackbone, outcome: Outcome, names: tuple[str, ...], rule: Preprocessing) -> Task:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from jpets.errors import InvalidInput
 from jpets.training.data import Example
 from jpets.training.run import Step
 from jpets.training.session import Result, Training, run_training
@@ -33,7 +34,7 @@ def best_of(
 ) -> tuple[Result, float | None]:
     """``run_training`` at each rate (None: the method's own): the result of least held-out loss, and its rate.
 
-    One that diverged is never the best beside one that did not.
+    One that diverged is never the best beside one that did not. Raises ``InvalidInput`` where all of them did.
     """
 
     def run(number: int, rate: float | None) -> Result:
@@ -48,7 +49,10 @@ def best_of(
         return held_out if math.isfinite(held_out) else math.inf
 
     with shared_programs() if len(rates) > 1 else contextlib.nullcontext():
-        return min(((run(number, rate), rate) for number, rate in enumerate(rates)), key=loss)
+        best = min(((run(number, rate), rate) for number, rate in enumerate(rates)), key=loss)
+    if not math.isfinite(best[0].held_out):
+        raise InvalidInput("the held-out loss is not finite: training diverged; try a lower rate")
+    return best
 
 
 @contextlib.contextmanager

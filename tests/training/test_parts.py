@@ -50,10 +50,15 @@ def test_batches_hold_rows_of_like_length() -> None:
 def test_rates_rise_and_fall_as_optax_has_it(accumulate: int) -> None:
     steps, plan = 60, Plan(warm_up=0.2, accumulate=accumulate)
     updates = steps // accumulate
-    expected = optax.warmup_cosine_decay_schedule(0.0, 1.0, round(0.2 * updates), updates)
+    expected = optax.warmup_cosine_decay_schedule(0.0, 1.0, round(0.2 * updates) + 1, updates + 1)
     for step in range(steps):
         found = float(rate_at(jnp.int32(step), jnp.int32(steps), plan))
-        assert found == pytest.approx(float(expected(step // accumulate)), abs=1e-6)
+        assert found == pytest.approx(float(expected(step // accumulate + 1)), abs=1e-6)
+
+
+@pytest.mark.parametrize(("steps", "warm_up"), [(1, 0.1), (1, 0.0), (9, 0.0)])
+def test_the_first_update_counts(steps: int, warm_up: float) -> None:
+    assert float(rate_at(jnp.int32(0), jnp.int32(steps), Plan(warm_up=warm_up))) == 1
 
 
 def softmax_loss(logits: np.ndarray, target: int) -> float:
