@@ -57,6 +57,26 @@ def test_bombs_are_refused_unread(tmp_path: Path) -> None:
         pass
 
 
+def test_what_zipfile_unpacks_without_bound_is_refused(tmp_path: Path) -> None:
+    for compression in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        bomb = packed(tmp_path / "x.zip", {"adapter_config.json": bytes(1000)}, compression)
+        with pytest.raises(InvalidTask, match="is not stored or deflated"), open_folder(bomb):
+            pass
+
+
+def test_entries_that_cannot_be_unpacked_say_so(tmp_path: Path) -> None:
+    damaged = packed(tmp_path / "damaged.zip", {"a": b" ".join(b"%d" % (at * at) for at in range(500))})
+    content = bytearray(damaged.read_bytes())
+    content[40:60] = bytes(20)
+    damaged.write_bytes(content)
+    folder = packed(tmp_path / "folder.zip", {"a": b"1", "a/b": b"1"})
+    for source in (damaged, folder):
+        with pytest.raises(InvalidTask, match="cannot be read"), open_folder(source):
+            pass
+    with pytest.raises(InvalidTask, match="too long a name"), open_folder(packed(tmp_path / "x.zip", {"a" * 300: b""})):
+        pass
+
+
 def test_what_is_no_archive_says_so(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"no archive")
     with pytest.raises(InvalidTask, match="no folder and no zip"), open_folder(tmp_path / "x.zip"):

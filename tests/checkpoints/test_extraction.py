@@ -147,6 +147,22 @@ def test_problems_and_labels_follow_the_configuration(tmp_path: Path) -> None:
     assert (model.head.problem, model.head.pooling, model.labels[0]) == ("multi-label", "pooler", "name-0")
 
 
+def test_one_output_is_a_value(tmp_path: Path) -> None:
+    model = read_model(write_full(tmp_path, biases, labels=1), tiny(), Wishes())
+    assert (model.head.problem, model.head.outputs) == ("regression", 1)
+    asked = read_model(tmp_path, tiny(), Wishes(problem="multi-label"))
+    assert asked.head.problem == "multi-label"
+
+
+def test_a_model_with_a_nan_is_refused(tmp_path: Path) -> None:
+    folder = write_full(tmp_path, biases)
+    stored = load_file(folder / "model.safetensors")
+    stored["bert.encoder.layer.1.intermediate.dense.weight"][3, 5] = np.nan
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(InvalidTask, match="layers/1/ffn_in/weight: expected finite numbers"):
+        read_model(folder, tiny(), Wishes())
+
+
 def shard(folder: Path, *, second: str = "b.safetensors") -> Path:
     """Splits a folder's tensors in two files with an index."""
     stored = load_file(folder / "model.safetensors")

@@ -4,6 +4,7 @@ import collections
 import io
 import os
 import pickle
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +158,22 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         archive.writestr("data/0", b"")
     with pytest.raises(InvalidBackbone, match=r"expected one data\.pkl"):
         read_torch(path)
+
+
+def test_a_pickle_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    numbered = pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.LONG_BINPUT + (1 << 31).to_bytes(4, "little")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", numbered + pickle.STOP)
+    tracemalloc.start()
+    with pytest.raises(InvalidBackbone, match="damaged"):
+        read_torch(path)
+    many = np.zeros(1 << 18, np.float32)
+    views: Any = {f"t{at}": whole(0, many) for at in range(200)}
+    assert len(read_torch(write_torch(path, views, [many]))) == 200
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 8 * many.nbytes
 
 
 def test_damaged_pickles_are_refused(tmp_path: Path) -> None:

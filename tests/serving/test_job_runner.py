@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -193,6 +195,60 @@ def test_jobs_are_cancelled(jobs: JobFolders, make_runner: Callable[[], JobRunne
     for gone in (lambda: jobs.get(running.id), lambda: jobs.remove(running), lambda: jobs.get("../jobs")):
         with pytest.raises(NotFound):
             gone()
+
+
+def test_a_cancelled_job_is_not_published_though_it_is_done(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
+) -> None:
+    done = add(jobs)
+    (done.path / "result.json").write_text(json.dumps({"held_out_loss": 0.5}))  # its process has yet to end
+    done.ask_to_end()
+    runner = make_runner()
+    assert (finished(done).state, published.again) == ("cancelled", [])
+    published.errors = [Saturated("later")] * 10_000
+    waiting = add(jobs, runner=runner)
+
+    def cancelled() -> bool:
+        with contextlib.suppress(Conflict):
+            runner.cancel(waiting)
+            return True
+        return False
+
+    wait_for(lambda: published.again and cancelled())
+    assert (finished(waiting).state, published.files) == ("cancelled", [])
+
+
+def test_nobody_cancels_what_is_being_published(jobs: JobFolders, tmp_path: Path) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    def publish(job: JobFolder, again: bool) -> int:
+        started.set()
+        assert ended.wait(10)
+        return 1
+
+    runner = JobRunner(jobs, lambda job: [sys.executable, "-S", "-c", PROCESS, str(job.path)], publish)
+    runner.start()
+    job = add(jobs, runner=runner)
+    assert started.wait(10)
+    with pytest.raises(Conflict, match="is being published"):
+        runner.cancel(job)
+    ended.set()
+    assert finished(job).state == "succeeded"
+    runner.close()
+
+
+def test_temporary_files_go_with_the_process_and_the_job(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner]
+) -> None:
+    old = add(jobs)
+    old.finish("failed")
+    old.data.write_text("a kill came before this was deleted")
+    (old.fresh_scratch() / "unpacked").touch()
+    make_runner()
+    wait_for(lambda: not old.data.exists() and not old.scratch.exists())
+    left = add(jobs, "wait")
+    (left.fresh_scratch() / "unpacked").touch()
+    wait_for(lambda: left.state.state == "running" and not (left.scratch / "unpacked").exists(), 30)
 
 
 def test_one_server_of_several_runs_the_jobs(

@@ -234,6 +234,34 @@ def test_one_class_only_is_refused(examples: list[Example], message: str) -> Non
         label_names(examples, *kind_of(examples))
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["x", None], "row 2: expected a label that is a text or a number, found None"),
+        (["x", " "], "row 2: expected a label that is a text"),
+        (["x", "\ud800"], "row 2: expected a label that is a text"),
+        (["x", ["x", "y"]], "row 2: expected one label"),
+        ([["x"], None], "row 2: expected a list of labels"),
+        ([["x"], ["y", None]], "row 2: expected a label that is a text"),
+    ],
+)
+def test_labels_that_are_none_are_refused_by_their_row(labels: list[Any], message: str) -> None:
+    given = [Example("a", None, label) for label in labels]
+    with pytest.raises(InvalidInput, match=message):
+        label_names(given, *kind_of(given))
+
+
+def test_fractions_are_values_in_files_without_types_too() -> None:
+    def kind(*labels: Any) -> str:
+        return kind_of([Example("a", None, label) for label in labels])[1]
+
+    assert kind("0.5", "1.25", "3") == kind(0.5, 2) == "regression"
+    assert kind("1", "2.0") == kind("0.5", "many") == kind("0.5", None) == kind("nan", "0.5") == "single-label"
+    given = [Example("a", None, [0.5, 1.5]), Example("b", None, [0.5])]
+    with pytest.raises(InvalidInput, match="row 2: expected 2 numbers as label"):
+        make_rows(given, new_head("sequence-classification", "regression", 2, 64), (), text(), RULE)
+
+
 def test_unseen_labels_are_refused() -> None:
     head = new_head("sequence-classification", "single-label", 2, 64)
     with pytest.raises(InvalidInput, match=r"row 2: expected one of \['x', 'y'\] as label, found 'z'"):

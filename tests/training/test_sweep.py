@@ -52,6 +52,9 @@ def test_the_rate_with_the_least_held_out_loss_is_kept(monkeypatch: pytest.Monke
         report=lambda own, step: seen.append((own, step.number)),
     )  # fmt: skip
     assert (result.held_out, rate) == (0.25, 3.0)
+    with pytest.raises(InvalidInput, match="diverged"):
+        sweep.best_of([1.0], "own", Any, Training("lora"), [], folder=tmp_path / "x")
+    assert folders.pop() == "0"
     assert folders == ["0", "1", "2", "3"] and seen == [(1.0, 1), (2.0, 1), (3.0, 1), (4.0, 1)]
 
 

@@ -222,13 +222,39 @@ def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:
     assert resumed.losses[0] < found.losses[0] / 2
 
 
+def test_a_folder_is_one_runs(tmp_path: Path) -> None:
+    """What is there of another run is never taken for this one's progress."""
+    training = Training("frozen", {}, dataclasses.replace(PLAN, epochs=1), max_length=16)
+    texts = examples(16)
+
+    def run(training: Training, texts: list[Example]) -> list[float]:
+        return [*run_training("own", tiny(), training, texts, folder=tmp_path / "run").losses]
+
+    assert run(training, texts) == run(training, texts)
+    longer = dataclasses.replace(training, plan=dataclasses.replace(PLAN, epochs=2))
+    first, second = sorted({str(each.label) for each in texts})
+    flipped = [dataclasses.replace(each, label=second if each.label == first else first) for each in texts]
+    for other, own in ((longer, texts), (dataclasses.replace(training, method="bitfit"), texts), (training, flipped)):
+        with pytest.raises(InvalidInput, match="run: it holds the progress of a run with other texts"):
+            run(other, own)
+
+
+def test_too_few_batches_for_an_update_are_refused() -> None:
+    plan = dataclasses.replace(PLAN, epochs=1, accumulate=64)
+    with pytest.raises(InvalidInput, match="make no update of 64 batches"):
+        run_training("own", tiny(), Training("frozen", {}, plan, max_length=16), examples(16))
+
+
 def test_what_cannot_be_trained_is_refused(base: dict[str, Any]) -> None:
     def run(method: Any, settings: Mapping[str, Any] = {}, count: int = 16) -> None:
         run_training("own", tiny(), Training(method, settings, PLAN, max_length=16), examples(count))
 
     for method, settings, message in (
-        ("mask", {"rank": 3}, "mask: expected settings among"),
-        ("diff", {"densty": 0.1}, "diff: expected settings among"),
+        ("mask", {"rank": 3}, r"mask takes no settings, found \['rank'\]"),
+        ("diff", {"densty": 0.1}, r"diff takes the settings .*, found \['densty'\]"),
+        ("diff", {"price": "x"}, "price must be a number"),
+        ("lora", {"r": 64}, r"lora takes the settings .*, found \['r'\]"),
+        ("lora", {"rank": 0}, "rank must be a whole number"),
         ("adapter", {"placement": "nowhere"}, "adapter: adapter placement must be"),
         ("lora", {"sites": ["nowhere"]}, "sites must be a non-empty subset"),
     ):
