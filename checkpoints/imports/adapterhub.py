@@ -64,7 +64,7 @@ def read_adapterhub(folder: Path, backbone: Backbone, wishes: Wishes) -> Importe
             f"{CONFIG}: expected AdapterHub's name and config; older configurations: save the adapter again"
         )
     architecture = settings.get("architecture") or "bottleneck"
-    if architecture not in READERS:
+    if not isinstance(architecture, str) or architecture not in READERS:
         raise InvalidTask(f"{CONFIG}: architecture must be one of {sorted(READERS)}, found {architecture!r}")
     family = backbone.config.family
     if document.get("model_type", family) != family:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray, from_params, place_name
 from checkpoints.imports.places import ModulePlace, model_prefix, module_places
-from checkpoints.imports.settings import expect
+from checkpoints.imports.settings import expect, expect_count
 from checkpoints.imports.unread import Unread
 from jpets.deltas.ia3 import INPUTS, ia3_delta
 from jpets.deltas.lora import lora_delta
@@ -41,9 +43,12 @@ def lora_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone
             f"init_lora_weights: {start!r} is not supported, it changes the base weights; convert the adapter to plain "
             "LoRA when it is saved (path_initial_model_for_weight_conversion)"
         )
-    rank, alpha = expect(settings, "r", int, 8, problems), expect(settings, "lora_alpha", (int, float), 8, problems)
-    ranks = expect(settings, "rank_pattern", dict, {}, problems)
-    alphas = expect(settings, "alpha_pattern", dict, {}, problems)
+    rank, alpha = expect_count(settings, "r", 8, problems), expect(settings, "lora_alpha", (int, float), 8, problems)
+    ranks = _pattern(
+        settings, "rank_pattern", "a whole number from 1 on", lambda x: isinstance(x, int) and x > 0, problems
+    )
+    alphas = _pattern(settings, "alpha_pattern", "a number", math.isfinite, problems)
+    stabilised = expect(settings, "use_rslora", bool, False, problems)
     matrices: dict[str, dict[int, tuple[FloatArray, FloatArray]]] = {}
     scales: dict[tuple[str, int], float] = {}
     for name, place in _targets(settings, tensors, backbone, ".lora_A.weight"):
@@ -56,7 +61,7 @@ def lora_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone
     if not matrices:
         problems.append("expected lora_A and lora_B of the backbone's linear modules, found none")
         return []
-    lora = lora_delta(matrices, alpha=scales, rank_stabilised=bool(settings.get("use_rslora")))
+    lora = lora_delta(matrices, alpha=scales, rank_stabilised=stabilised)
     return [lora, *_biases(settings, tensors, backbone)]
 
 
@@ -64,7 +69,10 @@ def ia3_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone)
     """IA3 (Liu et al. 2022): factors on a module's output with its bias, or on the input of a feed-forward module."""
     config, problems = backbone.config, tensors.problems
     into = {site: name for name, site in INPUTS.items()}
-    inner = settings.get("feedforward_modules") or []
+    inner = expect(settings, "feedforward_modules", (list, str), [], problems)
+    if not all(isinstance(each, str) for each in inner):
+        problems.append("feedforward_modules: expected names of modules")
+        inner = []
     factors: dict[str, dict[int, FloatArray]] = {}
     for name, place in _targets(settings, tensors, backbone, ".ia3_l"):
         inputs, outputs = config.dims(place.site)
@@ -122,6 +130,29 @@ def _fullmatch(pattern: str, name: str) -> bool:
         return re.fullmatch(pattern, name) is not None
     except re.error:
         return False
+
+
+def _pattern(
+    settings: Mapping[str, Any], name: str, wanted: str, is_good: Callable[[float], bool], problems: list[str]
+) -> dict[str, Any]:
+    """A number for each pattern of module names; an entry that is none is a problem, and left out."""
+    found = {}
+    for key, value in expect(settings, name, dict, {}, problems).items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_good(value):
+            problems.append(f"{name}[{key!r}]: expected {wanted}, found {json.dumps(value)[:80]}")
+        elif not _is_pattern(key):
+            problems.append(f"{name}[{key!r}]: expected a pattern of module names")
+        else:
+            found[key] = value
+    return found
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def _pattern_value(pattern: Mapping[str, Any], name: str, default: Any) -> Any:

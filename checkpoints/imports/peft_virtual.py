@@ -7,7 +7,7 @@ from typing import Any
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray
-from checkpoints.imports.settings import expect
+from checkpoints.imports.settings import expect, expect_count
 from checkpoints.imports.unread import Unread
 from jpets.types import Delta
 
@@ -42,4 +42,5 @@ def _embeddings(settings: Mapping[str, Any], tensors: Unread, width: int) -> Flo
     modules = expect(settings, "num_transformer_submodules", int, 1, tensors.problems)
     if modules != 1:
         tensors.problems.append(f"num_transformer_submodules: expected 1 for an encoder, found {modules}")
-    return tensors.take(EMBEDDINGS, (expect(settings, "num_virtual_tokens", int, None, tensors.problems), width))
+    tokens = expect_count(settings, "num_virtual_tokens", None, tensors.problems)
+    return tensors.take(EMBEDDINGS, (tokens, width))

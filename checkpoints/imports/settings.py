@@ -42,6 +42,15 @@ def unsupported(settings: Mapping[str, Any], known: Collection[str], kind: str) 
             yield f"{name}: {json.dumps(value)[:80]} is not supported for {kind}"
 
 
+def expect_count(settings: Mapping[str, Any], name: str, default: int | None, problems: list[str]) -> Any:
+    """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, no whole number from 1 on."""
+    value = expect(settings, name, int, default, problems)
+    if value is not None and value < 1:
+        problems.append(f"{name}: expected a whole number from 1 on, found {value}")
+        return default
+    return value
+
+
 def expect(settings: Mapping[str, Any], name: str, kind: Kind, default: Any, problems: list[str]) -> Any:
     """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, of another type."""
     value = settings.get(name)

@@ -146,6 +146,23 @@ REFUSED: list[tuple[str, Edit, list[str]]] = [
         ["bert.embeddings.extra: not understood"],
     ),
     ("peft/lora", tensors(lambda stored: [each.fill(np.nan) for each in stored.values()] and None), ["NaN"]),
+    (
+        "peft/lora",
+        settings(rank_pattern={"query": "8"}, alpha_pattern={"value": None, "(": 3}),
+        [
+            "rank_pattern['query']: expected a whole number from 1 on",
+            "alpha_pattern['value']: expected a number",
+            "alpha_pattern['(']: expected a pattern",
+        ],
+    ),
+    (
+        "peft/lora",
+        settings(r=-3, use_rslora="no", rank_pattern={"value": -3}),
+        ["r: expected a whole number from 1 on", "use_rslora: expected bool", "rank_pattern['value']"],
+    ),
+    ("peft/ia3", settings(feedforward_modules=5), ["feedforward_modules: expected list or str"]),
+    ("peft/ia3", settings(feedforward_modules=[5]), ["feedforward_modules: expected names"]),
+    ("peft/prefix", settings(num_virtual_tokens=-1), ["num_virtual_tokens: expected a whole number from 1 on"]),
     ("peft/ia3", settings(feedforward_modules=["key"]), ["feedforward_modules", "key"]),
     ("peft/prefix", settings(num_virtual_tokens=7), ["prompt_embeddings", "expected [7, 384], found [5, 384]"]),
     ("adapters/seq-bn", settings(ln_before=True, use_gating=True), ["ln_before", "use_gating"]),
