@@ -45,16 +45,14 @@ class Rates:
     """Learning rates of the method's parameters (None: what ``jpets.training`` has for it) and of the head."""
 
     own: float | None = None
-    head: float = 5e-3
+    head: float = 2e-2
 
 
 RATES: Mapping[str, Rates] = {
-    "adapter": Rates(2e-3),
+    "full": Rates(5e-5),
     "lora": Rates(2e-3),
-    "bitfit": Rates(1e-2),
-    "frozen": Rates(head=2e-2),
 }
-"""Where runs as short as these (a hundred updates) want higher ones than usual."""
+"""Where runs as short as these (a hundred updates) want others than usual: see ``debian_rates``."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,7 +81,7 @@ def call(service: Service, settings: ServingSettings, jobs: Jobs) -> Call:
     return client_of(service, settings, jobs)
 
 
-def wait_for(look: Callable[[], Any], seconds: float = 120) -> Any:
+def wait_for(look: Callable[[], Any], seconds: float = 600) -> Any:
     end = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < end
