@@ -293,8 +293,9 @@ def test_a_job_that_goes_on_from_a_task_gets_its_file(
     assert job.start_file.read_bytes() == content
     tried: list[Any] = []
 
-    def stop(rates: Any, id: str, backbone: Any, training: Any, examples: Any, *, start: Any, **how: Any) -> None:
-        del backbone, how
+    def stop(rates: Any, id: str, backbone: Any, training: Any, examples: Any, *held_out: Any, **how: Any) -> None:
+        del backbone
+        start = how["start"]
         tried.extend([rates, id, training.method, examples[0].label, start.labels])
         raise InvalidInput("enough")
 
