@@ -16,6 +16,8 @@ Record = Mapping[str, Any]
 LONGEST_FIELD = 16 << 20
 """Bytes of one field or line."""
 
+MOST_ROWS = 5_000_000
+"""A few kilobytes of Parquet may hold any number of equal rows."""
 SHOWN_NAME = 40
 """Characters of a column's name in a message: where the line of names is missing, they are texts."""
 
@@ -55,12 +57,14 @@ def read_examples(path: Path, columns: Columns) -> list[Example]:
     reader = _read_dataset if path.is_dir() else READERS.get(path.suffix.lower())
     if reader is None:
         raise InvalidInput(f"{path.name}: expected a file that ends in one of {sorted(READERS)}")
-    found = []
+    found: list[Example] = []
     for number, record in reader(path):
         for name in (columns.text, columns.text_pair, columns.label):
             if name is not None and name not in record:
                 found_names = sorted(str(each)[:SHOWN_NAME] for each in record)[:20]
                 raise InvalidInput(f"{path.name}, row {number}: expected a column {name!r}, found {found_names}")
+        if len(found) == MOST_ROWS:
+            raise InvalidInput(f"{path.name}: expected at most {MOST_ROWS} rows, which all lie in memory; give a part")
         found.append(_example(record, columns, f"{path.name}, row {number}"))
     if not found:
         raise InvalidInput(f"{path.name}: expected at least one row, found none")

@@ -16,6 +16,7 @@ from support import tiny
 
 from jpets.errors import InvalidInput, NotFound
 from jpets.tokenizing import TextEncoder
+from jpets.training import data
 from jpets.training.batches import batch_order
 from jpets.training.data import Columns, Example, read_examples
 from jpets.training.fit import rate_at
@@ -157,6 +158,13 @@ def test_bad_data_is_named(name: str, content: str | bytes, message: str, tmp_pa
     assert message in refused.value.message
     with pytest.raises(NotFound):
         read_examples(tmp_path / "nowhere.csv", Columns())
+
+
+def test_no_more_rows_are_read_than_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MOST_ROWS", 2)
+    assert len(read_examples(write(tmp_path / "x.csv", "text,label\na,b\nc,d\n"), Columns())) == 2
+    with pytest.raises(InvalidInput, match="at most 2 rows"):
+        read_examples(write(tmp_path / "x.csv", "text,label\na,b\nc,d\ne,f\n"), Columns())
 
 
 def text() -> TextEncoder:
