@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -132,11 +133,11 @@ def test_rates_are_tried_on_the_training_side_and_go_on(tmp_path: Path, monkeypa
     monkeypatch.setattr(debian_rates, "SETTINGS", debian_tasks.Settings(str(TINY), 16, 1, 1, 8))
     monkeypatch.setattr(debian_rates, "HELD_OUT", 20)
     out = tmp_path / "rates.jsonl"
-    first = {"task": "language", "method": "bitfit", "rates": {"own": 1e-4, "head": 5e-3}, "score": 2}
+    first = {"task": "language", "method": "bitfit", "rates": dataclasses.asdict(low), "score": 2}
     debian_tasks.append_line(out, first)
     debian_rates.main(out, packages=source, backbone=str(TINY))
     lines = debian_tasks.read_lines(out)
     assert [line["rates"]["own"] for line in lines] == [1e-4, 1e-2]
     written = debian_rates.table(lines)
-    assert "| bitfit | 0.0001 | 0.005 | 200.0 | **200.0** |" in written
-    assert f"| bitfit | 0.01 | 0.005 | {100 * lines[1]['score']:.1f} | {100 * lines[1]['score']:.1f} |" in written
+    assert f"| bitfit | 0.0001 | {low.head} | 200.0 | **200.0** |" in written
+    assert f"| bitfit | 0.01 | {low.head} | {100 * lines[1]['score']:.1f} | {100 * lines[1]['score']:.1f} |" in written
