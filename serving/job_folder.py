@@ -229,11 +229,7 @@ class JobFolders:
         shutil.rmtree(gone, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Removes what dead servers left; nobody else may run jobs."""
-        for job in self.all():
-            with contextlib.suppress(NotFound):
-                if job.state.is_finished:
-                    job.free()
+        """Removes what dead servers left."""
         before = time.time() - STALE_SECONDS
         for path in self.path.iterdir():
             with contextlib.suppress(FileNotFoundError):

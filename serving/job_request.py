@@ -77,25 +77,18 @@ class FineTune(_Asked):
             raise ValueError(f"expected at most {MOST_SETTINGS} characters")
         try:
             found = json.loads(given)
+            fits = isinstance(found, dict) and _depth(found) <= DEEPEST
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or _depth(found) > DEEPEST:
+            fits = False
+        if not fits:
             raise ValueError('expected a JSON object such as {"rank": 16}')
         return found
 
 
 def _depth(value: object) -> int:
-    """Levels of objects and lists, counted no further than they matter."""
-    level: list[object] = [value]
-    for depth in range(DEEPEST + 1):
-        level = [inner for each in level if isinstance(each, (dict, list)) for inner in _inside(each)]
-        if not level:
-            return depth
-    return DEEPEST + 1
-
-
-def _inside(value: dict[str, object] | list[object]) -> list[object]:
-    return [*value.values()] if isinstance(value, dict) else value
+    """Levels of objects and lists that are not empty."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inside)) if inside else 0
 
 
 class Extract(_Asked):

@@ -133,6 +133,7 @@ class JobRunner:
                         if not job.state.is_finished:
                             self._current = job
                             return job
+                        job.free()  # where a kill came before that
                     self._finished.add(job.id)
                 self._changed.wait(LOOK)
         return None
@@ -169,7 +170,7 @@ class JobRunner:
             [*self._command(job)],
             stdin=subprocess.PIPE,  # ends with this server, and the process with it
             stdout=subprocess.DEVNULL,
-            env=self._environment(job),
+            env=self._environment(job.fresh_scratch()),
         ) as process:
             try:
                 while (status := process.poll()) is None:
@@ -181,7 +182,7 @@ class JobRunner:
             finally:
                 process.kill()
 
-    def _environment(self, job: JobFolder) -> dict[str, str]:
+    def _environment(self, scratch: Path) -> dict[str, str]:
         root = str(Path(__file__).parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
@@ -190,7 +191,7 @@ class JobRunner:
             "JAX_NUM_CPU_DEVICES": "1",
             "NPROC": str(max(1, (os.cpu_count() or 1) // 2)),  # threads of XLA on a CPU
             "PYTHONPATH": os.pathsep.join(paths),
-            "TMPDIR": str(job.fresh_scratch()),  # what a killed process left there goes with the job
+            "TMPDIR": str(scratch),  # what a killed process left there goes with the job
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the server
         }
 

@@ -131,7 +131,10 @@ def pack(source: Path, texts: Path | None, target: Path) -> Path:
 
 
 def pack_sides(data: Path, validation: Path, target: Path) -> Path:
-    """A zip archive of texts to train on and held-out ones, as a job takes them."""
+    """A zip archive of texts to train on and held-out ones, as a job takes them. Raises ``InvalidInput`` for a file of
+    an unknown kind."""
+    for path in (data, validation):
+        _format(path, FORMATS)
     with zipfile.ZipFile(target, "w") as archive:
         for name, path in (("train", data), ("validation", validation)):
             archive.write(path, f"{name}{path.suffix.lower()}")
@@ -140,16 +143,19 @@ def pack_sides(data: Path, validation: Path, target: Path) -> Path:
 
 def start_job(server: Server, options: Mapping[str, Any], data: Path, kind: str = "") -> JobItem:
     """Sends the data of a job. Raises ``InvalidInput`` for a file of an unknown kind."""
-    formats = FORMATS_OF[kind]
-    if data.suffix.lower() not in formats:
-        raise InvalidInput(f"{data.name}: expected a file that ends in one of {sorted(formats)}")
-    asked = {"format": formats[data.suffix.lower()], **options}
+    asked = {"format": _format(data, FORMATS_OF[kind]), **options}
     query = {
         name: json.dumps(value) if isinstance(value, (dict, bool)) else value
         for name, value in asked.items()
         if value is not None
     }
     return server.upload(JobItem, f"{PATH}{kind}?{urllib.parse.urlencode(query)}", data, {}, method="POST")
+
+
+def _format(data: Path, formats: Mapping[str, str]) -> str:
+    if data.suffix.lower() not in formats:
+        raise InvalidInput(f"{data.name}: expected a file that ends in one of {sorted(formats)}")
+    return formats[data.suffix.lower()]
 
 
 def follow(server: Server, item: JobItem) -> JobItem:

@@ -30,12 +30,14 @@ def claim(folder: Path, *run: Any) -> None:
     for part in _parts(run):
         digest.update(len(part).to_bytes(8, "little") + part)
     path = folder / RUN
-    if path.exists() and path.read_text() != digest.hexdigest():
+    known = path.read_text() if path.exists() else None
+    if known not in (None, digest.hexdigest()):
         raise InvalidInput(
             f"{folder.name}: it holds the progress of a run with other texts, options or backbone; give an empty folder"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, digest.hexdigest().encode())
+    if known is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, digest.hexdigest().encode())
 
 
 def _parts(value: Any) -> Iterator[bytes]:

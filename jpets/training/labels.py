@@ -30,8 +30,8 @@ def kind_of(examples: Sequence[Example]) -> tuple[HeadType, Problem]:
         return "token-classification", "single-label"
     if isinstance(first.label, (list, tuple)):
         return "sequence-classification", "multi-label"
-    values = [_value(each.label) for each in examples]
-    if None not in values and any(value is not None and not value.is_integer() for value in values):
+    values = [value for each in examples if (value := _value(each.label)) is not None]
+    if len(values) == len(examples) and not all(value.is_integer() for value in values):
         return "sequence-classification", "regression"
     return "sequence-classification", "single-label"
 

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from debian_packages import read_packages
 from rich.markdown import Markdown
 
 from checkpoints.source import load_backbone
@@ -32,8 +31,9 @@ from experiments.debian_tasks import (
     console,
     read_lines,
     trained,
+    within,
 )
-from experiments.package_tasks import TASKS, described, draw, read_described
+from experiments.package_tasks import TASKS, draw, known_packages
 from jpets.engine.xla_flags import set_xla_flags
 
 TRIED = ("language", "purpose", "mentions")
@@ -95,15 +95,13 @@ def main(
     names = chosen(methods, tuple(CANDIDATES))
     done = {(line["task"], line["method"], Rates(**line["rates"])) for line in read_lines(out)}
     loaded = load_backbone(backbone)
-    every = read_described(packages) if packages is not None else described(read_packages())
-    for task, method in itertools.product(chosen(tasks, TRIED), names):
+    every = known_packages(packages)
+    candidates = [(method, rates) for method in names for rates in CANDIDATES[method]]
+    pairs = itertools.product(chosen(tasks, TRIED), candidates)
+    wanted = [(task, method, rates) for task, (method, rates) in pairs if (task, method, rates) not in done]
+    for task, own in itertools.groupby(within(budget_minutes, began, wanted), key=lambda each: each[0]):
         data = draw(every, TASKS[task], settings.train, settings.test, SEED, share=HELD_OUT / settings.train)
-        for rates in CANDIDATES[method]:
-            if (task, method, rates) in done:
-                continue
-            if budget_minutes is not None and time.monotonic() - began > 60 * budget_minutes:
-                console.print("the budget is spent; the same command goes on")
-                return
+        for _, method, rates in own:
             result = trained(task, method, SEED, loaded, data, settings, rates)  # type: ignore[arg-type]
             score = result.scores[TASKS[task].metric]
             append_line(out, {"task": task, "method": method, "rates": dataclasses.asdict(rates), "score": score})

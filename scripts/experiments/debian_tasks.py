@@ -15,18 +15,17 @@ import itertools
 import json
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
-from debian_packages import read_packages
 from rich.console import Console
 
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import task_to_bytes
 from experiments.debian_report import report
-from experiments.package_tasks import TASKS, Data, Described, described, draw, read_described
+from experiments.package_tasks import TASKS, Data, draw, known_packages
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.training.methods import tree_size
 from jpets.training.plan import Plan
@@ -38,6 +37,7 @@ METHODS: tuple[Method, ...] = ("full", "frozen", *(m for m in get_args(Method) i
 WEIGHT_BYTES = 2
 """Of a fully fine-tuned model's weight, in bf16."""
 console = Console(stderr=True)
+Run = TypeVar("Run")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +153,15 @@ def missing(
     return (each for each in itertools.product(seeds, tasks, methods) if each not in done)
 
 
+def within(minutes: float | None, began: float, runs: Iterable[Run]) -> Iterator[Run]:
+    """``runs``, each asked for when the one before it has ended, until so long after ``began`` (monotonic)."""
+    for run in runs:
+        if minutes is not None and time.monotonic() - began > 60 * minutes:
+            console.print("the budget is spent; the same command goes on")
+            return
+        yield run
+
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(report)
 
@@ -178,13 +187,10 @@ def run(
     wanted = missing(out, settings, [int(s) for s in seeds.split(",")], chosen(tasks, tuple(TASKS)),
                      chosen(methods, METHODS))  # fmt: skip
     loaded = load_backbone(backbone)
-    every: list[Described] = read_described(packages) if packages is not None else described(read_packages())
-    for (seed, name), own in itertools.groupby(wanted, key=lambda each: each[:2]):
+    every = known_packages(packages)
+    for (seed, name), own in itertools.groupby(within(budget_minutes, began, wanted), key=lambda each: each[:2]):
         data = draw(every, TASKS[name], train, test, seed)
         for _, _, method in own:
-            if budget_minutes is not None and time.monotonic() - began > 60 * budget_minutes:
-                console.print("the budget is spent; the same command goes on")
-                return
             line = train_one(name, method, seed, loaded, data, settings)
             append_line(out, line)
             console.print(f"{name} {method} {seed}: {line['score']:.3f} in {line['seconds']:.0f} s")

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from debian_packages import QUESTIONS, read_packages
+from debian_packages import QUESTIONS
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -28,7 +28,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task, write_task
 from experiments.debian_tasks import BACKBONE, RATES, Rates, chosen, served_by
-from experiments.package_tasks import TASKS, Data, described, draw, read_described
+from experiments.package_tasks import TASKS, Data, draw, known_packages
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.training.plan import Plan
 from jpets.training.session import Method, Result, Training, run_training, task_logits
@@ -133,7 +133,7 @@ def main(
     names = chosen(tasks, tuple(DEMOS))
     console = Console()
     backbone = load_backbone(BACKBONE)
-    every = read_described(packages) if packages is not None else described(read_packages())
+    every = known_packages(packages)
     out.mkdir(parents=True, exist_ok=True)
     for name in names:
         began = time.monotonic()

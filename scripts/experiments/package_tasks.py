@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from debian_packages import QUESTIONS, Package, Split, split
+from debian_packages import QUESTIONS, Package, Split, read_packages, split
 
 from experiments.package_mentions import TAGS, Mentions
 from jpets.training.data import Example
@@ -108,6 +108,11 @@ def read_described(path: pathlib.Path) -> list[Described]:
     data = path.read_bytes()
     lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
     return [_of_record(json.loads(line)) for line in lines]
+
+
+def known_packages(path: pathlib.Path | None) -> list[Described]:
+    """Those of a file, or else of this machine's index."""
+    return read_described(path) if path is not None else described(read_packages())
 
 
 def _of_record(record: Mapping[str, Any]) -> Described:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from experiments import debian_rates, debian_report, debian_tasks
+from experiments import debian_rates, debian_report, debian_tasks, package_tasks
 from experiments.package_mentions import Mentions
 from experiments.package_tasks import TASKS, Described, PackageTask, draw, labelled, read_described
 
@@ -74,7 +74,7 @@ def test_the_sample_serves_where_there_is_no_index() -> None:
 def test_a_run_goes_on_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"a": "library python", "b": "game music"}
     monkeypatch.setattr(
-        debian_tasks,
+        package_tasks,
         "read_packages",
         lambda: (_ for _ in ()).throw(AssertionError("the index is not needed")),
     )
