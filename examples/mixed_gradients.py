@@ -24,7 +24,7 @@ from jpets.engine.mesh import first_device
 from jpets.model.encoder import split
 from jpets.model.forward import forward
 from jpets.training.forward import TextRows, rectangular_batch
-from jpets.training.labels import new_head
+from jpets.training.heads import new_head
 from jpets.types import Task
 
 LENGTH, LABELS = 8, 3

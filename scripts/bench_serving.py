@@ -1,6 +1,7 @@
 """``bench serving``: Poisson load over HTTP against several ways of batching (TurboTransformers figure 12, table 4).
 
 Open loop: requests leave at their time whether or not earlier ones were answered, and latency counts from that time.
+A shared machine's speed changes within minutes, so a load is a part of what one of the systems answers at that moment.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ SYSTEMS = {
 EMBED = "/v1/embeddings"
 COMPILED = "jpets_background_compiles_total"
 WARM_SECONDS = 3.0
+CALIBRATION_SECONDS = 2.0
+CLIENTS = 4
 OVERLOADED = 1.0
 """Median latency (seconds) beyond which a warm-up asks for no more."""
 
@@ -99,48 +102,83 @@ async def load(url: str, rate: float, seconds: float, bodies: Sequence[Mapping[s
     }
 
 
+async def answered(url: str, seconds: float, bodies: Sequence[Mapping[str, str]]) -> float:
+    """Requests a second of a few clients, each of which waits for its answer before it asks again."""
+    import aiohttp
+
+    start = time.perf_counter()
+    waiting = iter(itertools.cycle(bodies))
+
+    async def client(session: aiohttp.ClientSession) -> int:
+        count = 0
+        while time.perf_counter() - start < seconds:
+            async with session.post(url, json=next(waiting)) as answer:
+                answer.raise_for_status()
+                await answer.read()
+                count += 1
+        return count
+
+    async with aiohttp.ClientSession() as session:
+        counts = await asyncio.gather(*(client(session) for _ in range(CLIENTS)))
+        return sum(counts) / (time.perf_counter() - start)
+
+
 def serving(
     systems: str = "pets,single,naive",
     lengths: Annotated[str, typer.Option(help="gaussian (mean 32), turbo (5 to 500) or long-tail")] = "long-tail",
     std: float = 8.0,
-    rates: Annotated[
-        str, typer.Option(help="requests a second, ascending")
-    ] = "40,60,80,100,120,140,160,180,200,220,240",
+    loads: Annotated[
+        str, typer.Option(help="ascending, as parts of what the reference answers to clients that wait")
+    ] = "0.4,0.6,0.8,1,1.2,1.4,1.6,1.8,2,2.2",
+    reference: Annotated[str, typer.Option(help="one of the systems")] = "single",
     seconds: Annotated[float, typer.Option(help="length of each measurement")] = 10.0,
     rounds: Annotated[int, typer.Option(help="measurements at each rate, interleaved; their medians count")] = 5,
     target: Annotated[float, typer.Option(help="p99 that a sustained rate must keep, seconds")] = 0.1,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Highest request rate with a p99 within the target, for MiniLM embeddings of single texts.
+    """Highest load with a p99 within the target, for MiniLM embeddings of single texts.
 
-    A system leaves the race when its p99 was over twice the target at two rates: more load only takes longer.
+    A system leaves the race when its p99 was over twice the target at two loads: more load only takes longer.
     """
     drawn = embedded(draw(lengths, 4096, std, 500))
-    steps = [float(each) for each in rates.split(",")]
+    steps = [float(each) for each in loads.split(",")]
     curves: dict[str, list[dict[str, Any]]] = {name: [] for name in systems.split(",")}
+    if reference not in curves:
+        raise typer.BadParameter(f"expected one of {list(curves)} as reference, found {reference}")
     with contextlib.ExitStack() as stack:
         servers = {}
         for name in curves:
             cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-bench-")))
             servers[name] = stack.enter_context(serve(options(name, cache)))
             console.log(f"{name}: ready after {servers[name].seconds_to_ready:.0f} s")
-        for name, server in servers.items():
+
+        for server in servers.values():
             server.settle()
-            warm_up(name, partial(pass_over, server, steps, drawn), partial(compiled, server))
-        for at, rate in enumerate(steps):
+        pace = partial(answered, servers[reference].url + EMBED, CALIBRATION_SECONDS, drawn)
+        for name, server in servers.items():
+            rates = [asyncio.run(pace()) * step for step in steps]
+            warm_up(name, partial(pass_over, server, rates, drawn), partial(compiled, server))
+        speeds: list[float] = []
+        for at, step in enumerate(steps):
             racing = [name for name, curve in curves.items() if sum(p["p99"] > 2 * target for p in curve[-2:]) < 2]
             found: dict[str, list[dict[str, float]]] = {name: [] for name in racing}
             for number in range(rounds):
+                speeds.append(asyncio.run(pace()))
+                rate = step * speeds[-1]
                 for name in racing:
                     seed = at * rounds + number
                     found[name].append(asyncio.run(load(servers[name].url + EMBED, rate, seconds, drawn, seed)))
             for name, points in found.items():
                 point = {key: statistics.median(each[key] for each in points) for key in points[0]}
-                curves[name].append({**point, "p99s": [each["p99"] for each in points]})
-                console.log(f"{name} at {rate:.0f}/s: p50 {point['p50'] * 1e3:.0f} ms, p99 {point['p99'] * 1e3:.0f} ms")
+                curves[name].append({"load": step, **point, "p99s": [each["p99"] for each in points]})
+                console.log(
+                    f"{name} at {step:g}, {point['rate']:.0f}/s: "
+                    f"p50 {point['p50'] * 1e3:.0f} ms, p99 {point['p99'] * 1e3:.0f} ms"
+                )
     figures = {
         name: {
-            "qps": sustained(points, target),
+            "load": sustained(points, target),
+            "qps": sustained(points, target) * statistics.median(speeds),
             "most_responses": max(p["responses"] for p in points),
             "curve": points,
         }
@@ -152,6 +190,7 @@ def serving(
         "seconds": seconds,
         "rounds": rounds,
         "target": target,
+        "reference": reference,
         "served": MINILM,
     }
     report("serving", settings, figures, json_out)
@@ -170,9 +209,9 @@ def pass_over(server: Served, rates: Sequence[float], bodies: Sequence[Mapping[s
 
 
 def sustained(curve: Sequence[Mapping[str, Any]], target: float) -> float:
-    """The highest rate up to which every p99 keeps the target, between two measured ones by their p99 (linear)."""
-    for before, point in itertools.pairwise([{"rate": 0.0, "p99": 0.0}, *curve]):
+    """The highest load up to which every p99 keeps the target, between two measured ones by their p99 (linear)."""
+    for before, point in itertools.pairwise([{"load": 0.0, "p99": 0.0}, *curve]):
         if point["p99"] > target:
             share = (target - before["p99"]) / (point["p99"] - before["p99"])
-            return float(before["rate"] + share * (point["rate"] - before["rate"]))
-    return float(curve[-1]["rate"])
+            return float(before["load"] + share * (point["load"] - before["load"]))
+    return float(curve[-1]["load"])

@@ -17,7 +17,7 @@ from jpets.model.encoder import split
 from jpets.tokenizing import Tokens
 from jpets.training.batches import Rows, each_batch
 from jpets.training.fit import TaskFunctions, as_served
-from jpets.training.labels import new_head
+from jpets.training.heads import new_head
 from jpets.training.methods import direct_recipe
 from jpets.training.plan import Plan
 from jpets.training.together import Member, batch_of, stacked_start, stacked_update

@@ -1,4 +1,4 @@
-"""From what a file says about its texts to heads and targets."""
+"""From what a file says about its texts to labels and targets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.batches import Rows
 from jpets.training.data import Example
 from jpets.training.losses import IGNORED
-from jpets.types import Head, HeadType, Pooling, Preprocessing, Problem, Query
+from jpets.types import Head, HeadType, Preprocessing, Problem, Query
 
-HEAD_SCALE = 0.02
 SHOWN = 10
 
 
@@ -72,16 +71,6 @@ def _names(label: Any, listed: bool, row: int) -> list[str]:
 def _is_text(name: str) -> bool:
     """Whether it can be written: half of a surrogate pair cannot."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-def new_head(
-    kind: HeadType, problem: Problem, outputs: int, hidden_size: int, pooling: Pooling = "mean", seed: int = 0
-) -> Head:
-    """A linear head that starts small; of embeddings one that only pools and normalises."""
-    if kind == "embedding":
-        return Head(kind, {}, pooling=pooling, normalize=True)
-    kernel = np.random.default_rng(seed).normal(0, HEAD_SCALE, (hidden_size, outputs)).astype(np.float32)
-    return Head(kind, {"kernel": kernel, "bias": np.zeros(outputs, np.float32)}, problem=problem, pooling=pooling)
 
 
 def make_rows(

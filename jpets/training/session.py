@@ -20,7 +20,8 @@ from jpets.tokenizing import TextEncoder
 from jpets.training.batches import Rows
 from jpets.training.checkpoints import Checkpoints, claim
 from jpets.training.data import Example
-from jpets.training.labels import kind_of, label_names, make_rows, new_head
+from jpets.training.heads import at_the_usual_answer, new_head
+from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.methods import (
     DIRECT,
     Direct,
@@ -104,6 +105,8 @@ def run_training(
         judged = make_rows(held_out, head, names, text, rule)
     else:
         rows, judged = _split(rows, training)
+    if start is None:
+        head = at_the_usual_answer(head, rows)
     if folder is not None:
         claim(folder, backbone.fingerprint, training, rows, judged, head, start.deltas if start is not None else ())
     base: Params = dict(backbone.params)

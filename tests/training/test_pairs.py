@@ -16,7 +16,8 @@ from jpets.model.encoder import random_params, split
 from jpets.tokenizing import TextEncoder
 from jpets.training.batches import gather
 from jpets.training.data import Columns, Example, label_column, read_examples
-from jpets.training.labels import make_rows, new_head
+from jpets.training.heads import new_head
+from jpets.training.labels import make_rows
 from jpets.training.losses import SHARPNESS, Labels, pair_losses
 from jpets.training.methods import direct_recipe
 from jpets.training.metrics import scores

@@ -21,7 +21,8 @@ from jpets.training.batches import batch_order
 from jpets.training.data import Columns, Example, read_examples
 from jpets.training.fit import rate_at
 from jpets.training.forward import TaskOutputs
-from jpets.training.labels import kind_of, label_names, make_rows, new_head
+from jpets.training.heads import new_head
+from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.losses import IGNORED, Labels, mean_loss
 from jpets.training.plan import Plan
 from jpets.types import Head, Preprocessing

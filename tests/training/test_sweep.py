@@ -20,7 +20,7 @@ from jpets.tokenizing import Tokens
 from jpets.training import plan, sweep
 from jpets.training.batches import Rows, each_batch
 from jpets.training.fit import TaskFunctions
-from jpets.training.labels import new_head
+from jpets.training.heads import new_head
 from jpets.training.methods import direct_recipe
 from jpets.training.run import Step
 from jpets.training.session import Training

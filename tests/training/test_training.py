@@ -23,7 +23,8 @@ from jpets.tokenizing import TextEncoder
 from jpets.training.checkpoints import Checkpoints
 from jpets.training.data import Example
 from jpets.training.forward import task_outputs
-from jpets.training.labels import label_names, make_rows, new_head
+from jpets.training.heads import new_head
+from jpets.training.labels import label_names, make_rows
 from jpets.training.methods import DIRECT, Recipe, continued, direct_recipe
 from jpets.training.plan import Plan
 from jpets.training.run import Step, train

@@ -1,0 +1,50 @@
+"""Heads as a training starts with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.training.batches import Rows
+from jpets.training.losses import IGNORED
+from jpets.types import Head, HeadType, Pooling, Problem
+
+SCALE = 0.02
+
+
+def new_head(
+    kind: HeadType, problem: Problem, outputs: int, hidden_size: int, pooling: Pooling = "mean", seed: int = 0
+) -> Head:
+    """A linear head that starts small; of embeddings one that only pools and normalises."""
+    if kind == "embedding":
+        return Head(kind, {}, pooling=pooling, normalize=True)
+    kernel = np.random.default_rng(seed).normal(0, SCALE, (hidden_size, outputs)).astype(np.float32)
+    return Head(kind, {"kernel": kernel, "bias": np.zeros(outputs, np.float32)}, problem=problem, pooling=pooling)
+
+
+def at_the_usual_answer(head: Head, rows: Rows) -> Head:
+    """The head with the bias that answers best where no text is read: log-frequencies of classes and tags, log-odds of
+    labels, means of values. Heads of embeddings and answers in a context stay as they are.
+
+    Where most answers are no, the first updates would else teach everything below the head to say no, whatever the text
+    (Lin et al. 2017, "Focal Loss for Dense Object Detection", section 3.3).
+    """
+    if head.type in ("embedding", "question-answering"):
+        return head
+    usual = np.average([_answer(head, target) for target in rows.targets], axis=0, weights=rows.weights)
+    if head.problem != "regression":
+        least = 0.5 / (sum(map(len, rows.targets)) if rows.tags else len(rows.targets))
+        usual = np.clip(usual, least, 1 - least)
+        usual = np.log(usual / (1 - usual) if head.problem == "multi-label" else usual / usual.sum())
+    return dataclasses.replace(head, tensors={**head.tensors, "bias": usual.astype(np.float32)})
+
+
+def _answer(head: Head, target: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[C]: a row's values, or each class's share of what counts in it."""
+    if target.dtype.kind == "f":
+        return target
+    counted = target[target != IGNORED]
+    return np.bincount(counted, minlength=head.outputs) / max(1, len(counted))
