@@ -12,6 +12,7 @@ import numpy as np
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray, from_params, place_name
+from checkpoints.imports.patterns import Patterns, is_pattern
 from checkpoints.imports.places import ModulePlace, model_prefix, module_places
 from checkpoints.imports.settings import expect, expect_count
 from checkpoints.imports.unread import Unread
@@ -51,13 +52,14 @@ def lora_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone
     stabilised = expect(settings, "use_rslora", bool, False, problems)
     matrices: dict[str, dict[int, tuple[FloatArray, FloatArray]]] = {}
     scales: dict[tuple[str, int], float] = {}
-    for name, place in _targets(settings, tensors, backbone, ".lora_A.weight"):
+    patterns = Patterns()
+    for name, place in _targets(settings, tensors, backbone, ".lora_A.weight", patterns):
         inputs, outputs = config.dims(place.site)
-        own = _pattern_value(ranks, name, rank)
+        own = _pattern_value(ranks, name, rank, patterns)
         a = tensors.take(f"{name}.lora_A.weight", (own, inputs))
         b = tensors.take(f"{name}.lora_B.weight", (outputs, own))
         matrices.setdefault(place.site, {})[place.layer] = (a.T, b.T)
-        scales[place.site, place.layer] = _pattern_value(alphas, name, alpha)
+        scales[place.site, place.layer] = _pattern_value(alphas, name, alpha, patterns)
     if not matrices:
         problems.append("expected lora_A and lora_B of the backbone's linear modules, found none")
         return []
@@ -74,9 +76,10 @@ def ia3_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone)
         problems.append("feedforward_modules: expected names of modules")
         inner = []
     factors: dict[str, dict[int, FloatArray]] = {}
-    for name, place in _targets(settings, tensors, backbone, ".ia3_l"):
+    patterns = Patterns()
+    for name, place in _targets(settings, tensors, backbone, ".ia3_l", patterns):
         inputs, outputs = config.dims(place.site)
-        if not _is_feedforward(inner, name):
+        if not _is_feedforward(inner, name, patterns):
             factors.setdefault(place.site, {})[place.layer] = tensors.take(f"{name}.ia3_l", (outputs, 1))[:, 0]
         elif place.site in into:
             factors.setdefault(into[place.site], {})[place.layer] = tensors.take(f"{name}.ia3_l", (1, inputs))[0]
@@ -94,19 +97,23 @@ def ia3_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone)
     return [ia3_delta(factors)]
 
 
-def _targets(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, suffix: str) -> Iterator[Target]:
+def _targets(
+    settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, suffix: str, patterns: Patterns
+) -> Iterator[Target]:
     """The linear modules that have tensors of ``suffix``, and those that the settings name, whose are then missing."""
     prefix = model_prefix(backbone.config, tensors.names)
     for module, place in module_places(backbone.config).items():
         name = prefix + module
         there = f"{name}{suffix}" in tensors
-        if place.site in backbone.config.linear_sites() and (there or _is_target(settings, name)):
+        if place.site in backbone.config.linear_sites() and (there or _is_target(settings, name, patterns)):
             yield Target(name, place)
 
 
-def _is_target(settings: Mapping[str, Any], name: str) -> bool:
+def _is_target(settings: Mapping[str, Any], name: str, patterns: Patterns) -> bool:
     """Whether the settings name a module, as the library matches them: whole or by its last parts, or by a pattern."""
-    if _matches(settings.get("exclude_modules"), name) or not _matches(settings.get("target_modules"), name):
+    if _matches(settings.get("exclude_modules"), name, patterns):
+        return False
+    if not _matches(settings.get("target_modules"), name, patterns):
         return False
     layers = settings.get("layers_to_transform")
     if layers is None or layers == []:
@@ -115,21 +122,14 @@ def _is_target(settings: Mapping[str, Any], name: str) -> bool:
     return number is not None and int(number[1]) in (layers if isinstance(layers, list) else [layers])
 
 
-def _matches(wanted: Any, name: str) -> bool:
+def _matches(wanted: Any, name: str, patterns: Patterns) -> bool:
     if isinstance(wanted, str):
-        return wanted == ALL_LINEAR or _fullmatch(wanted, name)
+        return wanted == ALL_LINEAR or patterns.matches(wanted, name)
     return isinstance(wanted, list) and any(name == each or name.endswith(f".{each}") for each in wanted)
 
 
-def _is_feedforward(wanted: str | Sequence[str], name: str) -> bool:
-    return _fullmatch(wanted, name) if isinstance(wanted, str) else any(name.endswith(each) for each in wanted)
-
-
-def _fullmatch(pattern: str, name: str) -> bool:
-    try:
-        return re.fullmatch(pattern, name) is not None
-    except re.error:
-        return False
+def _is_feedforward(wanted: str | Sequence[str], name: str, patterns: Patterns) -> bool:
+    return patterns.matches(wanted, name) if isinstance(wanted, str) else any(name.endswith(each) for each in wanted)
 
 
 def _pattern(
@@ -140,24 +140,16 @@ def _pattern(
     for key, value in expect(settings, name, dict, {}, problems).items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_good(value):
             problems.append(f"{name}[{key!r}]: expected {wanted}, found {json.dumps(value)[:80]}")
-        elif not _is_pattern(key):
+        elif not is_pattern(key):
             problems.append(f"{name}[{key!r}]: expected a pattern of module names")
         else:
             found[key] = value
     return found
 
 
-def _is_pattern(text: str) -> bool:
-    try:
-        re.compile(text)
-    except re.error:
-        return False
-    return True
-
-
-def _pattern_value(pattern: Mapping[str, Any], name: str, default: Any) -> Any:
+def _pattern_value(values: Mapping[str, Any], name: str, default: Any, patterns: Patterns) -> Any:
     """The value of the first key that matches the end of a module's name."""
-    return next((value for key, value in pattern.items() if _fullmatch(rf"(.*\.)?({key})", name)), default)
+    return next((value for key, value in values.items() if patterns.matches(rf"(.*\.)?({key})", name)), default)
 
 
 def _biases(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) -> list[Delta]:

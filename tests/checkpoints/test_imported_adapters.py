@@ -16,6 +16,7 @@ from reference import LIVE_LENGTHS, LIVE_SEED
 from safetensors.numpy import load_file, save_file
 from support import ENGINE_SETTINGS, FIXTURES, tiny
 
+from checkpoints.imports import patterns
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.task import make_task, read_adapter
 from checkpoints.task_file import read_task, task_to_bytes
@@ -186,6 +187,21 @@ def test_what_is_not_supported_is_refused_by_name(case: str, edit: Edit, named: 
         imported(folder)
     for each in named:
         assert each in refused.value.message
+
+
+ENDLESS = r"(a|b|c|\w|\w\w|\.|\w\.)*\d\d"
+
+
+@pytest.mark.parametrize("setting", [{"target_modules": ENDLESS}, {"rank_pattern": {ENDLESS: 4}}])
+def test_a_pattern_without_end_is_refused(
+    setting: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 0.2)
+    folder = tmp_path / "lora"
+    shutil.copytree(IMPORTS / "peft" / "lora", folder)
+    settings(**setting)(folder)
+    with pytest.raises(InvalidTask, match="takes too long"):
+        imported(folder)
 
 
 def test_a_pickle_that_runs_code_is_refused_unread(tmp_path: Path) -> None:
