@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from jpets.training.losses import IGNORED
 from jpets.types import Head, HeadType, Preprocessing, Problem, Query
 
 SHOWN = 10
+MOST_NAME_BYTES = 1 << 19
+"""Of all labels of a task, as JSON: half of what a task file's header may have."""
 
 
 def kind_of(examples: Sequence[Example]) -> tuple[HeadType, Problem]:
@@ -45,13 +48,19 @@ def _value(label: Any) -> float | None:
 
 
 def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -> tuple[str, ...]:
-    """The names that occur, in order. Raises ``InvalidInput`` where there are not at least two to tell apart."""
+    """The names that occur, in order. Raises ``InvalidInput`` where there are not at least two to tell apart, or more
+    than a task file can hold."""
     if problem == "regression" or kind in ("question-answering", "embedding"):
         return ()
     listed = kind == "token-classification" or problem == "multi-label"
     found = sorted({name for row, each in enumerate(examples, 1) for name in _names(each.label, listed, row)})
     if len(found) < (1 if problem == "multi-label" else 2):
         raise InvalidInput(f"expected at least two labels to tell apart, found {found[:SHOWN]}")
+    if (size := len(json.dumps(found))) > MOST_NAME_BYTES:
+        raise InvalidInput(
+            f"expected names of labels of at most {MOST_NAME_BYTES} bytes in all, found {len(found)} names of {size}; "
+            "is this the column of labels?"
+        )
     return tuple(found)
 
 

@@ -25,7 +25,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import task_to_bytes
 from experiments.debian_report import report
-from experiments.package_tasks import TASKS, Data, draw, known_packages
+from experiments.package_tasks import TASKS, Data, Kind, draw, known_packages
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.training.methods import tree_size
 from jpets.training.plan import Plan
@@ -44,14 +44,12 @@ Run = TypeVar("Run")
 class Rates:
     """Learning rates of the method's parameters (None: what ``jpets.training`` has for it) and of the head."""
 
-    own: float | None = None
-    head: float = 2e-2
+    own: float | None
+    head: float
 
 
-RATES: Mapping[str, Rates] = {
-    "full": Rates(5e-5),
-    "lora": Rates(2e-3),
-}
+OWN_RATES: Mapping[str, float] = {"full": 5e-5, "lora": 2e-3}
+HEAD_RATES: Mapping[Kind, float] = {"single-label": 5e-3, "multi-label": 2e-2, "tags": 2e-2}
 """Where runs as short as these (a hundred updates) want others than usual: see ``debian_rates``."""
 
 
@@ -81,6 +79,11 @@ def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
         file.write(json.dumps(line).encode() + b"\n")
 
 
+def rates_of(name: str, method: Method) -> Rates:
+    """What ``method`` trains the task ``name`` at."""
+    return Rates(OWN_RATES.get(method), HEAD_RATES[TASKS[name].kind])
+
+
 def trained(
     name: str, method: Method, seed: int, backbone: Backbone, data: Data, settings: Settings, rates: Rates
 ) -> Result:
@@ -91,7 +94,7 @@ def trained(
 
 def train_one(name: str, method: Method, seed: int, backbone: Backbone, data: Data, settings: Settings) -> Any:
     """One run's line: scores on the test split, what it took, and what is to be stored."""
-    task, rates = TASKS[name], RATES.get(method, Rates())
+    task, rates = TASKS[name], rates_of(name, method)
     start = time.perf_counter()
     result = trained(name, method, seed, backbone, data, settings, rates)
     seconds = time.perf_counter() - start

@@ -236,6 +236,7 @@ def test_answers_become_the_tokens_they_lie_in() -> None:
     [
         ([Example("a", None, "x"), Example("b", None, "x")], "at least two labels"),
         ([Example(("a", "b"), None, ["O"])], "at least two labels"),
+        ([Example("a", None, "x" * (1 << 19)), Example("b", None, "y")], "names of labels of at most"),
     ],
 )
 def test_one_class_only_is_refused(examples: list[Example], message: str) -> None:
