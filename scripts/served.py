@@ -63,7 +63,9 @@ def serve(options: Sequence[str], timeout: float = 600) -> Iterator[Served]:
 def running(
     command: Sequence[str], environment: Mapping[str, str], ready: Callable[[], bool], timeout: float
 ) -> Iterator[float]:
-    """The seconds until ``ready`` says so of a process that was started for it; ended with SIGTERM."""
+    """The seconds until ``ready`` says so of a process that was started for it; ended with SIGTERM, also where that
+    ends this one."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     start = time.perf_counter()
     server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
     try:
