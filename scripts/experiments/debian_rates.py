@@ -39,7 +39,7 @@ from jpets.engine.xla_flags import set_xla_flags
 TRIED = ("language", "purpose", "mentions")
 SEED = 100
 HELD_OUT = 500
-SETTINGS = Settings(BACKBONE, train=800, test=1, epochs=4, max_length=24)
+SETTINGS = Settings(BACKBONE, train=800, test=1, epochs=4, batch=16, max_length=24)
 """As the experiment's; of the test side nothing is looked at."""
 
 
@@ -50,7 +50,7 @@ def _several(*own: float, head: Sequence[float] = (5e-3,)) -> tuple[Rates, ...]:
 HEADS = (5e-3, 2e-2)
 CANDIDATES: Mapping[str, Sequence[Rates]] = {
     "full": _several(2e-5, 5e-5, 1e-4, head=HEADS),
-    "frozen": tuple(Rates(None, rate) for rate in (5e-3, 2e-2, 5e-2)),
+    "frozen": tuple(Rates(head=rate) for rate in (5e-3, 2e-2, 5e-2)),
     "bitfit": _several(1e-3, 3e-3, 1e-2, head=HEADS),
     "adapter": _several(5e-4, 1e-3, 2e-3, head=HEADS),
     "lora": _several(1e-3, 2e-3, 4e-3, head=HEADS),

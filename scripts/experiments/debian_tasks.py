@@ -25,7 +25,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import task_to_bytes
 from experiments.debian_report import report
-from experiments.package_tasks import TASKS, Data, Kind, draw, known_packages
+from experiments.package_tasks import TASKS, Data, draw, known_packages
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.training.methods import tree_size
 from jpets.training.plan import Plan
@@ -44,13 +44,16 @@ Run = TypeVar("Run")
 class Rates:
     """Learning rates of the method's parameters (None: what ``jpets.training`` has for it) and of the head."""
 
-    own: float | None
-    head: float
+    own: float | None = None
+    head: float = 5e-3
 
 
-OWN_RATES: Mapping[str, float] = {"full": 5e-5, "lora": 2e-3}
-HEAD_RATES: Mapping[Kind, float] = {"single-label": 5e-3, "multi-label": 2e-2, "tags": 2e-2}
-"""Where runs as short as these (a hundred updates) want others than usual: see ``debian_rates``."""
+RATES: Mapping[str, Rates] = {
+    "full": Rates(1e-4),
+    "adapter": Rates(2e-3),
+    "lora": Rates(4e-3),
+}
+"""Where runs as short as these (two hundred updates) want others than usual: see ``debian_rates``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Settings:
     train: int
     test: int
     epochs: int
+    batch: int
     max_length: int
 
 
@@ -79,22 +83,17 @@ def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
         file.write(json.dumps(line).encode() + b"\n")
 
 
-def rates_of(name: str, method: Method) -> Rates:
-    """What ``method`` trains the task ``name`` at."""
-    return Rates(OWN_RATES.get(method), HEAD_RATES[TASKS[name].kind])
-
-
 def trained(
     name: str, method: Method, seed: int, backbone: Backbone, data: Data, settings: Settings, rates: Rates
 ) -> Result:
-    plan = Plan(settings.epochs, rate=rates.own, head_rate=rates.head, seed=seed)
+    plan = Plan(settings.epochs, settings.batch, rate=rates.own, head_rate=rates.head, seed=seed)
     training = Training(method, plan=plan, max_length=settings.max_length)
     return run_training(name, backbone, training, data.train, data.chosen_by)
 
 
 def train_one(name: str, method: Method, seed: int, backbone: Backbone, data: Data, settings: Settings) -> Any:
     """One run's line: scores on the test split, what it took, and what is to be stored."""
-    task, rates = TASKS[name], rates_of(name, method)
+    task, rates = TASKS[name], RATES.get(method, Rates())
     start = time.perf_counter()
     result = trained(name, method, seed, backbone, data, settings, rates)
     seconds = time.perf_counter() - start
@@ -178,6 +177,7 @@ def run(
     train: Annotated[int, typer.Option(min=1, help="most texts to train on; an eighth more chooses the epoch")] = 800,
     test: Annotated[int, typer.Option(min=1, help="most texts to test on")] = 1000,
     epochs: Annotated[int, typer.Option(min=1)] = 4,
+    batch: Annotated[int, typer.Option(min=1)] = 16,
     max_length: Annotated[int, typer.Option(min=8, help="tokens that texts are cut to")] = 24,
     budget_minutes: Annotated[float | None, typer.Option(min=0, help="start no run after so long")] = None,
     packages: Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")] = None,
@@ -186,7 +186,7 @@ def run(
     """Train and test, seed by seed, task by task, method by method."""
     set_xla_flags()
     began = time.monotonic()
-    settings = Settings(backbone, train, test, epochs, max_length)
+    settings = Settings(backbone, train, test, epochs, batch, max_length)
     wanted = missing(out, settings, [int(s) for s in seeds.split(",")], chosen(tasks, tuple(TASKS)),
                      chosen(methods, METHODS))  # fmt: skip
     loaded = load_backbone(backbone)

@@ -27,7 +27,7 @@ import checkpoints
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task, write_task
-from experiments.debian_tasks import BACKBONE, chosen, rates_of, served_by
+from experiments.debian_tasks import BACKBONE, RATES, Rates, chosen, served_by
 from experiments.package_tasks import TASKS, Data, draw, known_packages
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.training.plan import Plan
@@ -57,7 +57,7 @@ DEMOS: Mapping[str, Demo] = {
 
 
 def trained(name: str, demo: Demo, method: Method, backbone: Backbone, data: Data, max_length: int) -> Result:
-    rates = rates_of(name, method)
+    rates = RATES.get(method, Rates())
     plan = Plan(demo.epochs, rate=rates.own, head_rate=rates.head)
     settings = demo.settings if method == demo.method else {}
     training = Training(method, settings, plan, max_length=max_length)

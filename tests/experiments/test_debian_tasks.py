@@ -127,10 +127,10 @@ def test_rates_are_tried_on_the_training_side_and_go_on(tmp_path: Path, monkeypa
     ]
     source = tmp_path / "packages.jsonl"
     source.write_text("".join(json.dumps(each) + "\n" for each in records))
-    low, high = debian_tasks.Rates(1e-4, 2e-2), debian_tasks.Rates(1e-2, 2e-2)
+    low, high = debian_tasks.Rates(1e-4), debian_tasks.Rates(1e-2)
     monkeypatch.setattr(debian_rates, "CANDIDATES", {"bitfit": (low, high)})
     monkeypatch.setattr(debian_rates, "TRIED", ("language",))
-    monkeypatch.setattr(debian_rates, "SETTINGS", debian_tasks.Settings(str(TINY), 16, 1, 1, 8))
+    monkeypatch.setattr(debian_rates, "SETTINGS", debian_tasks.Settings(str(TINY), 16, 1, 1, 32, 8))
     monkeypatch.setattr(debian_rates, "HELD_OUT", 20)
     out = tmp_path / "rates.jsonl"
     first = {"task": "language", "method": "bitfit", "rates": dataclasses.asdict(low), "score": 2}
