@@ -47,13 +47,12 @@ def _several(*own: float, head: Sequence[float] = (5e-3,)) -> tuple[Rates, ...]:
     return tuple(Rates(rate, each) for rate in own for each in head)
 
 
-HEADS = (5e-3, 2e-2)
 CANDIDATES: Mapping[str, Sequence[Rates]] = {
-    "full": _several(2e-5, 5e-5, 1e-4, head=HEADS),
+    "full": _several(5e-5, 1e-4, 2e-4),
     "frozen": tuple(Rates(head=rate) for rate in (5e-3, 2e-2, 5e-2)),
-    "bitfit": _several(1e-3, 3e-3, 1e-2, head=HEADS),
-    "adapter": _several(5e-4, 1e-3, 2e-3, head=HEADS),
-    "lora": _several(1e-3, 2e-3, 4e-3, head=HEADS),
+    "bitfit": _several(1e-3, 3e-3, 1e-2, head=(5e-3, 2e-2)),
+    "adapter": _several(1e-3, 2e-3, 4e-3),
+    "lora": _several(2e-3, 4e-3, 8e-3),
     "ia3": _several(1e-2, 3e-2, 1e-1),
     "prefix": _several(3e-3, 1e-2, 3e-2),
     "prompt": _several(1e-2, 3e-2, 1e-1),
