@@ -132,8 +132,8 @@ def serving(
     ] = "0.4,0.6,0.8,1,1.2,1.4,1.6,1.8,2,2.2",
     reference: Annotated[str, typer.Option(help="one of the systems")] = "single",
     seconds: Annotated[float, typer.Option(help="length of each measurement")] = 10.0,
-    rounds: Annotated[int, typer.Option(help="measurements at each rate, interleaved; their medians count")] = 5,
-    target: Annotated[float, typer.Option(help="p99 that a sustained rate must keep, seconds")] = 0.1,
+    rounds: Annotated[int, typer.Option(help="measurements at each load, interleaved; their medians count")] = 5,
+    target: Annotated[float, typer.Option(help="p99 that a sustained load must keep, seconds")] = 0.1,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Highest load with a p99 within the target, for MiniLM embeddings of single texts.
@@ -155,8 +155,9 @@ def serving(
         for server in servers.values():
             server.settle()
         pace = partial(answered, servers[reference].url + EMBED, CALIBRATION_SECONDS, drawn)
+        usual = asyncio.run(pace())
+        rates = [usual * step for step in steps]
         for name, server in servers.items():
-            rates = [asyncio.run(pace()) * step for step in steps]
             warm_up(name, partial(pass_over, server, rates, drawn), partial(compiled, server))
         speeds: list[float] = []
         for at, step in enumerate(steps):
@@ -175,10 +176,11 @@ def serving(
                     f"{name} at {step:g}, {point['rate']:.0f}/s: "
                     f"p50 {point['p50'] * 1e3:.0f} ms, p99 {point['p99'] * 1e3:.0f} ms"
                 )
+    kept = {name: sustained(points, target) for name, points in curves.items()}
     figures = {
         name: {
-            "load": sustained(points, target),
-            "qps": sustained(points, target) * statistics.median(speeds),
+            "load": kept[name],
+            "qps": kept[name] * statistics.median(speeds),
             "most_responses": max(p["responses"] for p in points),
             "curve": points,
         }
