@@ -15,22 +15,50 @@ import typer
 from benching import console, interleave, paired_ratio, report
 
 from jpets.config import NAMED_BACKBONES
+from pallas_kernels.low_rank import low_rank
+from pallas_kernels.low_rank.mosaic import low_rank_mosaic
 from pallas_kernels.masked_matmul import masked_matmul, sign_matmul
 from pallas_kernels.masked_matmul.mosaic import Tiles, masked_matmul_mosaic, sign_matmul_mosaic
 from pallas_kernels.packed_attention import AttentionGroup, packed_attention
 from pallas_kernels.packed_attention.cudnn import packed_attention_cudnn
+from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
+from pallas_kernels.sparse_matmul.mosaic import block_sparse_matmul_mosaic, sparse_matmul_mosaic
 from pallas_kernels.windows import Runs
 
 TILES = (Tiles(), Tiles(rows=64), Tiles(columns=64), Tiles(stages=2), Tiles(stages=4))
+DENSITY, SIDE, RANK = 0.005, 16, 64
+"""Of sparse differences, of their blocks, and of adapters."""
 SAME = 1e-2
 """Relative to the largest value: both sum products of bf16 in f32, in another order."""
 Operands = Mapping[str, jax.Array]
 Operator = Callable[[Operands, Runs], jax.Array]
 
 
+def bank(shape: tuple[int, ...], rng: np.random.Generator) -> jax.Array:
+    """16-bit numbers as banks hold them."""
+    return jax.lax.bitcast_convert_type(jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16), jnp.uint16)
+
+
+def entries(
+    name: str, inputs: int, outputs: int, tasks: int, rng: np.random.Generator, shape: tuple[int, ...] = ()
+) -> Operands:
+    """Each task's places by column, and what is there: numbers, or blocks of ``shape``."""
+    places = np.sort(rng.integers(0, inputs * outputs, (tasks, 1, round(DENSITY * inputs * outputs))))
+    return {
+        f"{name}rows": jnp.asarray(places % inputs, jnp.uint16),
+        f"{name}cols": jnp.asarray(places // inputs, jnp.uint16),
+        f"{name}values": bank((*places.shape, *shape), rng),
+    }
+
+
 def operands(inputs: int, outputs: int, tasks: int, length: int, rng: np.random.Generator) -> Operands:
     tokens = tasks * length
     return {
+        **entries("", inputs, outputs, tasks, rng),
+        **entries("block_", inputs // SIDE, outputs // SIDE, tasks, rng, (SIDE, SIDE)),
+        "down": bank((tasks, 1, inputs, RANK), rng),
+        "up": bank((tasks, 1, RANK, outputs), rng),
+        "slots": jnp.arange(tasks, dtype=jnp.int32),
         "x": jnp.asarray(rng.standard_normal((tokens, inputs), np.float32), jnp.bfloat16),
         "y": jnp.zeros((tokens, outputs), jnp.float32),
         "w": jnp.asarray(rng.standard_normal((inputs, outputs), np.float32), jnp.bfloat16),
@@ -57,8 +85,21 @@ def attentions(hidden: int, heads: int, tasks: int, length: int) -> tuple[Operan
     return own, {"reference": attention(packed_attention), "cudnn": attention(packed_attention_cudnn)}
 
 
-def systems(length: int) -> Mapping[str, Mapping[str, Operator]]:
+def systems(tasks: int, length: int) -> Mapping[str, Mapping[str, Operator]]:
     """By operator, then by what computes it."""
+
+    def added(matmul: Any, name: str = "") -> Operator:
+        parts = [f"{name}{part}" for part in ("rows", "cols", "values")]
+        return lambda own, runs: matmul(own["x"], own["y"], *(own[part] for part in parts), runs, length, 0)
+
+    def thin(matmul: Any) -> Operator:
+        def run(own: Operands, runs: Runs) -> jax.Array:
+            del runs
+            x = own["x"].reshape(tasks, length, -1)
+            found: jax.Array = matmul(x, own["down"], own["up"], own["slots"], 0, activation="relu")
+            return found
+
+        return run
 
     def masked(matmul: Any) -> Operator:
         return lambda own, runs: matmul(own["x"], own["y"], own["w"], own["bits"], runs, length, 0)
@@ -73,6 +114,12 @@ def systems(length: int) -> Mapping[str, Mapping[str, Operator]]:
     return {
         "mask": every(masked, masked_matmul, masked_matmul_mosaic),
         "sign": every(signed, sign_matmul, sign_matmul_mosaic),
+        "diff": {"reference": added(sparse_matmul), "mosaic": added(sparse_matmul_mosaic)},
+        "block diff": {
+            "reference": added(block_sparse_matmul, "block_"),
+            "mosaic": added(block_sparse_matmul_mosaic, "block_"),
+        },
+        f"low rank {RANK}": {"reference": thin(low_rank), "mosaic": thin(low_rank_mosaic)},
     }
 
 
@@ -131,8 +178,10 @@ def kernels(
 
     for inputs, outputs in ((hidden, hidden), (hidden, wide), (wide, hidden)):
         own = operands(inputs, outputs, tasks, length, np.random.default_rng(0))
-        for operator, found in systems(length).items():
-            add(f"{operator} {inputs}x{outputs}", found, own, 2 * tokens * inputs * outputs)
+        for operator, found in systems(tasks, length).items():
+            dense = 2 * tokens * inputs * outputs
+            shares = {"diff": DENSITY, "block diff": DENSITY, f"low rank {RANK}": RANK / inputs + RANK / outputs}
+            add(f"{operator} {inputs}x{outputs}", found, own, dense * shares.get(operator, 1))
     own, found = attentions(hidden, config.heads, tasks, length)
     add(f"attention {tasks}x{length}", found, own, 4 * tokens * length * hidden)
     settings = {"backbone": backbone, "tasks": tasks, "length": length, "rounds": rounds}

@@ -7,8 +7,6 @@ reads them. Nothing unpacked ever reaches device memory.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,18 +16,11 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
+from pallas_kernels.hopper import ALIGNMENT, DEPTH, SEMANTICS, WARPGROUP_ROWS, load, store_rows, strip_of, tiled
 from pallas_kernels.windows import Runs
 
-WARPGROUP_ROWS = 64
-"""Rows of a product that one warpgroup's instruction takes."""
-DEPTH = 64
-"""Rows of the weight that a block takes at a time."""
-ALIGNMENT = 8
-"""Rows of a tile in shared memory; copies into tiles begin at multiples of it."""
 LEAST_COLUMNS = 32
 """Rows of the result are copied one by one from shared memory, from multiples of 128 bytes."""
-SWIZZLES = (128, 64, 32)
-"""Bytes over which a tile in shared memory may be swizzled."""
 
 
 class Tiles(NamedTuple):
@@ -117,17 +108,11 @@ def _launch(
     columns = max(n for n in range(LEAST_COLUMNS, tiles.columns + 1, LEAST_COLUMNS) if plane % n == 0)
     block = _Block(rows, columns, plane, layer, tiles.stages, weights, bool(interpret))
     mesh = plgpu.Mesh(grid=(len(runs.slots), y.shape[1] // columns), grid_names=("run", "column"))
-    params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
-    kernel = pl.kernel(block.body, mesh=mesh, compiler_params=params, interpret=interpret, name=name)
+    kernel = pl.kernel(block.body, mesh=mesh, compiler_params=SEMANTICS, interpret=interpret, name=name)
     out = jax.new_ref(y, memory_space=plgpu.GMEM)
     operands = [x, bits] if w is None else [x, bits, w]
     kernel(runs.used[None], runs.slots, runs.starts + runs.offsets, runs.lengths, out, *operands)
     return jax.freeze(out)[:tokens]
-
-
-def _tiled(width: int, itemsize: int) -> tuple[Any, ...]:
-    """Transforms of a tile that is ``width`` bytes wide."""
-    return plgpu.TilingTransform((ALIGNMENT, width // itemsize)), plgpu.SwizzleTransform(width)
 
 
 class _Block(NamedTuple):
@@ -140,15 +125,6 @@ class _Block(NamedTuple):
     stages: int
     weights: Callable[..., Array]
     interpreted: bool
-
-    @property
-    def strip(self) -> int:
-        """Columns of a tile in shared memory: both operands of a product have the widest swizzle that fits."""
-        return next(s for s in SWIZZLES if self.columns * 2 % s == 0) // 2
-
-    @property
-    def transforms(self) -> tuple[Any, ...]:
-        return _tiled(2 * self.strip, 2)
 
     def body(self, used: Any, slots: Any, firsts: Any, lengths: Any, y: Any, x: Any, bits: Any, *w: Any) -> None:
         run, column = jax.lax.axis_index("run"), jax.lax.axis_index("column")
@@ -169,7 +145,7 @@ class _Block(NamedTuple):
                 at = pl.multiple_of(jnp.minimum(begin, x.shape[0] - self.rows), ALIGNMENT)
                 window = pl.ds(at, self.rows)
                 products = self._products(x.at[window], sources, bit)
-                self._store(products, y.at[window, here], own - at, past - own)
+                store_rows(products, y.at[window, here], own - at, past - own)
                 return carry
 
             jax.lax.fori_loop(0, pl.cdiv(end - aligned, self.rows), tile, jnp.int32(0))
@@ -180,16 +156,18 @@ class _Block(NamedTuple):
                 shape, lambda k: (k, 0) if along == 0 else (0, k), transforms=transforms, delay_release=1
             )
 
-        specs = [spec((self.rows, DEPTH), self.transforms, 1), spec((DEPTH, self.columns), _tiled(self.strip, 1), 0)]
-        specs += [spec((DEPTH, self.columns), self.transforms, 0)] * (len(sources) - 1)
+        strip = strip_of(self.columns)
+        transforms = tiled(2 * strip, 2)
+        specs = [spec((self.rows, DEPTH), transforms, 1), spec((DEPTH, self.columns), tiled(strip, 1), 0)]
+        specs += [spec((DEPTH, self.columns), transforms, 0)] * (len(sources) - 1)
 
         def scope(sums: Any, selected: Any) -> Array:
             def step(index: tuple[Array], x_tile: Any, bits_tile: Any, *w_tile: Any) -> None:
                 own = selected.at[jax.lax.rem(index[0], 2)]
-                for start in range(0, self.columns, self.strip):
-                    part = (slice(None), pl.ds(start, self.strip))
-                    bits_here = (self._load(bits_tile, part).astype(jnp.int32) >> bit) & 1
-                    own[part] = self.weights(bits_here, *(self._load(each, part) for each in w_tile))
+                for start in range(0, self.columns, strip):
+                    part = (slice(None), pl.ds(start, strip))
+                    bits_here = (load(bits_tile, part, self.interpreted).astype(jnp.int32) >> bit) & 1
+                    own[part] = self.weights(bits_here, *(load(each, part, self.interpreted) for each in w_tile))
                 plgpu.commit_smem()
                 plgpu.wgmma(sums, x_tile, own)
                 plgpu.wgmma_wait(1)  # the last step's operands are free, this one's are in use
@@ -204,26 +182,4 @@ class _Block(NamedTuple):
                 lambda sums: scope(sums, selected), plgpu.WGMMAAccumulatorRef((self.rows, self.columns))
             )
 
-        return pl.run_scoped(
-            selected_scope, plgpu.SMEM((2, DEPTH, self.columns), jnp.bfloat16, transforms=self.transforms)
-        )
-
-    def _load(self, tile: Any, part: tuple[Any, ...]) -> Array:
-        if self.interpreted:  # the interpreter knows no layouts
-            return tile[part]
-        return plgpu.layout_cast(tile[part], plgpu.Layout.WGMMA)
-
-    def _store(self, products: Array, y: Any, skipped: Array, count: Array) -> None:
-        """The ``count`` rows after those ``skipped``: copies have fixed sizes, so one for each bit of the count."""
-
-        def scope(staged: Any) -> None:
-            staged[...] = products
-            plgpu.commit_smem()
-            done = skipped
-            for power in range(int(math.log2(self.rows)), -1, -1):
-                part, own = count & (1 << power), pl.ds(done, 1 << power)
-                pl.when(part != 0)(functools.partial(plgpu.copy_smem_to_gmem, staged.at[own], y.at[own]))
-                done = done + part
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
-        pl.run_scoped(scope, plgpu.SMEM((self.rows, self.columns), jnp.float32))
+        return pl.run_scoped(selected_scope, plgpu.SMEM((2, DEPTH, self.columns), jnp.bfloat16, transforms=transforms))

@@ -10,9 +10,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # not public yet
 
 from pallas_kernels.low_rank import low_rank
+from pallas_kernels.low_rank.mosaic import ON_CHIP, Tiles, low_rank_mosaic
 from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes, sign_matmul, signs
+from pallas_kernels.numerics import ACTIVATIONS
 from pallas_kernels.packed_attention import AttentionGroup, packed_attention
 from pallas_kernels.packed_attention.cudnn import packed_attention_cudnn
 from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
@@ -67,6 +70,29 @@ def test_low_rank(dtype: str, rank: int) -> None:
         active = np.maximum(hidden + db64[slot, LAYER], 0)
         expected = active @ up64[slot, LAYER] + ub64[slot, LAYER]
         np.testing.assert_allclose(full[g], expected, atol=TOLERANCE[dtype] * scale)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_on_the_chip_is_the_same(activation: str) -> None:
+    x = jnp.linspace(-12, 12, 100_001)[None]
+    np.testing.assert_allclose(ON_CHIP[activation](x), ACTIVATIONS[activation](x), atol=1e-6)
+
+
+def test_low_rank_on_the_chip_adds_biases_and_activates() -> None:
+    """Groups of 75 rows: two tiles of 64, the last one's rows partly another group's."""
+    r = rng()
+    x, _ = rounded(r.normal(size=(2, 75, 64)), "bfloat16")
+    shapes = ((64, 96), (96, 96), (96,), (96,))
+    down, up, down_bias, up_bias = (stored(r.normal(size=(SLOTS, LAYERS, *each)) / 8, "bfloat16")[0] for each in shapes)
+    slots = jnp.array([3, 1], jnp.int32)
+    found, expected = (
+        operator(x, down, up, slots, LAYER, activation="gelu", down_bias=down_bias, up_bias=up_bias)
+        for operator in (
+            functools.partial(low_rank_mosaic, tiles=Tiles(rows=64), interpret=InterpretGPUParams()),
+            low_rank,
+        )
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

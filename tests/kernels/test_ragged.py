@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,15 @@ from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races  # not 
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from pallas_kernels.low_rank import low_rank
+from pallas_kernels.low_rank.mosaic import low_rank_mosaic
+from pallas_kernels.low_rank.mosaic import takes as takes_low_rank
 from pallas_kernels.masked_matmul import masked_matmul, pack_planes, sign_matmul
 from pallas_kernels.masked_matmul.mosaic import masked_matmul_mosaic, sign_matmul_mosaic, takes
 from pallas_kernels.packed_attention import AttentionGroup, Prefix, packed_attention
 from pallas_kernels.packed_attention.cudnn import packed_attention_cudnn
 from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
+from pallas_kernels.sparse_matmul.mosaic import block_sparse_matmul_mosaic, sparse_matmul_mosaic
+from pallas_kernels.sparse_matmul.mosaic import takes as takes_sparse
 from pallas_kernels.windows import Runs
 
 ROWS = (0, 1, 31, 33, 4097)
@@ -32,37 +36,53 @@ Operator = Callable[[jax.Array, jax.Array, Runs, int], jax.Array]
 
 
 class Matmuls(NamedTuple):
-    """Who computes products with bits, and for what: inputs and outputs, dtype, most tokens of a task and of a run."""
+    """Who computes products, and for what: inputs and outputs, dtype, most tokens of a task and of a run, densities."""
 
     masked: Callable[..., jax.Array] = masked_matmul
     signed: Callable[..., jax.Array] = sign_matmul
+    sparse: Callable[..., jax.Array] = sparse_matmul
+    blocks: Callable[..., jax.Array] = block_sparse_matmul
     inputs: int = INPUTS
     outputs: int = OUTPUTS
     dtype: str = "float32"
     longest: int = 90
     window: int = 32
+    densities: tuple[float, ...] = (0.0, 0.02, 0.3, 1.0)
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
         return values.astype(ml_dtypes.bfloat16 if self.dtype == "bfloat16" else self.dtype)
 
 
+INTERPRETED = InterpretGPUParams(detect_races=True)
 REFERENCE = Matmuls()
 MOSAIC = Matmuls(
-    functools.partial(masked_matmul_mosaic, interpret=InterpretGPUParams(detect_races=True)),
-    functools.partial(sign_matmul_mosaic, interpret=InterpretGPUParams(detect_races=True)),
+    functools.partial(masked_matmul_mosaic, interpret=INTERPRETED),
+    functools.partial(sign_matmul_mosaic, interpret=INTERPRETED),
     inputs=128,
     outputs=256,
     dtype="bfloat16",
     longest=900,
     window=600,
 )
-MATMULS = [
-    *(pytest.param(REFERENCE, rows, tasks, id=f"reference-{rows}-{tasks}") for rows in ROWS for tasks in TASKS),
-    *(
-        pytest.param(MOSAIC, rows, tasks, id=f"mosaic-{rows}-{tasks}")
-        for rows, tasks in ((0, 1), (1, 1000), (31, 1), (33, 1), (4097, 1))  # each run is blocks to interpret
-    ),
+SPARSE_MOSAIC = Matmuls(
+    sparse=functools.partial(sparse_matmul_mosaic, interpret=INTERPRETED),
+    blocks=functools.partial(block_sparse_matmul_mosaic, interpret=INTERPRETED),
+    longest=900,
+    window=600,
+    densities=(0.0, 0.02, 0.1),
+)
+BY_REFERENCE = [
+    pytest.param(REFERENCE, rows, tasks, id=f"reference-{rows}-{tasks}") for rows in ROWS for tasks in TASKS
 ]
+
+
+def by_mosaic(matmuls: Matmuls, *sizes: tuple[int, int]) -> list[Any]:
+    """Few rows and tasks: what they take to interpret grows with them."""
+    return [pytest.param(matmuls, rows, tasks, id=f"mosaic-{rows}-{tasks}") for rows, tasks in sizes]
+
+
+MATMULS = [*BY_REFERENCE, *by_mosaic(MOSAIC, (0, 1), (1, 1000), (31, 1), (33, 1), (4097, 1))]
+SPARSE_MATMULS = [*BY_REFERENCE, *by_mosaic(SPARSE_MOSAIC, (0, 1), (1, 1000), (33, 1), (300, 1))]
 
 
 def fresh() -> np.random.Generator:
@@ -159,22 +179,36 @@ def test_sign_matmul(matmuls: Matmuls, rows: int, tasks: int) -> None:
     assert matmuls is REFERENCE or not get_races().races_found
 
 
-@pytest.mark.parametrize("sizes", [(384, 1536), (768, 768), (3072, 768), (1024, 4096)], ids=str)
-def test_kernels_compile_for_hopper_at_the_sizes_of_backbones(sizes: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("i", "o", "rank"), [(384, 1536, 16), (768, 768, 48), (3072, 768, 64), (1024, 4096, 128)])
+def test_kernels_compile_for_hopper_at_the_sizes_of_backbones(i: int, o: int, rank: int) -> None:
     """As far as it goes without a GPU: tiles, layouts and copies are accepted."""
-    i, o = sizes
     x, y, w = jnp.zeros((256, i), jnp.bfloat16), jnp.zeros((256, o)), jnp.zeros((i, o), jnp.bfloat16)
     bits, scale = jnp.zeros((4, LAYERS, i, o // 8), jnp.uint8), jnp.zeros((4, LAYERS, 1))
     runs = runs_of([(1, 0, 40), (3, 41, 201)], 256, 128)
+    places = [jnp.zeros((4, LAYERS, 50), jnp.uint16)] * 2
+    values, blocks = (jnp.zeros((4, LAYERS, 50, *shape), jnp.uint16) for shape in ((), (16, 16)))
     assert takes(x, bits) and not takes(x, bits[..., :48])
-    for kernel, operands in ((masked_matmul_mosaic, (x, y, w, bits)), (sign_matmul_mosaic, (x, y, bits, scale))):
-        lowered = jax.jit(functools.partial(kernel, size=128, layer=LAYER)).trace(*operands, runs)
-        assert "mosaic_gpu" in lowered.lower(lowering_platforms=("cuda",)).as_text()
+    assert takes_sparse(y) and takes_sparse(y, 16) and not takes_sparse(y, 24)
+    kernels: list[tuple[Callable[..., jax.Array], tuple[jax.Array, ...]]] = [
+        (masked_matmul_mosaic, (x, y, w, bits)),
+        (sign_matmul_mosaic, (x, y, bits, scale)),
+        (sparse_matmul_mosaic, (x, y, *places, values)),
+        (block_sparse_matmul_mosaic, (x, y, *places, blocks)),
+    ]
+    for kernel, operands in kernels:
+        check_compiles(functools.partial(kernel, size=128, layer=LAYER), *operands, runs)
+    slots, groups = jnp.zeros(4, jnp.int32), x.reshape(4, 64, i)
+    down, up = jnp.zeros((4, LAYERS, i, rank), jnp.uint16), jnp.zeros((4, LAYERS, rank, o), jnp.uint16)
+    assert takes_low_rank(groups, down, up) and not takes_low_rank(groups, down[..., :8], up[:, :, :8])
+    check_compiles(functools.partial(low_rank_mosaic, layer=LAYER, activation="gelu"), groups, down, up, slots)
 
 
-@pytest.mark.parametrize("tasks", TASKS)
-@pytest.mark.parametrize("rows", ROWS)
-def test_sparse_matmul(rows: int, tasks: int) -> None:
+def check_compiles(kernel: Callable[..., jax.Array], *operands: Any) -> None:
+    assert "mosaic_gpu" in jax.jit(kernel).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(("matmuls", "rows", "tasks"), SPARSE_MATMULS)
+def test_sparse_matmul(matmuls: Matmuls, rows: int, tasks: int) -> None:
     """From no non-zero to every one, some columns full; the rest of a slot's list is padding."""
 
     def make(r: np.random.Generator, used: np.ndarray) -> tuple[Operator, Callable[[int], np.ndarray]]:
@@ -184,7 +218,7 @@ def test_sparse_matmul(rows: int, tasks: int) -> None:
         values = np.full((tasks + 1, LAYERS, most), np.nan, np.float32)
         dense: dict[int, np.ndarray] = {}
         for slot in used:
-            chosen = r.random((INPUTS, OUTPUTS)) < r.choice([0.0, 0.02, 0.3, 1.0])
+            chosen = r.random((INPUTS, OUTPUTS)) < r.choice(matmuls.densities)
             chosen[:, int(r.integers(OUTPUTS))] |= r.random() < 0.3
             cols, held = np.nonzero(chosen.T)
             own = r.normal(size=len(held)).astype(np.float32)
@@ -194,14 +228,14 @@ def test_sparse_matmul(rows: int, tasks: int) -> None:
             dense[int(slot)] = np.zeros((INPUTS, OUTPUTS))
             dense[int(slot)][held, cols] = own
         arrays = [jnp.asarray(part) for part in (at_row, at_col, values)]
-        return lambda x, y, runs, size: sparse_matmul(x, y, *arrays, runs, size, LAYER), dense.__getitem__
+        return lambda x, y, runs, size: matmuls.sparse(x, y, *arrays, runs, size, LAYER), dense.__getitem__
 
-    check_runs(make, rows, tasks, replaces=False)
+    check_runs(make, rows, tasks, replaces=False, sizes=matmuls)
+    assert matmuls is REFERENCE or not get_races().races_found
 
 
-@pytest.mark.parametrize("tasks", TASKS)
-@pytest.mark.parametrize("rows", ROWS)
-def test_block_sparse_matmul(rows: int, tasks: int) -> None:
+@pytest.mark.parametrize(("matmuls", "rows", "tasks"), SPARSE_MATMULS)
+def test_block_sparse_matmul(matmuls: Matmuls, rows: int, tasks: int) -> None:
     """From no block to every one; the rest of a slot's list is padding, its blocks NaN."""
     side = 8
 
@@ -212,39 +246,60 @@ def test_block_sparse_matmul(rows: int, tasks: int) -> None:
         blocks = np.full((tasks + 1, LAYERS, high * wide, side, side), np.nan, np.float32)
         dense: dict[int, np.ndarray] = {}
         for slot in used:
-            cols, held = np.nonzero(r.random((wide, high)) < r.choice([0.0, 0.3, 1.0]))
+            cols, held = np.nonzero(r.random((wide, high)) < r.choice(matmuls.densities))
             at_row[slot, LAYER, : len(held)], at_col[slot, LAYER, : len(held)] = held, cols
             blocks[slot, LAYER, : len(held)] = r.normal(size=(len(held), side, side))
             dense[int(slot)] = np.zeros((INPUTS, OUTPUTS))
             for row, col, block in zip(held, cols, blocks[slot, LAYER], strict=False):
                 dense[int(slot)][row * side : (row + 1) * side, col * side : (col + 1) * side] = block
         arrays = [jnp.asarray(part) for part in (at_row, at_col, blocks)]
-        return lambda x, y, runs, size: block_sparse_matmul(x, y, *arrays, runs, size, LAYER), dense.__getitem__
+        return lambda x, y, runs, size: matmuls.blocks(x, y, *arrays, runs, size, LAYER), dense.__getitem__
 
-    check_runs(make, rows, tasks, replaces=False)
+    check_runs(make, rows, tasks, replaces=False, sizes=matmuls)
+    assert matmuls is REFERENCE or not get_races().races_found
 
 
-@pytest.mark.parametrize("tasks", TASKS)
-@pytest.mark.parametrize(("rows", "rank"), [*zip(ROWS, RANKS, strict=True), (33, 4), (31, 128)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_low_rank(rows: int, rank: int, tasks: int, dtype: str) -> None:
-    r = fresh()
+RANKED = [
+    *(
+        pytest.param(low_rank, rows, rank, tasks, dtype, id=f"reference-{rows}-{rank}-{tasks}-{dtype}")
+        for rows, rank in (*zip(ROWS, RANKS, strict=True), (33, 4), (31, 128))
+        for tasks in TASKS
+        for dtype in ("float32", "bfloat16")
+    ),
+    *(
+        pytest.param(
+            functools.partial(low_rank_mosaic, interpret=INTERPRETED),
+            rows,
+            rank,
+            tasks,
+            "bfloat16",
+            id=f"mosaic-{rank}",
+        )
+        for rows, rank, tasks in ((1, 48, 1000), (3, 16, 1))
+    ),
+]
+
+
+@pytest.mark.parametrize(("operator", "rows", "rank", "tasks", "dtype"), RANKED)
+def test_low_rank(operator: Callable[..., jax.Array], rows: int, rank: int, tasks: int, dtype: str) -> None:
+    r, inputs, outputs = fresh(), *((INPUTS, OUTPUTS) if operator is low_rank else (128, 96))
     slots = r.integers(0, tasks + 1, rows).astype(np.int32)
     used = np.unique(slots)
-    x = r.normal(size=(rows, 3, INPUTS)).astype(np.float32)
+    x = r.normal(size=(rows, 3, inputs)).astype(np.float32)
     banks, exact = [], []
-    for shape in ((INPUTS, rank), (rank, OUTPUTS)):
+    for shape in ((inputs, rank), (rank, outputs)):
         values = np.full((tasks + 1, LAYERS, *shape), np.nan, np.float32)
         values[used, LAYER] = r.normal(size=(len(used), *shape)) / shape[0] ** 0.5
         kept = values.astype(ml_dtypes.bfloat16)
         banks.append(jnp.asarray(kept.view(np.uint16) if dtype == "bfloat16" else values))
         exact.append((kept if dtype == "bfloat16" else values).astype(np.float64)[:, LAYER])
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
-    found = np.asarray(jax.jit(functools.partial(low_rank, layer=LAYER))(x.astype(kind), *banks, jnp.asarray(slots)))
+    found = np.asarray(jax.jit(functools.partial(operator, layer=LAYER))(x.astype(kind), *banks, jnp.asarray(slots)))
     hidden = np.einsum("gsi,gir->gsr", x.astype(kind).astype(np.float64), exact[0][slots])
     expected = np.einsum("gsr,gro->gso", hidden, exact[1][slots])
-    assert found.shape == (rows, 3, OUTPUTS)
+    assert found.shape == (rows, 3, outputs)
     np.testing.assert_allclose(found, expected, atol=1e-4 if dtype == "float32" else 0.1)
+    assert operator is low_rank or not get_races().races_found
 
 
 ATTENTIONS = {
