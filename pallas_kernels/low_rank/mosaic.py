@@ -23,7 +23,8 @@ RANK_STEP = 16
 """Numbers that one of the tensor core's instructions sums up; the banks of smaller ranks stay with the reference."""
 COLUMNS = (128, 64, 32)
 """Columns of the result that a block may take at a time."""
-MOST_RANK = 256
+MOST_RANK = 128
+"""What a block of 128 rows keeps in shared memory is then 224 KiB, of 227."""
 
 
 class Tiles(NamedTuple):

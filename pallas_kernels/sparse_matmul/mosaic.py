@@ -8,6 +8,7 @@ writes neighbouring numbers.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,8 @@ TOKENS = 128
 """Threads of a warpgroup."""
 STRIPS = (32, 16, 8)
 """Columns that a block may take: a strip's sums are at most 16 KiB, so that a multiprocessor holds many blocks."""
+UNGUARDED = dataclasses.replace(SEMANTICS, unsafe_no_auto_barriers=True)
+"""No barrier around each access to shared memory: a thread adds to its own sums alone."""
 AT_ONCE = 8
 """Non-zeros whose inputs are asked for before the first is added: reading them takes longest."""
 
@@ -120,7 +123,7 @@ def _launch(
         block.body,
         out_type=jax.ShapeDtypeStruct((len(tiles.slots), outputs, TOKENS), jnp.float32),
         mesh=plgpu.Mesh(grid=(len(tiles.slots), outputs // strip), grid_names=("tile", "strip")),
-        compiler_params=SEMANTICS,
+        compiler_params=UNGUARDED,
         interpret=interpret,
         name=name,
     )
@@ -149,9 +152,9 @@ class _Block(NamedTuple):
             def group(number: Array, carry: Array) -> Array:
                 entries = [begin + number * at_once + i for i in range(at_once)]
                 places = [(tile, jnp.minimum(entry, end - 1)) for entry in entries]
+                starts = [cols[at].astype(jnp.int32) * self.side - first for at in places]
                 terms = [self._inputs(inputs.at[tile], rows[at].astype(jnp.int32)) for at in places]
-                for entry, at, own in zip(entries, places, terms, strict=True):
-                    start = cols[at].astype(jnp.int32) * self.side - first
+                for entry, at, start, own in zip(entries, places, starts, terms, strict=True):
                     self._add(sums, start, entry < end, blocks.at[at], own)
                 return carry
 

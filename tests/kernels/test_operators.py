@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # not public yet
+from on_hopper import INTERPRET
 
 from pallas_kernels.low_rank import low_rank
 from pallas_kernels.low_rank.mosaic import ON_CHIP, Tiles, low_rank_mosaic
@@ -88,7 +88,7 @@ def test_low_rank_on_the_chip_adds_biases_and_activates() -> None:
     found, expected = (
         operator(x, down, up, slots, LAYER, activation="gelu", down_bias=down_bias, up_bias=up_bias)
         for operator in (
-            functools.partial(low_rank_mosaic, tiles=Tiles(rows=64), interpret=InterpretGPUParams()),
+            functools.partial(low_rank_mosaic, tiles=Tiles(rows=64), interpret=INTERPRET),
             low_rank,
         )
     )
