@@ -220,7 +220,7 @@ def core_programs(menu: Sequence[Bucket], light: Variant, heavy: Variant) -> lis
     """
     longest = max(b.longest for b in menu)
     mixed = {b.tokens: b for b in sorted(menu, key=lambda b: (b.longest, b.rows))}
-    largest = mixed[max(mixed)]
+    *_, largest = sorted((b for b in menu if b.longest == longest), key=lambda b: (b.tokens, b.rows))
     packed = list(dict.fromkeys([*(mixed[tokens] for tokens in (128, 512) if tokens in mixed), largest]))
     singles = [b for b in menu if b.rows == 1 and b.rectangular and b.longest in (32, 128, longest)]
     chosen = [(b, light) for b in [*singles, *packed]]
