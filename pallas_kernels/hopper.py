@@ -32,11 +32,6 @@ def strip_of(columns: int) -> int:
     return next(s for s in SWIZZLES if columns * 2 % s == 0) // 2
 
 
-def load(tile: Any, part: tuple[Any, ...], interpreted: bool) -> Array:
-    """A part of a tile in the tensor core's layout; the interpreter knows no layouts."""
-    return tile[part] if interpreted else plgpu.layout_cast(tile[part], plgpu.Layout.WGMMA)
-
-
 def store_rows(values: Float[Array, "rows columns"], y: Any, skipped: Array | int, count: Array) -> None:
     """The ``count`` rows after those ``skipped``: copies have fixed sizes, so one for each bit of the count."""
     rows, columns = values.shape

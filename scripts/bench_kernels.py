@@ -119,7 +119,7 @@ def systems(tasks: int, length: int) -> Mapping[str, Mapping[str, Operator]]:
             "reference": added(block_sparse_matmul, "block_"),
             "mosaic": added(block_sparse_matmul_mosaic, "block_"),
         },
-        f"low rank {RANK}": {"reference": thin(low_rank), "mosaic": thin(low_rank_mosaic)},
+        "low rank": {"reference": thin(low_rank), "mosaic": thin(low_rank_mosaic)},
     }
 
 
@@ -178,9 +178,9 @@ def kernels(
 
     for inputs, outputs in ((hidden, hidden), (hidden, wide), (wide, hidden)):
         own = operands(inputs, outputs, tasks, length, np.random.default_rng(0))
+        dense = 2 * tokens * inputs * outputs
+        shares = {"diff": DENSITY, "block diff": DENSITY, "low rank": RANK / inputs + RANK / outputs}
         for operator, found in systems(tasks, length).items():
-            dense = 2 * tokens * inputs * outputs
-            shares = {"diff": DENSITY, "block diff": DENSITY, f"low rank {RANK}": RANK / inputs + RANK / outputs}
             add(f"{operator} {inputs}x{outputs}", found, own, dense * shares.get(operator, 1))
     own, found = attentions(hidden, config.heads, tasks, length)
     add(f"attention {tasks}x{length}", found, own, 4 * tokens * length * hidden)

@@ -117,15 +117,8 @@ class _Block(NamedTuple):
         window, slot = pl.ds(at, self.rows), slots[group]
         hidden = self._shrink(x.at[window], down.at[slot, self.layer])
         hidden = ON_CHIP[self.activation](hidden + self._rows_of(down_bias.at[group], hidden.shape[1]))
-        transforms = tiled(2 * min(strip_of(hidden.shape[1]), strip_of(self.columns)), 2)
-
-        def scope(staged: Any) -> None:
-            staged[...] = hidden.astype(jnp.bfloat16)
-            plgpu.commit_smem()
-            count = jnp.minimum(begin + self.rows, past) - begin
-            self._expand(staged, up.at[slot, self.layer], up_bias.at[group], y.at[window], begin - at, count)
-
-        pl.run_scoped(scope, plgpu.SMEM(hidden.shape, jnp.bfloat16, transforms=transforms))
+        count = jnp.minimum(begin + self.rows, past) - begin
+        self._expand(hidden, up.at[slot, self.layer], up_bias.at[group], y.at[window], begin - at, count)
 
     def _shrink(self, x: Any, down: Any) -> Float[Array, "rows r"]:
         rank = down.shape[1]
@@ -154,17 +147,22 @@ class _Block(NamedTuple):
             plgpu.SMEM((2, DEPTH, rank), jnp.bfloat16, transforms=transforms),
         )
 
-    def _expand(self, hidden: Any, up: Any, up_bias: Any, y: Any, skipped: Array, count: Array) -> None:
+    def _expand(
+        self, hidden: Float[Array, "rows r"], up: Any, up_bias: Any, y: Any, skipped: Array, count: Array
+    ) -> None:
         rank = up.shape[0]
         strip = min(strip_of(rank), strip_of(self.columns))
         transforms = tiled(2 * strip, 2)
 
-        def scope(weights: Any) -> None:
+        def scope(staged: Any, weights: Any) -> None:
+            staged[...] = hidden.astype(jnp.bfloat16)
+            plgpu.commit_smem()
+
             def step(index: tuple[Array], bits: Any) -> None:
                 self._reinterpret(bits, weights, strip)
 
                 def product(sums: Any) -> Array:
-                    plgpu.wgmma(sums, hidden, weights)
+                    plgpu.wgmma(sums, staged, weights)
                     plgpu.wgmma_wait(0)
                     return sums[...]
 
@@ -178,7 +176,8 @@ class _Block(NamedTuple):
                 step, grid=(y.shape[1] // self.columns,), in_specs=[spec], max_concurrent_steps=self.stages
             )(up)
 
-        pl.run_scoped(scope, plgpu.SMEM((rank, self.columns), jnp.bfloat16, transforms=transforms))
+        operands = (hidden.shape, (rank, self.columns))
+        pl.run_scoped(scope, *(plgpu.SMEM(shape, jnp.bfloat16, transforms=transforms) for shape in operands))
 
     def _reinterpret(self, bits: Any, weights: Any, strip: int) -> None:
         """Banks keep bf16 as uint16: the tensor core's operand is written anew."""

@@ -16,7 +16,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
-from pallas_kernels.hopper import ALIGNMENT, DEPTH, SEMANTICS, WARPGROUP_ROWS, load, store_rows, strip_of, tiled
+from pallas_kernels.hopper import ALIGNMENT, DEPTH, SEMANTICS, WARPGROUP_ROWS, store_rows, strip_of, tiled
 from pallas_kernels.windows import Runs
 
 LEAST_COLUMNS = 32
@@ -166,8 +166,8 @@ class _Block(NamedTuple):
                 own = selected.at[jax.lax.rem(index[0], 2)]
                 for start in range(0, self.columns, strip):
                     part = (slice(None), pl.ds(start, strip))
-                    bits_here = (load(bits_tile, part, self.interpreted).astype(jnp.int32) >> bit) & 1
-                    own[part] = self.weights(bits_here, *(load(each, part, self.interpreted) for each in w_tile))
+                    bits_here = (self._load(bits_tile, part).astype(jnp.int32) >> bit) & 1
+                    own[part] = self.weights(bits_here, *(self._load(each, part) for each in w_tile))
                 plgpu.commit_smem()
                 plgpu.wgmma(sums, x_tile, own)
                 plgpu.wgmma_wait(1)  # the last step's operands are free, this one's are in use
@@ -183,3 +183,7 @@ class _Block(NamedTuple):
             )
 
         return pl.run_scoped(selected_scope, plgpu.SMEM((2, DEPTH, self.columns), jnp.bfloat16, transforms=transforms))
+
+    def _load(self, tile: Any, part: tuple[Any, ...]) -> Array:
+        """A part of a tile in the tensor core's layout; the interpreter knows no layouts."""
+        return tile[part] if self.interpreted else plgpu.layout_cast(tile[part], plgpu.Layout.WGMMA)

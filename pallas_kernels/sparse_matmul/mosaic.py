@@ -81,10 +81,11 @@ def _tiles(runs: Runs, tokens: int, size: int) -> _Tiles:
     capacity = len(runs.slots)
     count = min(capacity * -(-size // TOKENS), capacity + tokens // TOKENS)
     lengths = jnp.where(jnp.arange(capacity) < runs.used, runs.lengths, 0)
-    ends = jnp.cumsum(-(-lengths // TOKENS))
+    own_tiles = -(-lengths // TOKENS)
+    ends = jnp.cumsum(own_tiles)
     tile = jnp.arange(count, dtype=jnp.int32)
     run = jnp.minimum(jnp.searchsorted(ends, tile, side="right"), capacity - 1)
-    number = tile - (ends - -(-lengths // TOKENS))[run]
+    number = tile - (ends - own_tiles)[run]
     lane = number[:, None] * TOKENS + jnp.arange(TOKENS, dtype=jnp.int32)
     used = tile < ends[-1]
     own = used[:, None] & (lane < lengths[run][:, None])
