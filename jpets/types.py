@@ -152,12 +152,13 @@ class BackboneRef:
         return cls(backbone.name, backbone.fingerprint, config.family, config.hidden_size, config.layers)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Delta:
     """One PET method's parameters for one task.
 
     ``settings`` are the method's hyper-parameters as in the task file, without ``method``; ``tensors`` maps
-    ``site/name`` to an array whose leading axis runs over the layers covered.
+    ``site/name`` to an array whose leading axis runs over the layers covered. Two are equal only if they are the same
+    object, as for all that holds arrays: a head, a task.
     """
 
     method: str
@@ -165,7 +166,7 @@ class Delta:
     tensors: Tensors
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Head:
     """A task's head. Tensors: ``kernel`` [d, C], ``bias`` [C]; with two layers ``dense_kernel`` [d, m], ``dense_bias``.
 
@@ -205,7 +206,7 @@ class Preprocessing:
     thresholds: tuple[float, ...] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Task:
     """What a user registers: id, backbone, deltas, head and labels."""
 

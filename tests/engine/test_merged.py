@@ -109,6 +109,13 @@ def test_the_budget_holds_and_the_hotter_task_gets_the_place(cache: pathlib.Path
         wait_until(lambda: merged_names(engine) == {"diff"}, 20)
 
 
+def test_two_versions_of_a_task_may_be_compared() -> None:
+    first, second = few_tasks(), few_tasks()
+    for one, other in zip(first, second, strict=True):
+        assert one != other and one.head != other.head and one.deltas != other.deltas
+    assert len({*first, *second}) == 2 * len(first)
+
+
 def test_a_copy_goes_with_its_task(cache: pathlib.Path) -> None:
     with serving(cache, few_tasks(), 20.5) as engine:
         engine.infer([Query("mask", TEXT)])
