@@ -44,9 +44,10 @@ def same(left: Task, right: Task) -> bool:
     pairs += [(a.tensors, b.tensors) for a, b in zip(left.deltas, right.deltas, strict=True)]
     equal = all(a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a) for a, b in pairs)
 
-    def plain(task: Task) -> Task:
+    def plain(task: Task) -> dict[str, Any]:
         deltas = tuple(dataclasses.replace(delta, tensors={}) for delta in task.deltas)
-        return dataclasses.replace(task, deltas=deltas, head=dataclasses.replace(task.head, tensors={}))
+        head = dataclasses.replace(task.head, tensors={})
+        return dataclasses.asdict(dataclasses.replace(task, deltas=deltas, head=head))
 
     return equal and plain(left) == plain(right)
 
