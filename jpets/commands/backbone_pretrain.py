@@ -35,6 +35,7 @@ def pretrain(
     from checkpoints.native import write_native
     from checkpoints.source import load_backbone
     from jpets.commands.further import chosen_layers, first_and_last, further_pretrained
+    from jpets.engine.memory import keep_freed_memory
     from jpets.training.data import Columns, read_examples
     from jpets.training.plan import Plan
 
@@ -42,6 +43,7 @@ def pretrain(
         raise Conflict(f"{destination} exists already; remove it or choose another folder")
     if dtype not in ("bfloat16", "float32"):
         raise typer.BadParameter(f"--dtype must be bfloat16 or float32, found {dtype!r}")
+    keep_freed_memory()
     examples = read_examples(data, Columns(text, None, None))
     with busy("read backbone"):
         backbone = load_backbone(source)

@@ -88,6 +88,7 @@ def train(
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task, write_task
     from checkpoints.validation import validate
+    from jpets.engine.memory import keep_freed_memory
     from jpets.training.data import Columns, label_column, read_examples
     from jpets.training.plan import Plan, rates_of
     from jpets.training.session import Training
@@ -143,6 +144,7 @@ def train(
     assert output is not None
     if backbone is None:
         raise typer.BadParameter("give --backbone FOLDER, package or hub id")
+    keep_freed_memory()
     rates = rates_of(sweep, rate)
     columns = Columns(text, text_pair, label_column(label, head))
     examples = read_examples(data, columns)

@@ -34,6 +34,7 @@ from experiments.debian_tasks import (
     within,
 )
 from experiments.package_tasks import TASKS, draw, known_packages
+from jpets.engine.memory import keep_freed_memory
 from jpets.engine.xla_flags import set_xla_flags
 
 TRIED = ("language", "purpose", "mentions")
@@ -89,6 +90,7 @@ def main(
 ) -> None:
     """Train every candidate, task by task, and print their scores."""
     set_xla_flags()
+    keep_freed_memory()
     began = time.monotonic()
     settings = dataclasses.replace(SETTINGS, backbone=backbone)
     names = chosen(methods, tuple(CANDIDATES))

@@ -26,6 +26,7 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import task_to_bytes
 from experiments.debian_report import report
 from experiments.package_tasks import TASKS, Data, draw, known_packages
+from jpets.engine.memory import keep_freed_memory
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.training.methods import tree_size
 from jpets.training.plan import Plan
@@ -185,6 +186,7 @@ def run(
 ) -> None:
     """Train and test, seed by seed, task by task, method by method."""
     set_xla_flags()
+    keep_freed_memory()
     began = time.monotonic()
     settings = Settings(backbone, train, test, epochs, batch, max_length)
     wanted = missing(out, settings, [int(s) for s in seeds.split(",")], chosen(tasks, tuple(TASKS)),
