@@ -12,6 +12,7 @@ import typer
 from benching import draw_lengths, interleave, paired_ratio, random_backbone, report
 
 from jpets.config import DType
+from jpets.engine.memory import keep_freed_memory
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.model.encoder import split
 from jpets.tokenizing import Tokens
@@ -20,7 +21,7 @@ from jpets.training.fit import TaskFunctions, as_served
 from jpets.training.heads import new_head
 from jpets.training.methods import direct_recipe
 from jpets.training.plan import Plan
-from jpets.training.together import Member, batch_of, stacked_start, stacked_update
+from jpets.training.together import Member, groups_of, stacked_start, stacked_update
 
 LABELS = 4
 
@@ -38,6 +39,7 @@ def training(
 ) -> None:
     """Seconds of ``steps`` updates of every task, compiled before; and how far the losses of both ways differ."""
     set_xla_flags()
+    keep_freed_memory()
     loaded = random_backbone(backbone)
     config, encoder = loaded.config, split(loaded.config)
     plan = Plan(epochs=1, batch=batch, dtype=DTYPES[dtype])
@@ -46,7 +48,7 @@ def training(
     task = TaskFunctions(encoder, members[0].recipe, members[0].head, plan)
     base = as_served(loaded.params, members[0].recipe, plan)
     one, every = jax.jit(task.update), jax.jit(stacked_update(task))
-    batches = [batch_of(members, plan, step, 0) for step in range(steps)]
+    groups = [(step, group) for step in range(steps) for group in groups_of(members, plan, step, 0)]
     own_batches = [list(each_batch(member.rows, plan, epoch=0)) for member in members]
     total = np.int32(steps)
     starts = stacked_start(task, members)
@@ -54,11 +56,12 @@ def training(
 
     def together() -> None:
         trained, state = starts
-        found = []
-        for step, (rows, labels) in enumerate(batches):
-            trained, state, values = every(base, trained, state, np.int32(step), np.full(tasks, total), rows, labels)
-            found.append(values)
-        losses["together"] = np.stack(jax.block_until_ready(found))
+        found = np.zeros((steps, tasks), np.float32)
+        for step, group in groups:
+            trained, state, values = every(base, trained, state, np.int32(step), np.full(tasks, total), *group)
+            own = group.tasks < tasks
+            found[step, group.tasks[own]] = np.asarray(values)[own]
+        losses["together"] = found
 
     def apart() -> None:
         found = np.zeros((steps, tasks), np.float32)

@@ -1,23 +1,26 @@
 """Many small tasks trained at once: one program over one backbone, which all of them share.
 
 Every step runs one batch of each task. The shared products see the tokens of several tasks together, on an accelerator
-of all of them; what is each task's own is batched beside them (``jax.vmap`` over the tasks' parameters alone).
+of all of them; what is each task's own is batched beside them (``jax.vmap`` over the tasks' parameters alone). Tasks
+whose batches are of like length at a step run together.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.training.batches import Rows, batch_order, gather
 from jpets.training.fit import TaskFunctions, Trained, as_served
+from jpets.training.forward import TextRows
 from jpets.training.losses import Labels
 from jpets.training.methods import Direct
 from jpets.training.plan import Plan
@@ -27,7 +30,7 @@ from jpets.types import Head
 CPU_GROUP = 4
 """Tasks side by side on a CPU: of more, what one operation leaves for the next does not fit into its caches."""
 FINE = 8
-"""Rows of all tasks are padded to a multiple of so many tokens: the longest of many is seldom just below a bucket."""
+"""Rows of a group are padded to a multiple of so many tokens: the longest of many is seldom just below a bucket."""
 ABSENT = -1e9
 """Bias of outputs that a task does not have: their probability is zero, and so is their gradient."""
 
@@ -39,6 +42,16 @@ class Member:
     recipe: Direct
     head: Head
     rows: Rows
+
+
+class Group(NamedTuple):
+    """One batch of each of a few tasks."""
+
+    tasks: npt.NDArray[np.int32]
+    """Their numbers, [group]; the number after the last task's stands where there is none."""
+    rows: TextRows
+    """[group, batch, length]"""
+    labels: Labels
 
 
 def train_together(
@@ -64,11 +77,14 @@ def train_together(
     update = jax.jit(stacked_update(task), donate_argnums=(1, 2))
     losses: list[list[float]] = [[] for _ in members]
     for step in range(int(totals.max())):
-        rows, labels = batch_of(members, plan, step, pad_id)
-        trained, state, values = update(base, trained, state, np.int32(step), totals, rows, labels)
-        for own, value, total in zip(losses, np.asarray(values).tolist(), totals, strict=True):
-            if step < total:
-                own.append(value)
+        found = []
+        for group in groups_of(members, plan, step, pad_id):
+            trained, state, values = update(base, trained, state, np.int32(step), totals, *group)
+            found.append((group.tasks, values))
+        for tasks, values in found:
+            for at, value in zip(tasks.tolist(), np.asarray(values).tolist(), strict=True):
+                if at < len(members):
+                    losses[at].append(value)
         report(Step(step + 1, int(totals.max()), float(np.mean([own[-1] for own in losses]))))
     return [_outcome(member, trained, at, losses[at]) for at, member in enumerate(members)]
 
@@ -83,35 +99,45 @@ def stacked_start(task: TaskFunctions, members: Sequence[Member]) -> tuple[Train
 
 
 def stacked_update(task: TaskFunctions) -> Callable[..., Any]:
-    """``task.update`` over stacked tasks: all but the backbone and the step's number get a leading axis."""
+    """``task.update`` of one group over stacked tasks; it leaves the others as they are."""
 
-    def update(base: Params, trained: Trained, state: Any, step: Any, steps: Any, rows: Any, labels: Any) -> Any:
-        def one(own: tuple[Any, ...]) -> Any:
-            """A task whose batches are done stays as it is."""
-            trained, state, steps, rows, labels = own
-            after, next_state, value = task.update(base, trained, state, step, steps, task.pace, rows, labels)
-            keep = step < steps
-            chosen = jax.tree.map(lambda new, old: jnp.where(keep, new, old), (after, next_state), (trained, state))
-            return *chosen, value
+    def update(
+        base: Params, trained: Trained, state: Any, step: Any, steps: Any, tasks: Any, rows: Any, labels: Any
+    ) -> Any:
+        def one(own: tuple[Trained, Any], steps: Any, rows: Any, labels: Any) -> Any:
+            after, next_state, value = task.update(base, *own, step, steps, task.pace, rows, labels)
+            return (after, next_state), value
 
-        group = CPU_GROUP if jax.default_backend() == "cpu" else len(steps)
-        return jax.lax.map(one, (trained, state, steps, rows, labels), batch_size=group)
+        every = (trained, state)
+        own, totals = jax.tree.map(lambda leaf: leaf.at[tasks].get(mode="clip"), (every, steps))
+        after, values = jax.vmap(one)(own, totals, rows, labels)
+        return *jax.tree.map(lambda leaf, mine: leaf.at[tasks].set(mine, mode="drop"), every, after), values
 
     return update
 
 
-def batch_of(members: Sequence[Member], plan: Plan, step: int, pad_id: int) -> tuple[Any, Labels]:
-    """One batch of each task, all of one length: [tasks, batch, length]."""
-    chosen = []
-    for member in members:
+def groups_of(members: Sequence[Member], plan: Plan, step: int, pad_id: int) -> list[Group]:
+    """One batch of each task that has one at this step, those of like length side by side."""
+    chosen: dict[int, npt.NDArray[np.intp]] = {}
+    longest: dict[int, int] = {}
+    for at, member in enumerate(members):
         lengths = [len(own.ids) for own in member.rows.tokens]
-        per_epoch = -(-len(lengths) // plan.batch)
-        epoch, at = divmod(min(step, plan.epochs * per_epoch - 1), per_epoch)
-        chosen.append(batch_order(lengths, plan, epoch)[at])
-    pairs = list(zip(members, chosen, strict=True))
-    longest = FINE * -(-max(len(member.rows.tokens[at].ids) for member, own in pairs for at in own) // FINE)
-    parts = [gather(member.rows, own, plan.batch, pad_id, longest) for member, own in pairs]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+        epoch, batch = divmod(step, -(-len(lengths) // plan.batch))
+        if epoch < plan.epochs:
+            chosen[at] = batch_order(lengths, plan, epoch)[batch]
+            longest[at] = max(lengths[row] for row in chosen[at])
+    size = min(CPU_GROUP, len(members)) if jax.default_backend() == "cpu" else len(members)
+    order = sorted(chosen, key=longest.__getitem__)
+    found = []
+    for start in range(0, len(order), size):
+        own = order[start : start + size]
+        length = FINE * -(-max(longest[at] for at in own) // FINE)
+        filled = [*own, *own[-1:] * (size - len(own))]
+        parts = [gather(members[at].rows, chosen[at], plan.batch, pad_id, length) for at in filled]
+        rows, labels = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+        tasks = np.array([*own, *[len(members)] * (size - len(own))], np.int32)
+        found.append(Group(tasks, rows, labels))
+    return found
 
 
 def _widened(head: Head, width: int) -> dict[str, Any]:
