@@ -29,10 +29,13 @@ FLOOD = 10.0
 """Times its share that the other tenant offers."""
 CHUNK = 0.02
 """Seconds of the flood that are submitted together."""
-BURSTS = 3
-"""How often each engine's rate is measured; a share is half of the median."""
+BURST = 1024
+"""Queries that come at once before each round; a share is half of the rate at which they are answered."""
+SLICES = 4
+"""A round is so often a while alone and a while beside the flood, with the same arrivals: a machine that is shared
+changes its speed meanwhile."""
 WARM = 1.0
-"""Seconds before the first query that counts."""
+"""Seconds of a while before the first query that counts."""
 SYSTEMS = {"short batches": EngineSettings.flood_stretch, "fair shares alone": 0.0}
 """``flood_stretch`` of each."""
 
@@ -42,7 +45,9 @@ def tenants(
     tasks: int = 32,
     methods: str = "adapter,lora,bitfit",
     loads: Annotated[str, typer.Option(help="the first tenant's load, as parts of its share")] = "0.2,0.5",
-    seconds: float = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=2 * SLICES * WARM, help="of a round alone, and as many beside the flood")
+    ] = 20.0,
     rounds: int = 5,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
@@ -59,18 +64,17 @@ def tenants(
     with contextlib.ExitStack() as stack:
         engines = {name: stack.enter_context(_started(loaded, made, stretch)) for name, stretch in SYSTEMS.items()}
         freeze_heap()  # as a server does
-        share = statistics.median(_burst(each, queries[:1024]) for _ in range(BURSTS) for each in engines.values()) / 2
-        console.log(f"share: {share:.0f} queries/s")
         steps = [float(load) for load in loads.split(",")]
         for name, engine in engines.items():
-            rates = [load * share for load in steps]
-            pass_over = partial(_pass_over, engine, queries, rates, FLOOD * share, seconds)
+            pass_over = partial(_pass_over, engine, queries, steps, seconds)
             warm_up(name, pass_over, partial(getattr, engine.compiler, "compiled"))
         for load in steps:
             found: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
             for number in range(rounds):
                 for name, engine in engines.items():
-                    for key, value in _round(engine, queries, load * share, FLOOD * share, seconds, number).items():
+                    figure = _round(engine, queries, load, seconds, number)
+                    console.log(name, load, {key: round(value, 4) for key, value in figure.items()})
+                    for key, value in figure.items():
                         found[name].setdefault(key, []).append(value)
             for name, columns in found.items():
                 figures[f"{name}, load {load:g}"] = {key: statistics.median(values) for key, values in columns.items()}
@@ -80,7 +84,6 @@ def tenants(
         "methods": methods,
         "seconds": seconds,
         "rounds": rounds,
-        "share": share,
         "flood_stretch": SYSTEMS,
     }
     report("tenants", settings, figures, json_out)
@@ -109,11 +112,9 @@ def _settle(engine: Engine) -> None:
         time.sleep(1)
 
 
-def _pass_over(
-    engine: Engine, queries: list[Query], rates: Sequence[float], flood: float, seconds: float, seed: int
-) -> None:
-    for rate in rates:
-        _round(engine, queries, rate, flood, seconds, seed)
+def _pass_over(engine: Engine, queries: list[Query], loads: Sequence[float], seconds: float, seed: int) -> None:
+    for load in loads:
+        _round(engine, queries, load, seconds, seed)
         _settle(engine)
 
 
@@ -124,29 +125,33 @@ def _burst(engine: Engine, queries: list[Query]) -> float:
     return len(queries) / (time.perf_counter() - start)
 
 
-def _round(
-    engine: Engine, queries: list[Query], rate: float, flood: float, seconds: float, seed: int
-) -> dict[str, float]:
+def _round(engine: Engine, queries: list[Query], load: float, seconds: float, seed: int) -> dict[str, float]:
     compiled = engine.compiler.compiled
-    alone = _light(engine, queries, rate, seconds, seed)
-    ended = threading.Event()
-    thread = threading.Thread(target=_flood, args=(engine, queries, flood, ended), daemon=True)
-    thread.start()
-    before = engine.stats.answers["ok"]
-    beside = _light(engine, queries, rate, seconds, seed)
-    total = engine.stats.answers["ok"] - before
-    ended.set()
-    thread.join()
+    share = _burst(engine, queries[:BURST]) / 2
+    alone: list[float] = []
+    beside: list[float] = []
+    served = 0
+    for part in range(SLICES):
+        light = partial(_light, engine, queries, load * share, seconds / SLICES, (seed, part))
+        alone += light()
+        with _flooded(engine, queries, FLOOD * share):
+            before = engine.stats.answers["ok"]
+            beside += light()
+            served += engine.stats.answers["ok"] - before
+    p99 = {name: float(np.percentile(took, 99)) for name, took in (("alone", alone), ("beside", beside))}
     return {
-        "alone_p99": float(np.percentile(alone, 99)),
-        "beside_p99": float(np.percentile(beside, 99)),
-        "ratio": float(np.percentile(beside, 99) / np.percentile(alone, 99)),
-        "served": total / seconds,
+        "share": share,
+        "alone_p50": statistics.median(alone),
+        "alone_p99": p99["alone"],
+        "beside_p50": statistics.median(beside),
+        "beside_p99": p99["beside"],
+        "ratio": p99["beside"] / p99["alone"],
+        "served": served / seconds,
         "compiled": engine.compiler.compiled - compiled,
     }
 
 
-def _light(engine: Engine, queries: list[Query], rate: float, seconds: float, seed: int) -> list[float]:
+def _light(engine: Engine, queries: list[Query], rate: float, seconds: float, seed: tuple[int, int]) -> list[float]:
     """Latencies (s) of Poisson arrivals at ``rate``."""
     rng = np.random.default_rng(seed)
     due = np.cumsum(rng.exponential(1 / rate, round(rate * seconds)))
@@ -171,6 +176,18 @@ def _check(results: Sequence[Result]) -> None:
 def _note(took: list[float], begun: float, future: Future[Result]) -> None:
     del future
     took.append(time.monotonic() - begun)
+
+
+@contextlib.contextmanager
+def _flooded(engine: Engine, queries: list[Query], rate: float) -> Iterator[None]:
+    ended = threading.Event()
+    thread = threading.Thread(target=_flood, args=(engine, queries, rate, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _flood(engine: Engine, queries: list[Query], rate: float, ended: threading.Event) -> None:
