@@ -157,8 +157,8 @@ class Delta:
     """One PET method's parameters for one task.
 
     ``settings`` are the method's hyper-parameters as in the task file, without ``method``; ``tensors`` maps
-    ``site/name`` to an array whose leading axis runs over the layers covered. Two are equal only if they are the same
-    object, as for all that holds arrays: a head, a task.
+    ``site/name`` to an array whose leading axis runs over the layers covered. Compared by identity, as heads and tasks
+    are: arrays have no one truth.
     """
 
     method: str

@@ -21,7 +21,7 @@ from jpets.training.fit import TaskFunctions, as_served
 from jpets.training.heads import new_head
 from jpets.training.methods import direct_recipe
 from jpets.training.plan import Plan
-from jpets.training.together import Member, groups_of, stacked_start, stacked_update
+from jpets.training.together import Member, each_step, stacked_start, stacked_update
 
 LABELS = 4
 
@@ -48,7 +48,7 @@ def training(
     task = TaskFunctions(encoder, members[0].recipe, members[0].head, plan)
     base = as_served(loaded.params, members[0].recipe, plan)
     one, every = jax.jit(task.update), jax.jit(stacked_update(task))
-    groups = [(step, group) for step in range(steps) for group in groups_of(members, plan, step, 0)]
+    groups = [(step, group) for step, own in enumerate(each_step(members, plan, 0)) for group in own]
     own_batches = [list(each_batch(member.rows, plan, epoch=0)) for member in members]
     total = np.int32(steps)
     starts = stacked_start(task, members)

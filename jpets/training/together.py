@@ -8,7 +8,7 @@ whose batches are of like length at a step run together.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -76,9 +76,9 @@ def train_together(
     base = as_served(base, members[0].recipe, plan)
     update = jax.jit(stacked_update(task), donate_argnums=(1, 2))
     losses: list[list[float]] = [[] for _ in members]
-    for step in range(int(totals.max())):
+    for step, groups in enumerate(each_step(members, plan, pad_id)):
         found = []
-        for group in groups_of(members, plan, step, pad_id):
+        for group in groups:
             trained, state, values = update(base, trained, state, np.int32(step), totals, *group)
             found.append((group.tasks, values))
         for tasks, values in found:
@@ -116,16 +116,24 @@ def stacked_update(task: TaskFunctions) -> Callable[..., Any]:
     return update
 
 
-def groups_of(members: Sequence[Member], plan: Plan, step: int, pad_id: int) -> list[Group]:
-    """One batch of each task that has one at this step, those of like length side by side."""
-    chosen: dict[int, npt.NDArray[np.intp]] = {}
-    longest: dict[int, int] = {}
-    for at, member in enumerate(members):
-        lengths = [len(own.ids) for own in member.rows.tokens]
-        epoch, batch = divmod(step, -(-len(lengths) // plan.batch))
-        if epoch < plan.epochs:
-            chosen[at] = batch_order(lengths, plan, epoch)[batch]
-            longest[at] = max(lengths[row] for row in chosen[at])
+def each_step(members: Sequence[Member], plan: Plan, pad_id: int) -> Iterator[list[Group]]:
+    """One batch of each task that still has one, those of like length side by side; a step after the other."""
+    orders = [_batches(member.rows, plan) for member in members]
+    while chosen := {at: batch for at, own in enumerate(orders) if (batch := next(own, None)) is not None}:
+        yield _grouped(members, plan, chosen, pad_id)
+
+
+def _batches(rows: Rows, plan: Plan) -> Iterator[npt.NDArray[np.intp]]:
+    """Row numbers of each batch of all epochs."""
+    lengths = [len(own.ids) for own in rows.tokens]
+    for epoch in range(plan.epochs):
+        yield from batch_order(lengths, plan, epoch)
+
+
+def _grouped(
+    members: Sequence[Member], plan: Plan, chosen: Mapping[int, npt.NDArray[np.intp]], pad_id: int
+) -> list[Group]:
+    longest = {at: max(len(members[at].rows.tokens[row].ids) for row in batch) for at, batch in chosen.items()}
     size = min(CPU_GROUP, len(members)) if jax.default_backend() == "cpu" else len(members)
     order = sorted(chosen, key=longest.__getitem__)
     found = []

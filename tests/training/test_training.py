@@ -31,7 +31,7 @@ from jpets.training.plan import Plan
 from jpets.training.run import Step, train
 from jpets.training.session import Training, evaluate_task, run_training
 from jpets.training.sparse import DiffGates, MaskScores, kept
-from jpets.training.together import FINE, Member, groups_of, train_together
+from jpets.training.together import FINE, Member, each_step, train_together
 from jpets.training.tokens import rectangle
 from jpets.types import Preprocessing, Query
 
@@ -210,8 +210,9 @@ def test_groups_hold_each_task_that_has_a_batch_and_pad_to_their_own_longest(bas
         head = new_head("sequence-classification", "single-label", 2, CONFIG.hidden_size)
         members.append(Member(direct_recipe("lora", {}, CONFIG, base), head, rows))
     lengths = set()
-    for step in range(PLAN.epochs * 4 + 1):
-        groups = groups_of(members, PLAN, step, pad_id=0)
+    steps = list(each_step(members, PLAN, pad_id=0))
+    assert len(steps) == PLAN.epochs * 4
+    for step, groups in enumerate(steps):
         seen = [at for group in groups for at in group.tasks.tolist() if at < len(members)]
         assert sorted(seen) == [at for at, n in enumerate(counts) if step < PLAN.epochs * -(-n // PLAN.batch)]
         for group in groups:
