@@ -67,6 +67,8 @@ def train_together(
 
     Their deltas must be of one method and shape, their heads of one kind. Raises ``InvalidInput``.
     """
+    if not members:
+        return []
     _check(members)
     width = max(member.head.outputs for member in members)
     head = dataclasses.replace(members[0].head, tensors=_widened(members[0].head, width))
@@ -133,7 +135,7 @@ def _batches(rows: Rows, plan: Plan) -> Iterator[npt.NDArray[np.intp]]:
 def _grouped(
     members: Sequence[Member], plan: Plan, chosen: Mapping[int, npt.NDArray[np.intp]], pad_id: int
 ) -> list[Group]:
-    longest = {at: max(len(members[at].rows.tokens[row].ids) for row in batch) for at, batch in chosen.items()}
+    longest = {at: _longest(members[at].rows, batch) for at, batch in chosen.items()}
     size = min(CPU_GROUP, len(members)) if jax.default_backend() == "cpu" else len(members)
     order = sorted(chosen, key=longest.__getitem__)
     found = []
@@ -148,14 +150,21 @@ def _grouped(
     return found
 
 
+def _longest(rows: Rows, batch: npt.NDArray[np.intp]) -> int:
+    return max(len(side[row].ids) for side in (rows.tokens, rows.seconds) if side for row in batch)
+
+
 def _widened(head: Head, width: int) -> dict[str, Any]:
-    """The head's tensors with outputs that it does not have, which answer nothing."""
+    """The head's tensors with outputs that it does not have, which answer nothing; of embeddings there are none."""
+    own = {name: jnp.asarray(array) for name, array in head.tensors.items()}
+    if not head.outputs:
+        return own
     missing = width - head.outputs
-    kernel, bias = head.tensors["kernel"], head.tensors["bias"]
+    kernel, bias = own["kernel"], own["bias"]
     return {
-        **{name: jnp.asarray(array) for name, array in head.tensors.items()},
-        "kernel": jnp.pad(jnp.asarray(kernel), ((0, 0), (0, missing))),
-        "bias": jnp.pad(jnp.asarray(bias), (0, missing), constant_values=ABSENT),
+        **own,
+        "kernel": jnp.pad(kernel, ((0, 0), (0, missing))),
+        "bias": jnp.pad(bias, (0, missing), constant_values=ABSENT),
     }
 
 
@@ -163,12 +172,15 @@ def _outcome(member: Member, trained: Trained, at: int, losses: Sequence[float])
     own: Trained = jax.tree.map(lambda leaf: leaf[at], trained)
     outputs = member.head.outputs
     tensors = {name: np.asarray(array) for name, array in own["head"].items()}
-    tensors |= {"kernel": tensors["kernel"][:, :outputs], "bias": tensors["bias"][:outputs]}
+    if outputs:
+        tensors |= {"kernel": tensors["kernel"][:, :outputs], "bias": tensors["bias"][:outputs]}
     head = dataclasses.replace(member.head, tensors=tensors)
     return Outcome(own, member.recipe.finish(own["own"]), head, losses, None)
 
 
 def _check(members: Sequence[Member]) -> None:
+    if not all(len(member.rows.tokens) for member in members):
+        raise InvalidInput("tasks that are trained together must each have an example")
     first = members[0]
     for member in members:
         if _shape(member.recipe) != _shape(first.recipe):
@@ -177,6 +189,8 @@ def _check(members: Sequence[Member]) -> None:
             raise InvalidInput("tasks that are trained together must have heads of one type and problem")
         if member.head.problem != "single-label" and member.head.outputs != first.head.outputs:
             raise InvalidInput(f"tasks trained together on {first.head.problem} labels must have equally many")
+        if member.rows.targets[0].dtype.kind != first.rows.targets[0].dtype.kind:
+            raise InvalidInput("pairs of texts that are trained together must all be rated, or none of them")
 
 
 def _shape(recipe: Direct) -> list[tuple[str, dict[str, tuple[int, ...]]]]:

@@ -23,6 +23,7 @@ from jpets.training.methods import direct_recipe
 from jpets.training.metrics import scores
 from jpets.training.plan import Plan
 from jpets.training.run import train
+from jpets.training.together import Member, train_together
 from jpets.types import Preprocessing
 
 RULE = Preprocessing(max_length=16, truncation=True)
@@ -105,6 +106,28 @@ def test_embeddings_learn_which_texts_belong_together() -> None:
     outcome = train(split(config), base, direct_recipe("bitfit", {}, config, base), HEAD, rows, plan, held_out=rows)
     assert np.mean(outcome.losses[-2:]) < 0.9 * np.mean(outcome.losses[:2])
     assert outcome.head.tensors == {} and [delta.method for delta in outcome.deltas] == ["bitfit"]
+
+
+def test_embeddings_trained_together_are_those_trained_alone() -> None:
+    config = dataclasses.replace(tiny().config, layers=1)
+    base = jax.tree.map(np.asarray, random_params(config))
+    plan = Plan(epochs=2, batch=4, rate=0.01, dtype="float32")
+    pairs = [Example("a library", "a module of many functions for sparse files", None), Example("game", "sound", None)]
+    members = [
+        Member(direct_recipe("bitfit", {}, config, base, seed), HEAD, rows_of(pairs * count))
+        for seed, count in enumerate((3, 4))
+    ]
+    for member, found in zip(members, train_together(split(config), base, members, plan), strict=True):
+        alone = train(split(config), base, member.recipe, HEAD, member.rows, plan)
+        np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-4)
+        assert found.head.tensors == {}
+    rated = Member(members[0].recipe, HEAD, rows_of([Example("a", "b", 0.5)]))
+    with pytest.raises(InvalidInput, match="all be rated, or none"):
+        train_together(split(config), base, [members[0], rated], plan)
+    nothing = dataclasses.replace(members[0], rows=members[0].rows.take([]))
+    with pytest.raises(InvalidInput, match="each have an example"):
+        train_together(split(config), base, [members[0], nothing], plan)
+    assert train_together(split(config), base, [], plan) == []
 
 
 def test_pairs_need_no_column_of_labels(tmp_path: Any) -> None:
