@@ -108,16 +108,15 @@ class Bank:
         self.key = key
         self.slots = slots
         specs = class_method(key.method).bank_arrays(key, config)
-        self.arrays: dict[str, jax.Array] = {}
-        for name, spec in specs.items():
-            kind = storage_dtype(spec, dtype)
-            fill = base_bias if key == BIAS_CLASS else np.asarray(spec.fill, np.float32)
-            first = jnp.asarray(_store(np.broadcast_to(fill, spec.shape), spec, dtype))
-            make = jax.jit(
-                lambda row, n=slots: jnp.broadcast_to(row, (n, *row.shape)), out_shardings=placed(spec.shape)
-            )
-            self.arrays[name] = make(first)
-            assert self.arrays[name].dtype == kind
+        fills = {n: base_bias if key == BIAS_CLASS else np.asarray(s.fill, np.float32) for n, s in specs.items()}
+        firsts = {n: _store(np.broadcast_to(fills[n], s.shape), s, dtype) for n, s in specs.items()}
+        # All in one program: compiling one takes longer than what it does.
+        make = jax.jit(
+            lambda rows: {name: jnp.broadcast_to(row, (slots, *row.shape)) for name, row in rows.items()},
+            out_shardings={name: placed(spec.shape) for name, spec in specs.items()},
+        )
+        self.arrays: dict[str, jax.Array] = make(firsts)
+        assert all(self.arrays[name].dtype == first.dtype for name, first in firsts.items())
         contents = {name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in self.arrays.items()}
         slot = jax.ShapeDtypeStruct((), np.int32)
         # Compiled now: the first write must not make queries wait for a compilation.
