@@ -41,8 +41,8 @@ CHILD_IDLE_SECONDS = 30.0
 """An idle compiling process ends: it holds 600 MB."""
 MOST_WANTED = 1024
 COMPILE_SECONDS = 2.0
-"""About what compiling a program takes of the cores. One is compiled once batches lost as much by its absence: at most
-twice what would have been lost by whoever knew the traffic to come (the rule of the rented skis)."""
+"""What compiling a program takes of the cores, while none was compiled. One is compiled once batches lost as much by
+its absence: at most twice what is lost by one who knows the traffic to come (the rule of the rented skis)."""
 
 
 class BackgroundCompiler:
@@ -79,6 +79,9 @@ class BackgroundCompiler:
         self._thread = threading.Thread(target=self._work, name="jpets-compile", daemon=True)
         self.compiled = 0
         self.failed = 0
+        self.compile_seconds = COMPILE_SECONDS
+        """Seconds that compiling a program takes all cores, on average."""
+        self._timed = 0
 
     def start(self, menu: Iterable[ProgramKey]) -> None:
         self._menu = list(menu)
@@ -92,7 +95,7 @@ class BackgroundCompiler:
             if len(self._missed) > MOST_WANTED:
                 self._missed = dict(heapq.nlargest(MOST_WANTED // 2, self._missed.items(), key=itemgetter(1)))
             self._missed[key] = self._missed.get(key, 0.0) + seconds
-            if self._missed[key] >= COMPILE_SECONDS:
+            if self._missed[key] >= self.compile_seconds:
                 del self._missed[key]
                 self._not_before[key] = math.inf
                 self._queue.append(key)
@@ -170,7 +173,9 @@ class BackgroundCompiler:
             assert child.stdin is not None and child.stdout is not None
             child.stdin.write(key_to_json(key) + "\n")
             child.stdin.flush()
-            if child.stdout.readline().strip() == "done":
+            if taken := child.stdout.readline():
+                self._timed += 1
+                self.compile_seconds += (float(taken) / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
                 return self._store.load(self._family, key)
         except OSError:
             pass  # the child died; counted, and the next program starts a fresh one
@@ -200,7 +205,7 @@ class BackgroundCompiler:
 
 
 def main() -> None:
-    """The child: compiles what it is told until standard input ends."""
+    """The child: compiles what it is told until standard input ends; says how much processor time each took."""
     with contextlib.suppress(OSError):
         os.nice(19)
     folder = pathlib.Path(sys.argv[1])
@@ -210,8 +215,9 @@ def main() -> None:
     family = family_from_json(sys.stdin.readline())
     with contextlib.suppress(BrokenPipeError):  # the parent was killed
         for line in sys.stdin:
+            begun = time.process_time()
             store.save(family, compile_program(family, key_from_json(line), mesh))
-            sys.stdout.write("done\n")
+            sys.stdout.write(f"{time.process_time() - begun}\n")
             sys.stdout.flush()
 
 
