@@ -14,6 +14,8 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
+from jpets.engine.xla_flags import set_xla_flags
+
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
@@ -24,7 +26,27 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "tests"))
+set_xla_flags()  # as commands do, some of which run in this process
 install_import_hook(["pallas_kernels", "jpets.model.encoder", "jpets.model.forward"], "beartype.beartype")
+
+
+@pytest.fixture(scope="session")
+def shallow_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """``support.shallow`` as a folder."""
+    from support import shallow  # after the import hook
+
+    from checkpoints.native import write_native
+
+    folder = tmp_path_factory.mktemp("backbones") / "tiny-bert"
+    write_native(shallow(), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def program_cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder of compiled programs that all test processes share."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "programs"
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints.backbone import Backbone
+from checkpoints.canonical import canonical_shapes, from_params
 from checkpoints.source import load_backbone
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.deltas import METHODS, in_merge_order, task_lead
@@ -56,6 +57,17 @@ def tiny(name: str = "tiny-bert") -> Backbone:
     return load_backbone(FIXTURES / name)
 
 
+@functools.cache
+def shallow(name: str = "tiny-bert") -> Backbone:
+    """The two lower layers of a tiny backbone, where nothing compares with a reference: programs take long to compile,
+    and as much longer as they have layers."""
+    whole = tiny(name)
+    config = dataclasses.replace(whole.config, layers=2)
+    tensors = from_params(whole.params, whole.config)
+    kept = {place: tensors[place] for place in canonical_shapes(config)}
+    return Backbone.of_tensors(whole.name, config, kept, whole.tokenizer_json)
+
+
 def device_params(backbone: Backbone) -> Params:
     return jax.tree.map(jnp.asarray, dict(backbone.params))
 
@@ -84,9 +96,9 @@ def make_head(
 
 
 def light_or_mask_task(number: int, name: str | None = None) -> Task:
-    """A task of the tiny backbone; numbers take bitfit, lora and mask in turn."""
-    delta = random_delta(("bitfit", "lora", "mask")[number % 3], tiny().config, 100 + number)
-    return make_task(tiny(), name or f"task-{number}", [delta], make_head(np.random.default_rng(number), 64, 3))
+    """A task of the shallow backbone; numbers take bitfit, lora and mask in turn."""
+    delta = random_delta(("bitfit", "lora", "mask")[number % 3], shallow().config, 100 + number)
+    return make_task(shallow(), name or f"task-{number}", [delta], make_head(np.random.default_rng(number), 64, 3))
 
 
 def make_task(backbone: Backbone, name: str, deltas: Sequence[Delta], head: Head, **more: Any) -> Task:

@@ -8,35 +8,42 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-BACKBONE = str(ROOT / "tests" / "fixtures" / "tiny-bert")
 NUMBER = r"([-\d.e+]+)"
 
 
-def run(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture
+def run(
+    shallow_folder: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], str]:
     """What an example prints."""
-    monkeypatch.setattr(sys, "argv", [name, BACKBONE])
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    return capsys.readouterr().out
+
+    def printed(name: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, str(shallow_folder)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return printed
 
 
 def test_each_is_short() -> None:
     assert all(len(path.read_text().splitlines()) < 80 for path in EXAMPLES.glob("*.py"))
 
 
-def test_hidden_states(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = run("hidden_states.py", capsys, monkeypatch)
+def test_hidden_states(run: Callable[[str], str]) -> None:
+    printed = run("hidden_states.py")
     assert re.search(r"hidden states \(3, \d+, 64\) float32", printed)
     (difference,) = re.findall(f"alone differs by {NUMBER}", printed)
     assert float(difference) < 1e-4
 
 
-def test_mixed_gradients(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = run("mixed_gradients.py", capsys, monkeypatch)
+def test_mixed_gradients(run: Callable[[str], str]) -> None:
+    printed = run("mixed_gradients.py")
     found = re.findall(f"(\\w+): slope up to {NUMBER}, of other tasks {NUMBER}, alone it differs by {NUMBER}", printed)
     assert [name for name, *_ in found] == ["adapter", "lora", "bitfit", "ia3"]
     for _, size, other, difference in found:
@@ -45,16 +52,16 @@ def test_mixed_gradients(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         assert float(difference) < 1e-5
 
 
-def test_sharded_backbone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = run("sharded_backbone.py", capsys, monkeypatch)
+def test_sharded_backbone(run: Callable[[str], str]) -> None:
+    printed = run("sharded_backbone.py")
     assert "4 devices; ffn_in (64, 128), on each (64, 32)" in printed
     differences = [float(each) for each in re.findall(f"(?:square:|differs by) {NUMBER}", printed)]
     assert len(differences) == 2
     assert max(differences) < 1e-5
 
 
-def test_own_method(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = run("own_method.py", capsys, monkeypatch)
+def test_own_method(run: Callable[[str], str]) -> None:
+    printed = run("own_method.py")
     row = f"row without it differs by {NUMBER}, row with it by {NUMBER} and from its merged form {NUMBER}"
     ((none, moved, difference),) = re.findall(row, printed)
     assert float(none) == 0

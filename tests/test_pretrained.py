@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from support import FIXTURES, dense_answer, method_tasks, tiny
+from support import dense_answer, method_tasks, shallow
 
 import jpets
 from checkpoints.task_file import write_task
@@ -15,12 +15,12 @@ from jpets.errors import InvalidTask
 TEXT = "a library of functions"
 
 
-def test_from_files_to_answers(tmp_path: pathlib.Path) -> None:
-    tasks = {task.id: task for task in method_tasks(tiny())}
+def test_from_files_to_answers(shallow_folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    tasks = {task.id: task for task in method_tasks(shallow())}
     for name in ("adapter", "lora", "mask"):
         write_task(tasks[name], tmp_path / f"{name}.safetensors")
     with jpets.Engine.from_pretrained(
-        FIXTURES / "tiny-bert",
+        shallow_folder,
         tasks=[tmp_path / "adapter.safetensors", str(tmp_path / "lora.safetensors")],
         dtype="float32",
         cache_dir=tmp_path / "cache",
@@ -34,7 +34,7 @@ def test_from_files_to_answers(tmp_path: pathlib.Path) -> None:
         results = engine.infer([jpets.Query(name, TEXT) for name in ("adapter", "lora", "mask", None)])
         ids = engine.text.encode(jpets.Query(None, TEXT), tasks["mask"].preprocessing).ids
         for name, result in zip(("adapter", "lora", "mask"), results, strict=False):
-            expected = dense_answer(tiny(), tasks[name], ids)["logits"]
+            expected = dense_answer(shallow(), tasks[name], ids)["logits"]
             np.testing.assert_allclose(result.logits.reshape(expected.shape), expected, atol=1e-4)
         assert isinstance(results[3], jpets.Embedding)
         (tmp_path / "broken.safetensors").write_bytes(b"nothing")

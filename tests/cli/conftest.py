@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from listening import listening
+from support import shallow
 from typer.testing import CliRunner, Result
 
 from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
-from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task, task_to_bytes, write_task
 from jpets.cli import app
 from jpets.config import EngineSettings
@@ -76,8 +76,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.fixture(scope="session")
-def backbone(fixtures: Path) -> Backbone:
-    return load_backbone(fixtures / "tiny-bert")
+def backbone() -> Backbone:
+    return shallow()
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from checkpoints.backbone import Backbone
+from support import tiny
+
 from checkpoints.native import is_native
 
 
-def test_import_writes_a_native_backbone_with_the_same_fingerprint(run, fixtures, backbone: Backbone, tmp_path) -> None:
+def test_import_writes_a_native_backbone_with_the_same_fingerprint(run, fixtures: Path, tmp_path: Path) -> None:
+    backbone = tiny()
     native = tmp_path / "native"
     result = run("backbone", "import", fixtures / "tiny-bert", native, "--name", "small")
     assert result.exit_code == 0
@@ -20,11 +22,11 @@ def test_import_writes_a_native_backbone_with_the_same_fingerprint(run, fixtures
     assert shown["bytes"] == 4 * shown["parameters"]
 
 
-def test_show_names_shape_and_fingerprint(run, fixtures: Path, backbone: Backbone) -> None:
+def test_show_names_shape_and_fingerprint(run, fixtures: Path) -> None:
     result = run("backbone", "show", fixtures / "tiny-bert")
     assert result.exit_code == 0
     assert "3 layers, hidden size 64" in result.stdout
-    assert backbone.fingerprint in result.stdout
+    assert tiny().fingerprint in result.stdout
 
 
 def test_import_into_something_that_exists_changes_nothing(run, fixtures: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def broken_file(task_file: Path) -> Path:
 def test_a_good_file_is_summed_up(run, task_file: Path) -> None:
     result = run("task", "check", task_file)
     assert result.exit_code == 0
-    assert "lora at query, value; layers 0 to 2; ranks 4; 3,072 numbers" in result.stdout
+    assert "lora at query, value; layers 0 to 1; ranks 4; 2,048 numbers" in result.stdout
     assert "sequence-classification, single-label, cls pooling, 3 outputs" in result.stdout
     assert "label-0, label-1, label-2" in result.stdout
     assert f"({task_file.stat().st_size} bytes)" in result.stdout
@@ -44,13 +44,13 @@ def test_a_head_that_answers_questions(run, make_task, tmp_path: Path) -> None:
     assert ["labels", "none"] in lines
 
 
-def test_json_with_a_backbone(run, task_file: Path, fixtures: Path) -> None:
-    result = run("task", "check", task_file, "--backbone", fixtures / "tiny-bert", "--json")
+def test_json_with_a_backbone(run, task_file: Path, shallow_folder: Path) -> None:
+    result = run("task", "check", task_file, "--backbone", shallow_folder, "--json")
     report = json.loads(result.stdout)
     assert result.exit_code == 0
     assert (report["valid"], report["complete"], report["problems"]) == (True, True, [])
     assert report["deltas"][0]["sites"] == ["query", "value"]
-    assert report["deltas"][0]["settings"]["ranks"] == {"query": [4, 4, 4], "value": [4, 4, 4]}
+    assert report["deltas"][0]["settings"]["ranks"] == {"query": [4, 4], "value": [4, 4]}
 
 
 def test_every_problem_has_its_line(run, broken_file: Path) -> None:

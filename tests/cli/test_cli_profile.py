@@ -30,12 +30,12 @@ def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "core_programs", lambda menu, light, heavy: [(menu[0], light)])
 
 
-def test_costs_are_what_the_next_engine_reads(
-    run, fixtures: Path, task_file: Path, backbone: Backbone, tmp_path
+def test_costs_and_the_cost_profile_are_what_the_next_engine_reads(
+    run, shallow_folder: Path, task_file: Path, backbone: Backbone, tmp_path
 ) -> None:
-    cache, out = tmp_path / "cache", tmp_path / "costs.json"
-    arguments = ("profile", "--backbone", fixtures / "tiny-bert", task_file, "--repeats", 2)
-    result = run(*arguments, "--cache-dir", cache, "--json", out)
+    cache, out, picture = tmp_path / "cache", tmp_path / "costs.json", tmp_path / "profile.png"
+    arguments = ("profile", "--backbone", shallow_folder, task_file, "--repeats", 2)
+    result = run(*arguments, "--cache-dir", cache, "--json", out, "--plot", picture)
     assert result.exit_code == 0, result.stderr
     report = json.loads(out.read_text())
     assert (report["fingerprint"], report["repeats"]) == (backbone.fingerprint, 2)
@@ -50,42 +50,7 @@ def test_costs_are_what_the_next_engine_reads(
     assert {name: seconds for name, seconds in known.items() if seconds is not None} == {
         program["bucket"]: program["seconds"] for program in report["programs"]
     }
-
-
-def test_a_task_of_another_backbone(run, fixtures: Path, task_file: Path, tmp_path: Path) -> None:
-    result = run("profile", "--backbone", fixtures / "tiny-distilbert", task_file, "--cache-dir", tmp_path / "cache")
-    assert result.exit_code == 1
-    assert "was made for backbone" in result.stderr
-
-
-def test_two_files_of_one_name(run, fixtures: Path, task_file: Path, tmp_path: Path) -> None:
-    result = run("profile", "--backbone", fixtures / "tiny-bert", task_file, task_file, "--cache-dir", tmp_path)
-    assert result.exit_code == 1
-    assert "must differ" in result.stderr
-
-
-def test_an_unknown_dtype_is_a_usage_error(run) -> None:
-    assert run("profile", "--backbone", "any", "--dtype", "int8").exit_code == 2
-
-
-def test_a_limit_smaller_than_every_shape_that_light_classes_are_measured_in(
-    run, fixtures: Path, task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cost_profile, "LIGHT_SHAPES", ("8x32",))
-    monkeypatch.setattr(cost_profile, "LOOP_SHAPES", ("8x32",))
-    arguments = ("profile", "--backbone", fixtures / "tiny-bert", task_file, "--repeats", 1, "--max-tokens", 32)
-    result = run(*arguments, "--cache-dir", tmp_path / "cache")
-    assert result.exit_code == 0, result.stderr
-
-
-def test_the_cost_profile_is_kept_and_drawn(run, fixtures: Path, task_file: Path, backbone: Backbone, tmp_path) -> None:
-    cache, picture = tmp_path / "cache", tmp_path / "profile.png"
-    arguments = ("profile", "--backbone", fixtures / "tiny-bert", task_file, "--repeats", 1, "--max-tokens", 32)
-    result = run(*arguments, "--cache-dir", cache, "--plot", picture)
-    assert result.exit_code == 0, result.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-    engine = Engine(backbone, [read_task(task_file)], EngineSettings(), cache_dir=cache)
     assert engine.deltas is not None
     kept = load_profile(engine.profile_path)
     assert kept is not None
@@ -95,3 +60,29 @@ def test_the_cost_profile_is_kept_and_drawn(run, fixtures: Path, task_file: Path
     engine.profile_path.write_text(kept.to_json()[:100])
     assert Engine(backbone, [read_task(task_file)], EngineSettings(), cache_dir=cache).deltas is None
     assert not engine.profile_path.exists()
+
+
+def test_a_task_of_another_backbone(run, fixtures: Path, task_file: Path, tmp_path: Path) -> None:
+    result = run("profile", "--backbone", fixtures / "tiny-distilbert", task_file, "--cache-dir", tmp_path / "cache")
+    assert result.exit_code == 1
+    assert "was made for backbone" in result.stderr
+
+
+def test_two_files_of_one_name(run, shallow_folder: Path, task_file: Path, tmp_path: Path) -> None:
+    result = run("profile", "--backbone", shallow_folder, task_file, task_file, "--cache-dir", tmp_path)
+    assert result.exit_code == 1
+    assert "must differ" in result.stderr
+
+
+def test_an_unknown_dtype_is_a_usage_error(run) -> None:
+    assert run("profile", "--backbone", "any", "--dtype", "int8").exit_code == 2
+
+
+def test_a_limit_smaller_than_every_shape_that_light_classes_are_measured_in(
+    run, shallow_folder: Path, task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_profile, "LIGHT_SHAPES", ("8x32",))
+    monkeypatch.setattr(cost_profile, "LOOP_SHAPES", ("8x32",))
+    arguments = ("profile", "--backbone", shallow_folder, task_file, "--repeats", 1, "--max-tokens", 32)
+    result = run(*arguments, "--cache-dir", tmp_path / "cache")
+    assert result.exit_code == 0, result.stderr

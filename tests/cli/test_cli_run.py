@@ -61,7 +61,7 @@ def engine(backbone: Backbone, tasks: dict[str, Task], cache: Path) -> Iterator[
 
 
 @pytest.fixture
-def score(run, fixtures: Path, task_folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def score(run, shallow_folder: Path, task_folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """``score(lines, *options)`` runs the command on ``tmp_path / "in.jsonl"`` with two small programs."""
     monkeypatch.setattr(bucket, "steady_menu", lambda max_length, max_tokens: MENU)
 
@@ -69,7 +69,7 @@ def score(run, fixtures: Path, task_folder: Path, cache: Path, tmp_path: Path, m
         source = tmp_path / "in.jsonl"
         if lines is not None:
             source.write_text("".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in lines))
-        named = ("--backbone", fixtures / "tiny-bert", "--dtype", "float32", "--cache-dir", cache)
+        named = ("--backbone", shallow_folder, "--dtype", "float32", "--cache-dir", cache)
         out = tmp_path / "out.jsonl" if out is None else out
         return run("run", place, "-" if "input" in how else source, "-o", out, *named, *options, **how)
 
@@ -254,7 +254,9 @@ cli.main()
 """
 
 
-def test_a_killed_run_goes_on_to_the_same_file(fixtures: Path, task_folder: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_file(
+    shallow_folder: Path, task_folder: Path, cache: Path, tmp_path: Path
+) -> None:
     rng = np.random.default_rng(0)
     names = ["mood", "tags", None]
     lines = [{"task": names[n % 3], "text": " ".join(["word"] * int(rng.integers(1, 28)))} for n in range(90)]
@@ -263,7 +265,7 @@ def test_a_killed_run_goes_on_to_the_same_file(fixtures: Path, task_folder: Path
     environment = {**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
 
     def score(out: str, die_after: int, *options: str) -> int:
-        arguments = ["run", task_folder, "in.jsonl", "-o", out, "--backbone", fixtures / "tiny-bert", *options]
+        arguments = ["run", task_folder, "in.jsonl", "-o", out, "--backbone", shallow_folder, *options]
         command = [sys.executable, "-c", KILLED, die_after, *arguments, "--cache-dir", cache]
         return subprocess.run([str(each) for each in command], cwd=tmp_path, env=environment, check=False).returncode
 

@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from support import Bench, dense_answer, device_params, make_head, make_task, random_delta, row_answer, tiny
+from support import Bench, dense_answer, device_params, make_head, make_task, random_delta, row_answer, shallow
 
 from checkpoints.task_file import read_task, write_task
 from jpets.config import NAMED_BACKBONES
@@ -22,7 +22,7 @@ BUCKET = Bucket(8 * 16, ((8, 16),))
 
 
 def tasks() -> list[Task]:
-    backbone, rng = tiny(), np.random.default_rng(0)
+    backbone, rng = shallow(), np.random.default_rng(0)
     deltas = [
         random_delta("diff", backbone.config, 1, density=0.5, block=16),
         random_delta("diff", backbone.config, 2, density=0.2, block=8, sites=["query", "ffn_out", "pooler"]),
@@ -36,7 +36,7 @@ def tasks() -> list[Task]:
 
 
 def test_blocks_of_two_sizes_and_single_entries_share_a_batch() -> None:
-    own, rng = Bench(tiny(), tasks()), np.random.default_rng(1)
+    own, rng = Bench(shallow(), tasks()), np.random.default_rng(1)
     names = [*own.tasks, None, *own.tasks]
     rows = [own.row(name, rng.integers(5, 800, int(rng.integers(3, 17)))) for name in names]
     assembled, outputs = own.run(rows, BUCKET, make_variant(class_needs(rows, BUCKET)))
@@ -59,10 +59,10 @@ def test_a_file_holds_blocks(tmp_path: pathlib.Path) -> None:
 
 
 def test_blocks_keep_whatever_is_not_zero() -> None:
-    rng, config = np.random.default_rng(0), tiny().config
+    rng, config = np.random.default_rng(0), shallow().config
     shape = config.dims("query")
     dense = {at: np.where(rng.random(shape) < 0.002, rng.normal(size=shape), 0.0) for at in range(config.layers)}
-    params = device_params(tiny())
+    params = device_params(shallow())
     merged = [
         METHODS["diff"].merge(diff_delta({"query": dense}, {}, range(config.layers), block), config, params)
         for block in (1, 4)
@@ -91,7 +91,7 @@ def test_work_counts_every_number_of_a_block() -> None:
 @pytest.mark.parametrize("block", [0, -16, 5, 128, 16.0, "16", None])
 def test_a_block_that_makes_no_sense(block: object) -> None:
     with pytest.raises(InvalidTask, match="block must be a whole number"):
-        METHODS["diff"].tensors({"block": block}, tiny().config)
+        METHODS["diff"].tensors({"block": block}, shallow().config)
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_blocks_out_of_place(part: str, change: int, message: str) -> None:
     wrong[-1] = change
     broken = dataclasses.replace(delta, tensors={**delta.tensors, f"query/{part}": wrong})
     with pytest.raises(InvalidTask, match=message):
-        METHODS["diff"].check(broken, tiny().config)
+        METHODS["diff"].check(broken, shallow().config)

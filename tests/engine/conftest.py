@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, tiny
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
 
 from jpets.engine.engine import Engine
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(program_cache: Path) -> Iterator[Engine]:
     with Engine(
-        tiny(),
-        method_tasks(tiny()),
+        shallow(),
+        method_tasks(shallow()),
         ENGINE_SETTINGS,
-        cache_dir=tmp_path_factory.mktemp("cache"),
+        cache_dir=program_cache,
         buckets=ENGINE_BUCKETS,
     ) as own:
         yield own.start()

@@ -7,7 +7,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from support import ENGINE_SETTINGS, make_head, make_task, method_tasks, random_delta, tiny
+from support import ENGINE_SETTINGS, make_head, make_task, method_tasks, random_delta, shallow, tiny
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.classes import LOWERING, class_slots, task_classes
@@ -18,12 +18,12 @@ SETTINGS = dataclasses.replace(ENGINE_SETTINGS, slots=7, max_slots=63, max_batch
 
 
 def lora(rank: int = 4) -> Task:
-    delta = random_delta("lora", tiny().config, 1)
-    return make_task(tiny(), f"lora-{rank}", [delta], make_head(np.random.default_rng(0), 64, 3))
+    delta = random_delta("lora", shallow().config, 1)
+    return make_task(shallow(), f"lora-{rank}", [delta], make_head(np.random.default_rng(0), 64, 3))
 
 
 def slots(stay: int, coming: int, limit: float = float("inf")) -> dict[str, int]:
-    config, params = tiny().config, dict(tiny().params)
+    config, params = shallow().config, dict(shallow().params)
     keys = task_classes(lora(), config, params)
     found = class_slots([lora()] * stay, [], dict.fromkeys(keys, coming), config, params, SETTINGS, limit)
     return {key.method: count for key, count in found}
@@ -48,7 +48,7 @@ def test_tasks_that_may_leave_share_slots(stay: int, coming: int, expected: int)
 
 
 def test_under_a_limit_a_batch_of_them_still_fits() -> None:
-    config, params = tiny().config, dict(tiny().params)
+    config, params = shallow().config, dict(shallow().params)
     keys = task_classes(lora(), config, params)
     needed = param_bytes(params, "float32") + banks_bytes(dict.fromkeys(keys, 20), config, "float32")
     found = slots(0, 100_000, needed * 16 / 15 + 1)

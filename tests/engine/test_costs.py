@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, tiny
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, shallow
 
 from jpets.deltas import METHODS
 from jpets.engine.assembly import Row
@@ -26,7 +26,7 @@ KEY = ProgramKey(Bucket(32, ((4, 8),)), Variant())
 
 @pytest.fixture
 def table(tmp_path: Path) -> CostTable:
-    return CostTable(tmp_path / "costs.json", Family(tiny().config, "float32", ()))
+    return CostTable(tmp_path / "costs.json", Family(shallow().config, "float32", ()))
 
 
 def program(seconds: float) -> Program:
@@ -83,7 +83,7 @@ def test_tasks_weigh_the_same_while_nobody_knows_what_they_add(engine: Engine) -
 @pytest.mark.parametrize("block", [1, 16])
 def test_profiles_measure_sparse_differences_that_are_full(block: int) -> None:
     """An empty slot's entries are dropped before they are added up, which is cheaper."""
-    config = tiny().config
+    config = shallow().config
     key = METHODS["diff"].lower(random_delta("diff", config, block=block), config)[0].key
     bench = _Bench(Family(config, "float32", ((key, 2),)), first_device(), 64)
     ((short, bank),) = bench._replica.banks.items()
@@ -96,7 +96,7 @@ def test_profiles_measure_sparse_differences_that_are_full(block: int) -> None:
 
 def test_the_next_start_knows_what_the_last_one_learnt(tmp_path: Path) -> None:
     def start() -> Engine:
-        return Engine(tiny(), [], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[:1])
+        return Engine(shallow(), [], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[:1])
 
     with start().start() as first:
         first.infer([Query(None, input_ids=[7, 8, 9])] * 5)

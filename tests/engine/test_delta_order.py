@@ -10,7 +10,7 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, Bench, make_head, make_task, random_delta, tiny
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, Bench, make_head, make_task, random_delta, shallow
 
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS, class_method
@@ -30,7 +30,7 @@ ANNOTATION = re.compile(r'_xla_stream_annotation = "(\d+)"')
 @functools.cache
 def crowded(methods: tuple[str, ...] = tuple(METHODS)) -> Bench:
     """Three lora and two diff classes that meet at a site, and the other ``methods``."""
-    backbone, rng = tiny(), np.random.default_rng(0)
+    backbone, rng = shallow(), np.random.default_rng(0)
     drawn = [
         *((method, {}) for method in methods),
         ("lora", {"rank": 7}),
@@ -95,7 +95,7 @@ def test_streams_are_few_where_classes_have_few_tokens() -> None:
 
 
 def test_a_full_class_counts_every_slot_and_token() -> None:
-    config = tiny().config
+    config = shallow().config
     key = ClassKey("lora", (("query", 4),), (0,))
     full, half = ({key: level} for level in (8, 4))
     d = config.hidden_size
@@ -144,10 +144,10 @@ def test_only_gpus_get_streams() -> None:
 
 def test_an_engine_on_a_cpu_asks_for_no_streams(tmp_path_factory: pytest.TempPathFactory) -> None:
     settings = dataclasses.replace(ENGINE_SETTINGS, delta_streams=8)
-    own = Engine(tiny(), [], settings, cache_dir=tmp_path_factory.mktemp("cache"), buckets=ENGINE_BUCKETS[:1])
+    own = Engine(shallow(), [], settings, cache_dir=tmp_path_factory.mktemp("cache"), buckets=ENGINE_BUCKETS[:1])
     assert own.family.streams == Streams(1)
 
 
 def test_a_compiling_process_is_told_the_streams() -> None:
-    told = family(Bench(tiny(), []), Streams(8, 64))
+    told = family(Bench(shallow(), []), Streams(8, 64))
     assert family_from_json(told.to_json()) == told

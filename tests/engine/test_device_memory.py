@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, tiny
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
 
 from jpets.config import NAMED_BACKBONES
 from jpets.deltas import METHODS
@@ -52,13 +52,13 @@ def test_bytes_of_a_bert_base_task(method: str) -> None:
 def test_accounting_equals_the_live_arrays(tmp_path: pathlib.Path, dtype: Any) -> None:
     there = jax.live_arrays()  # held, or others could come to have their ids
     settings = dataclasses.replace(ENGINE_SETTINGS, dtype=dtype)
-    own = Engine(tiny(), method_tasks(tiny()), settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
+    own = Engine(shallow(), method_tasks(shallow()), settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
     replica = own.replica
     known = {id(array) for array in there}
     live = sum(array.nbytes for array in jax.live_arrays() if id(array) not in known)
     use = own.memory.use([])
     assert use.backbone + use.banks == live
-    assert use.backbone == param_bytes(tiny().params, dtype) == tree_bytes(replica.params)
+    assert use.backbone == param_bytes(shallow().params, dtype) == tree_bytes(replica.params)
     assert use.banks == banks_bytes(dict(own.family.slots), own.family.config, dtype)
     assert use.working == 0
 
@@ -72,38 +72,41 @@ def test_what_programs_take_is_counted_once_they_are_there(engine: Engine) -> No
 
 def test_a_limit_takes_free_slots_first() -> None:
     keys = [
-        key for key, _ in class_slots(method_tasks(tiny()), [], {}, tiny().config, dict(tiny().params), ENGINE_SETTINGS)
+        key
+        for key, _ in class_slots(
+            method_tasks(shallow()), [], {}, shallow().config, dict(shallow().params), ENGINE_SETTINGS
+        )
     ]
-    one = {key: slot_bytes(key, tiny().config, "float32") for key in keys}
+    one = {key: slot_bytes(key, shallow().config, "float32") for key in keys}
     least, wanted = dict.fromkeys(keys, 3), dict.fromkeys(keys, 32)
     for slots in (32, 16, 8, 4, 3):
         limit = (sum(one.values()) * slots + 1000) * 16 / 15 + 1
-        assert fit_slots(least, wanted, tiny().config, "float32", 1000, limit) == dict.fromkeys(keys, slots)
+        assert fit_slots(least, wanted, shallow().config, "float32", 1000, limit) == dict.fromkeys(keys, slots)
     with pytest.raises(OutOfSpace, match="raise the limit"):
-        fit_slots(least, wanted, tiny().config, "float32", 1000, sum(one.values()) * 3)
-    assert fit_slots(least, wanted, tiny().config, "float32", 1000, math.inf) == wanted
+        fit_slots(least, wanted, shallow().config, "float32", 1000, sum(one.values()) * 3)
+    assert fit_slots(least, wanted, shallow().config, "float32", 1000, math.inf) == wanted
 
 
 def test_the_limit_holds_or_the_engine_does_not_start(tmp_path: pathlib.Path) -> None:
-    tasks = method_tasks(tiny())
-    free = Engine(tiny(), tasks, ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
+    tasks = method_tasks(shallow())
+    free = Engine(shallow(), tasks, ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
     arrays = free.memory.use([]).total
     tight = dataclasses.replace(ENGINE_SETTINGS, device_memory_gb=arrays / GIGABYTE)
-    own = Engine(tiny(), tasks, tight, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
+    own = Engine(shallow(), tasks, tight, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
     assert own.memory.use([]).total <= arrays * 15 / 16
     with pytest.raises(OutOfSpace, match="known at start"):
         low = dataclasses.replace(ENGINE_SETTINGS, device_memory_gb=arrays / GIGABYTE / 8)
-        Engine(tiny(), tasks, low, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
+        Engine(shallow(), tasks, low, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
     none = dataclasses.replace(ENGINE_SETTINGS, slots=1, device_memory_gb=arrays / GIGABYTE)
-    wide = Engine(tiny(), [], none, cache_dir=tmp_path, buckets=[Bucket(8192, ((64, 128),))])
+    wide = Engine(shallow(), [], none, cache_dir=tmp_path, buckets=[Bucket(8192, ((64, 128),))])
     with pytest.raises(OutOfSpace, match="fewer tokens in a batch"):
         wide.start()
 
 
 def test_a_task_without_a_slot_hears_the_numbers(tmp_path: pathlib.Path) -> None:
-    tasks = {task.id: task for task in method_tasks(tiny())}
+    tasks = {task.id: task for task in method_tasks(shallow())}
     settings = dataclasses.replace(ENGINE_SETTINGS, slots=1)
-    own = Engine(tiny(), [], settings, reserve=[tasks["ia3"]], cache_dir=tmp_path, buckets=ENGINE_BUCKETS[:1])
+    own = Engine(shallow(), [], settings, reserve=[tasks["ia3"]], cache_dir=tmp_path, buckets=ENGINE_BUCKETS[:1])
     with own.start():
         own.add_task(tasks["ia3"])
         with pytest.raises(OutOfSpace, match=r"no free slot .* takes 0\.0 MB; .* GB \(backbone 0\.00, banks"):
@@ -160,7 +163,7 @@ def test_a_split_batch_needs_no_second_place_in_flight(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
     settings = dataclasses.replace(ENGINE_SETTINGS, in_flight=1)
-    with Engine(tiny(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[1:]) as own:
+    with Engine(shallow(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[1:]) as own:
         replica = own.start().replica
         monkeypatch.setattr(replica, "dispatch", no_memory_beyond(3, late)(replica.dispatch))
         futures = [own.submit([Query(None, TEXT)] * 8) for _ in range(3)]

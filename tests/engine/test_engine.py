@@ -17,6 +17,7 @@ from support import (
     make_task,
     method_tasks,
     random_delta,
+    shallow,
     tiny,
     wait_until,
 )
@@ -45,7 +46,7 @@ LABELLED = ["adapter", "bitfit", "mask", "diff", "several", "masked-lora"]
 
 
 def tasks_by_name() -> dict[str, Task]:
-    return {task.id: task for task in method_tasks(tiny())}
+    return {task.id: task for task in method_tasks(shallow())}
 
 
 def like(name: str, task: Task) -> Task:
@@ -60,7 +61,7 @@ def test_one_call_mixes_every_task_and_the_bare_backbone(engine: Engine) -> None
         assert result.error is None
         ids = engine.text.encode(Query(name, TEXT), tasks[name].preprocessing).ids
         assert result.tokens == len(ids)
-        expected = dense_answer(tiny(), tasks[name], ids)["logits"]
+        expected = dense_answer(shallow(), tasks[name], ids)["logits"]
         if tasks[name].head.type == "token-classification":
             assert isinstance(result, Tokens)
             np.testing.assert_allclose(result.logits, expected, atol=1e-4)
@@ -221,7 +222,7 @@ def test_removing_a_task_with_queries_in_flight(engine: Engine) -> None:
 
 
 def test_tasks_that_do_not_fit_are_refused_and_change_nothing(engine: Engine) -> None:
-    backbone, used = tiny(), engine.tasks.occupancy()
+    backbone, used = shallow(), engine.tasks.occupancy()
     head = make_head(np.random.default_rng(0), 64, 3)
     wide = make_task(backbone, "wide", [random_delta("lora", backbone.config, rank=40)], head)
     with pytest.raises(UnknownClass, match="lora/query:48"):
@@ -315,7 +316,7 @@ def test_fixed_batches_and_the_lazy_trigger(tmp_path: object) -> None:
     settings = dataclasses.replace(
         ENGINE_SETTINGS, policy="fixed", fixed_batch=3, trigger="lazy", lazy_wait=0.2, lazy_size=6, latency_target=100.0
     )
-    with Engine(tiny(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
+    with Engine(shallow(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
         own.start()
         results = own.infer([Query(None, TEXT)] * 6)
         assert all(result.error is None for result in results)
@@ -330,7 +331,7 @@ def test_a_lazy_server_does_not_wait_past_a_deadline(tmp_path: object, monkeypat
         ENGINE_SETTINGS, trigger="lazy", lazy_wait=300.0, lazy_size=1000, latency_target=1000.0
     )
     monkeypatch.setattr(Planner, "predicted", lambda planner, waiting: 29.5)
-    with Engine(tiny(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
+    with Engine(shallow(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
         own.start()
         own.submit([Query(None, TEXT)])
         (hasty,) = own.submit([Query(None, TEXT)], deadline=30.0)
@@ -338,7 +339,7 @@ def test_a_lazy_server_does_not_wait_past_a_deadline(tmp_path: object, monkeypat
 
 
 def test_closing_answers_everything(tmp_path: object) -> None:
-    own = Engine(tiny(), [], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS).start()  # type: ignore[arg-type]
+    own = Engine(shallow(), [], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS).start()  # type: ignore[arg-type]
     assert own.ready
     futures = own.submit([Query(None, TEXT)] * 200)
     own.close()
@@ -350,7 +351,7 @@ def test_closing_answers_everything(tmp_path: object) -> None:
     with pytest.raises(Saturated):
         own.submit([Query(None, TEXT)])
     with pytest.raises(Saturated):
-        own.add_task(make_task(tiny(), "late", [], Head("embedding")))
+        own.add_task(make_task(shallow(), "late", [], Head("embedding")))
 
 
 class paused:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, tiny, wait_until
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, shallow, wait_until
 
 from jpets.engine import balancer
 from jpets.engine.group import EngineGroup
@@ -37,7 +37,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
 
     def group(devices: int = DEVICES, settings: Any = SETTINGS, **how: Any) -> EngineGroup:
         chosen = jax.local_devices()[:devices]
-        own = EngineGroup(tiny(), chosen, settings, reserve=TASKS[:3], cache_dir=cache, buckets=BUCKETS, **how)
+        own = EngineGroup(shallow(), chosen, settings, reserve=TASKS[:3], cache_dir=cache, buckets=BUCKETS, **how)
         made.append(own)
         for task in TASKS:
             own.register_task(task.id, lambda task=task: task)  # type: ignore[misc]
@@ -61,7 +61,7 @@ def query(number: int, name: str | None = None) -> Query:
 
 
 def expected(number: int) -> np.ndarray:
-    task, engine = TASKS[number], tiny()
+    task, engine = TASKS[number], shallow()
     return _dense(task, f"{TEXT} {number}", engine)
 
 
@@ -73,8 +73,8 @@ def _dense(task: Task, text: str, backbone: Any) -> np.ndarray:
 def _encoder() -> Any:
     from jpets.tokenizing import TextEncoder
 
-    config = tiny().config
-    return TextEncoder(tiny().tokenizer_json, config.vocab_size, config.type_vocab_size, ENGINE_SETTINGS.max_length)
+    config = shallow().config
+    return TextEncoder(shallow().tokenizer_json, config.vocab_size, config.type_vocab_size, ENGINE_SETTINGS.max_length)
 
 
 EXPECTED = {number: expected(number) for number in range(len(TASKS))}
@@ -240,7 +240,7 @@ def test_copies_share_the_queries_and_new_versions_replace_them_all(group: Engin
 def test_versions_change_while_tasks_move(group: EngineGroup) -> None:
     """Every answer is of a version that was there while its query waited."""
     over, wrong = threading.Event(), list[Any]()
-    versions = [_dense(light_or_mask_task(n), f"{TEXT} 0", tiny()) for n in (6, 7)]
+    versions = [_dense(light_or_mask_task(n), f"{TEXT} 0", shallow()) for n in (6, 7)]
 
     def change() -> None:
         turn = 0
@@ -353,4 +353,4 @@ def test_a_group_has_each_device_once() -> None:
     (first, *_) = jax.local_devices()
     for devices in ([], [first, first]):
         with pytest.raises(ValueError, match="each once"):
-            EngineGroup(tiny(), devices)
+            EngineGroup(shallow(), devices)

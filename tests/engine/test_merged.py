@@ -11,7 +11,16 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, make_head, make_task, method_tasks, random_delta, tiny, wait_until
+from support import (
+    ENGINE_BUCKETS,
+    ENGINE_SETTINGS,
+    make_head,
+    make_task,
+    method_tasks,
+    random_delta,
+    shallow,
+    wait_until,
+)
 from test_device_memory import no_memory_beyond
 
 from jpets.config import EngineSettings
@@ -42,7 +51,7 @@ def profile_of(engine: Engine, seconds: float) -> CostProfile:
 
 
 def few_tasks() -> list[Task]:
-    return [task for task in method_tasks(tiny()) if task.id in ("mask", "diff", "bitfit")]
+    return [task for task in method_tasks(shallow()) if task.id in ("mask", "diff", "bitfit")]
 
 
 @contextlib.contextmanager
@@ -51,12 +60,12 @@ def serving(
 ) -> Iterator[Engine]:
     """An engine that believes in these costs and has room for so many copies."""
     settings: EngineSettings = dataclasses.replace(ENGINE_SETTINGS, **more)
-    shape = Engine(tiny(), tasks, settings, cache_dir=folder, buckets=ENGINE_BUCKETS[1:])
+    shape = Engine(shallow(), tasks, settings, cache_dir=folder, buckets=ENGINE_BUCKETS[1:])
     shape.profile_path.parent.mkdir(parents=True, exist_ok=True)
     shape.profile_path.write_text(profile_of(shape, seconds).to_json())
     one = tree_bytes(shape.replica.params["layers"])
     settings = dataclasses.replace(settings, merged_memory_gb=copies * one / 1e9)
-    with Engine(tiny(), tasks, settings, cache_dir=folder, buckets=ENGINE_BUCKETS[1:]) as own:
+    with Engine(shallow(), tasks, settings, cache_dir=folder, buckets=ENGINE_BUCKETS[1:]) as own:
         yield own.start()
 
 
@@ -70,7 +79,7 @@ def merged_names(engine: Engine) -> set[str]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_answers_stay_when_tasks_are_merged(cache: pathlib.Path, dtype: str) -> None:
-    tasks = [task for task in method_tasks(tiny()) if task.id in HEAVY] if dtype == "float32" else few_tasks()
+    tasks = [task for task in method_tasks(shallow()) if task.id in HEAVY] if dtype == "float32" else few_tasks()
     heavy = {task.id for task in tasks}.intersection(HEAVY)
     queries = [Query(task.id, TEXT) for task in tasks] * 2 + [Query(None, TEXT)]
     with serving(cache, tasks, 20.5, dtype=dtype) as engine:
@@ -121,7 +130,7 @@ def test_a_copy_goes_with_its_task(cache: pathlib.Path) -> None:
         engine.infer([Query("mask", TEXT)])
         wait_until(lambda: merged_names(engine) == {"mask"}, 20)
         rng = np.random.default_rng(1)
-        other = make_task(tiny(), "mask", [random_delta("mask", tiny().config, 99)], make_head(rng, 64, 5))
+        other = make_task(shallow(), "mask", [random_delta("mask", shallow().config, 99)], make_head(rng, 64, 5))
         engine.add_task(other)
         (fresh,) = engine.infer([Query("mask", TEXT)])
         assert len(fresh.logits) == 5  # type: ignore[union-attr]
@@ -146,9 +155,9 @@ def test_copies_leave_when_the_device_has_no_memory(cache: pathlib.Path, monkeyp
 
 
 def test_merged_layers_share_what_no_delta_changes() -> None:
-    (task,) = [task for task in method_tasks(tiny()) if task.id == "mask"]
-    params = jax.tree.map(np.asarray, dict(tiny().params))
-    layers = merged_layers(task, tiny().config, params, "float32")
+    (task,) = [task for task in method_tasks(shallow()) if task.id == "mask"]
+    params = jax.tree.map(np.asarray, dict(shallow().params))
+    layers = merged_layers(task, shallow().config, params, "float32")
     for at, own in layers.items():
         zeros = sum(int((np.asarray(own[site]) == 0).sum()) for site in ("qkv", "attn_out", "ffn_in", "ffn_out"))
         assert zeros > 0

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, tiny
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
 
 from jpets.engine.engine import Engine
 from jpets.engine.group import EngineGroup
@@ -30,9 +30,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(cache: Path) -> Iterator[Engine]:
     """One engine on two devices."""
-    tasks = method_tasks(tiny())
+    tasks = method_tasks(shallow())
     devices = jax.local_devices()[:2]
-    with Engine(tiny(), tasks, ENGINE_SETTINGS, cache_dir=cache, buckets=BUCKETS, devices=devices) as own:
+    with Engine(shallow(), tasks, ENGINE_SETTINGS, cache_dir=cache, buckets=BUCKETS, devices=devices) as own:
         yield own.start()
 
 
@@ -42,7 +42,7 @@ def numbers(result: Result) -> np.ndarray:
 
 
 def test_answers_are_those_of_one_device(pair: Engine, engine: Engine) -> None:
-    tasks: list[str | None] = [None, *(task.id for task in method_tasks(tiny()))]
+    tasks: list[str | None] = [None, *(task.id for task in method_tasks(shallow()))]
     queries = [Query(task, f"{TEXT} {number}" * (1 + number % 3)) for task in tasks for number in range(3)]
     for ours, theirs in zip(pair.infer(queries), engine.infer(queries), strict=True):
         np.testing.assert_allclose(numbers(ours), numbers(theirs), atol=1e-4)
@@ -75,7 +75,7 @@ def test_banks_are_split_and_can_be_written_while_it_serves(pair: Engine, engine
     assert split
     mine, whole = pair.memory.use(pair.replica.programs), engine.memory.use(engine.replica.programs)
     assert mine.backbone < whole.backbone and mine.banks < whole.banks, "bytes of each device"
-    mask = next(task for task in method_tasks(tiny()) if task.id == "mask")
+    mask = next(task for task in method_tasks(shallow()) if task.id == "mask")
     again = dataclasses.replace(mask, id="again")
     pair.add_task(again)
     first, second = pair.infer([Query("mask", TEXT), Query("again", TEXT)])
@@ -90,16 +90,16 @@ def test_a_second_start_compiles_nothing(pair: Engine, cache: Path, monkeypatch:
     monkeypatch.setattr("jpets.engine.programs.compile_program", compiles)
     (expected,) = pair.infer([Query("lora", TEXT)])
     devices = jax.local_devices()[:2]
-    tasks: list[Task] = method_tasks(tiny())
-    with Engine(tiny(), tasks, ENGINE_SETTINGS, cache_dir=cache, buckets=BUCKETS, devices=devices) as own:
+    tasks: list[Task] = method_tasks(shallow())
+    with Engine(shallow(), tasks, ENGINE_SETTINGS, cache_dir=cache, buckets=BUCKETS, devices=devices) as own:
         (found,) = own.start().infer([Query("lora", TEXT)])
     assert numbers(found).tobytes() == numbers(expected).tobytes()
 
 
 def test_a_group_of_pairs(pair: Engine, cache: Path) -> None:
-    tasks = [task for task in method_tasks(tiny()) if task.id in ("bitfit", "lora")]
+    tasks = [task for task in method_tasks(shallow()) if task.id in ("bitfit", "lora")]
     with EngineGroup(
-        tiny(), jax.local_devices()[:4], ENGINE_SETTINGS, reserve=tasks, cache_dir=cache, buckets=BUCKETS, together=2
+        shallow(), jax.local_devices()[:4], ENGINE_SETTINGS, reserve=tasks, cache_dir=cache, buckets=BUCKETS, together=2
     ) as group:
         group.start()
         for task in tasks:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support import Bench, dense_answer, method_tasks, row_answer, tiny
+from support import Bench, dense_answer, method_tasks, row_answer, shallow
 
 from jpets.deltas import METHODS
 from jpets.engine.assembly import Row, all_replaced, class_needs
@@ -22,7 +22,7 @@ PACKED = Bucket(256, ((14, 16), (6, 32), (2, 128)))
 @functools.cache
 def bench(name: str, dtype: str = "float32") -> Bench:
     """One for all tests: its programs are what takes long."""
-    return Bench(tiny(name), method_tasks(tiny(name)), dtype)
+    return Bench(shallow(name), method_tasks(shallow(name)), dtype)
 
 
 def lengths_for(bucket: Bucket, rng: np.random.Generator) -> list[int]:

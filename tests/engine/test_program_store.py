@@ -7,7 +7,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from support import method_tasks, tiny
+from support import method_tasks, shallow
 
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.engine.bucket import Bucket, Variant, bucket_menu
@@ -34,7 +34,7 @@ KEY = ProgramKey(BUCKETS[0], Variant())
 
 
 def start(folder: pathlib.Path) -> Engine:
-    return Engine(tiny(), [method_tasks(tiny())[1]], SETTINGS, cache_dir=folder, buckets=BUCKETS).start()
+    return Engine(shallow(), [method_tasks(shallow())[1]], SETTINGS, cache_dir=folder, buckets=BUCKETS).start()
 
 
 def answer(engine: Engine) -> bytes:
@@ -80,7 +80,7 @@ def test_names_change_with_what_a_program_depends_on(tmp_path: pathlib.Path) -> 
 
 
 def test_keys_survive_json(tmp_path: pathlib.Path) -> None:
-    engine = Engine(tiny(), method_tasks(tiny()), SETTINGS, buckets=BUCKETS, cache_dir=tmp_path)
+    engine = Engine(shallow(), method_tasks(shallow()), SETTINGS, buckets=BUCKETS, cache_dir=tmp_path)
     assert family_from_json(engine.family.to_json()) == engine.family
     for key in engine.core:
         assert key_from_json(key_to_json(key)) == key

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import dense_answer, make_head, make_task, random_delta, tiny
+from support import dense_answer, make_head, make_task, random_delta, shallow
 
 from jpets.engine.engine import Engine
 from jpets.engine.response_cache import ResponseCache
@@ -71,8 +71,8 @@ def test_scores_too_small_for_a_product_still_have_an_order() -> None:
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    head = make_head(np.random.default_rng(3), tiny().config.hidden_size, 2, kind="question-answering")
-    return make_task(tiny(), "questions", [random_delta("lora", tiny().config, 50)], head)
+    head = make_head(np.random.default_rng(3), shallow().config.hidden_size, 2, kind="question-answering")
+    return make_task(shallow(), "questions", [random_delta("lora", shallow().config, 50)], head)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_questions_share_batches_with_others(asked: Engine, task: Task) -> None:
     )
     assert {type(result.error) for result in (span, other, bare, rest[0])} == {type(None)}
     assert isinstance(span, Span) and isinstance(bare, Span) and isinstance(rest[0], Span)
-    expected = dense_answer(tiny(), task, tokens.ids, tokens.types)["logits"]
+    expected = dense_answer(shallow(), task, tokens.ids, tokens.types)["logits"]
     np.testing.assert_allclose(span.logits, expected, atol=1e-4)
     every = brute_force(span.logits, tokens.passage, MAX_ANSWER_TOKENS)
     assert (span.start, span.end) == max(every, key=every.__getitem__)
@@ -109,13 +109,13 @@ def test_questions_share_batches_with_others(asked: Engine, task: Task) -> None:
 
 def test_virtual_tokens_shift_no_answer(engine: Engine, task: Task) -> None:
     """A prompt's tokens are answered for by nobody."""
-    led = dataclasses.replace(task, id="led-questions", deltas=(random_delta("prompt", tiny().config, 51),))
+    led = dataclasses.replace(task, id="led-questions", deltas=(random_delta("prompt", shallow().config, 51),))
     engine.add_task(led)
     (span,) = engine.infer([Query(led.id, QUESTION, CONTEXT)])
     engine.remove_task(led.id)
     tokens = engine.text.encode(Query(led.id, QUESTION, CONTEXT), Preprocessing(), passage=True)
     assert isinstance(span, Span) and tokens.passage is not None
-    np.testing.assert_allclose(span.logits, dense_answer(tiny(), led, tokens.ids, tokens.types)["logits"], atol=1e-4)
+    np.testing.assert_allclose(span.logits, dense_answer(shallow(), led, tokens.ids, tokens.types)["logits"], atol=1e-4)
     assert span.answer == tokens.passage.answer(span.start, span.end)
 
 
@@ -161,7 +161,7 @@ def test_the_place_of_the_context_is_part_of_what_is_kept(asked: Engine, monkeyp
 
 
 def test_heads_that_answer_no_questions_are_refused(engine: Engine, task: Task) -> None:
-    wide = make_head(np.random.default_rng(0), tiny().config.hidden_size, 3, kind="question-answering")
+    wide = make_head(np.random.default_rng(0), shallow().config.hidden_size, 3, kind="question-answering")
     for wrong in (dataclasses.replace(task, head=wide), dataclasses.replace(task, labels=("start", "end"))):
         with pytest.raises(InvalidTask, match="needs 2 outputs, start and end, and no labels"):
             engine.add_task(wrong)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, tiny, wait_until
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, shallow, tiny, wait_until
 
 from jpets.engine.engine import Engine
 from jpets.engine.replica import Replica
@@ -49,7 +49,7 @@ def paged(cache: Any) -> Iterator[Callable[..., Engine]]:
 
     def make(**changes: Any) -> Engine:
         settings = dataclasses.replace(SETTINGS, **changes)
-        own = Engine(tiny(), [], settings, reserve=TASKS[:3], cache_dir=cache, buckets=ENGINE_BUCKETS).start()
+        own = Engine(shallow(), [], settings, reserve=TASKS[:3], cache_dir=cache, buckets=ENGINE_BUCKETS).start()
         made.append(own)
         own.loads = Counter()  # type: ignore[attr-defined]
         for task in TASKS:
@@ -75,7 +75,7 @@ def check_answers(engine: Engine, numbers: list[int], **more: Any) -> None:
         assert result.error is None, result.error
         task = TASKS[number]
         ids = engine.text.encode(Query(task.id, f"{TEXT} {number}"), task.preprocessing).ids
-        np.testing.assert_allclose(result.logits, dense_answer(tiny(), task, ids)["logits"][0], atol=1e-4)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(result.logits, dense_answer(shallow(), task, ids)["logits"][0], atol=1e-4)  # type: ignore[attr-defined]
 
 
 def test_every_task_answers_though_few_fit(paged: Callable[..., Engine]) -> None:
@@ -261,7 +261,7 @@ def test_a_new_version_while_the_old_one_comes(paged: Callable[..., Engine]) -> 
 
 def engine_answer(engine: Engine, task: Task) -> np.ndarray:
     ids = engine.text.encode(Query(task.id, TEXT), task.preprocessing).ids
-    return np.asarray(dense_answer(tiny(), task, ids)["logits"][0])
+    return np.asarray(dense_answer(shallow(), task, ids)["logits"][0])
 
 
 def assert_no_slot_lost(engine: Engine) -> None:

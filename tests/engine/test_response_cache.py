@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ENGINE_SETTINGS, make_head, make_task, method_tasks, random_delta, tiny
+from support import ENGINE_SETTINGS, make_head, make_task, method_tasks, random_delta, shallow
 
 from jpets.engine.assembly import Row
 from jpets.engine.engine import Engine
@@ -53,13 +53,13 @@ def assert_equal(a: Result, b: Result) -> None:
 
 
 def small_task(name: str, seed: int = 0) -> Task:
-    config = tiny().config
+    config = shallow().config
     head = make_head(np.random.default_rng(seed), config.hidden_size, 3)
-    return make_task(tiny(), name, [random_delta("bitfit", config, seed)], head)
+    return make_task(shallow(), name, [random_delta("bitfit", config, seed)], head)
 
 
 def test_a_hit_equals_the_miss_for_every_head(fresh: Engine) -> None:
-    queries = [*(Query(task.id, TEXT) for task in method_tasks(tiny())), Query(None, TEXT)]
+    queries = [*(Query(task.id, TEXT) for task in method_tasks(shallow())), Query(None, TEXT)]
     first = fresh.infer(queries)
     used, batches, answered = fresh.tasks.occupancy(), fresh.stats.batches, fresh.stats.answers["ok"]
     again = fresh.infer(queries)
@@ -181,7 +181,7 @@ def test_specialising_needs_the_queries_themselves(fresh: Engine, monkeypatch: p
 
 def test_the_setting_is_in_mib(tmp_path: Path) -> None:
     settings = dataclasses.replace(ENGINE_SETTINGS, response_cache_mb=3)
-    assert Engine(tiny(), [], settings, cache_dir=tmp_path).responses.budget == 3 << 20
+    assert Engine(shallow(), [], settings, cache_dir=tmp_path).responses.budget == 3 << 20
 
 
 def test_off_by_default(engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from support import method_tasks, random_delta, tiny
+from support import method_tasks, random_delta, shallow
 
 from jpets.deltas import METHODS, task_lead
 from jpets.engine.engine import Engine
@@ -14,7 +14,7 @@ from jpets.types import Query, Task
 
 
 def own_task(name: str) -> Task:
-    return next(task for task in method_tasks(tiny()) if task.id == name)
+    return next(task for task in method_tasks(shallow()) if task.id == name)
 
 
 def test_virtual_tokens_take_room_from_the_text_alone(engine: Engine) -> None:
@@ -33,7 +33,7 @@ def test_virtual_tokens_take_room_from_the_text_alone(engine: Engine) -> None:
 
 
 def test_a_task_must_leave_room_for_a_text(engine: Engine) -> None:
-    task, config = own_task("prompt"), tiny().config
+    task, config = own_task("prompt"), shallow().config
     for greedy, left in (
         (random_delta("prompt", config, tokens=62), "2 are left"),
         (random_delta("prefix", config, tokens=4, first_position=config.max_positions - 2), "2 are left"),
@@ -46,4 +46,4 @@ def test_a_task_must_leave_room_for_a_text(engine: Engine) -> None:
 @pytest.mark.parametrize("method", ["prefix", "prompt"])
 def test_senseless_numbers_of_virtual_tokens(method: str, tokens: object) -> None:
     with pytest.raises(InvalidTask, match="tokens must be a whole number"):
-        METHODS[method].tensors({"tokens": tokens}, tiny().config)
+        METHODS[method].tensors({"tokens": tokens}, shallow().config)

@@ -14,7 +14,6 @@ from experiments.package_mentions import Mentions
 from experiments.package_tasks import TASKS, Described, PackageTask, draw, labelled, read_described
 
 SAMPLE = Path(__file__).parents[1] / "data" / "debian_packages.jsonl.gz"
-TINY = Path(__file__).parents[1] / "fixtures" / "tiny-bert"
 
 
 def described(name: str, text: str = "a text", split: str = "train", **tags: list[str]) -> Described:
@@ -71,7 +70,7 @@ def test_the_sample_serves_where_there_is_no_index() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:A single label was found")  # among the four texts that choose the epoch
-def test_a_run_goes_on_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_and_is_reported(shallow_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"a": "library python", "b": "game music"}
     monkeypatch.setattr(
         package_tasks,
@@ -94,7 +93,7 @@ def test_a_run_goes_on_and_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
 
     def run(methods: str, **more: object) -> None:
         options = {"tasks": "topic", "seeds": "0", "train": 32, "test": 16, "epochs": 1, "max_length": 8} | more
-        debian_tasks.run(out, methods=methods, packages=source, backbone=str(TINY), **options)  # type: ignore[arg-type]
+        debian_tasks.run(out, methods=methods, packages=source, backbone=str(shallow_folder), **options)  # type: ignore[arg-type]
 
     run("full,frozen", budget_minutes=0.0)
     assert not out.exists()
@@ -119,7 +118,9 @@ def test_a_run_goes_on_and_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     assert page.read_text().endswith("\nafter\n")
 
 
-def test_rates_are_tried_on_the_training_side_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_tried_on_the_training_side_and_go_on(
+    shallow_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = [
         {"name": str(at), "text": f"{'game' if at % 2 else 'library'} {at}", "section": "net", "split": "train"}
         | {"tags": {"implemented-in": ["c" if at % 2 else "python"]}}
@@ -130,12 +131,12 @@ def test_rates_are_tried_on_the_training_side_and_go_on(tmp_path: Path, monkeypa
     low, high = debian_tasks.Rates(1e-4), debian_tasks.Rates(1e-2)
     monkeypatch.setattr(debian_rates, "CANDIDATES", {"bitfit": (low, high)})
     monkeypatch.setattr(debian_rates, "TRIED", ("language",))
-    monkeypatch.setattr(debian_rates, "SETTINGS", debian_tasks.Settings(str(TINY), 16, 1, 1, 32, 8))
+    monkeypatch.setattr(debian_rates, "SETTINGS", debian_tasks.Settings(str(shallow_folder), 16, 1, 1, 32, 8))
     monkeypatch.setattr(debian_rates, "HELD_OUT", 20)
     out = tmp_path / "rates.jsonl"
     first = {"task": "language", "method": "bitfit", "rates": dataclasses.asdict(low), "score": 2}
     debian_tasks.append_line(out, first)
-    debian_rates.main(out, packages=source, backbone=str(TINY))
+    debian_rates.main(out, packages=source, backbone=str(shallow_folder))
     lines = debian_tasks.read_lines(out)
     assert [line["rates"]["own"] for line in lines] == [1e-4, 1e-2]
     written = debian_rates.table(lines)

@@ -12,7 +12,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import tiny
+from support import shallow
 
 from jpets.errors import InvalidInput, NotFound
 from jpets.tokenizing import TextEncoder
@@ -169,8 +169,8 @@ def test_no_more_rows_are_read_than_fit(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def text() -> TextEncoder:
-    config = tiny().config
-    return TextEncoder(tiny().tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+    config = shallow().config
+    return TextEncoder(shallow().tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
 
 
 def test_labels_become_targets() -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import ENGINE_SETTINGS, tiny
+from support import ENGINE_SETTINGS, shallow
 
 from checkpoints.task_file import read_task, task_to_bytes
 from jpets.deltas.merge import kernel
@@ -47,7 +47,7 @@ def examples(count: int, seed: int = 0) -> list[Example]:
     return [Example(" ".join(rng.choice(WORDS[label], rng.integers(12, 15))), None, str(label)) for label in labels]
 
 
-CONFIG = dataclasses.replace(tiny().config, layers=1)
+CONFIG = dataclasses.replace(shallow().config, layers=1)
 """One layer, which compiles three times as fast as three."""
 
 
@@ -57,12 +57,12 @@ def base() -> dict[str, Any]:
 
 
 def text() -> TextEncoder:
-    config = tiny().config
-    return TextEncoder(tiny().tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+    config = shallow().config
+    return TextEncoder(shallow().tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
 
 
 def rows_of(given: list[Example]) -> Any:
-    head = new_head("sequence-classification", "single-label", 2, tiny().config.hidden_size)
+    head = new_head("sequence-classification", "single-label", 2, shallow().config.hidden_size)
     names = label_names(given, "sequence-classification", "single-label")
     return head, make_rows(given, head, names, text(), RULE)
 
@@ -177,7 +177,7 @@ def test_devices_share_a_batch(base: dict[str, Any]) -> None:
     for name, array in two.deltas[0].tensors.items():
         np.testing.assert_allclose(array, one.deltas[0].tensors[name], atol=1e-4)
     with pytest.raises(InvalidInput, match="3 devices must divide the batch"):
-        run_training("own", tiny(), Training("lora", {}, PLAN), examples(16), devices=jax.local_devices()[:3])
+        run_training("own", shallow(), Training("lora", {}, PLAN), examples(16), devices=jax.local_devices()[:3])
 
 
 def test_training_together_is_training_each(base: dict[str, Any]) -> None:
@@ -229,20 +229,24 @@ def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:
         "adapter", {"bottleneck": 8}, dataclasses.replace(PLAN, epochs=4, rate=1e-2, head_rate=1e-2), max_length=16
     )
     seen: list[Step] = []
-    found = run_training("own", tiny(), training, examples(64), report=seen.append)
+    found = run_training("own", shallow(), training, examples(64), report=seen.append)
     assert seen[-1].number == seen[-1].of == len(found.losses)
     assert found.scores["accuracy"] > 0.9
-    task = read_task(task_to_bytes(found.task), id="own", config=tiny().config, backbone=tiny().ref())
+    task = read_task(task_to_bytes(found.task), id="own", config=shallow().config, backbone=shallow().ref())
     others = examples(32, seed=9)
-    scored = evaluate_task(task, tiny(), others)
+    scored = evaluate_task(task, shallow(), others)
     with Engine(
-        tiny(), [task], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=[Bucket(256, ((16, 16),))]
+        shallow(), [task], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=[Bucket(256, ((16, 16),))]
     ).start() as engine:
         answers = engine.infer([Query("own", str(each.text)) for each in others])
     right = [answer.label == each.label for answer, each in zip(answers, others, strict=True)]  # type: ignore[attr-defined]
     assert scored["accuracy"] == pytest.approx(np.mean(right)) and np.mean(right) > 0.9
     resumed = run_training(
-        "own", tiny(), dataclasses.replace(training, plan=dataclasses.replace(PLAN, epochs=1)), examples(64), start=task
+        "own",
+        shallow(),
+        dataclasses.replace(training, plan=dataclasses.replace(PLAN, epochs=1)),
+        examples(64),
+        start=task,
     )
     assert resumed.losses[0] < found.losses[0] / 2
 
@@ -253,7 +257,7 @@ def test_a_folder_is_one_runs(tmp_path: Path) -> None:
     texts = examples(16)
 
     def run(training: Training, texts: list[Example]) -> list[float]:
-        return [*run_training("own", tiny(), training, texts, folder=tmp_path / "run").losses]
+        return [*run_training("own", shallow(), training, texts, folder=tmp_path / "run").losses]
 
     assert run(training, texts) == run(training, texts)
     longer = dataclasses.replace(training, plan=dataclasses.replace(PLAN, epochs=2))
@@ -267,12 +271,12 @@ def test_a_folder_is_one_runs(tmp_path: Path) -> None:
 def test_too_few_batches_for_an_update_are_refused() -> None:
     plan = dataclasses.replace(PLAN, epochs=1, accumulate=64)
     with pytest.raises(InvalidInput, match="make no update of 64 batches"):
-        run_training("own", tiny(), Training("frozen", {}, plan, max_length=16), examples(16))
+        run_training("own", shallow(), Training("frozen", {}, plan, max_length=16), examples(16))
 
 
 def test_what_cannot_be_trained_is_refused(base: dict[str, Any]) -> None:
     def run(method: Any, settings: Mapping[str, Any] = {}, count: int = 16) -> None:
-        run_training("own", tiny(), Training(method, settings, PLAN, max_length=16), examples(count))
+        run_training("own", shallow(), Training(method, settings, PLAN, max_length=16), examples(count))
 
     for method, settings, message in (
         ("mask", {"rank": 3}, r"mask takes no settings, found \['rank'\]"),
