@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import shutil
 import sys
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -12,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import hypothesis
 import jax
 import pytest
+import safetensors.numpy
 from jaxtyping import install_import_hook
 
 from jpets.engine.xla_flags import set_xla_flags
@@ -32,13 +35,18 @@ install_import_hook(["pallas_kernels", "jpets.model.encoder", "jpets.model.forwa
 
 @pytest.fixture(scope="session")
 def shallow_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """``support.shallow`` as a folder."""
-    from support import shallow  # after the import hook
+    """``support.shallow`` as a checkpoint in Hugging Face's format."""
+    from support import FIXTURES, shallow  # after the import hook
 
-    from checkpoints.native import write_native
-
-    folder = tmp_path_factory.mktemp("backbones") / "tiny-bert"
-    write_native(shallow(), folder)
+    source, folder = FIXTURES / "tiny-bert", tmp_path_factory.mktemp("backbones") / "tiny-bert"
+    folder.mkdir()
+    layers = shallow().config.layers
+    config = json.loads((source / "config.json").read_text()) | {"num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(source / "tokenizer.json", folder)
+    tensors = safetensors.numpy.load_file(source / "model.safetensors")
+    kept = {name: array for name, array in tensors.items() if f".layer.{layers}." not in name}
+    safetensors.numpy.save_file(kept, folder / "model.safetensors")
     return folder
 
 

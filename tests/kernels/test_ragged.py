@@ -79,7 +79,7 @@ def by_mosaic(matmuls: Matmuls, *sizes: tuple[int, int]) -> list[Any]:
     return [pytest.param(matmuls, rows, tasks, id=f"mosaic-{rows}-{tasks}") for rows, tasks in sizes]
 
 
-MATMULS = [*BY_REFERENCE, *by_mosaic(MOSAIC, (0, 1), (1, 1000), (31, 1), (33, 1), (1025, 1))]
+MATMULS = [*BY_REFERENCE, *by_mosaic(MOSAIC, (0, 1), (1, 1000), (31, 1), (33, 1), (4097, 1))]
 SPARSE_MATMULS = [*BY_REFERENCE, *by_mosaic(SPARSE_MOSAIC, (0, 1), (1, 1000), (33, 1), (300, 1))]
 
 
