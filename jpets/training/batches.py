@@ -31,6 +31,10 @@ class Rows(NamedTuple):
     tags: bool = False
     seconds: Sequence[Tokens] = ()
 
+    def texts(self, chosen: npt.NDArray[np.intp]) -> list[Tokens]:
+        """The texts of some rows; of pairs all first ones, and then all second ones."""
+        return [side[at] for side in (self.tokens, self.seconds) if side for at in chosen]
+
     def take(self, chosen: Sequence[int] | npt.NDArray[np.intp]) -> Rows:
         """Some of the rows."""
         picked = [int(at) for at in chosen]
@@ -68,7 +72,7 @@ def gather(
     Of pairs, ``size`` first texts and then as many second ones.
     """
     filled = np.concatenate([chosen, np.full(size - len(chosen), chosen[-1])])
-    texts = [side[at] for side in (rows.tokens, rows.seconds) if side for at in filled]
+    texts = rows.texts(filled)
     length = length or padded_length(max(len(own.ids) for own in texts))
     weights = rows.weights[filled] * (np.arange(size) < len(chosen))
     targets = [rows.targets[at] for at in filled]

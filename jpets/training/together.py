@@ -135,7 +135,7 @@ def _batches(rows: Rows, plan: Plan) -> Iterator[npt.NDArray[np.intp]]:
 def _grouped(
     members: Sequence[Member], plan: Plan, chosen: Mapping[int, npt.NDArray[np.intp]], pad_id: int
 ) -> list[Group]:
-    longest = {at: _longest(members[at].rows, batch) for at, batch in chosen.items()}
+    longest = {at: max(len(text.ids) for text in members[at].rows.texts(batch)) for at, batch in chosen.items()}
     size = min(CPU_GROUP, len(members)) if jax.default_backend() == "cpu" else len(members)
     order = sorted(chosen, key=longest.__getitem__)
     found = []
@@ -148,10 +148,6 @@ def _grouped(
         tasks = np.array([*own, *[len(members)] * (size - len(own))], np.int32)
         found.append(Group(tasks, rows, labels))
     return found
-
-
-def _longest(rows: Rows, batch: npt.NDArray[np.intp]) -> int:
-    return max(len(side[row].ids) for side in (rows.tokens, rows.seconds) if side for row in batch)
 
 
 def _widened(head: Head, width: int) -> dict[str, Any]:
