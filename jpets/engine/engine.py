@@ -95,9 +95,8 @@ class Engine(Serves):
         self.core = self._every if buckets else [ProgramKey(*pair) for pair in core]
         self.cache_dir = cache_dir or default_cache_dir()
         self.replica = Replica(family, backbone.params, self.text.pad_id, mesh)
-        self.memory = DeviceMemory(
-            tree_bytes(self.replica.params), self.replica.bank_bytes(), limit, self.settings.in_flight
-        )
+        at_a_time = self.settings.in_flight + 1  # and the first run of a program that arrived
+        self.memory = DeviceMemory(tree_bytes(self.replica.params), self.replica.bank_bytes(), limit, at_a_time)
         self.stats = Stats()
         self.hooks: list[PrefetchHook] = []
         """Called on the owner thread with every batch's queries before it is assembled."""

@@ -1,6 +1,6 @@
 """The host loop: one thread that owns a device, one that fetches what it computed.
 
-Every dispatch and every bank write happens on the owner thread, so banks can be donated without a lock. While the
+Every batch is dispatched and every bank written by the owner thread, so banks can be donated. While the
 device computes, the owner plans and assembles the next batch; ``in_flight`` bounds how far it runs ahead.
 """
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jpets.config import BackboneConfig
-from jpets.engine.assembly import Row
+from jpets.engine.assembly import Assembled, Row
 from jpets.engine.bucket import Bucket, capacity, windowed
 from jpets.engine.program import Family, Program, ProgramKey
 from jpets.engine.replica import Replica
@@ -123,9 +123,14 @@ def full_rows(bucket: Bucket, vocab_size: int) -> list[Row]:
     return [Row(row, np.zeros_like(row), {}, 0) for row in ids]
 
 
+def full_batch(replica: Replica, program: Program) -> Assembled:
+    """Rows without deltas that fill a program's bucket."""
+    return replica.assemble(full_rows(program.key.bucket, replica.family.config.vocab_size), program)
+
+
 def measure(replica: Replica, program: Program, repeats: int) -> float:
     """Median seconds of a full bucket without deltas, after one run to warm up. Owner thread, or before it starts."""
-    assembled = replica.assemble(full_rows(program.key.bucket, replica.family.config.vocab_size), program)
+    assembled = full_batch(replica, program)
     jax.block_until_ready(replica.dispatch(program, assembled))
     times = []
     for _ in range(repeats):

@@ -9,7 +9,7 @@ from functools import partial
 
 import jax
 
-from jpets.engine.profile import CostTable, measure
+from jpets.engine.profile import CostTable, full_batch, measure
 from jpets.engine.program import Family, Program, ProgramKey, ProgramStore, compile_program
 from jpets.engine.replica import Replica
 
@@ -61,10 +61,20 @@ class Programs:
         return self._store.load(self._family, key) or self._compile(key)
 
     def add(self, program: Program) -> None:
-        """A program that comes while queries are served runs once between two batches before it gets any."""
+        """A program that comes while queries are served runs once beside their batches before it gets any."""
         program.seconds = self._costs.estimate(program.key)
-        self._wait(self._replica.stage(partial(measure, self._replica, program, 0)))
+        self._try_out(program)
         self._replica.add_program(program)
+
+    def _try_out(self, program: Program) -> None:
+        """The first run, several times as long as later ones: a CPU's code is linked by then. Runs that this thread
+        starts do not hold up the owner's. Several devices must all start the same runs in one order: the owner's."""
+        assembled = full_batch(self._replica, program)
+        if len(self._replica.mesh.devices) == 1:
+            jax.block_until_ready(self._replica.dispatch_beside(program, assembled))
+        else:
+            run = partial(self._replica.dispatch, program, assembled)
+            self._wait(self._replica.stage(lambda: jax.block_until_ready(run())))
 
     def _compile(self, key: ProgramKey) -> Program:
         """A program compiled here and kept; one that was loaded must not be kept again, it would lack its code."""

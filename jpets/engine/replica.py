@@ -1,6 +1,6 @@
 """A replica: one device, or a slice of a mesh, with a backbone, its banks and its programs.
 
-Only its own thread touches the device.
+Only its own thread touches the device, but for the first runs of programs that arrive (``dispatch_beside``).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Replica:
         """Those that are ready; a new tuple whenever one comes or goes."""
         self._staged: deque[tuple[Callable[[], object], Future[None]]] = deque()
         self._lock = threading.Lock()
+        self._handing = threading.Lock()
+        """Held while another thread than the owner hands the banks to a program: they must not be donated then."""
         self._stopped = False
         self.wake: Callable[[], None] = lambda: None
         """Called when something is staged, so that an idle owner thread looks."""
@@ -107,8 +109,9 @@ class Replica:
 
     def write(self, contents: Mapping[ClassKey, tuple[int, SlotArrays]]) -> None:
         """Owner thread only. Puts (slot, arrays) into each class's bank."""
-        for key, (slot, arrays) in contents.items():
-            self.banks[key].write(slot, arrays)
+        with self._handing:
+            for key, (slot, arrays) in contents.items():
+                self.banks[key].write(slot, arrays)
 
     def read(self, slots: Mapping[ClassKey, int]) -> dict[ClassKey, SlotArrays]:
         """Owner thread only. A copy of what ``write`` put into these slots, on the device."""
@@ -135,6 +138,11 @@ class Replica:
         it is done."""
         program.last_used = time.monotonic()
         return program(params or self.params, {key: bank.arrays for key, bank in self.banks.items()}, assembled)
+
+    def dispatch_beside(self, program: Program, assembled: Assembled) -> Outputs:
+        """``dispatch`` by another thread, of one device only, while the owner goes on."""
+        with self._handing:
+            return self.dispatch(program, assembled)
 
     def bank_bytes(self) -> dict[ClassKey, int]:
         return {key: bank.nbytes for key, bank in self.banks.items()}

@@ -312,6 +312,46 @@ def test_nothing_compiles_on_the_request_path(engine: Engine) -> None:
     assert engine.stats.request_path_compiles == 0
 
 
+def test_batches_go_on_beside_an_arrived_programs_first_run(engine: Engine) -> None:
+    known = engine.replica.programs[0]
+    began, go_on = threading.Event(), threading.Event()
+
+    def held(*arguments: object) -> object:
+        began.set()
+        assert go_on.wait(30)
+        return known.compiled(*arguments)
+
+    arrived = dataclasses.replace(known, compiled=held)  # type: ignore[arg-type]
+    with ThreadPoolExecutor() as pool:
+        added = pool.submit(engine._programs.add, arrived)
+        assert began.wait(30)
+        try:
+            assert all(result.error is None for result in engine.infer([Query(None, TEXT), Query("mask", TEXT)]))
+            assert arrived not in engine.replica.programs
+        finally:
+            go_on.set()
+        added.result(30)
+    assert arrived in engine.replica.programs
+    engine.replica.add_program(known)
+
+
+def test_tasks_come_and_go_beside_first_runs(engine: Engine) -> None:
+    """Writing a slot donates its bank's arrays, which a program in its first run may have been handed."""
+    widest = max(engine.replica.programs, key=lambda program: len(program.key.variant.classes()))
+    newcomer = like("newcomer", tasks_by_name()["several"])
+    (expected,) = engine.infer([Query("several", TEXT)])
+    with ThreadPoolExecutor() as pool:
+        added = [pool.submit(engine._programs.add, dataclasses.replace(widest)) for _ in range(100)]
+        while not all(future.done() for future in added):
+            engine.add_task(newcomer)
+            (result,) = engine.infer([Query("newcomer", TEXT)])
+            np.testing.assert_allclose(result.logits, expected.logits, atol=1e-4)
+            engine.remove_task("newcomer")
+        for future in added:
+            future.result()
+    engine.replica.add_program(widest)
+
+
 def test_fixed_batches_and_the_lazy_trigger(tmp_path: object) -> None:
     settings = dataclasses.replace(
         ENGINE_SETTINGS, policy="fixed", fixed_batch=3, trigger="lazy", lazy_wait=0.2, lazy_size=6, latency_target=100.0
