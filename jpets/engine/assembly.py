@@ -7,6 +7,7 @@ neighbours), and packed one after the other in that order. Attention groups pick
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -56,6 +57,11 @@ class Row:
     @property
     def text_tokens(self) -> int:
         return self.length - self.lead.tokens
+
+    @functools.cached_property
+    def heavy(self) -> bool:
+        """Whether its task changes weights in a way that takes a pass over its own; asked anew for every plan."""
+        return any(class_method(key.method).kind == "heavy" for key in self.slots)
 
 
 def led(row: Row, lead: Lead, pad_id: int) -> Row:

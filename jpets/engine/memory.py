@@ -8,6 +8,8 @@ import gc
 ARENA_MAX, MMAP_MAX, TRIM_THRESHOLD = -8, -4, -1
 """Options of ``mallopt``, as malloc.h numbers them."""
 KEEPING = ((ARENA_MAX, 1), (MMAP_MAX, 0), (TRIM_THRESHOLD, -1))
+SELDOM = 100
+"""Collections of middle-aged objects from one of all to the next. Usual are 10, fewer than while a queue fills."""
 
 
 def return_free_memory() -> None:
@@ -36,10 +38,13 @@ def keep_freed_memory() -> None:
 
 
 def freeze_heap() -> None:
-    """Keeps the garbage collector from looking again at what there is now.
+    """Keeps the garbage collector from looking again at what there is now, and from looking often at all there is later.
 
     A full collection stops every thread of Python. With an engine's libraries, programs and tasks it takes 100 to
-    150 ms, the time of ten small batches. For processes whose engine lives as long as they do.
+    150 ms, the time of ten small batches, and with a full queue of 4,096 queries 40 ms, which are in no cycles and go
+    by themselves. For processes whose engine lives as long as they do.
     """
     gc.collect()
     gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, SELDOM)

@@ -54,10 +54,6 @@ class Plan:
     """Seconds that merged copies of these tasks save here, or would if they had any."""
 
 
-def is_heavy(row: Row) -> bool:
-    return any(class_method(key.method).kind == "heavy" for key in row.slots)
-
-
 def _bucket(program: Program) -> Bucket:
     return program.key.bucket
 
@@ -107,7 +103,7 @@ class Planner:
         if self._settings.policy == "steady":
             return self._steady(waiting)
         lengths = [pending.row.length for pending in waiting]
-        heavy = [is_heavy(pending.row) for pending in waiting]
+        heavy = [pending.row.heavy for pending in waiting]
         if (contended := self._contended_plan(waiting, lengths, heavy)) is not None:
             return contended
         light, most = self.shapes(heavy=False), self._settings.max_batch_rows
@@ -133,7 +129,7 @@ class Planner:
     ) -> Plan:
         """``batch``, or, where it is faster to run hot tasks on merged copies, the part of it that has ``first``."""
         assert self._merged is not None
-        owners = [pending.resident if is_heavy(pending.row) else None for pending in batch]
+        owners = [pending.resident if pending.row.heavy else None for pending in batch]
         rows: dict[Resident, list[Row]] = {}
         for pending, owner in zip(batch, owners, strict=True):
             if owner is not None:
@@ -197,7 +193,7 @@ class Planner:
     def _steady(self, waiting: Sequence[Pending]) -> Plan:
         """The most urgent query's own program, filled with others whose own it is."""
         own: dict[tuple[int, bool], Program] = {}
-        kinds = [(pending.row.length, is_heavy(pending.row)) for pending in waiting]
+        kinds = [(pending.row.length, pending.row.heavy) for pending in waiting]
         for length, heavy in dict.fromkeys(kinds):
             own[length, heavy] = self._own_program(length, heavy)
         program = own[kinds[0]]
@@ -287,7 +283,7 @@ class Planner:
 
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
         """Learns from a batch what its program costs, as far as it is known what heavy rows add."""
-        if self._deltas is not None or not any(map(is_heavy, rows)):
+        if self._deltas is not None or not any(row.heavy for row in rows):
             self._costs.follow(program, seconds - self._added(rows))
 
     def _added(self, rows: Sequence[Row]) -> float:

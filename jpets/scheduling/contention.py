@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from jpets.scheduling.cost import Shape
 from jpets.scheduling.fairness import fill
+from jpets.scheduling.ready import cheapest_split
 
 BURST = 1.0
 """Seconds of its rate that a party may use at once, and for which one that keeps to its part is expected back."""
@@ -89,17 +90,18 @@ class Contention:
 def own_batch(
     own: Sequence[int], others: Iterable[int], lengths: Sequence[int], shapes: Sequence[Shape], most: int
 ) -> list[int]:
-    """As many of ``own``, in their order, as one batch holds, and ``others`` where that takes hardly longer.
+    """The batch with the first of ``own`` that they would run in by themselves, and ``others`` where that takes hardly
+    longer.
 
-    The first of ``own`` is in it. Of the shapes that cost little more than the cheapest it is the one that serves most
-    queries a second.
+    Not as many of them as there are rooms for: where time goes with tokens, one batch would keep all of them waiting.
     """
-    holding = [shape for shape in shapes if fill(own[:1], lengths, shape, most)]
-    taken = {shape: len(fill(own, lengths, shape, most)) for shape in holding}
-    cheapest = min(holding, key=lambda shape: (-taken[shape], shape.seconds))
-    similar = [s for s in holding if taken[s] == taken[cheapest] and s.seconds <= SIMILAR * cheapest.seconds]
-    batches = [(shape, fill([*own, *others], lengths, shape, most)) for shape in similar]
-    return max(batches, key=lambda each: len(each[1]) / each[0].seconds)[1]
+    batches = cheapest_split([lengths[q] for q in own], shapes, most)
+    mine = [own[at] for at in next(batch for batch in batches if 0 in batch)]
+    holding = [shape for shape in shapes if len(fill(mine, lengths, shape, most)) == len(mine)]
+    limit = SIMILAR * min(shape.seconds for shape in holding)
+    candidates = [*mine, *others]
+    filled = [(s.seconds, fill(candidates, lengths, s, most)) for s in holding if s.seconds <= limit]
+    return max(filled, key=lambda each: len(each[1]) / each[0])[1]
 
 
 def short_batch(

@@ -15,9 +15,12 @@ def fill(candidates: Iterable[int], lengths: Sequence[int], shape: Shape, most: 
     rows = [count for count, _ in shape.groups]
     tokens = shape.tokens
     batch: list[int] = []
+    room = min(most, sum(rows))
     for q in candidates:
+        if len(batch) == room:
+            break
         group = bisect_left(limits, lengths[q])
-        if len(batch) < most and group < len(rows) and rows[group] and (shape.padded or lengths[q] <= tokens):
+        if group < len(rows) and rows[group] and (shape.padded or lengths[q] <= tokens):
             rows[group] -= 1
             tokens -= lengths[q]
             batch.append(q)

@@ -9,17 +9,19 @@ import sys
 
 import pytest
 
-from jpets.engine.memory import freeze_heap
+from jpets.engine.memory import SELDOM, freeze_heap
 
 
-def test_a_frozen_heap_is_left_out_of_full_collections() -> None:
-    marker = [[number] for number in range(1000)]
+def test_a_frozen_heap_is_left_out_of_full_collections_which_are_rare() -> None:
+    marker, usual = [[number] for number in range(1000)], gc.get_threshold()
     freeze_heap()
     try:
+        assert gc.get_threshold() == (*usual[:2], SELDOM) and usual[2] < SELDOM
         assert all(entry is not marker for entry in gc.get_objects(generation=2))
         assert gc.get_freeze_count() >= len(marker)
     finally:
         gc.unfreeze()
+        gc.set_threshold(*usual)
 
 
 FILLED_AGAIN = """

@@ -21,6 +21,10 @@ def contention(stretch: float = 2.0, rate: float = 1000.0) -> Contention:
     return made
 
 
+def _seconds(batch: list[int]) -> float:
+    return next(shape.seconds for shape in SHAPES if shape.groups[0][0] >= len(batch))
+
+
 def test_without_a_flood_nobody_is_served_out_of_turn() -> None:
     own = contention()
     assert own.modest(["a", "b", "a", "b", "c"], MOST, 0.0) == []
@@ -76,14 +80,22 @@ def test_the_batches_of_a_flood_follow_what_the_others_take() -> None:
 
 
 @given(st.lists(st.integers(1, 32), min_size=1, max_size=9), st.data())
-def test_a_batch_of_ones_own_leaves_out_none_that_fits(lengths: list[int], data: st.DataObject) -> None:
+def test_a_batch_of_ones_own_is_what_it_would_be_alone_or_hardly_longer(
+    lengths: list[int], data: st.DataObject
+) -> None:
     own = sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1)))
     others = [q for q in range(len(lengths)) if q not in own]
+    alone = own_batch(own, [], lengths, SHAPES, MOST)
     batch = own_batch(own, others, lengths, SHAPES, MOST)
-    assert batch[: min(len(own), MOST)] == own[:MOST]
-    cheapest = next(shape for shape in SHAPES if shape.groups[0][0] >= min(len(own), MOST))
-    taken = next(shape for shape in SHAPES if shape.groups[0][0] >= len(batch))
-    assert taken.seconds <= 1.25 * cheapest.seconds
+    assert own[0] in alone and set(alone) <= set(own)
+    assert batch[: len(alone)] == alone and set(batch[len(alone) :]) <= set(others)
+    assert _seconds(batch) <= 1.25 * _seconds(alone)
+
+
+def test_who_keeps_to_its_part_does_not_wait_for_all_of_its_own() -> None:
+    """Five queries in one batch would take as long as two batches after each other, the first of which ends sooner."""
+    shapes = [Shape(n * 32, ((n, 32),), seconds, padded=True) for n, seconds in ((2, 1.0), (3, 1.5), (8, 4.0))]
+    assert len(own_batch(range(5), [], [32] * 5, shapes, 8)) < 5
 
 
 @given(st.lists(st.integers(1, 32), min_size=1, max_size=9), st.floats(0, 0.01))
