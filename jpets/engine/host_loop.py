@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 WINDOW = 256
 """Waiting queries that are planned over at once, most urgent first."""
+LOOK_AGAIN = 0.001
+"""Seconds after which it is seen who came while a batch runs."""
 LATE = DeadlineExceeded("the deadline passed before the query was computed; allow more time or send fewer")
 PrefetchHook = Callable[[Sequence[Pending]], None]
 
@@ -153,10 +155,10 @@ class HostLoop:
     def _step(self) -> None:
         """Schedule -> prefetch -> assemble -> dispatch, for one batch."""
         self._room.acquire()  # before planning: whoever arrives meanwhile can still join the batch
-        if self._planner.contended():  # a batch that waits behind another could not be short
-            self._drain()
         try:
-            dispatched = self._dispatch_next()
+            # A batch that waits behind another could not be short.
+            plan = self._drain_planning() if self._planner.contended() else None
+            dispatched = self._dispatch_next(plan)
         except BaseException:
             self._room.release()
             raise
@@ -172,20 +174,45 @@ class HostLoop:
         for _ in held:
             self._room.release()
 
-    def _dispatch_next(self) -> InFlight | None:
-        """One batch on its way, or ``None`` where nothing was left to run.
+    def _drain_planning(self) -> Plan | None:
+        """``_drain``, and the plan of the next batch, which is made meanwhile, and anew when somebody comes.
+
+        None where there is none that takes all into account.
+        """
+        plan, known, held = None, -1, 0
+        while held < self._settings.in_flight - 1:
+            if known != self._pending.arrivals:
+                known = self._pending.arrivals
+                plan = self._plan_ahead()
+            held += self._room.acquire(timeout=LOOK_AGAIN)
+        for _ in range(held):
+            self._room.release()
+        return plan if known == self._pending.arrivals else None
+
+    def _plan_ahead(self) -> Plan | None:
+        waiting = self._pending.most_urgent(WINDOW)
+        if not waiting or self._settings.trigger != "hungry":
+            return None
+        try:
+            return self._planner.next_batch(waiting)
+        except Exception:  # it will say so again when it matters
+            return None
+
+    def _dispatch_next(self, plan: Plan | None) -> InFlight | None:
+        """One batch on its way, by ``plan`` if there is one already, or ``None`` where nothing was left to run.
 
         A query whose deadline has passed is answered so, wherever in the queue it stands, and is never computed.
         """
         self._answers.fail(self._pending.expire(time.monotonic()), LATE)
-        waiting = self._pending.most_urgent(WINDOW)
+        waiting = plan.pendings if plan is not None else self._pending.most_urgent(WINDOW)
         if not waiting:
             return None
         taken: list[Pending] = []
         try:
-            if self._wait_for_more(waiting):
-                return None
-            plan = self._planner.next_batch(waiting, busy=self._running > 0)
+            if plan is None:
+                if self._wait_for_more(waiting):
+                    return None
+                plan = self._planner.next_batch(waiting, busy=self._running > 0)
             taken = self._pending.serve(plan.pendings, self._planner.keeping)
             if not taken:
                 return None

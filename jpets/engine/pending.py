@@ -80,6 +80,8 @@ class PendingQueue:
         """(deadline, number) of those that have one."""
         self.changed = threading.Condition()
         self.closed = False
+        self.arrivals = 0
+        """Rises whenever there are more queries that could run."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -110,6 +112,7 @@ class PendingQueue:
                     self._absent.setdefault(pending.absent, {})[pending.number] = pending
                 self._side(pending).add(pending)
             self._deadlines.update((p.deadline, p.number) for p in items if p.deadline is not None)
+            self.arrivals += 1
             self.changed.notify_all()
         for pending in items:  # a number, not the query: a future that held its query would be a cycle
             pending.future.add_done_callback(partial(self._done, pending.number))
@@ -148,6 +151,7 @@ class PendingQueue:
                 self._leave(pending)
                 pending.row, pending.resident, pending.absent, pending.query = row, resident, None, None
                 self._ready.add(pending)
+            self.arrivals += 1
             self.changed.notify_all()
             return [pending for pending, _ in moved]
 

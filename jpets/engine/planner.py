@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import time
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -172,12 +172,10 @@ class Planner:
         if not modest:
             batch = short_batch([0, *others], lengths, shapes, most, self._contention.longest)
             return self.place([waiting[q] for q in batch])
-        plan = self.place([waiting[q] for q in own_batch(modest, others, lengths, shapes, most)])
-        self._contention.ran(self.seconds(plan.rows, plan.program))
-        return plan
+        return self.place([waiting[q] for q in own_batch(modest, others, lengths, shapes, most)])
 
     @property
-    def keeping(self) -> Collection[Hashable]:
+    def keeping(self) -> Set[Hashable]:
         """Who keeps to its part while somebody floods the device."""
         return self._contention.keeping
 
@@ -188,6 +186,8 @@ class Planner:
         tokens: Counter[Hashable] = Counter()
         for pending in plan.pendings:
             tokens[pending.party] += pending.tokens
+        if not self.keeping.isdisjoint(tokens):
+            self._contention.ran(self.seconds(plan.rows, plan.program))
         self._contention.spend(tokens, time.monotonic())
 
     def _steady(self, waiting: Sequence[Pending]) -> Plan:

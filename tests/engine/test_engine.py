@@ -22,6 +22,7 @@ from support import (
     wait_until,
 )
 
+from jpets.engine import planner
 from jpets.engine.assembly import Row
 from jpets.engine.engine import Engine
 from jpets.engine.host_loop import WINDOW
@@ -29,6 +30,7 @@ from jpets.engine.pending import Pending
 from jpets.engine.planner import Plan, Planner
 from jpets.errors import (
     DeadlineExceeded,
+    EngineFailure,
     InputTooLong,
     InvalidInput,
     InvalidTask,
@@ -350,6 +352,38 @@ def test_tasks_come_and_go_beside_first_runs(engine: Engine) -> None:
         for future in added:
             future.result()
     engine.replica.add_program(widest)
+
+
+def test_beside_a_flood_plans_are_made_ahead_and_never_old(engine: Engine) -> None:
+    """Who comes while a batch runs is in the next plan, and everybody gets an answer of their own."""
+    texts = [f"{TEXT} {number}" for number in range(5)]
+    expected = [engine.infer([Query(None, text)])[0].embedding for text in texts]
+    flood = engine.submit([Query(None, texts[i % 5]) for i in range(600)], tenant="flood")
+    for number in range(40):
+        (result,) = engine.infer([Query(None, texts[number % 5])], tenant="light")
+        np.testing.assert_allclose(result.embedding, expected[number % 5], atol=1e-4)
+        if number == 3:
+            assert engine._loop._planner.contended()
+            assert not all(future.done() for future in flood), "served out of turn"
+            flood[-1].cancel()
+    for number, future in enumerate(flood[:-1]):
+        np.testing.assert_allclose(future.result(60).embedding, expected[number % 5], atol=1e-4)
+
+
+def test_a_plan_that_cannot_be_made_costs_its_queries_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> list[int]:
+        raise RuntimeError("no plan")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(planner, "own_batch", broken)
+        patched.setattr(planner, "short_batch", broken)
+        flood = engine.submit([Query(None, TEXT)] * 600, tenant="flood")
+        light = engine.infer([Query(None, TEXT)], tenant="light")
+        wait(flood, 60)
+    assert isinstance(light[0].error, EngineFailure)
+    assert engine.live
+    (result,) = engine.infer([Query(None, TEXT)])
+    assert result.error is None
 
 
 def test_fixed_batches_and_the_lazy_trigger(tmp_path: object) -> None:
