@@ -6,6 +6,7 @@ device computes, the owner plans and assembles the next batch; ``in_flight`` bou
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
@@ -193,10 +194,9 @@ class HostLoop:
         waiting = self._pending.most_urgent(WINDOW)
         if not waiting or self._settings.trigger != "hungry":
             return None
-        try:
+        with contextlib.suppress(Exception):  # where there is something wrong, it is when the plan is needed too
             return self._planner.next_batch(waiting)
-        except Exception:  # it will say so again when it matters
-            return None
+        return None
 
     def _dispatch_next(self, plan: Plan | None) -> InFlight | None:
         """One batch on its way, by ``plan`` if there is one already, or ``None`` where nothing was left to run.

@@ -38,7 +38,7 @@ def keep_freed_memory() -> None:
 
 
 def freeze_heap() -> None:
-    """Keeps the garbage collector from looking again at what there is now, and from looking often at all there is later.
+    """Keeps the garbage collector from looking again at what there is now, and often at all there is later.
 
     A full collection stops every thread of Python. With an engine's libraries, programs and tasks it takes 100 to
     150 ms, the time of ten small batches, and with a full queue of 4,096 queries 40 ms, which are in no cycles and go
