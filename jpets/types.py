@@ -50,7 +50,7 @@ class Timing:
     """True when a better-fitting executable was still being compiled."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
     """What every answer carries. ``error`` is set, and the numbers are empty, where that row failed."""
 
@@ -60,7 +60,7 @@ class Result:
     error: JpetsError | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Classification(Result):
     """Single label: softmax ``probs`` and the best label. Multi-label: sigmoid ``probs``, ``labels`` over threshold."""
 
@@ -74,7 +74,7 @@ class Classification(Result):
     multi_label: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Regression(Result):
     logits: FloatArray
     """The predicted value or values, [outputs]."""
@@ -91,7 +91,7 @@ class Entity:
     end: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Tokens(Result):
     """Per-token ``logits`` [tokens, labels], special tokens included, and the entities they spell."""
 
@@ -109,7 +109,7 @@ class Answer:
     end: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Span(Result):
     """The most probable answer to a question: tokens ``start`` to ``end`` (exclusive) of the query.
 
@@ -125,12 +125,12 @@ class Span(Result):
     answer: Answer | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Embedding(Result):
     embedding: FloatArray
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Failure(Result):
     """A row that could not be answered; ``error`` says why."""
 

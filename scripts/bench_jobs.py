@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import pathlib
@@ -14,7 +13,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
-from bench_serving import compiled, load
+from bench_serving import compiled, json_body, load, run_client
 from benching import console, report, warm_up
 from experiments.package_tasks import TASKS, Described, labelled, read_described
 from served import ROOT, Served, serve
@@ -37,7 +36,7 @@ def jobs(
 ) -> None:
     """p50 and p99 of single texts to five demo tasks (Poisson, HTTP), with nothing else running and beside a job."""
     packages = read_described(PACKAGES)
-    bodies = [{"model": ASKED[at % len(ASKED)], "input": own.text} for at, own in enumerate(packages)]
+    bodies = [json_body(model=ASKED[at % len(ASKED)], input=own.text) for at, own in enumerate(packages)]
     steps = [float(rate) for rate in rates.split(",")]
     found: dict[float, dict[str, list[float]]] = {rate: {} for rate in steps}
     with tempfile.TemporaryDirectory(prefix="jpets-bench-") as folder:
@@ -46,7 +45,7 @@ def jobs(
         with serve(["--demo", "--repository", f"{folder}/tasks", "--cache-dir", f"{folder}/cache"]) as server:
 
             def ask(rate: float, seed: int) -> dict[str, Any]:
-                return asyncio.run(load(server.url + CLASSIFY, rate, seconds, bodies, seed))
+                return run_client(load(server.url + CLASSIFY, rate, seconds, bodies, seed))
 
             def pass_over(seed: int) -> None:
                 for rate in steps:

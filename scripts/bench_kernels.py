@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import typer
-from benching import console, interleave, paired_ratio, report
+from benching import console, interleave, named_backbone, paired_ratio, report
 
-from jpets.config import NAMED_BACKBONES
 from pallas_kernels.low_rank import low_rank
 from pallas_kernels.low_rank.mosaic import low_rank_mosaic
 from pallas_kernels.masked_matmul import masked_matmul, sign_matmul
@@ -165,7 +164,7 @@ def kernels(
     """
     if jax.default_backend() != "gpu":
         raise typer.BadParameter(f"these kernels are for a Hopper GPU; JAX found a {jax.default_backend()}")
-    config, tokens = NAMED_BACKBONES[backbone], tasks * length
+    config, tokens = named_backbone(backbone), tasks * length
     hidden, wide = config.hidden_size, config.intermediate_size
     at = jnp.arange(tasks, dtype=jnp.int32)
     runs = Runs(jnp.int32(tasks), at, at * length, at * 0, at * 0 + length)

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -53,8 +54,14 @@ class RandomBackbone:
     fingerprint: str = f"sha256:{0:064}"
 
 
+def named_backbone(name: str) -> BackboneConfig:
+    if name not in NAMED_BACKBONES:
+        raise typer.BadParameter(f"expected one of {', '.join(NAMED_BACKBONES)} as backbone, found {name}")
+    return NAMED_BACKBONES[name]
+
+
 def random_backbone(name: str) -> RandomBackbone:
-    config = NAMED_BACKBONES[name]
+    config = named_backbone(name)
     return RandomBackbone(name, config, jax.tree.map(np.asarray, random_params(config)))
 
 
