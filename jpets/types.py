@@ -130,7 +130,7 @@ class Embedding(Result):
     embedding: FloatArray
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure(Result):
     """A row that could not be answered; ``error`` says why."""
 
