@@ -29,6 +29,7 @@ from jpets.engine.bucket import LONE_STEPS
 if TYPE_CHECKING:
     import aiohttp
 
+Answer = TypeVar("Answer")
 PADDED_ROWS = (1, 2, 4, 8, 16, 32)
 MAX_TOKENS = 2048
 WORD = "the"
@@ -45,7 +46,6 @@ COMPILED = "jpets_background_compiles_total"
 WARM_SECONDS = 3.0
 CALIBRATION_SECONDS = 2.0
 CLIENTS = 4
-Result = TypeVar("Result")
 OVERLOADED = 1.0
 """Median latency (seconds) beyond which a warm-up asks for no more."""
 
@@ -72,7 +72,7 @@ def json_body(**fields: str) -> bytes:
     return json.dumps(fields).encode()
 
 
-def run_client(client: Coroutine[Any, Any, Result]) -> Result:
+def run_client(client: Coroutine[Any, Any, Answer]) -> Answer:
     """On a loop as light as the servers': client and server share the cores."""
     import uvloop  # the other benchmarks run without it
 
