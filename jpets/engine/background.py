@@ -34,6 +34,7 @@ from jpets.engine.program import (
     key_to_json,
 )
 from jpets.engine.program_memory import IDLE_SECONDS, ProgramMemory
+from jpets.errors import OutOfSpace
 
 log = logging.getLogger(__name__)
 
@@ -152,15 +153,19 @@ class BackgroundCompiler:
             return
         gone: list[ProgramKey] | None = None
         if wanted or not self.memory.full:
-            program = self._store.load(self._family, key) or self._compile(key)
-            if program is None:
-                self.failed += 1
-                return
-            gone = self.memory.make_room(program, evict=wanted)
-            if gone is not None and not self._closed:
-                self._add(program)
-                self.memory.added(program)
-                self.compiled += 1
+            try:
+                program = self._store.load(self._family, key) or self._compile(key)
+            except OutOfSpace as full:
+                log.warning("a program must wait: %s", full)
+            else:
+                if program is None:
+                    self.failed += 1
+                    return
+                gone = self.memory.make_room(program, evict=wanted)
+                if gone is not None and not self._closed:
+                    self._add(program)
+                    self.memory.added(program)
+                    self.compiled += 1
         for absent in [key] if gone is None else gone:
             self._not_before[absent] = time.monotonic() + IDLE_SECONDS
         if gone is None and not wanted:

@@ -31,6 +31,7 @@ from jpets.deltas.view import ClassView
 from jpets.engine.assembly import Assembled, Row, assemble
 from jpets.engine.bucket import Bucket, Variant, replaces_weights
 from jpets.engine.delta_order import ORDERED, Streams, delta_order
+from jpets.engine.mappings import mappings_left, spare_mappings
 from jpets.engine.mesh import MeshSlice, first_device
 from jpets.errors import OutOfSpace
 from jpets.files import write_atomic
@@ -148,6 +149,8 @@ class Program:
     followed: bool = False
     """Whether batches had a say in ``seconds``."""
     stored_bytes: int = 0
+    mappings: int = 0
+    """Memory mappings of its code, those included that other threads made while it was loaded."""
     last_used: float = dataclasses.field(default_factory=time.monotonic)
     """``time.monotonic`` seconds of the last batch."""
 
@@ -182,10 +185,15 @@ def trace_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None
 
 
 def compile_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None) -> Program:
-    """Lowers and compiles, always anew: ``ProgramStore`` is what remembers."""
+    """Lowers and compiles, always anew: ``ProgramStore`` is what remembers.
+
+    Raises ``OutOfSpace`` where the process may not map another program's code.
+    """
+    left = spare_mappings()
     lowered = trace_program(family, key, mesh).lower()
     with _no_compilation_cache():
-        return Program(key, lowered.compile())
+        compiled = lowered.compile()
+    return Program(key, compiled, mappings=left - mappings_left())
 
 
 def compile_programs(family: Family, keys: Iterable[ProgramKey], mesh: MeshSlice | None = None) -> Iterator[Program]:
@@ -271,12 +279,14 @@ class ProgramStore:
                     path.unlink()
 
     def load(self, family: Family, key: ProgramKey) -> Program | None:
+        """The kept program; None where there is none. Raises ``OutOfSpace`` as ``compile_program`` does."""
         path = self._path(family, key)
         try:
             payload = path.read_bytes()
             os.utime(path)
         except OSError:
             return None
+        left = spare_mappings()
         arguments = _arguments(family, key, self._mesh)
         in_tree = jax.tree.structure((arguments, {}))
         heads = sum(class_method(of.method).kind == "head" for of in key.variant.classes())
@@ -289,7 +299,7 @@ class ProgramStore:
             log.exception("a stored program could not be loaded and is compiled again")
             self.forget(family, key)
             return None
-        return Program(key, compiled, stored_bytes=len(payload))
+        return Program(key, compiled, stored_bytes=len(payload), mappings=left - mappings_left())
 
 
 @functools.cache

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from jpets.engine import program_memory
 from jpets.engine.bucket import Bucket, Variant
 from jpets.engine.device_memory import DeviceMemory
 from jpets.engine.program import HOST_BYTES_PER_STORED_BYTE, Program, ProgramKey
-from jpets.engine.program_memory import IDLE_SECONDS, ProgramMemory
+from jpets.engine.program_memory import IDLE_SECONDS, KEPT_MAPPINGS, ProgramMemory
 
 MB = 2**20
 CORE, FIRST, SECOND, THIRD = (ProgramKey(Bucket(tokens, ((1, tokens),)), Variant()) for tokens in (8, 16, 32, 64))
@@ -47,7 +48,7 @@ class Shelf:
 
 def program(key: ProgramKey, size: int, idle: float = 0.0) -> Program:
     compiled: Any = Compiled(size)
-    return Program(key, compiled, stored_bytes=size, last_used=time.monotonic() - idle)
+    return Program(key, compiled, stored_bytes=size, mappings=100 * size, last_used=time.monotonic() - idle)
 
 
 @pytest.fixture
@@ -93,6 +94,25 @@ def test_what_is_in_use_stays(memory: ProgramMemory, shelf: Shelf) -> None:
     shelf.kept[FIRST].last_used = time.monotonic()
     assert memory.make_room(program(THIRD, 3), evict=True) == [SECOND]
     assert memory.make_room(program(SECOND, 3), evict=True) == []
+
+
+@pytest.mark.parametrize(
+    ("short", "leaving"), [(0, []), (1, [FIRST]), (300, [FIRST]), (301, [FIRST, SECOND]), (601, None)]
+)
+def test_programs_leave_for_memory_mappings(
+    short: int, leaving: list[ProgramKey] | None, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two idle programs have 300 mappings each."""
+    monkeypatch.setattr(program_memory, "mappings_left", lambda: KEPT_MAPPINGS - short)
+    replica: Any = shelf
+    own = ProgramMemory(replica, 1000 * HOST_BYTES_PER_STORED_BYTE, DeviceMemory(0, {}, math.inf, 2))
+    for key, idle in ((CORE, 9), (FIRST, 3), (SECOND, 2)):
+        shelf.kept[key] = program(key, 3, idle=idle * IDLE_SECONDS)
+        if key != CORE:
+            own.added(shelf.kept[key])
+    assert own.make_room(program(THIRD, 3), evict=False) == (None if short else [])
+    assert own.make_room(program(THIRD, 3), evict=True) == leaving
+    assert set(shelf.kept) == {CORE, FIRST, SECOND} - set(leaving or [])
 
 
 def test_runs_must_fit_on_the_device_two_at_a_time(shelf: Shelf, memory: ProgramMemory) -> None:
