@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,12 +28,13 @@ from jpets.engine.assembly import Assembled, Row, assemble
 from jpets.engine.assembly import led as led_by
 from jpets.engine.bucket import Bucket, Variant
 from jpets.engine.delta_order import ORDERED
+from jpets.engine.engine import Engine
 from jpets.engine.mesh import first_device
 from jpets.engine.program import ProgramKey, run_batch
 from jpets.model.batch import POOLINGS
 from jpets.model.encoder import Params, cast_params, split
 from jpets.model.forward import Outputs
-from jpets.types import Delta, Head, Task
+from jpets.types import Delta, Head, Query, Task
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -315,3 +317,27 @@ def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+class paused:
+    """Holds the owner thread between two batches, so that what is submitted meanwhile waits."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._resume = threading.Event()
+        self._held = threading.Event()
+
+    def __enter__(self) -> None:
+        def hold(pendings: object) -> None:
+            self._held.set()
+            self._resume.wait(30)
+
+        self._hook = hold
+        self._engine.hooks.append(hold)
+        self._future = self._engine.submit([Query(None, "some text")])[0]
+        assert self._held.wait(30)
+
+    def __exit__(self, *exception: object) -> None:
+        self._engine.hooks.remove(self._hook)
+        self._resume.set()
+        self._future.result(30)
