@@ -105,7 +105,7 @@ def test_the_policys_batch_makes_room_for_another_tenant(engine: Engine, monkeyp
         ids = np.full(length, 7, np.int32)
         return Pending(None, None, Row(ids, np.zeros_like(ids), {}, 0), None, 0, tenant)
 
-    waiting = [pending("heavy", 12), pending("light", 5), *(pending("heavy", 12) for _ in range(20))]
+    waiting = [pending("roomy", 12), pending("narrow", 5), *(pending("roomy", 12) for _ in range(20))]
     monkeypatch.setattr(
         ready, "cheapest_split", lambda lengths, shapes, most: [[0, *range(2, 15)], [1, *range(15, 22)]]
     )
