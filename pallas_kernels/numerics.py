@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import jax
@@ -82,8 +83,17 @@ def take_counts(bank: UInt[Array, "slots layers 1"], slots: Int[Array, " g"], la
     return bank.at[slots, layer, 0].get(mode="promise_in_bounds").astype(jnp.int32)
 
 
+def gelu(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """x P(X <= x) for a standard normal X (Hendrycks & Gimpel 2016), by erf as Hugging Face's models have it.
+
+    ``jax.nn.gelu`` goes by erfc, which is exact to more digits at the far left, where the result is all but zero, and
+    takes twice the time on a CPU: 3 % of a BERT-base batch.
+    """
+    return 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu": gelu,
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,

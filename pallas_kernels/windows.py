@@ -28,17 +28,23 @@ def over_runs(
     y: Float[Array, "t o"],
     runs: Runs,
     size: int,
-    body: Callable[[Float[Array, "s i"], Float[Array, "s o"], Int[Array, ""]], Float[Array, "s o"]],
+    body: Callable[..., Float[Array, "s o"]],
+    *shared: Array,
 ) -> Float[Array, "t o"]:
-    """``y`` with each run's tokens replaced by ``body(x_window, y_window, slot)``; other tokens keep their bits."""
+    """``y`` with each run's tokens replaced by ``body(x_window, y_window, slot, *shared)``; others keep their bits.
+
+    ``shared`` is what every run reads as a whole.
+    """
 
     def step(k: Int[Array, ""], out: Float[Array, "t o"]) -> Float[Array, "t o"]:
+        # Ties them to the step. Otherwise XLA takes their conversions out of the loop, and each writes a full copy.
+        k, inputs, *whole = jax.lax.optimization_barrier((k, x, *shared))
         start = runs.starts[k]
-        x_window = jax.lax.dynamic_slice_in_dim(x, start, size)
+        x_window = jax.lax.dynamic_slice_in_dim(inputs, start, size)
         y_window = jax.lax.dynamic_slice_in_dim(out, start, size)
         at = jnp.arange(size) - runs.offsets[k]
         own = (at >= 0) & (at < runs.lengths[k])
-        result = jnp.where(own[:, None], body(x_window, y_window, runs.slots[k]), y_window)
+        result = jnp.where(own[:, None], body(x_window, y_window, runs.slots[k], *whole), y_window)
         return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
 
     return jax.lax.fori_loop(0, runs.used, step, y)

@@ -131,5 +131,6 @@ class Adapter(Method):
         def operator(x: Array, slots: Array, down: Array, down_bias: Array, up: Array, up_bias: Array) -> Array:
             return low_rank(x, down, up, slots, at, activation=activation, down_bias=down_bias, up_bias=up_bias)
 
-        x = view.segments(read.astype(value_dtype(bank[f"{site}/down"])))
+        # Cut out first, so that not all rows of the batch are converted.
+        x = view.segments(read).astype(value_dtype(bank[f"{site}/down"]))
         return view.add(total, bound.launch(operator, x, view.slots, *(bank[f"{site}/{part}"] for part in PARTS)))

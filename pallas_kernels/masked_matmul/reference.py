@@ -41,11 +41,11 @@ def masked_matmul_reference(
 ) -> Float[Array, "t o"]:
     """See ``masked_matmul``."""
 
-    def body(x_window: Array, y_window: Array, slot: Array) -> Array:
+    def body(x_window: Array, y_window: Array, slot: Array, weights: Array) -> Array:
         del y_window
-        return dot(x_window, apply_mask(w, bits.at[slot, layer].get(mode="promise_in_bounds")))
+        return dot(x_window, apply_mask(weights, bits.at[slot, layer].get(mode="promise_in_bounds")))
 
-    return over_runs(x, y, runs, size, body)
+    return over_runs(x, y, runs, size, body, w)
 
 
 def sign_matmul_reference(

@@ -29,13 +29,14 @@ def sparse_matmul_reference(
         row = rows.at[slot, layer].get(mode="promise_in_bounds").astype(jnp.int32)
         col = cols.at[slot, layer].get(mode="promise_in_bounds").astype(jnp.int32)
         value = take_slots(values, slot[None], layer)[0].astype(jnp.float32)
-        inputs = x_window.T.astype(jnp.float32)
+        # XLA would read through a plain transpose, from a cache line for each number; that of pieces it writes out.
+        inputs = jnp.concatenate([half.T for half in jnp.array_split(x_window.astype(jnp.float32), 2, axis=1)])
         parts = []
         for part in jnp.array_split(inputs, min(PARTS, size), axis=1):
             terms = part.at[row].get(mode="fill", fill_value=0) * value[:, None]
             sums = jnp.zeros((y_window.shape[1], part.shape[1]), jnp.float32)
             parts.append(sums.at[col].add(terms, indices_are_sorted=True, mode="drop"))
-        return y_window + jnp.concatenate(parts, axis=1).T
+        return y_window + jnp.concatenate([part.T for part in parts])
 
     return over_runs(x, y, runs, size, body)
 
