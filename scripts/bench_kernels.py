@@ -20,7 +20,7 @@ from pallas_kernels.masked_matmul import masked_matmul, sign_matmul
 from pallas_kernels.masked_matmul.mosaic import Tiles, masked_matmul_mosaic, sign_matmul_mosaic
 from pallas_kernels.packed_attention import AttentionGroup, packed_attention
 from pallas_kernels.packed_attention.cudnn import packed_attention_cudnn
-from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
+from pallas_kernels.sparse_matmul import block_sparse_matmul, pack_columns, sparse_matmul
 from pallas_kernels.sparse_matmul.mosaic import block_sparse_matmul_mosaic, sparse_matmul_mosaic
 from pallas_kernels.windows import Runs
 
@@ -43,9 +43,11 @@ def entries(
 ) -> Operands:
     """Each task's places by column, and what is there: numbers, or blocks of ``shape``."""
     places = np.sort(rng.integers(0, inputs * outputs, (tasks, 1, round(DENSITY * inputs * outputs))))
+    cols, ends = pack_columns(places // inputs, outputs)
     return {
         f"{name}rows": jnp.asarray(places % inputs, jnp.uint16),
-        f"{name}cols": jnp.asarray(places // inputs, jnp.uint16),
+        f"{name}cols": jnp.asarray(cols),
+        f"{name}ends": jnp.asarray(ends),
         f"{name}values": bank((*places.shape, *shape), rng),
     }
 
@@ -88,7 +90,7 @@ def systems(tasks: int, length: int) -> Mapping[str, Mapping[str, Operator]]:
     """By operator, then by what computes it."""
 
     def added(matmul: Any, name: str = "") -> Operator:
-        parts = [f"{name}{part}" for part in ("rows", "cols", "values")]
+        parts = [f"{name}{part}" for part in ("rows", "cols", "ends", "values")]
         return lambda own, runs: matmul(own["x"], own["y"], *(own[part] for part in parts), runs, length, 0)
 
     def thin(matmul: Any) -> Operator:

@@ -40,7 +40,7 @@ from jpets.deltas.protocol import (
 from jpets.deltas.view import HeavyView
 from jpets.errors import InvalidTask
 from jpets.types import Delta
-from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
+from pallas_kernels.sparse_matmul import block_sparse_matmul, pack_columns, sparse_matmul, tiles_of
 
 Entries = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 
@@ -196,9 +196,7 @@ class Diff(Method):
             parts = list(_by_layer(delta, site))
             size = count_step(max(len(rows) for rows, _, _ in parts), block)
             sizes.append((site, size))
-            fills = {"rows": 0, "cols": 65535, "values": 0}
-            for i, (name, fill) in enumerate(fills.items()):
-                arrays[f"{site}/{name}"] = np.stack([_padded(part[i], size, fill) for part in parts])
+            arrays |= _slot(site, parts, size, config.dims(site)[1] // block)
         if sizes:
             options = (("block", str(block)),) if block > 1 else ()
             found.append(Contribution(ClassKey("diff", tuple(sizes), layers, options), arrays))
@@ -215,11 +213,13 @@ class Diff(Method):
 
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
         specs: dict[str, ArraySpec] = {}
+        block = _block_of(key)
         for site, count in key.sites:
             shape = (len(key.layers), count)
             specs[f"{site}/rows"] = ArraySpec(shape, "uint16")
-            specs[f"{site}/cols"] = ArraySpec(shape, "uint16", fill=65535)
-            specs[f"{site}/values"] = ArraySpec((*shape, *_value_shape(_block_of(key))))
+            specs[f"{site}/cols"] = ArraySpec(shape, "uint8")
+            specs[f"{site}/ends"] = ArraySpec((len(key.layers), tiles_of(config.dims(site)[1] // block)), "int32")
+            specs[f"{site}/values"] = ArraySpec((*shape, *_value_shape(block)))
         return specs
 
     def typical(self, key: ClassKey, config: BackboneConfig) -> Contribution:
@@ -228,10 +228,10 @@ class Diff(Method):
         arrays: dict[str, npt.NDArray[Any]] = {}
         for site, count in key.sites:
             inputs, outputs = (size // block for size in config.dims(site))
-            shape = (len(key.layers), count)
-            arrays[f"{site}/rows"] = rng.integers(0, inputs, shape)
-            arrays[f"{site}/cols"] = np.sort(rng.integers(0, outputs, shape))
-            arrays[f"{site}/values"] = normal(rng, 0.01, (*shape, *_value_shape(block)))
+            places = ((rng.integers(0, inputs, count), np.sort(rng.integers(0, outputs, count))) for _ in key.layers)
+            values = normal(rng, 0.01, (len(key.layers), count, *_value_shape(block)))
+            parts = [(*place, own) for place, own in zip(places, values, strict=True)]
+            arrays |= _slot(site, parts, count, outputs)
         return Contribution(key, arrays)
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
@@ -244,11 +244,11 @@ class Diff(Method):
     def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
         view, bank = bound.view, bound.bank
         assert isinstance(view, HeavyView)
-        rows, cols, values = (bank[f"{place.site}/{name}"] for name in ("rows", "cols", "values"))
+        lists = (bank[f"{place.site}/{name}"] for name in ("rows", "cols", "ends", "values"))
         at = bound.key.layers.index(place.layer)
         product = block_sparse_matmul if _block_of(bound.key) > 1 else sparse_matmul
         operator = functools.partial(product, size=view.size, layer=at)
-        return bound.launch(operator, x, y, rows, cols, values, view.runs)
+        return bound.launch(operator, x, y, *lists, view.runs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers, layout = covered_layers(delta.settings, config), config.bias_layout()
@@ -277,8 +277,17 @@ def _block_of(key: ClassKey) -> int:
     return int(key.option("block")) if key.options else 1
 
 
-def _padded(entries: npt.NDArray[Any], size: int, fill: int) -> npt.NDArray[Any]:
-    return np.pad(entries, [(0, size - len(entries)), *[(0, 0)] * (entries.ndim - 1)], constant_values=fill)
+def _slot(site: str, parts: Sequence[Entries], size: int, outputs: int) -> dict[str, npt.NDArray[Any]]:
+    """A site's arrays of a slot, from each layer's entries: lists of ``size``, zeros behind the entries."""
+    packed = [(rows, *pack_columns(cols, outputs), values) for rows, cols, values in parts]
+    rows, cols, ends, values = zip(*packed, strict=True)
+    lists = {"rows": rows, "cols": cols, "values": values}
+    stacked = {f"{site}/{name}": np.stack([_padded(each, size) for each in own]) for name, own in lists.items()}
+    return stacked | {f"{site}/ends": np.stack(ends)}
+
+
+def _padded(entries: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    return np.pad(entries, [(0, size - len(entries)), *[(0, 0)] * (entries.ndim - 1)])
 
 
 def _add_entries(w: Float[Array, "i o"], entries: Entries) -> Float[Array, "i o"]:

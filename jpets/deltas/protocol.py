@@ -82,13 +82,16 @@ class ArraySpec:
     """One bank array without its slot axis. Integer arrays are indices padded with ``fill``; bits are ``uint8``."""
 
     shape: tuple[int, ...]
-    dtype: Literal["param", "uint8", "uint16", "float32"] = "param"
+    dtype: Literal["param", "uint8", "uint16", "int32", "float32"] = "param"
     fill: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of one slot, parameters in bf16."""
-        return math.prod(self.shape) * {"param": PARAM_BYTES, "uint8": 1, "uint16": 2, "float32": 4}[self.dtype]
+        return (
+            math.prod(self.shape)
+            * {"param": PARAM_BYTES, "uint8": 1, "uint16": 2, "int32": 4, "float32": 4}[self.dtype]
+        )
 
 
 @dataclasses.dataclass(frozen=True)

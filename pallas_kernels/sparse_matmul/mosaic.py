@@ -15,10 +15,11 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num, UInt16
+from jaxtyping import Array, Float, Int, Int32, Num, UInt8, UInt16
 
 from pallas_kernels.hopper import SEMANTICS
 from pallas_kernels.numerics import take_slots
+from pallas_kernels.sparse_matmul.columns import unpack_columns
 from pallas_kernels.windows import Runs
 
 TOKENS = 128
@@ -40,7 +41,8 @@ def sparse_matmul_mosaic(
     x: Float[Array, "t i"],
     y: Float[Array, "t o"],
     rows: UInt16[Array, "slots layers n"],
-    cols: UInt16[Array, "slots layers n"],
+    cols: UInt8[Array, "slots layers n"],
+    ends: Int32[Array, "slots layers tiles"],
     values: Num[Array, "slots layers n"],
     runs: Runs,
     size: int,
@@ -49,14 +51,15 @@ def sparse_matmul_mosaic(
     interpret: Any = False,
 ) -> Float[Array, "t o"]:
     """See ``sparse_matmul``; sizes that it ``takes``. ``interpret`` runs it on the CPU."""
-    return _launch("sparse_matmul", x, y, rows, cols, values[..., None, None], runs, size, layer, interpret)
+    return _launch("sparse_matmul", x, y, rows, cols, ends, values[..., None, None], runs, size, layer, interpret)
 
 
 def block_sparse_matmul_mosaic(
     x: Float[Array, "t i"],
     y: Float[Array, "t o"],
     rows: UInt16[Array, "slots layers n"],
-    cols: UInt16[Array, "slots layers n"],
+    cols: UInt8[Array, "slots layers n"],
+    ends: Int32[Array, "slots layers tiles"],
     blocks: Num[Array, "slots layers n b b"],
     runs: Runs,
     size: int,
@@ -65,7 +68,7 @@ def block_sparse_matmul_mosaic(
     interpret: Any = False,
 ) -> Float[Array, "t o"]:
     """See ``block_sparse_matmul``; sizes that it ``takes``. ``interpret`` runs it on the CPU."""
-    return _launch("block_sparse_matmul", x, y, rows, cols, blocks, runs, size, layer, interpret)
+    return _launch("block_sparse_matmul", x, y, rows, cols, ends, blocks, runs, size, layer, interpret)
 
 
 class _Tiles(NamedTuple):
@@ -104,7 +107,8 @@ def _launch(
     x: Float[Array, "t i"],
     y: Float[Array, "t o"],
     rows: UInt16[Array, "slots layers n"],
-    cols: UInt16[Array, "slots layers n"],
+    cols: UInt8[Array, "slots layers n"],
+    ends: Int32[Array, "slots layers tiles"],
     blocks: Num[Array, "slots layers n b b"],
     runs: Runs,
     size: int,
@@ -116,7 +120,8 @@ def _launch(
     assert strip is not None
     tiles = _tiles(runs, len(y), size)
     inputs = x.at[tiles.tokens].get(mode="clip").swapaxes(1, 2)
-    own_rows, own_cols = (bank.at[tiles.slots, layer].get(mode="promise_in_bounds") for bank in (rows, cols))
+    own = [bank.at[tiles.slots, layer].get(mode="promise_in_bounds") for bank in (rows, cols, ends)]
+    own_rows, own_cols = own[0], unpack_columns(*own[1:]).astype(jnp.uint16)
     edges = jnp.arange(0, outputs // side + 1, strip // side, dtype=jnp.uint16)
     bounds = jax.vmap(lambda each: jnp.searchsorted(each, edges))(own_cols).astype(jnp.int32)
     block = _Block(strip, side)

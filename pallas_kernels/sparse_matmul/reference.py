@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Num, UInt16
+from jaxtyping import Array, Float, Int32, Num, UInt8, UInt16
 
 from pallas_kernels.numerics import batched_dot, take_slots
+from pallas_kernels.sparse_matmul.columns import unpack_columns
 from pallas_kernels.windows import Runs, over_runs
 
 PARTS = 2
@@ -17,7 +18,8 @@ def sparse_matmul_reference(
     x: Float[Array, "t i"],
     y: Float[Array, "t o"],
     rows: UInt16[Array, "slots layers n"],
-    cols: UInt16[Array, "slots layers n"],
+    cols: UInt8[Array, "slots layers n"],
+    ends: Int32[Array, "slots layers tiles"],
     values: Num[Array, "slots layers n"],
     runs: Runs,
     size: int,
@@ -26,8 +28,7 @@ def sparse_matmul_reference(
     """See ``sparse_matmul``."""
 
     def body(x_window: Array, y_window: Array, slot: Array) -> Array:
-        row = rows.at[slot, layer].get(mode="promise_in_bounds").astype(jnp.int32)
-        col = cols.at[slot, layer].get(mode="promise_in_bounds").astype(jnp.int32)
+        row, col = _places(rows, cols, ends, slot, layer)
         value = take_slots(values, slot[None], layer)[0].astype(jnp.float32)
         # XLA would read through a plain transpose, from a cache line for each number; that of pieces it writes out.
         inputs = jnp.concatenate([half.T for half in jnp.array_split(x_window.astype(jnp.float32), 2, axis=1)])
@@ -41,11 +42,18 @@ def sparse_matmul_reference(
     return over_runs(x, y, runs, size, body)
 
 
+def _places(rows: Array, cols: Array, ends: Array, slot: Array, layer: int) -> tuple[Array, Array]:
+    """Row and column of each of a slot's entries."""
+    row, col, end = (bank.at[slot, layer].get(mode="promise_in_bounds") for bank in (rows, cols, ends))
+    return row.astype(jnp.int32), unpack_columns(col, end)
+
+
 def block_sparse_matmul_reference(
     x: Float[Array, "t i"],
     y: Float[Array, "t o"],
     rows: UInt16[Array, "slots layers n"],
-    cols: UInt16[Array, "slots layers n"],
+    cols: UInt8[Array, "slots layers n"],
+    ends: Int32[Array, "slots layers tiles"],
     blocks: Num[Array, "slots layers n b b"],
     runs: Runs,
     size: int,
@@ -55,8 +63,7 @@ def block_sparse_matmul_reference(
     side = blocks.shape[-1]
 
     def body(x_window: Array, y_window: Array, slot: Array) -> Array:
-        row = rows.at[slot, layer].get(mode="promise_in_bounds").astype(jnp.int32)
-        col = cols.at[slot, layer].get(mode="promise_in_bounds").astype(jnp.int32)
+        row, col = _places(rows, cols, ends, slot, layer)
         inputs = x_window.reshape(len(x_window), -1, side).swapaxes(0, 1)  # [i / b, s, b]
         terms = batched_dot(inputs.at[row].get(mode="fill", fill_value=0), take_slots(blocks, slot[None], layer)[0])
         sums = jnp.zeros((y_window.shape[1] // side, *terms.shape[1:]), jnp.float32)

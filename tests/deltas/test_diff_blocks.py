@@ -77,8 +77,9 @@ def test_blocks_take_fewer_bytes_than_single_entries() -> None:
         delta = METHODS["diff"].init(np.random.default_rng(0), settings, config, 0.02)
         key = METHODS["diff"].lower(delta, config)[0].key
         held.append(sum(spec.nbytes for spec in METHODS["diff"].bank_arrays(key, config).values()))
-    assert held[0] == 2_654_208
-    assert held[1] == 12 * (4 * 12 + 2 * 48) * (2 * 256 + 4)
+    ends = 4 * 12 * (5 * 3 + 12)
+    assert held[0] == 12 * (4 * 3072 + 2 * 12288) * 5 + ends
+    assert held[1] == 12 * ((4 * 12 + 2 * 48) * (2 * 256 + 3) + 4 * 6)
 
 
 def test_work_counts_every_number_of_a_block() -> None:

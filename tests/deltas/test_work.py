@@ -33,8 +33,8 @@ CASES = {
     "adapter": (lowered("adapter", bottleneck=64), 402_653_184, 32 * 2 * 198_272 + 1024 * 18_432),
     # 7,077,888 weights: a bit each and the shared weight for every task
     "mask": (linear("mask", 0), 14_495_514_624, 32 * (884_736 + 14_155_776) + 1024 * 41_472),
-    # 0.5 % is 2,949 and 11,796 non-zeros, kept as 3,072 and 12,288: four and two sites
-    "diff": (linear("diff", 0.005), 75_497_472, 32 * 6 * 36_864 + 1024 * 69_120),
+    # 0.5 % is 2,949 and 11,796 non-zeros, kept as 3,072 and 12,288: four and two sites; the ends of 5 * 3 + 12 tiles
+    "diff": (linear("diff", 0.005), 75_497_472, 32 * (5 * 36_864 + 4 * 27) + 1024 * 69_120),
     # 8,448 biases a layer
     "bitfit": (BIAS_CLASS, 8_650_752, 32 * 2 * 8_448 + 1024 * 8 * 8_448),
     # 4,608 factors a layer: keys, values, and the feed-forward network's activations

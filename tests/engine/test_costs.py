@@ -20,6 +20,7 @@ from jpets.engine.planner import USUAL, Planner
 from jpets.engine.profile import SURPRISE, CostTable
 from jpets.engine.program import Family, Program, ProgramKey
 from jpets.types import Query
+from pallas_kernels.sparse_matmul.columns import unpack_columns
 
 KEY = ProgramKey(Bucket(32, ((4, 8),)), Variant())
 
@@ -88,7 +89,8 @@ def test_profiles_measure_sparse_differences_that_are_full(block: int) -> None:
     bench = _Bench(Family(config, "float32", ((key, 2),)), first_device(), 64)
     ((short, bank),) = bench._replica.banks.items()
     for site, _ in short.sites:
-        rows, cols = (np.asarray(bank.arrays[f"{site}/{name}"])[1:].astype(int) for name in ("rows", "cols"))
+        rows, *packed = (bank.arrays[f"{site}/{name}"][1:] for name in ("rows", "cols", "ends"))
+        cols = np.asarray(unpack_columns(*packed))
         inputs, outputs = (size // block for size in config.dims(site))
         assert rows.max() < inputs and cols.max() < outputs and (np.diff(cols) >= 0).all()
         assert np.asarray(bank.arrays[f"{site}/values"])[1:].all()

@@ -18,7 +18,8 @@ from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes,
 from pallas_kernels.numerics import ACTIVATIONS
 from pallas_kernels.packed_attention import AttentionGroup, packed_attention
 from pallas_kernels.packed_attention.cudnn import packed_attention_cudnn
-from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
+from pallas_kernels.sparse_matmul import block_sparse_matmul, pack_columns, sparse_matmul
+from pallas_kernels.sparse_matmul.columns import unpack_columns
 from pallas_kernels.windows import Runs
 
 SLOTS, LAYERS, LAYER = 4, 3, 1
@@ -157,6 +158,20 @@ def test_planes_are_laid_out_as_the_file_format_says() -> None:
         pack_planes(np.ones((2, 12), bool))
 
 
+@pytest.mark.parametrize("outputs", [1, 24, 256, 257, 3072])
+def test_columns_of_one_byte_are_what_they_were(outputs: int) -> None:
+    """Lists of several lengths in one array; those behind the last are past all columns, whatever their byte is."""
+    r, n = rng(), 400
+    lists = [np.sort(r.integers(0, outputs, count)) for count in (0, 1, 7, n)]
+    cols, ends = np.full((len(lists), n), 255, np.uint8), np.zeros((len(lists), -(-outputs // 256)), np.int32)
+    for at, each in enumerate(lists):
+        cols[at, : len(each)], ends[at] = pack_columns(each, outputs)
+    found = np.asarray(unpack_columns(jnp.asarray(cols), jnp.asarray(ends)))
+    for own, each in zip(found, lists, strict=True):
+        np.testing.assert_array_equal(own[: len(each)], each)
+        assert (own[len(each) :] >= outputs).all()
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_sparse_matmul(dtype: str) -> None:
     r = rng()
@@ -164,22 +179,24 @@ def test_sparse_matmul(dtype: str) -> None:
     dense = r.normal(size=(SLOTS, LAYERS, 16, 24)) * (r.random((SLOTS, LAYERS, 16, 24)) < 0.1)
     dense[1, LAYER, :, 3] = r.normal(size=16)  # a skewed support: one full column
     most = int((dense != 0).sum((-1, -2)).max()) + 5
-    rows, cols = np.zeros((SLOTS, LAYERS, most), np.uint16), np.full((SLOTS, LAYERS, most), 65535, np.uint16)
+    rows, cols = np.zeros((SLOTS, LAYERS, most), np.uint16), np.zeros((SLOTS, LAYERS, most), np.uint8)
+    ends = np.zeros((SLOTS, LAYERS, 1), np.int32)
     values = np.zeros((SLOTS, LAYERS, most))
     for slot in range(SLOTS):
         for layer in range(LAYERS):
             c, i = np.nonzero(dense[slot, layer].T)
-            rows[slot, layer, : len(i)], cols[slot, layer, : len(c)] = i, c
+            rows[slot, layer, : len(i)] = i
+            cols[slot, layer, : len(c)], ends[slot, layer] = pack_columns(c, 24)
             values[slot, layer, : len(i)] = dense[slot, layer][i, c]
     bank, values64 = stored(values, dtype)
     y = r.normal(size=(12, 24)).astype(np.float32)
     found = np.asarray(
-        sparse_matmul(x, jnp.asarray(y), jnp.asarray(rows), jnp.asarray(cols), bank, make_runs(), 6, LAYER)
+        sparse_matmul(x, jnp.asarray(y), *map(jnp.asarray, (rows, cols, ends)), bank, make_runs(), 6, LAYER)
     )
     expected = y.astype(np.float64)
     for slot, tokens in RUN_TOKENS.items():
         d = np.zeros((16, 24))
-        used = cols[slot, LAYER] < 24
+        used = slice(int(ends[slot, LAYER, 0]))
         d[rows[slot, LAYER][used], cols[slot, LAYER][used]] = values64[slot, LAYER][used]
         expected[list(tokens)] += x64[list(tokens)] @ d
     np.testing.assert_allclose(found, expected, atol=TOLERANCE["float32"])
@@ -191,14 +208,16 @@ def test_block_sparse_matmul(dtype: str) -> None:
     r = rng()
     x, x64 = rounded(r.normal(size=(12, 16)), dtype)
     places = {1: [(0, 1), (1, 1)], 3: [(1, 0), (0, 2)], 2: []}
-    rows, cols = np.zeros((SLOTS, LAYERS, 5), np.uint16), np.full((SLOTS, LAYERS, 5), 65535, np.uint16)
+    rows, cols = np.zeros((SLOTS, LAYERS, 5), np.uint16), np.zeros((SLOTS, LAYERS, 5), np.uint8)
+    ends = np.zeros((SLOTS, LAYERS, 1), np.int32)
     bank, blocks64 = stored(r.normal(size=(SLOTS, LAYERS, 5, 8, 8)), dtype)
     for slot, found in places.items():
         for entry, (row, col) in enumerate(found):
             rows[slot, LAYER, entry], cols[slot, LAYER, entry] = row, col
+        ends[slot, LAYER] = len(found)
     y = r.normal(size=(12, 24)).astype(np.float32)
     found = np.asarray(
-        block_sparse_matmul(x, jnp.asarray(y), jnp.asarray(rows), jnp.asarray(cols), bank, make_runs(), 6, LAYER)
+        block_sparse_matmul(x, jnp.asarray(y), *map(jnp.asarray, (rows, cols, ends)), bank, make_runs(), 6, LAYER)
     )
     expected = y.astype(np.float64)
     for slot, tokens in RUN_TOKENS.items():

@@ -21,7 +21,7 @@ from pallas_kernels.masked_matmul import masked_matmul, pack_planes, sign_matmul
 from pallas_kernels.masked_matmul.mosaic import masked_matmul_mosaic, sign_matmul_mosaic, takes
 from pallas_kernels.packed_attention import AttentionGroup, Prefix, packed_attention
 from pallas_kernels.packed_attention.cudnn import packed_attention_cudnn
-from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul
+from pallas_kernels.sparse_matmul import block_sparse_matmul, pack_columns, sparse_matmul, tiles_of
 from pallas_kernels.sparse_matmul.mosaic import block_sparse_matmul_mosaic, sparse_matmul_mosaic
 from pallas_kernels.sparse_matmul.mosaic import takes as takes_sparse
 from pallas_kernels.windows import Runs
@@ -111,6 +111,11 @@ def runs_of(own: Sequence[tuple[int, int, int]], tokens: int, size: int) -> Runs
     return Runs(jnp.int32(len(entries)), *(jnp.asarray(column) for column in columns))
 
 
+def no_columns(tasks: int, most: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lists of columns, and where their tiles end, of slots without entries."""
+    return np.zeros((tasks + 1, LAYERS, most), np.uint8), np.zeros((tasks + 1, LAYERS, tiles_of(outputs)), np.int32)
+
+
 def check_runs(
     make: Callable[[np.random.Generator, np.ndarray], tuple[Operator, Callable[[int], np.ndarray]]],
     rows: int,
@@ -183,15 +188,19 @@ def test_kernels_compile_for_hopper_at_the_sizes_of_backbones(i: int, o: int, ra
     x, y, w = jnp.zeros((256, i), jnp.bfloat16), jnp.zeros((256, o)), jnp.zeros((i, o), jnp.bfloat16)
     bits, scale = jnp.zeros((4, LAYERS, i, o // 8), jnp.uint8), jnp.zeros((4, LAYERS, 1))
     runs = runs_of([(1, 0, 40), (3, 41, 201)], 256, 128)
-    places = [jnp.zeros((4, LAYERS, 50), jnp.uint16)] * 2
+    rows, cols = (jnp.zeros((4, LAYERS, 50), kind) for kind in (jnp.uint16, jnp.uint8))
     values, blocks = (jnp.zeros((4, LAYERS, 50, *shape), jnp.uint16) for shape in ((), (16, 16)))
+
+    def ends(columns: int) -> jax.Array:
+        return jnp.zeros((4, LAYERS, tiles_of(columns)), jnp.int32)
+
     assert takes(x, bits) and not takes(x, bits[..., :48])
     assert takes_sparse(y) and takes_sparse(y, 16) and not takes_sparse(y, 24)
     kernels: list[tuple[Callable[..., jax.Array], tuple[jax.Array, ...]]] = [
         (masked_matmul_mosaic, (x, y, w, bits)),
         (sign_matmul_mosaic, (x, y, bits, scale)),
-        (sparse_matmul_mosaic, (x, y, *places, values)),
-        (block_sparse_matmul_mosaic, (x, y, *places, blocks)),
+        (sparse_matmul_mosaic, (x, y, rows, cols, ends(o), values)),
+        (block_sparse_matmul_mosaic, (x, y, rows, cols, ends(o // 16), blocks)),
     ]
     for kernel, operands in kernels:
         check_compiles(functools.partial(kernel, size=128, layer=LAYER), *operands, runs)
@@ -212,7 +221,7 @@ def test_sparse_matmul(matmuls: Matmuls, rows: int, tasks: int) -> None:
     def make(r: np.random.Generator, used: np.ndarray) -> tuple[Operator, Callable[[int], np.ndarray]]:
         most = INPUTS * OUTPUTS
         at_row = np.zeros((tasks + 1, LAYERS, most), np.uint16)
-        at_col = np.full((tasks + 1, LAYERS, most), 65535, np.uint16)
+        at_col, ends = no_columns(tasks, most, OUTPUTS)
         values = np.full((tasks + 1, LAYERS, most), np.nan, np.float32)
         dense: dict[int, np.ndarray] = {}
         for slot in used:
@@ -220,12 +229,13 @@ def test_sparse_matmul(matmuls: Matmuls, rows: int, tasks: int) -> None:
             chosen[:, int(r.integers(OUTPUTS))] |= r.random() < 0.3
             cols, held = np.nonzero(chosen.T)
             own = r.normal(size=len(held)).astype(np.float32)
-            at_row[slot, LAYER, : len(held)], at_col[slot, LAYER, : len(held)] = held, cols
+            at_row[slot, LAYER, : len(held)] = held
+            at_col[slot, LAYER, : len(held)], ends[slot, LAYER] = pack_columns(cols, OUTPUTS)
             values[slot, LAYER] = 0
             values[slot, LAYER, : len(held)] = own
             dense[int(slot)] = np.zeros((INPUTS, OUTPUTS))
             dense[int(slot)][held, cols] = own
-        arrays = [jnp.asarray(part) for part in (at_row, at_col, values)]
+        arrays = [jnp.asarray(part) for part in (at_row, at_col, ends, values)]
         return lambda x, y, runs, size: matmuls.sparse(x, y, *arrays, runs, size, LAYER), dense.__getitem__
 
     check_runs(make, rows, tasks, replaces=False, sizes=matmuls)
@@ -240,17 +250,18 @@ def test_block_sparse_matmul(matmuls: Matmuls, rows: int, tasks: int) -> None:
     def make(r: np.random.Generator, used: np.ndarray) -> tuple[Operator, Callable[[int], np.ndarray]]:
         high, wide = INPUTS // side, OUTPUTS // side
         at_row = np.zeros((tasks + 1, LAYERS, high * wide), np.uint16)
-        at_col = np.full((tasks + 1, LAYERS, high * wide), 65535, np.uint16)
+        at_col, ends = no_columns(tasks, high * wide, wide)
         blocks = np.full((tasks + 1, LAYERS, high * wide, side, side), np.nan, np.float32)
         dense: dict[int, np.ndarray] = {}
         for slot in used:
             cols, held = np.nonzero(r.random((wide, high)) < r.choice([0.0, 0.3, 1.0]))
-            at_row[slot, LAYER, : len(held)], at_col[slot, LAYER, : len(held)] = held, cols
+            at_row[slot, LAYER, : len(held)] = held
+            at_col[slot, LAYER, : len(held)], ends[slot, LAYER] = pack_columns(cols, wide)
             blocks[slot, LAYER, : len(held)] = r.normal(size=(len(held), side, side))
             dense[int(slot)] = np.zeros((INPUTS, OUTPUTS))
             for row, col, block in zip(held, cols, blocks[slot, LAYER], strict=False):
                 dense[int(slot)][row * side : (row + 1) * side, col * side : (col + 1) * side] = block
-        arrays = [jnp.asarray(part) for part in (at_row, at_col, blocks)]
+        arrays = [jnp.asarray(part) for part in (at_row, at_col, ends, blocks)]
         return lambda x, y, runs, size: matmuls.blocks(x, y, *arrays, runs, size, LAYER), dense.__getitem__
 
     check_runs(make, rows, tasks, replaces=False, sizes=matmuls)
