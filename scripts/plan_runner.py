@@ -11,7 +11,7 @@ from benching import RandomBackbone
 from jpets.deltas import class_method
 from jpets.deltas.bank import lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.assembly import Row, all_replaced, best_run, class_needs
+from jpets.engine.assembly import Row, all_replaced, best_run, class_needs, run_work
 from jpets.engine.bucket import HEAVY_RUNS, Bucket, make_variant
 from jpets.engine.mesh import first_device
 from jpets.engine.program import Family, Program, ProgramKey, compile_programs
@@ -64,7 +64,7 @@ class PlanRunner:
             members = [rows[q] for q in batch.queries]
             own = class_needs(members, bucket)
             heavy = any(class_method(key.method).kind == "heavy" for key in own)
-            shape = bucket, best_run(members, bucket) if heavy else 0, all_replaced(members)
+            shape = bucket, best_run(run_work(members, bucket)) if heavy else 0, all_replaced(members)
             for key, level in own.items():
                 needs[shape][key] = max(level, needs[shape].get(key, 0))
             kept.append((shape, batch))

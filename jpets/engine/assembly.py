@@ -166,19 +166,24 @@ def class_needs(rows: Sequence[Row], bucket: Bucket) -> dict[ClassKey, int]:
     return needs
 
 
-def best_run(rows: Sequence[Row], bucket: Bucket) -> int:
-    """The length of heavy runs in which these rows need least work: few steps, little of them empty."""
+def run_work(rows: Sequence[Row], bucket: Bucket) -> dict[int, int]:
+    """Tokens that the steps over these rows' heavy classes cover, their set-up counted in tokens, by length of run."""
     layout = _lay_out(rows, bucket)
     classes = {key for row in rows for key in row.slots if class_method(key.method).kind == "heavy"}
+    slots_of = [
+        {int(at): rows[layout.queries[at]].slots[key] for at in _class_members(layout, rows, key)} for key in classes
+    ]
 
-    def work(most: int) -> int:
-        size, steps = bucket.run(most), 0
-        for key in classes:
-            slot_of = {int(at): rows[layout.queries[at]].slots[key] for at in _class_members(layout, rows, key)}
-            steps += sum(-(-(end - first) // size) for _, first, end in _spans(layout, slot_of, size))
-        return steps * (SETUP_TOKENS + size)
+    def work(size: int) -> int:
+        spans = (span for slot_of in slots_of for span in _spans(layout, slot_of, size))
+        return sum(-(-(end - first) // size) for _, first, end in spans) * (SETUP_TOKENS + size)
 
-    return min(HEAVY_RUNS, key=work)
+    return {most: work(bucket.run(most)) for most in HEAVY_RUNS}
+
+
+def best_run(work: Mapping[int, int]) -> int:
+    """The length of heavy runs that takes least ``run_work``."""
+    return min(work, key=work.__getitem__)
 
 
 def all_replaced(rows: Sequence[Row]) -> bool:

@@ -13,8 +13,8 @@ import numpy as np
 from jpets.config import EngineSettings
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.assembly import Row, class_needs
-from jpets.engine.bucket import FULL, Bucket, Variant, make_variant
+from jpets.engine.assembly import Row, best_run, class_needs, run_work
+from jpets.engine.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant
 from jpets.engine.cost_profile import DeltaCosts
 from jpets.engine.merged import MergedCopies
 from jpets.engine.pending import Pending
@@ -56,6 +56,45 @@ class Plan:
 
 def _bucket(program: Program) -> Bucket:
     return program.key.bucket
+
+
+class _Needs:
+    """What a program has to have for these rows; worked out for each bucket when it is first asked for."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.lengths = np.array([row.length for row in rows])
+        self._rows = rows
+        self._heavy = any(row.heavy for row in rows)
+        self._classes: dict[Bucket, Mapping[ClassKey, int]] = {}
+        self._work: dict[Bucket, Mapping[int, int]] = {}
+
+    def classes(self, bucket: Bucket) -> Mapping[ClassKey, int]:
+        """The level of room for each class."""
+        if bucket not in self._classes:
+            self._classes[bucket] = class_needs(self._rows, bucket)
+        return self._classes[bucket]
+
+    def run(self, bucket: Bucket) -> int:
+        """The length of heavy runs that takes least work."""
+        return best_run(self._work_in(bucket)) if self._heavy else HEAVY_RUNS[0]
+
+    def excess(self, program: Program) -> float:
+        """The work of the program's heavy runs over that of the best length of run."""
+        if not self._heavy:
+            return 1.0
+        work = self._work_in(program.key.bucket)
+        return work[program.key.variant.run] / min(work.values())
+
+    def met_by(self, program: Program) -> bool:
+        """Long runs are mostly empty where few rows of a task meet, so they are only for rows that want them."""
+        bucket, variant = program.key.bucket, program.key.variant
+        held = bucket.holds(self.lengths) and variant.covers(self.classes(bucket))
+        return held and variant.run in (HEAVY_RUNS[0], self.run(bucket))
+
+    def _work_in(self, bucket: Bucket) -> Mapping[int, int]:
+        if bucket not in self._work:
+            self._work[bucket] = run_work(self._rows, bucket)
+        return self._work[bucket]
 
 
 def without_heavy(pending: Pending) -> Row:
@@ -225,10 +264,11 @@ class Planner:
         if self._programs is self._replica.programs:
             return
         self._programs = self._replica.programs
+        usual = [p for p in self._programs if p.key.variant.run == HEAVY_RUNS[0]]  # long runs are not for any mixture
         every = [key for key, _ in self._replica.family.slots]
         for heavy in (False, True):
             needs = {key: FULL for key in every if heavy or class_method(key.method).kind != "heavy"}
-            takers = sorted((p for p in self._programs if p.key.variant.covers(needs)), key=_bucket)
+            takers = sorted((p for p in usual if p.key.variant.covers(needs)), key=_bucket)
             self._takers[heavy] = {bucket: list(own) for bucket, own in itertools.groupby(takers, key=_bucket)}
         rates = (b.tokens / p.seconds for b, own in self._takers[False].items() for p in own if p.seconds)
         self._contention.rate = max(rates, default=0.0)
@@ -236,33 +276,29 @@ class Planner:
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
         rows = [pending.row if copy is None else without_heavy(pending) for pending in pendings]
-        lengths = np.array([row.length for row in rows])
-        needs: dict[Bucket, Mapping[ClassKey, int]] = {}
-
-        def need(bucket: Bucket) -> Mapping[ClassKey, int]:
-            if bucket not in needs:
-                needs[bucket] = class_needs(rows, bucket)
-            return needs[bucket]
-
+        needs = _Needs(rows)
         programs = sorted(self._replica.programs, key=lambda program: program.seconds)
-        best = next(
-            (p for p in programs if p.key.bucket.holds(lengths) and p.key.variant.covers(need(p.key.bucket))), None
-        )
+        best = next((program for program in programs if needs.met_by(program)), None)
         if best is None:
-            raise EngineFailure(f"no ready program takes {len(rows)} rows of up to {lengths.max()} tokens")
+            raise EngineFailure(f"no ready program takes {len(rows)} rows of up to {needs.lengths.max()} tokens")
+        run = needs.run(best.key.bucket)
+        alike = (p for p in programs if p.key.bucket == best.key.bucket and p.key.variant.run == run)
+        best = next((program for program in alike if needs.met_by(program)), best)
         ideal = self.ideal(rows)
         if ideal is None:
             return Plan(pendings, rows, best, copy=copy)
-        seconds = self._costs.estimate(ideal)
-        if seconds >= WORTHWHILE * best.seconds or self._replica.has_program(ideal):
+        added = self._added(rows)
+        seconds = self._costs.estimate(ideal) + added
+        known = best.seconds + added * needs.excess(best)
+        if seconds >= WORTHWHILE * known or self._replica.has_program(ideal):
             return Plan(pendings, rows, best, copy=copy)
-        return Plan(pendings, rows, best, ideal, best.seconds - seconds, copy)
+        return Plan(pendings, rows, best, ideal, known - seconds, copy)
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
         """The program that would run these rows best, compiled or not; None where the menu has no bucket for them."""
-        lengths = np.array([row.length for row in rows])
-        bucket = next((bucket for bucket in self._menu if bucket.holds(lengths)), None)
-        return ProgramKey(bucket, make_variant(class_needs(rows, bucket))) if bucket else None
+        needs = _Needs(rows)
+        bucket = next((bucket for bucket in self._menu if bucket.holds(needs.lengths)), None)
+        return ProgramKey(bucket, make_variant(needs.classes(bucket), needs.run(bucket))) if bucket else None
 
     def _bare_cost(self, bucket: Bucket) -> float:
         return arithmetic(self._replica.family.config, ProgramKey(bucket, Variant()))
