@@ -198,6 +198,18 @@ def test_figure_14_the_first_round_moves_most() -> None:
 def test_figure_15_an_adaptive_interval_wins_where_calls_change_fast() -> None:
     found = gains(8, 64, ["fixed", "adaptive", "ours"], redraw=4.0)
     assert found["ours"] > found["adaptive"] > found["fixed"]
+    assert found["fixed"] < 0.02, "what a fixed one knows is out of date"
+
+
+@pytest.mark.parametrize(("devices", "tasks"), [(4, 64), (3, 25)])
+def test_devices_start_with_equally_many_tasks_of_each_kind(devices: int, tasks: int) -> None:
+    made = cluster(devices, tasks)
+    dealt = made.deal(3)
+    assert sorted(task for held in dealt for task in held) == list(range(tasks))
+    for of_kind in [made.kinds == kind for kind in np.unique(made.kinds)] + [np.ones(tasks, bool)]:
+        counts = [int(of_kind[held].sum()) for held in dealt]
+        assert max(counts) - min(counts) <= 1
+    assert made.deal(3) == dealt != made.deal(4)
 
 
 def test_what_cannot_be_simulated_is_refused() -> None:

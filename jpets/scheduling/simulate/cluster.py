@@ -69,9 +69,11 @@ class Cluster:
         return weights
 
     def deal(self, seed: int) -> list[list[int]]:
-        """The tasks, equally many to each device, at random."""
+        """The tasks, equally many of each kind to each device, at random: only calls make devices unequal, as in the
+        paper. Algorithm 3, which counts calls, would not see that one has more of the tasks that take longest."""
         dealt = np.random.default_rng(seed).permutation(len(self.kinds))
-        return [sorted(own.tolist()) for own in np.array_split(dealt, self.devices)]
+        dealt = dealt[np.argsort(self.kinds[dealt], kind="stable")]
+        return [sorted(dealt[device :: self.devices].tolist()) for device in range(self.devices)]
 
     def rate(self, seed: int, windows: int = 32) -> float:
         """Queries a second that all devices serve of equally hot tasks, from full windows of a device's tasks each."""
