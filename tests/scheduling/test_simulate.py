@@ -198,7 +198,12 @@ def test_figure_14_the_first_round_moves_most() -> None:
 def test_figure_15_an_adaptive_interval_wins_where_calls_change_fast() -> None:
     found = gains(8, 64, ["fixed", "adaptive", "ours"], redraw=4.0)
     assert found["ours"] > found["adaptive"] > found["fixed"]
-    assert found["fixed"] < 0.02, "what a fixed one knows is out of date"
+
+
+def test_figure_15_a_fixed_interval_is_no_better_than_none_where_calls_change_faster() -> None:
+    """What it knows is out of date."""
+    found = gains(8, 128, ["fixed", "ours"], redraw=4.0, seeds=4)
+    assert found["fixed"] < 0.02 < 0.05 < found["ours"]
 
 
 @pytest.mark.parametrize(("devices", "tasks"), [(4, 64), (3, 25)])
