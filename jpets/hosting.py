@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class Shelf:
         folder = self._options.backbones
         return sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_id(path.name)) if folder else ()
 
-    def open(self, name: str, engines: Sequence[Serves]) -> tuple[Service, MakeEngine]:
+    def open(self, name: str, engines: Callable[[], Sequence[Serves]]) -> tuple[Service, MakeEngine]:
         assert self._options.backbones is not None
         backbone = load_backbone(self._options.backbones / name, name)
         service = Service(self._repository, backbone, validator_of(backbone))
@@ -92,19 +92,17 @@ class Shelf:
 
 
 def make_engine(
-    options: Options, backbone: LoadedBackbone, others: Sequence[Serves], coming: Mapping[ClassKey, int]
+    options: Options, backbone: LoadedBackbone, others: Callable[[], Sequence[Serves]], coming: Mapping[ClassKey, int]
 ) -> Serves:
-    """An engine for so many tasks of each class, in the device memory that ``others`` leave."""
+    """An engine for so many tasks of each class, in the device memory that ``others`` leave: those that are there when
+    it is made, and may go soon after."""
     wanted = options.reserve == "always" or (options.reserve == "auto" and not coming)
     together = options.tensor_parallel
     devices = choose_devices(options.devices, together)
     settings = options.engine_settings()
     limit = device_limit(devices[0], settings.device_memory_gb)
-    if others and math.isfinite(limit):
-        left = limit - max(_taken(others).values())
+    if (left := _left(others(), limit)) < limit:
         settings = dataclasses.replace(settings, device_memory_gb=max(left, 1.0) / GIGABYTE)
-        for member in (member for engine in others for member in engine.members):
-            member.memory.limit = member.memory.use(member.replica.programs).total  # what is left is the new one's
     how: dict[str, Any] = {
         "settings": settings,
         "reserve": standard_tasks(backbone) if wanted else [],
@@ -116,6 +114,14 @@ def make_engine(
         return Engine(backbone, devices=devices, **how)
     rule = options.balance_interval() if options.migrate else None
     return EngineGroup(backbone, devices, together=together, interval=rule, **how)
+
+
+def _left(others: Sequence[Serves], limit: float) -> float:
+    """Bytes that ``others`` leave of a device's ``limit``. They take no more from now on: it is a new one's."""
+    if math.isfinite(limit):
+        for member in (member for engine in others for member in engine.members):
+            member.memory.limit = member.memory.use(member.replica.programs).total
+    return limit - max(_taken(others).values(), default=0)
 
 
 def share_device_memory(options: Options, engines: Sequence[Serves]) -> None:

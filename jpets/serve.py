@@ -237,7 +237,7 @@ class Start:
                         raise Stopped
                     display.show(what, done, total)
 
-                self._service.start(partial(make_engine, self._options, self._service.backbone, ()), progress)
+                self._service.start(partial(make_engine, self._options, self._service.backbone, tuple), progress)
         except Stopped:
             log.info("stopped while starting")
         except Exception as error:  # noqa: BLE001 (whatever it is, the main thread ends the process with it)

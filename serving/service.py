@@ -125,11 +125,16 @@ class Service:
         """Has the engine know what the repository holds now, where others than this service changed it."""
         engine = self.engine
         known = {task.id: task for task in self._layouts.tasks(lambda what, done, total: None)}
-        for id in set(self._registered) - known.keys():
-            self._forget(engine, id)
-        for task in known.values():
-            if self.version(task.id) != task.version:
-                self._register(engine, task)
+        for id in self._registered.copy() | known.keys():
+            if id in known and self.version(id) == known[id].version:
+                continue
+            with self._locks.hold(id):  # changes since then have told the engine themselves
+                stored = self._served(id)
+                if stored is None or stored.metadata["backbone"]["fingerprint"] != self.backbone.fingerprint:
+                    self._forget(engine, id)
+                elif self.version(id) != stored.version:
+                    same = id in known and known[id].version == stored.version
+                    self._register(engine, known[id] if same else Known(id, stored.version, None))
 
     def drain(self) -> None:
         """Refuses new requests; those that run are answered."""

@@ -16,7 +16,7 @@ from jpets.engine.interface import Progress, Serves, submit_parts
 from jpets.engine.memory import return_free_memory
 from jpets.engine.readers import Readers
 from jpets.engine.residency import Tier
-from jpets.errors import Conflict, InvalidTask, JpetsError, NotFound
+from jpets.errors import SHUTTING_DOWN, Conflict, InvalidTask, JpetsError, NotFound, Saturated
 from jpets.types import BackboneRef, Head, LoadedBackbone, Query, Result, Task
 from serving.engine_metrics import Counted, counted
 from serving.locks import NamedLocks
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 State = Literal["available", "starting", "ready", "draining", "failed"]
 POLL = 0.02
-OpenBackbone = Callable[[str, Sequence[Serves]], tuple[Service, MakeEngine]]
-"""From a name, and the engines that are there already, to a service that has not started."""
+OpenBackbone = Callable[[str, Callable[[], Sequence[Serves]]], tuple[Service, MakeEngine]]
+"""From a name, and what tells the engines that are there already, to a service that has not started."""
 
 
 class Hosted(NamedTuple):
@@ -68,6 +68,8 @@ class Services:
         self._lock = threading.RLock()  # a signal's handler may come upon itself
         self._loading = threading.Lock()
         """One backbone starts at a time: the next is to see what memory it takes."""
+        self._promised = False
+        """The memory that is left is for one that starts."""
         self._readers = Readers()
         """Who looks a service up and uses it."""
         self._locks = NamedLocks()
@@ -275,15 +277,14 @@ class Services:
             service = hosted.service
             self.repository.forget_backbone(name)
             self._hosted[name] = hosted._replace(state="draining")
-            self._serving = tuple(each for each in self._serving if each is not service)
-        self._readers.settle()  # whoever found it has submitted by now
+        self._withdraw(service)
         end = time.monotonic() + self._grace
         while time.monotonic() < end and not _idle(service):
             time.sleep(POLL)
         service.close()
         self._count_gone(name, service)
         del hosted, service
-        self._freed()
+        self._free()
 
     def _count_gone(self, name: str, service: Service) -> None:
         """Forgets a backbone, and keeps what its engine counted: counters never fall."""
@@ -295,20 +296,27 @@ class Services:
     def _start(self, name: str) -> None:
         problem = ""
         with self._loading:
+            self._promise(True)
             try:
                 self._serve(name)
             except Exception as error:
                 log.exception("a backbone could not be loaded", extra={"backbone": name})
                 problem = error.message if isinstance(error, JpetsError) else type(error).__name__
-        if problem:
-            with self._lock:
-                self._hosted[name] = Hosted(name, "failed", None, problem)
-            self._freed()
+            finally:
+                self._promise(False)
+            if problem:
+                with self._lock:
+                    self._hosted[name] = Hosted(name, "failed", None, problem)
+                self._free()
+                return
+            self._share()
+            with self._lock:  # from now on it may be unloaded
+                self._hosted[name] = self._hosted[name]._replace(state="ready")
 
     def _serve(self, name: str) -> None:
-        """Starts a backbone and shows it to queries."""
+        """Starts a backbone and shows it to queries. On any error nothing is left of it."""
         assert self._open is not None
-        service, make_engine = self._open(name, self._engines)
+        service, make_engine = self._open(name, lambda: self._engines)
         own = service.backbone
         if own.name != name:
             raise Conflict(f"the backbone in {name!r} calls itself {own.name!r}; rename its folder")
@@ -322,25 +330,40 @@ class Services:
         try:
             service.engine.add_task(_plain(own), version=1)
             service.refresh()
+            with self._lock:
+                if self._closing:
+                    raise Saturated(SHUTTING_DOWN)
+                self._serving = (*self._serving, service)
+            self._readers.settle()
+            service.refresh()  # what was changed by those who did not see it yet
             self.repository.keep_backbone(name)
         except BaseException:
-            service.close()
+            if not self._closing or service not in self._serving:  # else it is closed with the others
+                self._withdraw(service)
+                service.close()
             raise
-        with self._lock:
-            self._hosted[name] = Hosted(name, "ready", service)
-            self._serving = (*self._serving, service)
-            closing = self._closing
-        self._share_memory(self._engines)
-        self._readers.settle()
-        service.refresh()  # what was changed by those who did not see it yet
-        if closing:
-            service.close()
 
-    def _freed(self) -> None:
+    def _withdraw(self, service: Service) -> None:
+        """No new query finds it; whoever found it has submitted when this returns."""
+        with self._lock:
+            self._serving = tuple(each for each in self._serving if each is not service)
+        self._readers.settle()
+
+    def _free(self) -> None:
         """An engine's parts know each other: only the collector finds that nobody else does."""
         gc.collect()
         return_free_memory()
-        self._share_memory(self._engines)
+        self._share()
+
+    def _promise(self, promised: bool) -> None:
+        with self._lock:
+            self._promised = promised
+
+    def _share(self) -> None:
+        """What is left of the memory is for all, unless one starts that was promised it."""
+        with self._lock:
+            if not self._promised:
+                self._share_memory(self._engines)
 
     def _owner(self, task: str | None) -> Service | None:
         if task is None:

@@ -8,6 +8,7 @@ import itertools
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from clients import Call, client_of, samples
+from support import wait_until
 
 from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
@@ -43,6 +45,8 @@ OTHER = "tiny-distilbert"
 GATE = threading.Event()
 GATE.set()
 """Engines are made only while it is open."""
+SHARED: deque[int] = deque(maxlen=1)
+"""Among how many engines memory was shared last."""
 
 
 def bitfit_task(backbone: Backbone, id: str, seed: int) -> Task:
@@ -85,30 +89,33 @@ def start(
     """Starts a server of tiny-bert; tiny-distilbert may be loaded."""
     cache = tmp_path_factory.mktemp("cache")
 
-    def make(own: Backbone, coming: Mapping[ClassKey, int]) -> Serves:
+    def make(own: Backbone, engines: Callable[[], Sequence[Serves]], coming: Mapping[ClassKey, int]) -> Serves:
         assert GATE.wait(30)
         return Engine(own, (), SETTINGS, coming=coming, cache_dir=cache, buckets=BUCKETS)
 
     def service(own: Backbone) -> Service:
         return Service(repository, own, validator(own))
 
-    def open_backbone(name: str, engines: Sequence[Serves]) -> tuple[Service, MakeEngine]:
-        assert len(engines) == 1
+    def open_backbone(name: str, engines: Callable[[], Sequence[Serves]]) -> tuple[Service, MakeEngine]:
+        assert engines()
         if name == "broken":
             raise InvalidBackbone("config.json lacks hidden_size")
-        own = {OTHER: other, "copy": dataclasses.replace(backbone, name="copy")}.get(
-            name, dataclasses.replace(other, name="misnamed")
-        )
-        return service(own), partial(make, own)
+        own = {
+            OTHER: other,
+            "copy": dataclasses.replace(backbone, name="copy"),
+            "third": dataclasses.replace(other, name="third", fingerprint="sha256:3"),
+        }.get(name, dataclasses.replace(other, name="misnamed"))
+        return service(own), partial(make, own, engines)
 
     def started() -> Services:
         found = Services(
             service(backbone),
-            available=lambda: [OTHER, "broken", "renamed", "copy", "first"],
+            available=lambda: [OTHER, "broken", "renamed", "copy", "first", "third"],
             open_backbone=open_backbone,
             backbone_of=fingerprint_of,
+            share_memory=lambda engines: SHARED.append(len(engines)),
         )
-        found.start(partial(make, backbone))
+        found.start(partial(make, backbone, tuple))
         return found
 
     return started
@@ -162,6 +169,7 @@ def test_tasks_of_another_backbone_wait_for_it(call: Call) -> None:
         "renamed": "available",
         "copy": "available",
         "first": "available",
+        "third": "available",
     }
 
 
@@ -309,6 +317,74 @@ def test_changes_while_a_backbone_starts(call: Call, services: Services, backbon
     wait_for(call, OTHER, "ready")
     assert classify(call, "second")[0] == 404
     assert call("PUT", "/v1/tasks/second", content=content).status_code == 201
+    assert classify(call, "second")[0] == 200
+    call("DELETE", f"/v1/backbones/{OTHER}")
+
+
+def test_changes_while_the_repository_is_read_again(
+    call: Call, loaded: None, services: Services, other: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes, goes or changes after the list was read stays as it is."""
+    own = services.all[1]
+    listed = own._layouts.tasks
+
+    def put(name: str, seed: int) -> None:
+        assert call("PUT", f"/v1/tasks/{name}", content=task_to_bytes(bitfit_task(other, name, seed))).is_success
+
+    def late(*given: Any) -> Any:
+        found = listed(*given)
+        put("coming", 1)
+        put("changing", 2)
+        assert call("DELETE", "/v1/tasks/going").status_code == 204
+        return found
+
+    for name in ("going", "changing"):
+        put(name, 1)
+    monkeypatch.setattr(own._layouts, "tasks", late)
+    own.refresh()
+    assert [classify(call, name)[0] for name in ("coming", "changing", "going")] == [200, 200, 404]
+    assert (own.version("coming"), own.version("changing"), own.version("going")) == (1, 2, None)
+    for name in ("coming", "changing"):
+        call("DELETE", f"/v1/tasks/{name}")
+
+
+def test_one_is_unloaded_while_another_starts(call: Call, services: Services) -> None:
+    """Its memory is free, and stays that of the one that starts until that is there."""
+    call("PUT", f"/v1/backbones/{OTHER}")
+    wait_for(call, OTHER, "ready")
+    replica = weakref.ref(services.started[1].members[0].replica)
+    GATE.clear()
+    try:
+        call("PUT", "/v1/backbones/third")
+        wait_for(call, "third", "starting")
+        SHARED.clear()
+        assert call("DELETE", f"/v1/backbones/{OTHER}").status_code == 204
+        assert replica() is None and not SHARED
+    finally:
+        GATE.set()
+    wait_for(call, "third", "ready")
+    assert SHARED.pop() == len(services.started) == 2
+    assert call("DELETE", "/v1/backbones/third").status_code == 204
+
+
+def test_a_backbone_that_fails_after_its_start_is_gone(
+    call: Call, services: Services, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[Serves] = []
+
+    def full(name: str) -> None:
+        assert classify(call, "second")[0] == 200
+        engines.append(services.started[1])
+        raise Saturated("the catalogue is busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repository, "keep_backbone", full)
+        call("PUT", f"/v1/backbones/{OTHER}")
+        wait_for(call, OTHER, "failed")
+    wait_until(lambda: not engines[0].live, 30)
+    assert len(services.started) == 1 and classify(call, "second")[0] == 404
+    call("PUT", f"/v1/backbones/{OTHER}")
+    wait_for(call, OTHER, "ready")
     assert classify(call, "second")[0] == 200
     call("DELETE", f"/v1/backbones/{OTHER}")
 

@@ -203,7 +203,7 @@ def test_the_interval_of_balancing_is_the_operators(backbone: Any, tmp_path: Pat
     assert options.balance_interval() == AdaptiveInterval(**given)
     assert read_options({"demo": True}).balance_interval() == AdaptiveInterval()
     for migrate, interval in ((True, 3.0), (False, math.inf)):
-        group = make_engine(options.model_copy(update={"migrate": migrate}), backbone, (), {})
+        group = make_engine(options.model_copy(update={"migrate": migrate}), backbone, tuple, {})
         assert isinstance(group, EngineGroup)
         assert (group.balancer.interval, group.balancer.watches) == (interval, migrate)
     with pytest.raises(InvalidInput, match="least <= start <= most"):
