@@ -184,7 +184,7 @@ def _measure(
             "brought": (moved["host"] + moved["load"]) / (rounds + 1),
             "read": moved["load"] / (rounds + 1),
             "evicted": (engines[name].tasks.evictions - evictions) / (rounds + 1),
-            "host_bytes": engines[name].residency.host.nbytes,
+            "host_bytes": engines[name].residency.host_bytes,
         }
         base = systems[traffic][0]
         if name != base:

@@ -21,7 +21,7 @@ COUNTERS: Sequence[tuple[str, str, Callable[[Engine], float]]] = (
     ("real_tokens", "Tokens of queries", lambda e: e.stats.real_tokens),
     ("computed_tokens", "Tokens computed, padding included", lambda e: e.stats.computed_tokens),
     ("request_path_compiles", "Compilations that queries had to wait for", lambda e: e.stats.request_path_compiles),
-    ("out_of_device_memory", "Batches that a device had no room for", lambda e: e.stats.out_of_memory),
+    ("out_of_device_memory", "Batches and tasks that a device had no room for", lambda e: e.stats.out_of_memory),
     ("background_compiles", "Programs added in the background", lambda e: e.compiler.compiled),
     ("background_compile_failures", "Programs that could not be compiled", lambda e: e.compiler.failed),
     ("response_cache_hits", "Queries answered from the response cache", lambda e: e.responses.hits),
@@ -35,7 +35,7 @@ GAUGES: Sequence[tuple[str, str, Callable[[Engine], float]]] = (
     ("background_compiles_waiting", "Programs yet to be compiled", lambda e: e.compiler.waiting),
     ("program_bytes", "Host memory of programs, estimated", lambda e: e.compiler.memory.used),
     ("response_cache_bytes", "Host memory of kept answers, estimated", lambda e: e.responses.bytes),
-    ("host_bytes", "Host memory of tasks, in the device's form", lambda e: e.residency.host.nbytes),
+    ("host_bytes", "Host memory of tasks, in the device's form", lambda e: e.residency.host_bytes),
     ("queue_depth", "Queries waiting for a batch", lambda e: len(e.pending)),
     ("merged_tasks", "Hot tasks that have merged weights", lambda e: len(e.merged.copies)),
 )
@@ -114,7 +114,7 @@ def _device_memory(engines: Sequence[Serves]) -> Iterator[Metric]:
             for part, size in member.memory.use(replica.programs)._asdict().items():
                 parts[device, part] += size
             if math.isfinite(member.memory.limit):
-                limits[device] = max(limits.get(device, 0), member.memory.limit)
+                limits[device] = limits.get(device, 0) + member.memory.limit
             if counted := replica.device.memory_stats():
                 found[device] = counted["bytes_in_use"]
     text = "Device memory: arrays exactly, working memory as compiled"

@@ -21,7 +21,7 @@ from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
 from jpets.engine.classes import class_slots
 from jpets.engine.cost_profile import DeltaCosts, load_profile
 from jpets.engine.delta_order import delta_streams
-from jpets.engine.device_memory import GIGABYTE, DeviceMemory, device_limit, slot_bytes, tree_bytes
+from jpets.engine.device_memory import GIGABYTE, DeviceMemory, device_limit, is_out_of_memory, slot_bytes, tree_bytes
 from jpets.engine.host_loop import HostLoop, PrefetchHook
 from jpets.engine.intake import Intake
 from jpets.engine.interface import Progress, Serves
@@ -35,7 +35,7 @@ from jpets.engine.profile import CostTable
 from jpets.engine.program import Family, ProgramKey, ProgramStore, default_cache_dir
 from jpets.engine.program_memory import ProgramMemory
 from jpets.engine.programs import Programs
-from jpets.engine.replica import Replica
+from jpets.engine.replica import Replica, SlotContents
 from jpets.engine.residency import Residency
 from jpets.engine.response_cache import ResponseCache, response_key
 from jpets.engine.results import worded
@@ -136,6 +136,7 @@ class Engine(Serves):
             self.replica,
             self._loader,
             self.intake.row,
+            self._write,
             self.settings.host_memory_gb * GIGABYTE,
             prefetch=self.settings.prefetch,
             busy=lambda: self._loop.busy,
@@ -292,20 +293,21 @@ class Engine(Serves):
         version: int | None = None,
         load: Callable[[], Task] | None = None,
         cost: float = 0.0,
+        pinned: bool = False,
     ) -> None:
         """``add_task`` for what is loaded already, here or by an engine of the same classes, in ``cost`` seconds.
 
-        Raises ``OutOfSpace``; then nothing changed.
+        Raises ``OutOfSpace``, ``Saturated``; then nothing changed.
         """
         keys = list(loaded.contents)
         slots = self._with_numbers(keys, partial(self.tasks.reserve, keys, tenant))
         try:
             contents = {key: (slots[key], arrays) for key, arrays in loaded.contents.items()}
-            self._wait_for(self.replica.stage(partial(self.replica.write, contents)))
+            self._wait_for(self.replica.stage(partial(self._write, contents)))
         except BaseException:
             self.tasks.release(slots)
             raise
-        self.tasks.publish(loaded.resident(tenant, slots, version), load, cost)
+        self.tasks.publish(loaded.resident(tenant, slots, version), load, cost, pinned=pinned)
 
     def export(self, id: str, *, tenant: str = DEFAULT_TENANT) -> LoadedTask | None:
         """What another engine of the same classes can ``take_in`` and ``adopt``, still on this one's device; None where
@@ -347,7 +349,7 @@ class Engine(Serves):
             self._with_numbers(keys, partial(self.tasks.check, keys))
 
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
-        self.tasks.remove(tenant, task)
+        self.residency.host.drop(self.tasks.remove(tenant, task))
 
     def _with_numbers(self, keys: Sequence[ClassKey], place: Callable[[], T]) -> T:
         """``place()``, which may raise ``OutOfSpace``: that is raised with what the device holds."""
@@ -359,6 +361,24 @@ class Engine(Serves):
                 f"{error.message}. The task takes {wanted / 1e6:.1f} MB; in use, with free slots of other classes: "
                 f"{self.memory.use(self.replica.programs)}"
             ) from None
+
+    def _write(self, contents: SlotContents) -> None:
+        """Owner thread only. Puts a task into its slots; where the device has no room, again without merged copies.
+
+        Raises ``Saturated`` where it has none then.
+        """
+        for last in (False, True):
+            try:
+                self.replica.write(contents)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.stats.had_no_memory()
+                if last:
+                    raise Saturated("the device has no memory to take the task in now; try again") from error
+                self.merged.clear()
+            else:
+                return
 
     def _wait_for(self, done: Future[None]) -> None:
         """Waits as long as there is a thread that can do it."""

@@ -116,8 +116,8 @@ class Mover:
     def _bring(self, name: Name, home: Home, source: int, target: int) -> None:
         """The task at its new place, not shown to queries yet."""
         tenant, id = name
-        loaded = None if home.pinned else self._members[source].export(id, tenant=tenant)
-        if loaded is None:  # nobody asked for it lately, or it has to be pinned again: it comes when it is asked for
+        loaded = self._members[source].export(id, tenant=tenant)
+        if loaded is None:  # nobody asked for it lately: it comes when it is asked for
             self._members[target].register_task(
                 id, home.load, tenant=tenant, version=home.version, pinned=home.pinned, classes=home.classes
             )
@@ -130,6 +130,7 @@ class Mover:
                 version=home.version,
                 load=home.load,
                 cost=entry.cost if entry else 0.0,
+                pinned=home.pinned,
             )
             self.counts["bytes"] += loaded.nbytes
 

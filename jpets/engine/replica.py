@@ -27,6 +27,9 @@ from jpets.model.forward import Outputs
 
 log = logging.getLogger(__name__)
 
+SlotContents = Mapping[ClassKey, tuple[int, SlotArrays]]
+"""A task's slot in each class's bank, and what it holds there."""
+
 
 class Replica:
     """``mesh`` places every array."""
@@ -107,7 +110,7 @@ class Replica:
             else:
                 done.set_result(None)
 
-    def write(self, contents: Mapping[ClassKey, tuple[int, SlotArrays]]) -> None:
+    def write(self, contents: SlotContents) -> None:
         """Owner thread only. Puts (slot, arrays) into each class's bank."""
         with self._handing:
             for key, (slot, arrays) in contents.items():
@@ -124,11 +127,6 @@ class Replica:
             return {key: {name: np.asarray(array) for name, array in own.items()} for key, own in contents.items()}
         moved: dict[ClassKey, SlotArrays] = jax.block_until_ready(jax.device_put(dict(contents), self.device))
         return moved
-
-    def write_all(self, contents: Sequence[Mapping[ClassKey, tuple[int, SlotArrays]]]) -> None:
-        """Owner thread only. ``write`` for several tasks."""
-        for each in contents:
-            self.write(each)
 
     def assemble(self, rows: Sequence[Row], program: Program) -> Assembled:
         return assemble(rows, program.key.bucket, program.key.variant, self.pad_id)

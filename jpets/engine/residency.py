@@ -11,10 +11,9 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -25,7 +24,7 @@ from jpets.engine.assembly import Row
 from jpets.engine.host_loop import LATE, WINDOW
 from jpets.engine.loading import HostCache, LoadedTask, TaskLoader
 from jpets.engine.pending import Pending, PendingQueue
-from jpets.engine.replica import Replica
+from jpets.engine.replica import Replica, SlotContents
 from jpets.engine.tasks import Entry, Resident, TaskTable
 from jpets.errors import EngineFailure, InvalidInput, JpetsError, NotFound, OutOfSpace, Saturated
 from jpets.types import Query
@@ -37,6 +36,8 @@ TOGETHER = 8
 """Tasks whose slots are written between the same two batches, at most."""
 COMING = 32
 """Tasks that may be on their way to the device at once."""
+ON_THE_WAY = 1 / 8
+"""Their part of the host memory, beside what is kept there. One may always come."""
 POLL = 0.001
 """Seconds between looks at a device that nobody may ask for more while it computes."""
 STARVING = 0.25
@@ -53,8 +54,14 @@ LETTERS = 4
 class Coming:
     """A task on its way to the device, as it was at that turn of its entry."""
 
+    entry: Entry
     resident: Resident
     turn: int
+    loaded: LoadedTask
+
+
+Failures = Mapping[Entry, Exception]
+"""Why tasks could not be written."""
 
 
 def stand_in(query: Query, longest: int) -> Row:
@@ -79,12 +86,13 @@ class Residency:
         replica: Replica,
         loader: TaskLoader,
         row: Callable[[Query, Resident], Row],
+        write: Callable[[SlotContents], None],
         host_bytes: float,
         *,
         prefetch: bool = True,
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.host = HostCache(host_bytes)
+        self.host = HostCache(host_bytes * (1 - ON_THE_WAY))
         self.counts: Counter[str] = Counter()
         """Tasks brought from ``host`` or by ``load``, that ``failed``, and the ``bytes`` that were written."""
         self._tasks = tasks
@@ -93,10 +101,13 @@ class Residency:
         self._replica = replica
         self._loader = loader
         self._row = row
+        self._write = write
         self._prefetch = prefetch
         self._busy = busy
-        self._coming: set[Entry] = set()
-        self._arrived: deque[tuple[Sequence[Coming], Future[None]]] = deque()
+        self._coming: dict[Entry, int] = {}
+        """What is on its way to the device, and its bytes."""
+        self._most_coming = host_bytes * ON_THE_WAY
+        self._arrived: deque[tuple[Sequence[Coming], Failures]] = deque()
         self._wanted: deque[Entry] = deque()
         """To be brought before anybody asks for them."""
         self._warming: set[Entry] = set()
@@ -140,6 +151,12 @@ class Residency:
         if entry.resident is not None:
             return "device"
         return "host" if entry in self.host else "repository"
+
+    @property
+    def host_bytes(self) -> int:
+        """Of host memory: the tasks that are kept there, and those that are on their way."""
+        coming = self._coming.copy()
+        return self.host.nbytes + sum(size for entry, size in coming.items() if entry not in self.host)
 
     def tiers(self) -> dict[Tier, int]:
         """How many tasks each tier holds; the last has them all."""
@@ -191,8 +208,13 @@ class Residency:
             return True
         return self._look and self._may_bring()
 
-    def _should_warm(self) -> bool:
-        return bool(self._wanted) and not self._pending.cold and len(self._coming) < COMING
+    def _should_warm(self, batch: Sequence[Coming] = ()) -> bool:
+        return bool(self._wanted) and not self._pending.cold and self._may_come(batch)
+
+    def _may_come(self, batch: Sequence[Coming]) -> bool:
+        """Whether one more may be on its way, beside those that are and ``batch``."""
+        size = sum(self._coming.values()) + sum(coming.loaded.nbytes for coming in batch)
+        return len(self._coming) + len(batch) < COMING and size <= self._most_coming
 
     def _may_bring(self) -> bool:
         return self._prefetch or not (self._pending.ready or self._coming or self._busy())
@@ -212,17 +234,19 @@ class Residency:
     def _bring(self) -> None:
         """Stages the writes of the most urgent tasks that are not on their way, as far as there are slots."""
         self._looked = time.monotonic()
-        full: set[ClassKey] = set()
-        batch: list[tuple[Coming, LoadedTask]] = []
+        full, starving = set[ClassKey](), Counter[ClassKey]()
+        batch: list[Coming] = []
         try:
             for entry, since in self._pending.absent(WINDOW, self._coming).items():
-                if self._arrived or self._pending.closed or len(self._coming) + len(batch) >= COMING:
+                if self._arrived or self._pending.closed or not self._may_come(batch):
                     break  # an arrival is looked at again
                 if (resident := self._tasks.hold(entry, 1)) is not None:  # it came after these had been submitted
                     self._serve(entry, resident)
-                elif not self._tasks.known(entry):
+                    continue
+                if not self._tasks.known(entry):
                     self._refuse(entry, NotFound(f"unknown task {entry.task!r}"))
-                elif full.isdisjoint(entry.keys or ()) and not (full and entry.keys is None):
+                    continue
+                if full.isdisjoint(entry.keys or ()) and not (full and entry.keys is None):
                     try:
                         placed = self._place(entry)
                     except OutOfSpace as error:
@@ -230,14 +254,16 @@ class Residency:
                         if self._tasks.hopeless(keys):
                             self._refuse(entry, error)
                             continue
-                        if not full and time.monotonic() - since > STARVING:  # the most urgent of those without a slot
-                            self._tasks.drain(keys, entry.tenant)
                         full.update(keys)
                     else:
                         batch += [placed] if placed else []
-                if len(batch) == TOGETHER:
-                    self._stage(batch)
-                    batch = []
+                        if len(batch) == TOGETHER:
+                            self._stage(batch)
+                            batch = []
+                        continue
+                if entry.keys and self._looked - since > STARVING:
+                    starving.update(entry.keys)
+                    self._tasks.drain(entry.keys, entry.tenant, starving)
         finally:
             if batch:
                 self._stage(batch)
@@ -245,9 +271,9 @@ class Residency:
 
     def _warm(self) -> None:
         """Stages the next of those that nobody has asked for yet."""
-        batch: list[tuple[Coming, LoadedTask]] = []
+        batch: list[Coming] = []
         try:
-            while self._wanted and len(batch) < TOGETHER and not (self._arrived or self._pending.cold):
+            while self._should_warm(batch) and len(batch) < TOGETHER and not self._arrived:
                 entry, placed = self._wanted[0], None
                 self._warming.add(entry)  # before it leaves the others: ``warming`` must not leave it out
                 self._wanted.popleft()
@@ -268,7 +294,7 @@ class Residency:
         absent = entry.resident is None and entry not in self._coming and self._tasks.known(entry)
         return absent and self._full.isdisjoint(entry.keys or ())
 
-    def _place(self, entry: Entry, *, evict: bool = True) -> tuple[Coming, LoadedTask] | None:
+    def _place(self, entry: Entry, *, evict: bool = True) -> Coming | None:
         """The task with slots of its own; None where it cannot be read, and its queries have been told why.
 
         Raises ``OutOfSpace`` where there are no slots now.
@@ -283,7 +309,7 @@ class Residency:
                 return None
             entry.keys = tuple(loaded.contents)
             slots = self._tasks.reserve(entry.keys, entry.tenant, evict=evict)
-        return Coming(loaded.resident(entry.tenant, slots, entry.version, entry), turn), loaded
+        return Coming(entry, loaded.resident(entry.tenant, slots, entry.version, entry), turn, loaded)
 
     def _loaded(self, entry: Entry, turn: int) -> LoadedTask | None:
         """The task in host memory; None where it cannot be had, and its queries have been told."""
@@ -298,54 +324,64 @@ class Residency:
         except Exception as error:  # a damaged file, a blob that disappeared: its task alone cannot be served
             if not isinstance(error, NotFound):
                 log.exception("a task could not be loaded", extra={"task": entry.task})
-            entry.keys = None  # what may not come must not make another one leave
-            self._refuse(entry, error)
+            if entry.turn == turn:
+                entry.keys = None  # what may not come must not make another one leave
+            self._refuse(entry, error, turn)
             return None
         self.counts["load"] += 1
         entry.cost = time.monotonic() - began + loaded.nbytes / BYTES_PER_SECOND
         self.host.keep(entry, turn, loaded)
+        if not self._tasks.known(entry):  # it was removed meanwhile
+            self.host.drop(entry)
         return loaded
 
-    def _refuse(self, entry: Entry, error: BaseException) -> None:
+    def _refuse(self, entry: Entry, error: BaseException, turn: int | None = None) -> None:
+        """Tells a task's queries why it does not come; not those of a version that came after ``turn``."""
+        if turn is not None and entry.turn != turn:
+            self._look = True
+            return
         told = error if isinstance(error, JpetsError) else EngineFailure(f"task {entry.task!r} could not be loaded")
         self.counts["failed"] += 1
         self._look = True  # others may have stood behind them
         self._answers.fail(self._pending.remove(self._pending.waiting_for(entry)), told)
 
-    def _stage(self, batch: Sequence[tuple[Coming, LoadedTask]]) -> None:
-        writes = [
-            {key: (coming.resident.slots[key], arrays) for key, arrays in loaded.contents.items()}
-            for coming, loaded in batch
-        ]
-        self.counts["bytes"] += sum(loaded.nbytes for _, loaded in batch)
-        came = [coming for coming, _ in batch]
+    def _stage(self, batch: Sequence[Coming]) -> None:
+        failures: dict[Entry, Exception] = {}
+
+        def write() -> None:
+            for coming in batch:
+                slots, contents = coming.resident.slots, coming.loaded.contents
+                try:
+                    self._write({key: (slots[key], arrays) for key, arrays in contents.items()})
+                except Exception as error:  # it costs no other task of the batch
+                    log.exception("a task could not be written", extra={"task": coming.entry.task})
+                    failures[coming.entry] = error
+
         try:
-            done = self._replica.stage(partial(self._replica.write_all, writes))
+            done = self._replica.stage(write)
         except Saturated:  # the engine closes; who waits hears it from there
             return
-        self._coming.update(coming.resident.entry for coming in came if coming.resident.entry is not None)
+        self.counts["bytes"] += sum(coming.loaded.nbytes for coming in batch)
+        self._coming.update((coming.entry, coming.loaded.nbytes) for coming in batch)
 
         def finished(done: Future[None]) -> None:
             with self._pending.changed:
-                self._arrived.append((came, done))
+                self._arrived.append((batch, failures))
                 self._pending.changed.notify_all()
 
         done.add_done_callback(finished)
 
-    def _admit(self, came: Sequence[Coming], done: Future[None]) -> None:
+    def _admit(self, came: Sequence[Coming], failures: Failures) -> None:
         """What was written is shown to queries; where a write failed, its queries hear why."""
-        error = done.exception()
         for coming in came:
-            entry = coming.resident.entry
-            assert entry is not None
-            self._coming.discard(entry)
+            entry, resident = coming.entry, coming.resident
+            self._coming.pop(entry, None)
             self._warming.discard(entry)
-            if error is not None:
-                self._tasks.release(coming.resident.slots)
-                self._refuse(entry, error)
-                continue
-            if self._tasks.bring(coming.resident, coming.turn) and (resident := self._tasks.hold(entry, 1)) is not None:
-                self._serve(entry, resident)
+            if (error := failures.get(entry)) is not None:
+                self._tasks.release(resident.slots)
+                self._refuse(entry, error, coming.turn)
+            elif self._tasks.bring(resident, coming.turn) and (held := self._tasks.hold(entry, 1)) is not None:
+                self._serve(entry, held)
 
     def _serve(self, entry: Entry, resident: Resident) -> None:
         """The cold queries of a task that is there become ready. ``resident`` is held for one query meanwhile."""

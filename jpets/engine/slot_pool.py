@@ -16,6 +16,8 @@ class SlotPool:
     """(rank, resident) of those that could leave."""
     fixed: int = 0
     """Slots of tasks that never leave."""
+    leaving: int = 0
+    """Slots of removed tasks whose last queries are not answered yet."""
     total: int = 0
 
     @classmethod

@@ -41,7 +41,7 @@ class Stats:
         self.computed_tokens = 0
         self.request_path_compiles = 0
         self.out_of_memory = 0
-        """Batches that the device had no room for."""
+        """Batches and tasks that the device had no room for."""
         self.observers: list[Callable[[BatchRecord], None]] = []
 
     def answered(self, outcome: str) -> None:

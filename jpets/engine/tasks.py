@@ -162,14 +162,17 @@ class TaskTable:
     def hopeless(self, keys: Iterable[ClassKey]) -> bool:
         """Whether some class has only tasks that never leave."""
         with self._lock:
-            return any(self._pools[key].fixed == self._pools[key].total for key in keys)
+            return any(self._pools[key].fixed >= self._pools[key].total for key in keys)
 
-    def drain(self, keys: Iterable[ClassKey], tenant: str) -> None:
+    def drain(self, keys: Iterable[ClassKey], tenant: str, waiting: Mapping[ClassKey, int]) -> None:
         """Where a class is full of tasks with queries, the one with the fewest gets no new ones: it leaves when these
-        are answered."""
+        are answered. ``waiting`` is for how many slots of each class there are takers: no more tasks leave than that.
+        """
         with self._lock:
             for key in keys:
-                if self._pools[key].free or self._victim(key, tenant, self._counts) is not None:
+                pool = self._pools[key]
+                on_their_way = len(pool.free) + pool.leaving
+                if on_their_way >= waiting[key] or self._victim(key, tenant, self._counts) is not None:
                     continue
                 own = [
                     r
@@ -204,7 +207,14 @@ class TaskTable:
         self.on_idle()
         return entry
 
-    def publish(self, resident: Resident, load: Callable[[], Task] | None = None, cost: float = 0.0) -> None:
+    def publish(
+        self,
+        resident: Resident,
+        load: Callable[[], Task] | None = None,
+        cost: float = 0.0,
+        *,
+        pinned: bool = False,
+    ) -> None:
         """From now on queries see this task; an older version of it drains.
 
         Without ``load`` it stays for good; with it, to bring it again takes ``cost`` seconds, about.
@@ -214,6 +224,7 @@ class TaskTable:
             entry = self._enter(resident.tenant, task.id, load or (lambda: task), resident.version)
             if load is not None:
                 resident.entry, entry.keys, entry.cost = entry, tuple(resident.slots), cost
+                entry.pinned = pinned
             self._settle(entry, resident)
         self.on_idle()
 
@@ -230,8 +241,8 @@ class TaskTable:
             self._settle(entry, resident)
             return True
 
-    def remove(self, tenant: str, task: str) -> None:
-        """Raises ``NotFound``."""
+    def remove(self, tenant: str, task: str) -> Entry:
+        """What was known of it. Raises ``NotFound``."""
         with self._lock:
             entry = self._entries.pop((tenant, task), None)
             if entry is None:
@@ -240,6 +251,7 @@ class TaskTable:
             if len(self._asked) > FORGOTTEN + 2 * len(self._entries):  # nobody asks how often they were used
                 self._asked = Counter({name: count for name, count in self._asked.items() if name in self._entries})
         self.on_idle()
+        return entry
 
     def acquire(self, tenant: str, task: str) -> Resident | Entry:
         """The resident behind a new query, which must be given back by ``done``, or the entry of a task that is not on
@@ -270,6 +282,7 @@ class TaskTable:
             resident.queries -= queries
             idle = resident.queries == 0
             if idle and resident.removed:
+                self._leave(resident, -1)
                 self._release(resident.slots)
             elif idle:
                 self._rest(resident)
@@ -304,18 +317,14 @@ class TaskTable:
     def occupancy(self) -> dict[ClassKey, tuple[int, int]]:
         """(slots in use, slots) of each class."""
         with self._lock:
-            taken: dict[ClassKey, int] = dict.fromkeys(self._pools, 0)
-            for resident in self._present:
-                for key in resident.slots:
-                    taken[key] += 1
-            return {key: (taken[key], taken[key] + len(pool.free)) for key, pool in self._pools.items()}
+            return {key: (pool.total - len(pool.free), pool.total) for key, pool in self._pools.items()}
 
     def _enter(self, tenant: str, task: str, load: Callable[[], Task], version: int | None) -> Entry:
         """The entry of a task, new or of its new version."""
         entry = self._entries.setdefault((tenant, task), Entry(tenant, task, load))
+        self._retire(entry)  # as what it was: the old version may have been pinned
         entry.load, entry.version, entry.turn, entry.keys = load, version, entry.turn + 1, None
         entry.loading, entry.pinned = object(), False
-        self._retire(entry)
         return entry
 
     def _settle(self, entry: Entry, resident: Resident) -> None:
@@ -390,6 +399,12 @@ class TaskTable:
         if resident.queries == 0:
             self._rouse(resident)
             self._release(resident.slots)
+        else:
+            self._leave(resident, +1)
+
+    def _leave(self, resident: Resident, by: int) -> None:
+        for key in resident.slots:
+            self._pools[key].leaving += by
 
     def _release(self, slots: Mapping[ClassKey, int]) -> None:
         for key, slot in slots.items():

@@ -188,6 +188,28 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monke
     check(group.infer([query(4)]), [4])
 
 
+def test_a_pinned_task_moves_though_its_file_is_gone(group: EngineGroup) -> None:
+    """It goes from device to device, stays pinned, and is read once."""
+    reads = []
+
+    def load() -> Task:
+        if reads:
+            raise NotFound("the file is gone")
+        reads.append(1)
+        return light_or_mask_task(5, "pinned")
+
+    group.register_task("pinned", load, pinned=True)
+    group.infer([query(5, "pinned")])
+    (source,) = group.devices_of("pinned")
+    target = (source + 1) % DEVICES
+    assert group.mover.move(("default", "pinned"), source, target) and group.mover.wait(10)
+    (result,) = group.infer([query(5, "pinned")])
+    np.testing.assert_allclose(result.logits, EXPECTED[5], atol=1e-4)  # type: ignore[attr-defined]
+    resident = group.members[target].tasks.get("default", "pinned")
+    assert resident is not None and not resident.pageable
+    group.remove_task("pinned")
+
+
 def test_a_task_that_is_not_on_its_device_moves_without_being_read(group: EngineGroup) -> None:
     (source,) = group.devices_of("task-20")
     reads = []

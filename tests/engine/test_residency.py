@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, shallow, tiny, wait_until
@@ -87,8 +88,7 @@ def test_every_task_answers_though_few_fit(paged: Callable[..., Engine]) -> None
     assert engine.tasks.evictions >= 30 - SLOTS
     assert set(engine.loads.values()) == {1}, "host memory holds them all"  # type: ignore[attr-defined]
     assert engine.residency.counts["load"] == 30 and engine.residency.counts["host"] > 0
-    taken = {key: used for key, (used, _) in engine.tasks.occupancy().items()}
-    assert all(used <= SLOTS for used in taken.values())
+    assert_no_slot_lost(engine)
 
 
 def test_who_was_used_last_stays(paged: Callable[..., Engine]) -> None:
@@ -116,7 +116,33 @@ def test_host_memory_is_bounded(paged: Callable[..., Engine]) -> None:
     one = 60_000
     engine = paged(host_memory_gb=4 * one / 1e9)
     check_answers(engine, list(range(30)))
-    assert 0 < engine.residency.host.nbytes <= 4 * one
+    assert 0 < engine.residency.host_bytes <= 4 * one
+
+
+def test_what_is_on_its_way_is_bounded_too(paged: Callable[..., Engine]) -> None:
+    """While the owner thread cannot write, no more is read than the setting allows; one task may always come."""
+    engine = paged(host_memory_gb=0.0)
+    hold = threading.Event()
+    engine.hooks.append(lambda pendings: hold.wait(30) and None)
+    check_answers(engine, [])
+    first = engine.submit([Query("task-0", TEXT)])
+    wait_until(lambda: not engine.residency._coming and engine.tasks.get("default", "task-0") is not None, 30)
+    rest = engine.submit([Query(f"task-{n}", TEXT) for n in range(1, SLOTS)])
+    wait_until(lambda: bool(engine.residency._coming), 30)
+    time.sleep(0.1)
+    assert len(engine.residency._coming) == 1
+    assert 0 < engine.residency.host_bytes < 100_000
+    hold.set()
+    assert all(future.result(30).error is None for future in (*first, *rest))
+    assert engine.residency.host_bytes == 0
+
+
+def test_a_removed_task_leaves_host_memory(paged: Callable[..., Engine]) -> None:
+    engine = paged()
+    check_answers(engine, [3, 4])
+    before = engine.residency.host.nbytes
+    engine.remove_task("task-3")
+    assert len(engine.residency.host) == 1 and 0 < engine.residency.host.nbytes < before
 
 
 def test_a_task_that_cannot_be_read_costs_no_other(paged: Callable[..., Engine]) -> None:
@@ -259,6 +285,25 @@ def test_a_new_version_while_the_old_one_comes(paged: Callable[..., Engine]) -> 
     assert_no_slot_lost(engine)
 
 
+def test_a_new_version_answers_who_waited_for_one_that_cannot_be_read(paged: Callable[..., Engine]) -> None:
+    engine = paged()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def damaged() -> Task:
+        entered.set()
+        go_on.wait(30)
+        raise OSError("input/output error")
+
+    engine.register_task("mended", damaged)
+    (future,) = engine.submit([Query("mended", TEXT)])
+    assert entered.wait(30)
+    engine.register_task("mended", lambda: light_or_mask_task(2, "mended"), version=2)
+    go_on.set()
+    np.testing.assert_allclose(future.result(30).logits, engine_answer(engine, light_or_mask_task(2)), atol=1e-4)
+    assert engine.residency.counts["failed"] == 0
+    assert_no_slot_lost(engine)
+
+
 def engine_answer(engine: Engine, task: Task) -> np.ndarray:
     ids = engine.text.encode(Query(task.id, TEXT), task.preprocessing).ids
     return np.asarray(dense_answer(shallow(), task, ids)["logits"][0])
@@ -266,7 +311,12 @@ def engine_answer(engine: Engine, task: Task) -> np.ndarray:
 
 def assert_no_slot_lost(engine: Engine) -> None:
     wait_until(lambda: not engine.residency._coming, 30)
-    wait_until(lambda: all(slots == SLOTS for _, slots in engine.tasks.occupancy().values()), 30)
+
+    def all_accounted_for() -> bool:
+        held = Counter(key for resident in engine.tasks.all() for key in resident.slots)
+        return engine.tasks.occupancy() == {key: (held[key], SLOTS) for key in engine.tasks.classes}
+
+    wait_until(all_accounted_for, 30)
 
 
 def test_a_removed_task_is_gone_for_who_waits(paged: Callable[..., Engine]) -> None:
@@ -339,6 +389,53 @@ def test_a_copy_that_fails_half_way(paged: Callable[..., Engine], monkeypatch: p
     assert isinstance(result.error, EngineFailure)
     check_answers(engine, [5, 6, 7])
     assert engine.residency.counts["failed"] == 1
+    assert_no_slot_lost(engine)
+
+
+def no_room() -> jax.errors.JaxRuntimeError:
+    return jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.")
+
+
+@pytest.mark.parametrize(("times", "failed"), [(1, 0), (2, 1)])
+def test_a_copy_without_device_memory(
+    paged: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, times: int, failed: int
+) -> None:
+    """It is tried again without merged copies; then its queries alone are told to try again. Tasks that are written
+    between the same two batches come all the same."""
+    engine = paged()
+    write, left, cleared = Replica.write, [times], []
+
+    def breaks(replica: Replica, contents: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise no_room()
+        write(replica, contents)
+
+    monkeypatch.setattr(Replica, "write", breaks)
+    monkeypatch.setattr(engine.merged, "clear", lambda: cleared.append(True))
+    results = engine.infer([Query(f"task-{n}", TEXT) for n in range(5)])
+    errors = [result.error for result in results if result.error is not None]
+    assert len(errors) == failed and all(isinstance(error, Saturated) for error in errors)
+    assert engine.stats.out_of_memory == times and cleared == [True]
+    assert engine.residency.counts["failed"] == failed
+    check_answers(engine, list(range(5)))
+    assert_no_slot_lost(engine)
+
+
+def test_a_starving_task_makes_no_more_leave_than_it_needs(paged: Callable[..., Engine]) -> None:
+    engine = paged()
+    hold = threading.Event()
+    engine.hooks.append(lambda pendings: hold.wait(30) and None)
+    busy = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])
+    wait_until(lambda: len(engine.tasks.all()) == SLOTS, 30)
+    (starving,) = engine.submit([Query("task-20", TEXT)])
+    wait_until(lambda: engine.tasks.evictions == 1, 30)
+    for _ in range(20):
+        engine.residency.wake()  # as every cold query does
+        time.sleep(0.005)
+    assert engine.tasks.evictions == 1
+    hold.set()
+    assert all(future.result(30).error is None for future in (*busy, starving))
     assert_no_slot_lost(engine)
 
 

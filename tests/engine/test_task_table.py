@@ -40,6 +40,10 @@ def check(table: TaskTable, held: Counter[Resident]) -> None:
         given = [resident.slots[key] for resident in every if key in resident.slots]
         assert len(given) == len(set(given)), "two tasks share a slot"
         assert sorted([*given, *table._pools[key].free]) == list(range(1, slots))
+        present = table.all()
+        assert table._pools[key].fixed == sum(key in r.slots and not r.pageable for r in present)
+        assert table._pools[key].leaving == sum(key in r.slots for r in every.difference(present))
+        assert table.occupancy()[key] == (len(given), slots - 1)
         idle = {resident for _, resident in table._pools[key].idle}
         assert idle == {r for r in table.all() if key in r.slots and not held[r] and r.pageable}
 
