@@ -224,8 +224,13 @@ def draw_breakdown(found: Sequence[Document]) -> None:
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=7, ncols=5)
 
 
-MIGRATION = {"fixed": "Algorithm 3, every 10 s", "adaptive": "Algorithm 3, adaptive", "ours": "ours, adaptive"}
-MIGRATION_COLOURS = {"fixed": "C0", "adaptive": "C1", "ours": "C2"}
+MIGRATION = {
+    "none": "no migration",
+    "fixed": "Algorithm 3, every 10 s",
+    "adaptive": "Algorithm 3, adaptive",
+    "ours": "ours, adaptive",
+}
+MIGRATION_COLOURS = {"none": "grey", "fixed": "C0", "adaptive": "C1", "ours": "C2"}
 
 
 def draw_migration(found: Sequence[Document]) -> None:
