@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,7 @@ def query(number: int, name: str | None = None) -> Query:
     return Query(name or f"task-{number}", f"{TEXT} {number}")
 
 
+@functools.cache
 def expected(number: int) -> np.ndarray:
     task, engine = TASKS[number], shallow()
     return _dense(task, f"{TEXT} {number}", engine)
@@ -77,13 +79,10 @@ def _encoder() -> Any:
     return TextEncoder(shallow().tokenizer_json, config.vocab_size, config.type_vocab_size, ENGINE_SETTINGS.max_length)
 
 
-EXPECTED = {number: expected(number) for number in range(len(TASKS))}
-
-
 def check(results: Sequence[Result], numbers: Sequence[int]) -> None:
     for number, result in zip(numbers, results, strict=True):
         assert result.error is None, result.error
-        np.testing.assert_allclose(result.logits, EXPECTED[number], atol=1e-4)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(result.logits, expected(number), atol=1e-4)  # type: ignore[attr-defined]
 
 
 def test_every_task_answers_from_its_own_device(group: EngineGroup) -> None:
@@ -136,7 +135,7 @@ def test_two_hundred_moves_while_queries_come(group: EngineGroup) -> None:
         while not over.is_set():
             numbers = [int(n) for n in rng.integers(0, 12, 4)]
             for number, result in zip(numbers, group.infer([query(n) for n in numbers]), strict=True):
-                close = result.error is None and np.allclose(result.logits, EXPECTED[number], atol=1e-4)  # type: ignore[attr-defined]
+                close = result.error is None and np.allclose(result.logits, expected(number), atol=1e-4)  # type: ignore[attr-defined]
                 answered["right" if close else "wrong"] += 1
                 wrong.extend([] if close else [result])
 
@@ -204,7 +203,7 @@ def test_a_pinned_task_moves_though_its_file_is_gone(group: EngineGroup) -> None
     target = (source + 1) % DEVICES
     assert group.mover.move(("default", "pinned"), source, target) and group.mover.wait(10)
     (result,) = group.infer([query(5, "pinned")])
-    np.testing.assert_allclose(result.logits, EXPECTED[5], atol=1e-4)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(result.logits, expected(5), atol=1e-4)  # type: ignore[attr-defined]
     resident = group.members[target].tasks.get("default", "pinned")
     assert resident is not None and not resident.pageable
     group.remove_task("pinned")
@@ -218,7 +217,7 @@ def test_a_task_that_is_not_on_its_device_moves_without_being_read(group: Engine
     assert group.mover.move(("default", "late"), source, (source + 1) % DEVICES)
     assert not reads and group.mover.wait(10)
     (result,) = group.infer([query(20, "late")])
-    np.testing.assert_allclose(result.logits, EXPECTED[20], atol=1e-4)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(result.logits, expected(20), atol=1e-4)  # type: ignore[attr-defined]
     assert len(reads) == 1
     group.remove_task("late")
     assert isinstance(group.infer([query(20, "late")])[0].error, NotFound)
@@ -247,7 +246,7 @@ def test_copies_share_the_queries_and_new_versions_replace_them_all(group: Engin
     group.add_task(light_or_mask_task(2, "hot"), version=2)
     assert len(group.devices_of("hot")) == 1
     for result in group.infer([query(2, "hot")] * 20):
-        np.testing.assert_allclose(result.logits, EXPECTED[2], atol=1e-4)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(result.logits, expected(2), atol=1e-4)  # type: ignore[attr-defined]
     assert group.mover.wait(10)
     group.mover.move(("default", "hot"), *(group.devices_of("hot")), (group.devices_of("hot")[0] + 1) % 4, copy=True)
     first, second = group.devices_of("hot")
