@@ -101,7 +101,7 @@ def make_engine(
     devices = choose_devices(options.devices, together)
     settings = options.engine_settings()
     limit = device_limit(devices[0], settings.device_memory_gb)
-    if (left := _left(others(), limit)) < limit:
+    if (left := _claim_rest(others(), limit)) < limit:
         settings = dataclasses.replace(settings, device_memory_gb=max(left, 1.0) / GIGABYTE)
     how: dict[str, Any] = {
         "settings": settings,
@@ -116,8 +116,8 @@ def make_engine(
     return EngineGroup(backbone, devices, together=together, interval=rule, **how)
 
 
-def _left(others: Sequence[Serves], limit: float) -> float:
-    """Bytes that ``others`` leave of a device's ``limit``. They take no more from now on: it is a new one's."""
+def _claim_rest(others: Sequence[Serves], limit: float) -> float:
+    """Bytes that ``others`` leave of a device's ``limit``; from now on they take no more of it."""
     if math.isfinite(limit):
         for member in (member for engine in others for member in engine.members):
             member.memory.limit = member.memory.use(member.replica.programs).total

@@ -7,13 +7,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, shallow, tiny, wait_until
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, paused, shallow, tiny, wait_until
 
 from jpets.engine.engine import Engine
 from jpets.engine.replica import Replica
@@ -27,7 +27,7 @@ from jpets.errors import (
     OutOfSpace,
     Saturated,
 )
-from jpets.types import Query, Task
+from jpets.types import Query, Result, Task
 
 TEXT = "a library of functions for sparse matrices"
 SLOTS = 7
@@ -122,18 +122,13 @@ def test_host_memory_is_bounded(paged: Callable[..., Engine]) -> None:
 def test_what_is_on_its_way_is_bounded_too(paged: Callable[..., Engine]) -> None:
     """While the owner thread cannot write, no more is read than the setting allows; one task may always come."""
     engine = paged(host_memory_gb=0.0)
-    hold = threading.Event()
-    engine.hooks.append(lambda pendings: hold.wait(30) and None)
-    check_answers(engine, [])
-    first = engine.submit([Query("task-0", TEXT)])
-    wait_until(lambda: not engine.residency._coming and engine.tasks.get("default", "task-0") is not None, 30)
-    rest = engine.submit([Query(f"task-{n}", TEXT) for n in range(1, SLOTS)])
-    wait_until(lambda: bool(engine.residency._coming), 30)
-    time.sleep(0.1)
-    assert len(engine.residency._coming) == 1
-    assert 0 < engine.residency.host_bytes < 100_000
-    hold.set()
-    assert all(future.result(30).error is None for future in (*first, *rest))
+    with paused(engine):
+        futures = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])
+        wait_until(lambda: bool(engine.residency._coming), 30)
+        time.sleep(0.1)
+        assert len(engine.residency._coming) == 1
+        assert 0 < engine.residency.host_bytes < 100_000
+    assert all(future.result(30).error is None for future in futures)
     assert engine.residency.host_bytes == 0
 
 
@@ -360,13 +355,19 @@ def test_cold_queries_have_deadlines_and_can_be_cancelled(paged: Callable[..., E
     assert_no_slot_lost(engine)
 
 
-def test_a_cold_query_is_answered_late_while_nothing_else_happens(paged: Callable[..., Engine]) -> None:
-    """Every slot is taken by queries that wait; whoever finds none hears at its deadline, not when one is free."""
-    engine = paged()
+def every_slot_in_use(engine: Engine) -> tuple[threading.Event, list[Future[Result]]]:
+    """Queries of as many tasks as there are slots, whose batches run once the event is set."""
     hold = threading.Event()
     engine.hooks.append(lambda pendings: hold.wait(30) and None)
     busy = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])
     wait_until(lambda: len(engine.tasks.all()) == SLOTS, 30)
+    return hold, busy
+
+
+def test_a_cold_query_is_answered_late_while_nothing_else_happens(paged: Callable[..., Engine]) -> None:
+    """Every slot is taken by queries that wait; whoever finds none hears at its deadline, not when one is free."""
+    engine = paged()
+    hold, busy = every_slot_in_use(engine)
     (late,) = engine.submit([Query("task-20", TEXT)], deadline=0.1)
     assert isinstance(late.result(10).error, DeadlineExceeded)
     hold.set()
@@ -424,10 +425,7 @@ def test_a_copy_without_device_memory(
 
 def test_a_starving_task_makes_no_more_leave_than_it_needs(paged: Callable[..., Engine]) -> None:
     engine = paged()
-    hold = threading.Event()
-    engine.hooks.append(lambda pendings: hold.wait(30) and None)
-    busy = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])
-    wait_until(lambda: len(engine.tasks.all()) == SLOTS, 30)
+    hold, busy = every_slot_in_use(engine)
     (starving,) = engine.submit([Query("task-20", TEXT)])
     wait_until(lambda: engine.tasks.evictions == 1, 30)
     for _ in range(20):
