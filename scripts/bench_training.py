@@ -7,6 +7,7 @@ import statistics
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import typer
 from benching import draw_lengths, interleave, paired_ratio, random_backbone, report
@@ -18,10 +19,11 @@ from jpets.model.encoder import split
 from jpets.tokenizing import Tokens
 from jpets.training.batches import Rows, each_batch
 from jpets.training.fit import TaskFunctions, as_served
+from jpets.training.groups import each_step
 from jpets.training.heads import new_head
 from jpets.training.methods import direct_recipe
 from jpets.training.plan import Plan
-from jpets.training.together import Member, each_step, stacked_start, stacked_update
+from jpets.training.together import Member, stacked_start, stacked_update
 
 LABELS = 4
 
@@ -47,15 +49,19 @@ def training(
     members = [_member(at, lengths[at::tasks], plan, config, loaded.params, method) for at in range(tasks)]
     task = TaskFunctions(encoder, members[0].recipe, members[0].head, plan)
     base = as_served(loaded.params, members[0].recipe, plan)
-    one, every = jax.jit(task.update), jax.jit(stacked_update(task))
-    groups = [(step, group) for step, own in enumerate(each_step(members, plan, 0)) for group in own]
+    one, every = (jax.jit(update, donate_argnums=(1, 2)) for update in (task.update, stacked_update(task)))
+    groups = [
+        (step, group)
+        for step, own in enumerate(each_step([member.rows for member in members], plan, 0))
+        for group in own
+    ]
     own_batches = [list(each_batch(member.rows, plan, epoch=0)) for member in members]
     total = np.int32(steps)
     starts = stacked_start(task, members)
     losses: dict[str, Any] = {}
 
     def together() -> None:
-        trained, state = starts
+        trained, state = jax.tree.map(jnp.copy, starts)
         found = np.zeros((steps, tasks), np.float32)
         for step, group in groups:
             trained, state, values = every(base, trained, state, np.int32(step), np.full(tasks, total), *group)

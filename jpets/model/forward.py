@@ -12,7 +12,6 @@ from jpets.deltas.head import apply_head
 from jpets.deltas.sites import BoundClass, Sites
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import Params, SplitEncoder
-from pallas_kernels.numerics import take_rows
 
 
 class Outputs(NamedTuple):
@@ -39,8 +38,7 @@ def mean_pool(hidden: Float[Array, "t d"], batch: PackedBatch) -> Float[Array, "
     """Mean over each row's tokens; zeros for rows without any."""
     means = []
     for group in batch.groups:
-        n = group.lengths.shape[0]
-        view = hidden.reshape(n, -1, hidden.shape[-1]) if group.tokens is None else take_rows(hidden, group.tokens)
+        view = group.rows(hidden)
         own = jnp.arange(view.shape[1])[None] < group.lengths[:, None]
         sums = jnp.where(own[..., None], view, 0).sum(1)
         means.append(sums / jnp.maximum(group.lengths, 1)[:, None].astype(jnp.float32))

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jpets.tokenizing import Tokens
-from jpets.training.forward import TextRows
+from jpets.training.forward import PackedRows, TextRows
 from jpets.training.losses import IGNORED, Labels
 from jpets.training.plan import Plan
-from jpets.training.tokens import padded_length, rectangle
+from jpets.training.tokens import packed, padded_length, rectangle
 
 WINDOW = 32
 """Batches that are sorted by length together: rows of like length meet, in an order that is still random."""
@@ -64,18 +64,41 @@ def batch_order(lengths: Sequence[int], plan: Plan, epoch: int) -> list[npt.NDAr
     return [found[at] for at in rng.permutation(len(found))]
 
 
-def gather(
-    rows: Rows, chosen: npt.NDArray[np.intp], size: int, pad_id: int, length: int | None = None
-) -> tuple[TextRows, Labels]:
-    """The rows of one batch, padded to ``size`` of them and to ``length`` tokens, by default a bucket's length.
+def gather(rows: Rows, chosen: npt.NDArray[np.intp], size: int, pad_id: int) -> tuple[TextRows, Labels]:
+    """The rows of one batch, padded to ``size`` of them and to a bucket's length.
 
     Of pairs, ``size`` first texts and then as many second ones.
     """
-    filled = np.concatenate([chosen, np.full(size - len(chosen), chosen[-1])])
-    texts = rows.texts(filled)
-    length = length or padded_length(max(len(own.ids) for own in texts))
+    texts = rows.texts(_filled(chosen, size))
+    length = padded_length(max(len(own.ids) for own in texts))
+    return rectangle(texts, length, pad_id), _labels(rows, chosen, size, length)
+
+
+def gather_packed(
+    rows: Rows, chosen: npt.NDArray[np.intp], size: int, pad_id: int, tokens: int, longest: int
+) -> tuple[PackedRows, Labels]:
+    """The rows of one batch, one after the other in ``tokens`` places, and of at most ``longest`` tokens each.
+
+    Of pairs, ``size`` first texts and then as many second ones.
+    """
+    return packed(packed_texts(rows, chosen, size), tokens, longest, pad_id), _labels(rows, chosen, size, longest)
+
+
+def packed_texts(rows: Rows, chosen: npt.NDArray[np.intp], size: int) -> list[Tokens]:
+    """The texts of ``gather_packed``; rows that only fill up have one token."""
+    texts = rows.texts(_filled(chosen, size))
+    return [own if at % size < len(chosen) else Tokens(own.ids[:1], own.types[:1]) for at, own in enumerate(texts)]
+
+
+def _filled(chosen: npt.NDArray[np.intp], size: int) -> npt.NDArray[np.intp]:
+    return np.append(chosen, np.full(size - len(chosen), chosen[-1]))
+
+
+def _labels(rows: Rows, chosen: npt.NDArray[np.intp], size: int, length: int) -> Labels:
+    """Targets and weights of ``size`` rows, of tokens for ``length`` of them; what fills up weighs nothing."""
+    filled = _filled(chosen, size)
     weights = rows.weights[filled] * (np.arange(size) < len(chosen))
     targets = [rows.targets[at] for at in filled]
     if rows.tags:
         targets = [np.pad(own, (0, length - len(own)), constant_values=IGNORED) for own in targets]
-    return rectangle(texts, length, pad_id), Labels(jnp.asarray(np.stack(targets)), jnp.asarray(weights, jnp.float32))
+    return Labels(jnp.asarray(np.stack(targets)), jnp.asarray(weights, jnp.float32))

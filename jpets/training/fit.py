@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from jpets.model.encoder import Params, SplitEncoder, cast_params
-from jpets.training.forward import TextRows, task_outputs
+from jpets.training.forward import InputRows, TextRows, task_outputs
 from jpets.training.losses import Labels, mean_loss, row_losses
 from jpets.training.methods import Recipe, Tree
 from jpets.training.plan import Plan
@@ -62,7 +62,7 @@ class TaskFunctions:
         step: Array,
         steps: Array,
         pace: Pace,
-        rows: TextRows,
+        rows: InputRows,
         labels: Labels,
     ) -> tuple[Trained, Any, Float[Array, ""]]:
         """(parameters, optimiser's state, loss before) after batch ``step`` of ``steps``."""
@@ -76,11 +76,11 @@ class TaskFunctions:
         share = rate_at(step, steps, self._plan)
         return *stepped(self.optimiser, pace, slopes, state, trained, share), value
 
-    def losses(self, base: Params, trained: Trained, rows: TextRows, labels: Labels) -> Float[Array, " n"]:
+    def losses(self, base: Params, trained: Trained, rows: InputRows, labels: Labels) -> Float[Array, " n"]:
         """Each row's loss, nothing drawn at random."""
         return row_losses(self._head, self._outputs(base, trained, rows, None), labels)
 
-    def _outputs(self, base: Params, trained: Mapping[str, Tree], rows: TextRows, key: Array | None) -> Any:
+    def _outputs(self, base: Params, trained: Mapping[str, Tree], rows: InputRows, key: Array | None) -> Any:
         params, deltas = self._recipe.vary(base, trained["own"], key)
         return task_outputs(self._encoder, params, deltas, self._head, trained["head"], rows, self._plan.dtype)
 

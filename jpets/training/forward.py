@@ -1,10 +1,12 @@
-"""One task over rectangles of its own texts, by the functions that serve it; differentiable in all its parts."""
+"""One task over its own texts, by the functions that serve it; differentiable in all its parts."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -18,6 +20,7 @@ from jpets.model.batch import POOLINGS, PackedBatch, Rows
 from jpets.model.encoder import Params, SplitEncoder, cast_params
 from jpets.model.forward import encode, forward
 from jpets.types import Delta, Head, Pooling
+from pallas_kernels.numerics import take_rows
 from pallas_kernels.packed_attention import AttentionGroup
 
 HeadTensors = Mapping[str, Array]
@@ -29,6 +32,23 @@ class TextRows(NamedTuple):
     ids: Int[Array, "n l"]
     types: Int[Array, "n l"]
     lengths: Int[Array, " n"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PackedRows:
+    """Tokens of n texts, one text after the other: ``ids`` and ``types`` [t], ``lengths`` [n] of at most ``longest``.
+
+    What stands past the last text means nothing.
+    """
+
+    ids: Int[Array, " t"]
+    types: Int[Array, " t"]
+    lengths: Int[Array, " n"]
+    longest: int = dataclasses.field(metadata={"static": True})
+
+
+InputRows = TextRows | PackedRows
 
 
 class TaskOutputs(NamedTuple):
@@ -44,22 +64,30 @@ def task_outputs(
     deltas: Sequence[Delta],
     head: Head,
     tensors: HeadTensors,
-    rows: TextRows,
+    rows: InputRows,
     dtype: str = "float32",
 ) -> TaskOutputs:
-    """What the task of ``deltas`` and ``head`` answers, its head's ``tensors`` given apart, as they may be traced."""
+    """What the task of ``deltas`` and ``head`` answers, its head's ``tensors`` given apart, as they may be traced.
+
+    L is the rows' length, or their ``longest``.
+    """
     lead = sum((METHODS[delta.method].lead(delta) for delta in deltas), NO_LEAD)
-    rows = _led(rows, lead)
-    count, length = rows.ids.shape
-    params, bound = _bind(encoder.config, params, deltas, count, length, dtype)
+    if isinstance(rows, PackedRows):
+        batch = packed_batch(rows, head.pooling, lead)
+    else:
+        batch = rectangular_batch(rows, head.pooling, lead)
+    params, bound = _bind(encoder.config, params, deltas, batch, dtype)
     if tensors:
-        bound.append(_bind_head(head, tensors, count, length))
-    outputs = forward(encoder, cast_params(params, dtype), rectangular_batch(rows, head.pooling, lead), bound)
+        bound.append(_bind_head(head, tensors, batch))
+    outputs = forward(encoder, cast_params(params, dtype), batch, bound)
     if not tensors:
-        return TaskOutputs(outputs.pooled, jnp.zeros((count, 0)))
+        return TaskOutputs(outputs.pooled, jnp.zeros((batch.row_count, 0)))
     (logits,) = outputs.logits
     own = logits[..., : tensors["kernel"].shape[-1]]
-    return TaskOutputs(outputs.pooled, own[:, lead.tokens :] if head.reads_tokens else own[:, 0])
+    if not head.reads_tokens:
+        return TaskOutputs(outputs.pooled, own[:, 0])
+    (group,) = batch.groups
+    return TaskOutputs(outputs.pooled, group.rows(own[0])[:, lead.tokens :])
 
 
 def hidden_states(
@@ -76,34 +104,47 @@ def acts_beside(delta: Delta) -> bool:
     return method.kind != "heavy" and method.step != "bias"
 
 
-def _led(rows: TextRows, lead: Lead) -> TextRows:
-    """``rows`` with places for virtual tokens before the texts'."""
-    if not lead.tokens:
-        return rows
-    places = ((0, 0), (lead.tokens, 0))
-    return TextRows(jnp.pad(rows.ids, places), jnp.pad(rows.types, places), rows.lengths + lead.tokens)
-
-
 def rectangular_batch(rows: TextRows, pooling: Pooling, lead: Lead = NO_LEAD) -> PackedBatch:
-    """``rows`` as the batch that the model takes: a rectangular bucket, all rows pooled alike.
-
-    ``lead.tokens`` places for virtual tokens stand in the rows already.
-    """
-    count, length = rows.ids.shape
+    """``rows``, with places for ``lead``'s virtual tokens before each, as the model takes a rectangular bucket; all are
+    pooled alike."""
+    places = ((0, 0), (lead.tokens, 0))
+    ids, types = jnp.pad(rows.ids, places), jnp.pad(rows.types, places)
+    count, length = ids.shape
     positions = jnp.tile(jnp.arange(length) + lead.first_position, count)
-    places = Rows(jnp.arange(count) * length, jnp.full(count, POOLINGS.index(pooling)))
-    groups = (AttentionGroup(None, rows.lengths),)
-    return PackedBatch(rows.ids.reshape(-1), positions, rows.types.reshape(-1), groups, None, None, places)
+    groups = (AttentionGroup(None, rows.lengths + lead.tokens),)
+    firsts = _all_pooled(jnp.arange(count) * length, pooling)
+    return PackedBatch(ids.reshape(-1), positions, types.reshape(-1), groups, None, None, firsts)
+
+
+def packed_batch(rows: PackedRows, pooling: Pooling, lead: Lead = NO_LEAD) -> PackedBatch:
+    """``rows``, with places for ``lead``'s virtual tokens before each, as the model takes a packed bucket; all are
+    pooled alike."""
+    count, longest = len(rows.lengths), rows.longest + lead.tokens
+    lengths = rows.lengths + lead.tokens
+    size = len(rows.ids) + count * lead.tokens
+    row = jnp.repeat(jnp.arange(count), lengths, total_repeat_length=size)  # what is past the last row goes with it
+    first = jnp.cumsum(lengths) - lengths
+    place = jnp.minimum(jnp.arange(size) - first[row], longest - 1)
+    text = jnp.cumsum(rows.lengths) - rows.lengths
+    source = jnp.maximum(text[row] + place - lead.tokens, 0)
+    tokens = first[:, None] + jnp.minimum(jnp.arange(longest), lengths[:, None] - 1)
+    ids, types = (jnp.where(place < lead.tokens, 0, take_rows(part, source)) for part in (rows.ids, rows.types))
+    groups = (AttentionGroup(tokens, lengths),)
+    cells = row * longest + place
+    return PackedBatch(ids, place + lead.first_position, types, groups, cells, row, _all_pooled(first, pooling))
+
+
+def _all_pooled(first_token: Int[Array, " n"], pooling: Pooling) -> Rows:
+    return Rows(first_token, jnp.full(len(first_token), POOLINGS.index(pooling)))
 
 
 def _bind(
-    config: BackboneConfig, params: Params, deltas: Sequence[Delta], rows: int, length: int, dtype: str
+    config: BackboneConfig, params: Params, deltas: Sequence[Delta], batch: PackedBatch, dtype: str
 ) -> tuple[Params, list[BoundClass]]:
-    """Parameters and classes for ``rows`` rows of one task.
+    """Parameters and classes for a batch of one task.
 
     Deltas that act beside the weights get banks of two slots, the no-op and the task; others are merged into them.
     """
-    slots = jnp.ones(rows, jnp.int32)
     bound = []
     for delta in deltas:
         method = METHODS[delta.method]
@@ -113,9 +154,18 @@ def _bind(
         for part in method.lower(delta, config):
             specs = method.bank_arrays(part.key, config)
             bank = {name: _bank(jnp.asarray(array), specs[name].fill, dtype) for name, array in part.arrays.items()}
-            view = SlotView(slots) if method.kind == "row" else RowView(jnp.int32(0), slots, length)
+            view = SlotView(_own_slots(batch.row_count)) if method.kind == "row" else _every_token(batch)
             bound.append(BoundClass(part.key, bank, view, method))
     return params, bound
+
+
+def _own_slots(count: int) -> Int[Array, " n"]:
+    return jnp.ones(count, jnp.int32)
+
+
+def _every_token(batch: PackedBatch) -> RowView:
+    """All tokens as one row: the task's numbers are taken once, not for each text."""
+    return RowView(jnp.int32(0), _own_slots(1), len(batch.ids))
 
 
 def _bank(array: Array, fill: int, dtype: str) -> Array:
@@ -124,11 +174,11 @@ def _bank(array: Array, fill: int, dtype: str) -> Array:
     return jnp.stack([jnp.full_like(own, fill), own])
 
 
-def _bind_head(head: Head, tensors: HeadTensors, rows: int, length: int) -> BoundClass:
+def _bind_head(head: Head, tensors: HeadTensors, batch: PackedBatch) -> BoundClass:
     shapes = {name: np.zeros(array.shape, np.float32) for name, array in tensors.items()}
     own = HEAD.contribution(Head(head.type, shapes, activation=head.activation))
     assert own is not None
-    slots = jnp.ones(rows, jnp.int32)
     bank = {name: _bank(array[None], 0, "float32") for name, array in tensors.items()}
-    view = RowView(jnp.int32(0), slots, length) if head.reads_tokens else HeadView(jnp.arange(rows), slots)
+    count = batch.row_count
+    view = _every_token(batch) if head.reads_tokens else HeadView(jnp.arange(count), _own_slots(count))
     return BoundClass(own.key, bank, view, HEAD)

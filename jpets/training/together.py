@@ -1,36 +1,29 @@
 """Many small tasks trained at once: one program over one backbone, which all of them share.
 
 Every step runs one batch of each task. The shared products see the tokens of several tasks together, on an accelerator
-of all of them; what is each task's own is batched beside them (``jax.vmap`` over the tasks' parameters alone). Tasks
-whose batches are of like length at a step run together.
+of all of them; what is each task's own is batched beside them (``jax.vmap`` over the tasks' parameters alone).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
-from jpets.training.batches import Rows, batch_order, gather
+from jpets.training.batches import Rows
 from jpets.training.fit import TaskFunctions, Trained, as_served
-from jpets.training.forward import TextRows
-from jpets.training.losses import Labels
+from jpets.training.groups import each_step
 from jpets.training.methods import Direct
 from jpets.training.plan import Plan
 from jpets.training.run import Outcome, Step
 from jpets.types import Head
 
-CPU_GROUP = 4
-"""Tasks side by side on a CPU: of more, what one operation leaves for the next does not fit into its caches."""
-FINE = 8
-"""Rows of a group are padded to a multiple of so many tokens: the longest of many is seldom just below a bucket."""
 ABSENT = -1e9
 """Bias of outputs that a task does not have: their probability is zero, and so is their gradient."""
 
@@ -42,16 +35,6 @@ class Member:
     recipe: Direct
     head: Head
     rows: Rows
-
-
-class Group(NamedTuple):
-    """One batch of each of a few tasks."""
-
-    tasks: npt.NDArray[np.int32]
-    """Their numbers, [group]; the number after the last task's stands where there is none."""
-    rows: TextRows
-    """[group, batch, length]"""
-    labels: Labels
 
 
 def train_together(
@@ -78,7 +61,7 @@ def train_together(
     base = as_served(base, members[0].recipe, plan)
     update = jax.jit(stacked_update(task), donate_argnums=(1, 2))
     losses: list[list[float]] = [[] for _ in members]
-    for step, groups in enumerate(each_step(members, plan, pad_id)):
+    for step, groups in enumerate(each_step([member.rows for member in members], plan, pad_id)):
         found = []
         for group in groups:
             trained, state, values = update(base, trained, state, np.int32(step), totals, *group)
@@ -116,38 +99,6 @@ def stacked_update(task: TaskFunctions) -> Callable[..., Any]:
         return *jax.tree.map(lambda leaf, mine: leaf.at[tasks].set(mine, mode="drop"), every, after), values
 
     return update
-
-
-def each_step(members: Sequence[Member], plan: Plan, pad_id: int) -> Iterator[list[Group]]:
-    """One batch of each task that still has one, those of like length side by side; a step after the other."""
-    orders = [_batches(member.rows, plan) for member in members]
-    while chosen := {at: batch for at, own in enumerate(orders) if (batch := next(own, None)) is not None}:
-        yield _grouped(members, plan, chosen, pad_id)
-
-
-def _batches(rows: Rows, plan: Plan) -> Iterator[npt.NDArray[np.intp]]:
-    """Row numbers of each batch of all epochs."""
-    lengths = [len(own.ids) for own in rows.tokens]
-    for epoch in range(plan.epochs):
-        yield from batch_order(lengths, plan, epoch)
-
-
-def _grouped(
-    members: Sequence[Member], plan: Plan, chosen: Mapping[int, npt.NDArray[np.intp]], pad_id: int
-) -> list[Group]:
-    longest = {at: max(len(text.ids) for text in members[at].rows.texts(batch)) for at, batch in chosen.items()}
-    size = min(CPU_GROUP, len(members)) if jax.default_backend() == "cpu" else len(members)
-    order = sorted(chosen, key=longest.__getitem__)
-    found = []
-    for start in range(0, len(order), size):
-        own = order[start : start + size]
-        length = FINE * -(-max(longest[at] for at in own) // FINE)
-        filled = [*own, *own[-1:] * (size - len(own))]
-        parts = [gather(members[at].rows, chosen[at], plan.batch, pad_id, length) for at in filled]
-        rows, labels = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
-        tasks = np.array([*own, *[len(members)] * (size - len(own))], np.int32)
-        found.append(Group(tasks, rows, labels))
-    return found
 
 
 def _widened(head: Head, width: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Texts as rectangles of token ids, grouped by length."""
+"""Texts as token ids: padded to rectangles, or one after the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jpets.tokenizing import TextEncoder, Tokens
-from jpets.training.forward import TextRows
+from jpets.training.forward import PackedRows, TextRows
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Lengths that rows are padded to: a program for each is compiled once."""
@@ -27,6 +27,16 @@ def rectangle(tokens: Sequence[Tokens], length: int, pad_id: int) -> TextRows:
     for row, own in enumerate(tokens):
         ids[row, : len(own.ids)], types[row, : len(own.ids)] = own.ids, own.types
     return TextRows(jnp.asarray(ids), jnp.asarray(types), jnp.asarray([len(own.ids) for own in tokens], jnp.int32))
+
+
+def packed(tokens: Sequence[Tokens], size: int, longest: int, pad_id: int) -> PackedRows:
+    """``tokens`` one text after the other, filled up to ``size``."""
+    ids, types = np.full(size, pad_id, np.int32), np.zeros(size, np.int32)
+    total = sum(len(own.ids) for own in tokens)
+    ids[:total] = np.concatenate([own.ids for own in tokens])
+    types[:total] = np.concatenate([own.types for own in tokens])
+    lengths = jnp.asarray([len(own.ids) for own in tokens], jnp.int32)
+    return PackedRows(jnp.asarray(ids), jnp.asarray(types), lengths, longest)
 
 
 def by_length(

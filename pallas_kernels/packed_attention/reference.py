@@ -21,6 +21,10 @@ class AttentionGroup(NamedTuple):
     tokens: Int[Array, "n l"] | None
     lengths: Int[Array, " n"]
 
+    def rows(self, x: Float[Array, "t d"]) -> Float[Array, "n l d"]:
+        """The group's part of ``x``, padded; without ``tokens`` the whole, whose rows are of one length already."""
+        return x.reshape(len(self.lengths), -1, x.shape[1]) if self.tokens is None else take_rows(x, self.tokens)
+
 
 class Prefix(NamedTuple):
     """Keys and values that rows attend to beside their own: of row n the first ``counts[n]``, the others finite."""
@@ -73,18 +77,13 @@ def packed_attention_reference(
     attend: Callable[..., Float[Array, "n l d"]] = attend,
 ) -> Float[Array, "t d"]:
     """See ``packed_attention``; ``attend`` attends within one group."""
-    t, d = q.shape
-    if cells is None:
-        (group,) = groups
-        n = group.lengths.shape[0]
-        rows = (n, t // n, d)
-        return attend(q.reshape(rows), k.reshape(rows), v.reshape(rows), group.lengths, heads, prefixes).reshape(t, d)
+    d = q.shape[1]
     contexts = []
     first = 0
-    for tokens, lengths in groups:
-        assert tokens is not None and cells is not None
-        query, key, value = (take_rows(part, tokens) for part in (q, k, v))
-        own = [Prefix(*(part[first : first + len(lengths)] for part in prefix)) for prefix in prefixes]
-        contexts.append(attend(query, key, value, lengths, heads, own).reshape(-1, d))
-        first += len(lengths)
-    return take_rows(jnp.concatenate(contexts), cells)
+    for group in groups:
+        last = first + len(group.lengths)
+        own = [Prefix(*(part[first:last] for part in prefix)) for prefix in prefixes]
+        contexts.append(attend(group.rows(q), group.rows(k), group.rows(v), group.lengths, heads, own).reshape(-1, d))
+        first = last
+    context = jnp.concatenate(contexts)
+    return context if cells is None else take_rows(context, cells)

@@ -19,8 +19,7 @@ from jpets.engine.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.errors import InvalidInput
 from jpets.model.encoder import random_params, split
-from jpets.tokenizing import TextEncoder, Tokens
-from jpets.training.batches import Rows
+from jpets.tokenizing import TextEncoder
 from jpets.training.checkpoints import Checkpoints
 from jpets.training.data import Example
 from jpets.training.forward import task_outputs
@@ -31,7 +30,7 @@ from jpets.training.plan import Plan
 from jpets.training.run import Step, train
 from jpets.training.session import Training, evaluate_task, run_training
 from jpets.training.sparse import DiffGates, MaskScores, kept
-from jpets.training.together import FINE, Member, each_step, train_together
+from jpets.training.together import Member, train_together
 from jpets.training.tokens import rectangle
 from jpets.types import Preprocessing, Query
 
@@ -180,7 +179,8 @@ def test_devices_share_a_batch(base: dict[str, Any]) -> None:
         run_training("own", shallow(), Training("lora", {}, PLAN), examples(16), devices=jax.local_devices()[:3])
 
 
-def test_training_together_is_training_each(base: dict[str, Any]) -> None:
+def test_training_together_is_training_each(base: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jpets.training.groups.PROGRAMS", 2)  # fewer to compile
     encoder, config = split(CONFIG), CONFIG
     members = []
     for seed, count in enumerate((16, 30, 16, 16, 16)):  # more than a group of them
@@ -199,29 +199,6 @@ def test_training_together_is_training_each(base: dict[str, Any]) -> None:
     other = Member(direct_recipe("lora", {"rank": 8}, config, base), members[0].head, members[0].rows)
     with pytest.raises(InvalidInput, match="same methods and shapes"):
         train_together(encoder, base, [members[0], other], PLAN)
-
-
-def test_groups_hold_each_task_that_has_a_batch_and_pad_to_their_own_longest(base: dict[str, Any]) -> None:
-    rng = np.random.default_rng(0)
-    counts, members = (5, 30, 16, 9, 12, 24), []
-    for count in counts:
-        tokens = [Tokens(np.full(n, 7, np.int32), np.zeros(n, np.int32)) for n in rng.integers(4, 60, count)]
-        rows = Rows(tokens, [np.int32(0)] * count, np.ones(count, np.float32))
-        head = new_head("sequence-classification", "single-label", 2, CONFIG.hidden_size)
-        members.append(Member(direct_recipe("lora", {}, CONFIG, base), head, rows))
-    lengths = set()
-    steps = list(each_step(members, PLAN, pad_id=0))
-    assert len(steps) == PLAN.epochs * 4
-    for step, groups in enumerate(steps):
-        seen = [at for group in groups for at in group.tasks.tolist() if at < len(members)]
-        assert sorted(seen) == [at for at, n in enumerate(counts) if step < PLAN.epochs * -(-n // PLAN.batch)]
-        for group in groups:
-            real = np.asarray(group.rows.lengths)[group.tasks < len(members)]
-            assert group.rows.ids.shape == (4, PLAN.batch, FINE * -(-real.max() // FINE))
-        padded = [group.rows.ids.shape[2] for group in groups]
-        assert padded == sorted(padded)
-        lengths |= set(padded)
-    assert len(lengths) > 2
 
 
 def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:
