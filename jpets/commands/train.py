@@ -89,6 +89,7 @@ def train(
     from checkpoints.task_file import read_task, write_task
     from checkpoints.validation import validate
     from jpets.engine.memory import keep_freed_memory
+    from jpets.engine.xla_flags import set_xla_flags
     from jpets.training.data import Columns, label_column, read_examples
     from jpets.training.plan import Plan, rates_of
     from jpets.training.session import Training
@@ -144,6 +145,7 @@ def train(
     assert output is not None
     if backbone is None:
         raise typer.BadParameter("give --backbone FOLDER, package or hub id")
+    set_xla_flags()
     keep_freed_memory()
     rates = rates_of(sweep, rate)
     columns = Columns(text, text_pair, label_column(label, head))
