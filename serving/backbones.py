@@ -32,7 +32,9 @@ async def load_backbone(here: Here, name: str) -> JSONResponse:
 @router.delete("/{name}", status_code=204, response_class=Response, summary="Unload a backbone")
 async def unload_backbone(here: Here, name: str) -> Response:
     """204 when its last query is answered, or the time of grace is over, and its memory is free. Its tasks stay stored,
-    and are not found until it is loaded again."""
+    and are not found until it is loaded again. 409 while a job makes something of it."""
+    if here.jobs is not None:
+        await asyncio.to_thread(here.jobs.check_unused, name)
     await asyncio.to_thread(here.service.unload, name)
     return Response(status_code=204)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -88,6 +89,15 @@ class Jobs:
             return True
         self.runner.cancel(job)
         return False
+
+    def check_unused(self, backbone: str) -> None:
+        """Raises ``Conflict`` where a job that has not finished needs the backbone to publish what it makes."""
+        for job in self.folders.all():
+            with contextlib.suppress(NotFound):  # removed meanwhile
+                if job.request.backbone == backbone and not job.state.is_finished:
+                    raise Conflict(
+                        f"job {job.id} is over backbone {backbone!r}; cancel it or wait until it has finished"
+                    )
 
     def counts(self) -> Mapping[str, int]:
         """How many jobs there are in each state."""

@@ -163,11 +163,14 @@ def test_what_the_server_refuses_is_not_published(call: Call, jobs: Jobs, upload
     gone = trained(jobs, FineTune(task="gone", backbone="other"), upload("gone"))
     broken = trained(jobs, FineTune(task="gone", backbone="tiny-bert"), b"no task file")
     large = trained(jobs, FineTune(task="gone", backbone="tiny-bert"), upload("gone", rank=48))
+    unloaded = call("DELETE", "/v1/backbones/other")
+    assert unloaded.status_code == 409 and f"job {gone.id}" in unloaded.json()["error"]["message"]
     jobs.runner.start()
     for job, part in ((gone, "not loaded any more"), (broken, "task file"), (large, "class")):
         item = finished(call, job.id)
         assert item["state"] == "failed" and part in item["problem"]
     assert call("GET", "/v1/tasks/gone").status_code == 404
+    assert call("DELETE", "/v1/backbones/other").status_code == 404, "no job is in the way any more"
 
 
 @pytest.mark.parametrize(
