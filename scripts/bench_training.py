@@ -56,7 +56,7 @@ def training(
         for group in own
     ]
     own_batches = [list(each_batch(member.rows, plan, epoch=0)) for member in members]
-    total = np.int32(steps)
+    total, totals = np.int32(steps), np.full(tasks, steps, np.int32)
     starts = stacked_start(task, members)
     losses: dict[str, Any] = {}
 
@@ -64,7 +64,7 @@ def training(
         trained, state = jax.tree.map(jnp.copy, starts)
         found = np.zeros((steps, tasks), np.float32)
         for step, group in groups:
-            trained, state, values = every(base, trained, state, np.int32(step), np.full(tasks, total), *group)
+            trained, state, values = every(base, trained, state, np.int32(step), totals, task.pace, *group)
             own = group.tasks < tasks
             found[step, group.tasks[own]] = np.asarray(values)[own]
         losses["together"] = found

@@ -17,7 +17,7 @@ import numpy as np
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.training.batches import Rows
-from jpets.training.fit import TaskFunctions, Trained, as_served
+from jpets.training.fit import Pace, TaskFunctions, Trained, as_served
 from jpets.training.groups import each_step
 from jpets.training.methods import Direct
 from jpets.training.plan import Plan
@@ -64,7 +64,7 @@ def train_together(
     for step, groups in enumerate(each_step([member.rows for member in members], plan, pad_id)):
         found = []
         for group in groups:
-            trained, state, values = update(base, trained, state, np.int32(step), totals, *group)
+            trained, state, values = update(base, trained, state, np.int32(step), totals, task.pace, *group)
             found.append((group.tasks, values))
         for tasks, values in found:
             for at, value in zip(tasks.tolist(), np.asarray(values).tolist(), strict=True):
@@ -87,10 +87,18 @@ def stacked_update(task: TaskFunctions) -> Callable[..., Any]:
     """``task.update`` of one group over stacked tasks; it leaves the others as they are."""
 
     def update(
-        base: Params, trained: Trained, state: Any, step: Any, steps: Any, tasks: Any, rows: Any, labels: Any
+        base: Params,
+        trained: Trained,
+        state: Any,
+        step: Any,
+        steps: Any,
+        pace: Pace,
+        tasks: Any,
+        rows: Any,
+        labels: Any,
     ) -> Any:
         def one(own: tuple[Trained, Any], steps: Any, rows: Any, labels: Any) -> Any:
-            after, next_state, value = task.update(base, *own, step, steps, task.pace, rows, labels)
+            after, next_state, value = task.update(base, *own, step, steps, pace, rows, labels)
             return (after, next_state), value
 
         every = (trained, state)
