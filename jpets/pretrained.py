@@ -10,8 +10,8 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.config import DType, EngineSettings
 from jpets.engine.engine import Engine as CoreEngine
+from jpets.engine.entries import DEFAULT_TENANT
 from jpets.engine.program import default_cache_dir
-from jpets.engine.tasks import DEFAULT_TENANT
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.types import Task
 

@@ -22,9 +22,9 @@ from jpets.deltas import METHODS
 from jpets.engine.assembly import Row, class_needs
 from jpets.engine.bucket import Bucket, make_variant
 from jpets.engine.engine import Engine
+from jpets.engine.entries import DEFAULT_TENANT
 from jpets.engine.program import ProgramKey, compile_program
 from jpets.engine.replica import Replica
-from jpets.engine.tasks import DEFAULT_TENANT
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.model.encoder import Params
 from jpets.types import Query

@@ -30,10 +30,10 @@ from jpets.engine.assembly import Assembled
 from jpets.engine.balancer import HALF_LIFE
 from jpets.engine.bucket import Bucket
 from jpets.engine.engine import Engine
+from jpets.engine.entries import DEFAULT_TENANT
 from jpets.engine.group import EngineGroup
 from jpets.engine.pending import Pending
 from jpets.engine.program import Program
-from jpets.engine.tasks import DEFAULT_TENANT
 from jpets.model.encoder import Params, random_params
 from jpets.model.forward import Outputs
 from jpets.scheduling.costs import Limits

@@ -13,10 +13,10 @@ from pathlib import Path
 from cachetools import LRUCache
 
 from jpets.deltas.protocol import ClassKey
+from jpets.engine.entries import Entry
 from jpets.engine.interface import Progress, Serves
 from jpets.engine.residency import Tier
 from jpets.engine.stats import BatchRecord
-from jpets.engine.tasks import Entry
 from jpets.errors import SHUTTING_DOWN, InvalidTask, NotFound, Saturated
 from jpets.types import LoadedBackbone, Task
 from serving.layout import Known, Layouts

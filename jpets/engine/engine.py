@@ -22,6 +22,7 @@ from jpets.engine.classes import class_slots
 from jpets.engine.cost_profile import DeltaCosts, load_profile
 from jpets.engine.delta_order import delta_streams
 from jpets.engine.device_memory import GIGABYTE, DeviceMemory, device_limit, is_out_of_memory, slot_bytes, tree_bytes
+from jpets.engine.entries import DEFAULT_TENANT
 from jpets.engine.host_loop import HostLoop, PrefetchHook
 from jpets.engine.intake import Intake
 from jpets.engine.interface import Progress, Serves
@@ -40,7 +41,7 @@ from jpets.engine.residency import Residency
 from jpets.engine.response_cache import ResponseCache, response_key
 from jpets.engine.results import worded
 from jpets.engine.stats import Stats
-from jpets.engine.tasks import DEFAULT_TENANT, TaskTable
+from jpets.engine.tasks import TaskTable
 from jpets.errors import SHUTTING_DOWN, EngineFailure, InvalidInput, OutOfSpace, Saturated, UnknownClass
 from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Query, Result, Task

@@ -22,12 +22,12 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.balancer import Balancer
 from jpets.engine.bucket import Bucket
 from jpets.engine.engine import Engine
+from jpets.engine.entries import DEFAULT_TENANT, Entry
 from jpets.engine.homes import Home, Homes
 from jpets.engine.interface import Progress, Serves, submit_parts
 from jpets.engine.mover import Mover
 from jpets.engine.readers import Readers
 from jpets.engine.residency import Tier
-from jpets.engine.tasks import DEFAULT_TENANT, Entry
 from jpets.errors import JpetsError, OutOfSpace
 from jpets.scheduling.rounds import AdaptiveInterval
 from jpets.types import LoadedBackbone, Query, Result, Task

@@ -7,11 +7,12 @@ from concurrent.futures import Future
 
 from jpets.deltas.protocol import NO_LEAD
 from jpets.engine.assembly import Row, led
+from jpets.engine.entries import Entry, Resident
 from jpets.engine.pending import Pending
 from jpets.engine.residency import stand_in
 from jpets.engine.results import failure
 from jpets.engine.stats import Stats
-from jpets.engine.tasks import Entry, Resident, TaskTable
+from jpets.engine.tasks import TaskTable
 from jpets.errors import JpetsError
 from jpets.model.batch import POOLINGS
 from jpets.tokenizing import TextEncoder

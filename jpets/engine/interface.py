@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.tasks import DEFAULT_TENANT, Entry
+from jpets.engine.entries import DEFAULT_TENANT, Entry
 from jpets.types import Query, Result, Task
 
 if TYPE_CHECKING:

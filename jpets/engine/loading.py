@@ -13,9 +13,10 @@ from jpets.deltas import task_lead
 from jpets.deltas.bank import SlotArrays, lower_task, slot_arrays
 from jpets.deltas.fold import fold_pooler
 from jpets.deltas.protocol import ClassKey, Contribution, Lead
+from jpets.engine.entries import Entry, Resident
 from jpets.engine.program import Family
 from jpets.engine.results import check_answers
-from jpets.engine.tasks import Entry, Resident, TaskTable
+from jpets.engine.tasks import TaskTable
 from jpets.errors import InvalidTask
 from jpets.types import LoadedBackbone, Pooling, Task
 

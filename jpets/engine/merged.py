@@ -17,8 +17,8 @@ import numpy as np
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.deltas import METHODS, merge_deltas
 from jpets.engine.device_memory import GIGABYTE, DeviceMemory, is_out_of_memory, tree_bytes
+from jpets.engine.entries import Resident
 from jpets.engine.replica import Replica
-from jpets.engine.tasks import Resident
 from jpets.model.encoder import Params, cast_params
 from jpets.types import Task
 

@@ -16,7 +16,7 @@ from sortedcontainers import SortedList
 
 from jpets.engine.assembly import Row
 from jpets.engine.backlog import Backlogs
-from jpets.engine.tasks import Entry, Resident
+from jpets.engine.entries import Entry, Resident
 from jpets.errors import SHUTTING_DOWN, Saturated
 from jpets.types import Query, Result
 

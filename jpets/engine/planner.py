@@ -16,12 +16,12 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.assembly import Row, best_run, class_needs, run_work
 from jpets.engine.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant
 from jpets.engine.cost_profile import DeltaCosts
+from jpets.engine.entries import Resident
 from jpets.engine.merged import MergedCopies
 from jpets.engine.pending import Pending
 from jpets.engine.profile import CostTable, arithmetic
 from jpets.engine.program import Program, ProgramKey
 from jpets.engine.replica import Replica
-from jpets.engine.tasks import Resident
 from jpets.errors import EngineFailure
 from jpets.model.encoder import Params
 from jpets.scheduling import ready

@@ -21,11 +21,12 @@ import numpy as np
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.answers import Answers
 from jpets.engine.assembly import Row
+from jpets.engine.entries import Entry, Resident
 from jpets.engine.host_loop import LATE, WINDOW
 from jpets.engine.loading import HostCache, LoadedTask, TaskLoader
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.replica import Replica, SlotContents
-from jpets.engine.tasks import Entry, Resident, TaskTable
+from jpets.engine.tasks import TaskTable
 from jpets.errors import EngineFailure, InvalidInput, JpetsError, NotFound, OutOfSpace, Saturated
 from jpets.types import Query
 

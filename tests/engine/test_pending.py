@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jpets.engine.assembly import Row
+from jpets.engine.entries import Entry
 from jpets.engine.pending import Pending, PendingQueue
-from jpets.engine.tasks import Entry
 from jpets.errors import Saturated
 from jpets.scheduling.order import due
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.tasks import Entry, Resident, TaskTable
+from jpets.engine.entries import Entry, Resident
+from jpets.engine.tasks import TaskTable
 from jpets.errors import NotFound, OutOfSpace
 from jpets.types import BackboneRef, Head, Task
 
