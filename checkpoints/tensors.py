@@ -52,5 +52,5 @@ def _shards(index: Path) -> list[Path]:
         if PurePosixPath(name).name != name or "\\" in name:
             raise InvalidBackbone(f"{index.name}: expected names of files in the folder, found {name[:100]!r}")
         if not (index.parent / name).is_file():
-            raise InvalidBackbone(f"{index.name}: expected {name[:100]} in the folder, found nothing")
+            raise InvalidBackbone(f"{index.name}: expected {name[:100]!r} in the folder, found nothing")
     return [index.parent / name for name in sorted(names)]

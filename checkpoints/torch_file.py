@@ -52,7 +52,7 @@ def read_torch(path: Path) -> dict[str, Array]:
         raise InvalidBackbone(
             f"{path.name}: expected a zip archive as PyTorch writes since 1.6; save the model again as safetensors"
         ) from error
-    except (*BROKEN, RecursionError, OverflowError, MemoryError, NotImplementedError) as error:
+    except (*BROKEN, RecursionError, OverflowError, MemoryError, RuntimeError) as error:
         if isinstance(error, InvalidBackbone):
             raise
         raise InvalidBackbone(f"{path.name}: the pickle inside is damaged; download the file again") from error

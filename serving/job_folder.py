@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jpets.errors import NotFound
-from jpets.files import space_errors, sync_folder, write_atomic
+from jpets.files import TEMPORARY, space_errors, sync_folder, write_atomic
 from serving.job_request import STORED, JobRequest
 from serving.schemas import JobProgress, JobStateName
 
@@ -154,6 +154,8 @@ class JobFolder:
             shutil.rmtree(folder, ignore_errors=True)
         for path in (self.data, self.start_file, self.task_file, self.lock_file, self.path / "cancel"):
             path.unlink(missing_ok=True)
+        for path in self.path.glob(f"{TEMPORARY}*"):  # of a process that was killed while it wrote
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def log(self) -> bytes:
         """The end of its log."""

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jpets.errors import Conflict, JpetsError, NotFound, Saturated
+from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated
 from serving.job_folder import JobFolder, JobFolders
 
 log = logging.getLogger(__name__)
@@ -101,13 +101,17 @@ class JobRunner:
                     self._run(job)
                 except NotFound:
                     log.warning("a job was removed while it ran", extra={"job": job.id})
+                except OutOfSpace:
+                    log.warning("a job waits for space on the disk", extra={"job": job.id})
+                    self._pause(self._back_off)
                 except Exception:  # the other jobs go on
                     log.exception("a job failed", extra={"job": job.id})
-                    with contextlib.suppress(OSError, JpetsError):
+                    try:
                         job.finish("failed", problem="the server failed; its log has the details")
+                    except (OSError, JpetsError):
+                        self._pause(self._back_off)
                 with self._changed:
                     self._current = None
-                    self._finished.add(job.id)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

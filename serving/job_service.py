@@ -68,7 +68,8 @@ class Jobs:
             if request.start is not None and not own.knows(request.start):
                 raise InvalidInput(f"start: expected a task of backbone {own.backbone.name!r}, found {request.start!r}")
             own.engine.check_task(self._outline(request, own.backbone), stays=False)
-        if sum(not job.state.is_finished for job in self.folders.all()) >= MOST_WAITING:
+        states = self.counts()
+        if states.get("queued", 0) + states.get("running", 0) >= MOST_WAITING:
             raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
         return request
 

@@ -11,9 +11,9 @@ import numpy as np
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray
 from checkpoints.imports.places import model_prefix, module_places
-from checkpoints.imports.settings import expect
+from checkpoints.imports.settings import expect, expect_count, expect_number, is_number
 from checkpoints.imports.unread import Unread
-from jpets.config import ADAPTER_SITES
+from jpets.config import ADAPTER_SITES, BackboneConfig
 from jpets.deltas.ia3 import ia3_delta
 from jpets.deltas.lora import lora_delta
 from jpets.types import Delta
@@ -26,6 +26,11 @@ MODULES = {
     "after_ffn_out": ("encoder.layer.{i}.output", "transformer.layer.{i}.output_adapters"),
 }
 """Site -> modules that hold its adapters: in BERT and its like, in DistilBERT."""
+SWITCHES = {"after_attn_out": "mh_adapter", "after_ffn_out": "output_adapter"}
+"""Site -> option that says whether it has adapters."""
+LORA_SWITCHES = {"selfattn_lora": True, "intermediate_lora": False, "output_lora": False}
+"""Options that say where low-rank matrices are, and how they are set where nothing is said."""
+ATTENTION = {"q": "query", "k": "key", "v": "value"}
 
 
 def adapter_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, backbone: Backbone) -> list[Delta]:
@@ -38,16 +43,18 @@ def adapter_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, back
     activation = str(settings.get("non_linearity", "relu")).lower()
     if activation not in ACTIVATIONS:
         problems.append(f"non_linearity: expected one of {sorted(ACTIVATIONS)}, found {activation[:80]!r}")
-    scaling = settings.get("scaling", 1.0)
+    scaling, covered = settings.get("scaling", 1.0), _layers(settings, config, problems)
     found: dict[str, dict[int, Parts]] = {}
     for site in ADAPTER_SITES:
         module = MODULES[site][config.family == "distilbert"]
-        for layer in range(config.layers):
+        for layer in covered if expect(settings, SWITCHES[site], bool, False, problems) else ():
             place = f"{prefix}{module.format(i=layer)}.adapters.{name}"
-            if f"{place}.adapter_down.0.weight" in tensors:
-                found.setdefault(site, {})[layer] = _bottleneck(tensors, place, config.hidden_size, scaling)
+            found.setdefault(site, {})[layer] = _bottleneck(tensors, place, config.hidden_size, scaling)
     if not found:
-        problems.append(f"expected adapters named {name[:80]!r} in the backbone's layers, found none")
+        problems.append(
+            f"expected adapters in some layers of the backbone, found {', '.join(SWITCHES.values())} all off"
+        )
+    if problems:
         return []
     layers = sorted({layer for own in found.values() for layer in own})
     size = max(parts["down"].shape[1] for own in found.values() for parts in own.values())
@@ -67,6 +74,12 @@ def adapter_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, back
             stacked,
         )
     ]
+
+
+def _layers(settings: Mapping[str, Any], config: BackboneConfig, problems: list[str]) -> list[int]:
+    """The layers that are not left out."""
+    left_out = expect(settings, "leave_out", list, [], problems)
+    return [layer for layer in range(config.layers) if layer not in left_out]
 
 
 def _input(settings: Mapping[str, Any], problems: list[str]) -> str:
@@ -90,7 +103,7 @@ def _bottleneck(tensors: Unread, place: str, width: int, scaling: Any) -> Parts:
     factor: Any = 1.0
     if scaling in ("learned", "channel"):
         factor = tensors.take(f"{place}.scaling", (1,) if scaling == "learned" else (width,))
-    elif isinstance(scaling, (int, float)) and not isinstance(scaling, bool):
+    elif is_number(scaling):
         factor = np.float32(scaling)
     else:
         tensors.problems.append(f"scaling: expected a number, learned or channel, found {scaling!r}")
@@ -115,13 +128,17 @@ def low_rank_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, bac
     mode = settings.get("composition_mode", "add")
     if mode not in ("add", "scale"):
         problems.append(f"composition_mode: expected add or scale, found {mode!r}")
-    rank, alpha = expect(settings, "r", int, 8, problems), expect(settings, "alpha", (int, float), 8, problems)
-    prefix = model_prefix(config, tensors.names)
+    rank, alpha = expect_count(settings, "r", 8, problems), expect_number(settings, "alpha", 8, problems)
+    prefix, sites, layers = (
+        model_prefix(config, tensors.names),
+        _lora_sites(settings, problems),
+        _layers(settings, config, problems),
+    )
     matrices: dict[str, dict[int, tuple[FloatArray, FloatArray]]] = {}
     factors: dict[str, dict[int, FloatArray]] = {}
     for module, (layer, site, _) in module_places(config).items():
         place = f"{prefix}{module}.loras.{name}"
-        if site not in config.linear_sites() or f"{place}.lora_B" not in tensors:
+        if site not in sites or layer not in layers:
             continue
         inputs, outputs = config.dims(site)
         if mode == "scale":
@@ -131,20 +148,31 @@ def low_rank_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, bac
         else:
             a, b = tensors.take(f"{place}.lora_A", (rank, inputs)), tensors.take(f"{place}.lora_B", (outputs, rank))
             matrices.setdefault(site, {})[layer] = (a.T, b.T)
-    if matrices:
-        return [lora_delta(matrices, alpha=alpha)]
-    if not factors:
-        problems.append(f"expected lora_B named {name[:80]!r} in the backbone's layers, found none")
+    if not matrices and not factors:
+        problems.append(f"expected lora_B in some layers of the backbone, found {', '.join(LORA_SWITCHES)} all off")
+    if problems:  # what is missing may be of any size
         return []
-    return [ia3_delta(factors)]
+    return [lora_delta(matrices, alpha=alpha) if matrices else ia3_delta(factors)]
+
+
+def _lora_sites(settings: Mapping[str, Any], problems: list[str]) -> set[str]:
+    """The linear sites that the options say have matrices."""
+    attention, middle, output = (expect(settings, name, bool, off, problems) for name, off in LORA_SWITCHES.items())
+    letters = expect(settings, "attn_matrices", list, ["q", "v"], problems)
+    if not all(isinstance(each, str) and each in ATTENTION for each in letters):
+        problems.append(f"attn_matrices: expected some of {list(ATTENTION)}, found {str(letters)[:80]}")
+        letters = []
+    found = {ATTENTION[each] for each in letters} if attention else set()
+    return found | ({"ffn_in"} if middle else set()) | ({"ffn_out"} if output else set())
 
 
 def prefix_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, backbone: Backbone) -> list[Delta]:
     """Prefix tuning: ``flat`` or behind its two-layer network, run here once. The text's positions begin at 0."""
     config, problems = backbone.config, tensors.problems
-    left_out = expect(settings, "leave_out", list, [], problems)
-    layers = [layer for layer in range(config.layers) if layer not in left_out]
-    tokens = expect(settings, "prefix_length", int, 30, problems)
+    layers = _layers(settings, config, problems)
+    tokens = expect_count(settings, "prefix_length", 30, problems)
+    if not layers:
+        problems.append("leave_out: expected some layers to have a prefix, found all of them left out")
     width = len(layers) * 2 * config.hidden_size
     for each in tensors.names:
         if POOL in each:  # the layers' own names for what the model holds
@@ -156,9 +184,11 @@ def prefix_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, backb
         return []
     place = f"{start}{groups.pop()}"
     if settings.get("flat"):
-        rows = tensors.take(f"{place}.control_trans", (tokens * width,)).reshape(tokens, width)
+        rows = tensors.take(f"{place}.control_trans", (tokens * width,))
     else:
         rows = _control(settings, tensors, place, tokens, width, config.hidden_size)
+    if problems:
+        return []
     keys, values = rows.reshape(tokens, len(layers), 2, config.hidden_size).transpose(2, 1, 0, 3)
     return [Delta("prefix", {"tokens": tokens, "layers": layers}, {"attn_kv/key": keys, "attn_kv/value": values})]
 
@@ -166,7 +196,7 @@ def prefix_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, backb
 def _control(
     settings: Mapping[str, Any], tensors: Unread, place: str, tokens: int, width: int, hidden: int
 ) -> FloatArray:
-    middle = expect(settings, "bottleneck_size", int, 512, tensors.problems)
+    middle = expect_count(settings, "bottleneck_size", 512, tensors.problems)
     x = tensors.take(f"{place}.wte.weight", (tokens, hidden))
     first, first_bias = (
         tensors.take(f"{place}.control_trans.0.weight", (middle, hidden)),
@@ -179,6 +209,7 @@ def _control(
     activation = str(settings.get("non_linearity", "tanh")).lower()
     if activation not in ACTIVATIONS:
         tensors.problems.append(f"non_linearity: expected one of {sorted(ACTIVATIONS)}, found {activation[:80]!r}")
-        return np.zeros((tokens, width), np.float32)
+    if tensors.problems:
+        return x
     inner = np.asarray(ACTIVATIONS[activation](jnp.asarray(x @ first.T + first_bias)))
     return np.asarray(inner @ last.T + last_bias, np.float32)

@@ -15,6 +15,7 @@ from jpets.errors import InvalidTask, NotFound
 
 MAX_FILES = 64
 LONGEST_NAME = 255
+LONGEST_PATH = 1024
 MAX_BYTES = 4 << 30
 BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Ways of packing that zipfile unpacks in small pieces; of others a few bytes may fill the memory at once."""
@@ -52,7 +53,8 @@ def _unpack(archive: zipfile.ZipFile, size: int, folder: Path) -> None:
     for info in files:
         path = PurePosixPath(info.filename)
         linked = stat.S_ISLNK(info.external_attr >> 16)
-        if any(len(part.encode(errors="replace")) > LONGEST_NAME for part in path.parts):
+        lengths = [len(part.encode(errors="replace")) for part in path.parts]
+        if max(lengths, default=0) > LONGEST_NAME or sum(lengths) > LONGEST_PATH:
             raise InvalidTask(f"the archive's entry {info.filename[:100]!r}... has too long a name; pack it again")
         if info.compress_type not in BOUNDED:
             raise InvalidTask(f"the archive's entry {info.filename[:100]!r} is not stored or deflated; pack it again")

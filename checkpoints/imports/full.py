@@ -22,13 +22,18 @@ from jpets.types import Head, HeadType
 
 HARMLESS = ("position_ids", "embeddings.token_type_ids")
 """Ends of buffers that older checkpoints carry."""
+ENCODER = ("embeddings.", "embeddings_project.", "encoder.", "transformer.", "pooler.")
+"""Where a model without a head has its modules."""
+PRETRAINING = ("cls.", "lm_head.", "vocab_", "generator_", "discriminator_")
+"""Heads that no task reads."""
 ARCHITECTURES: Mapping[str, HeadType] = {
     "ForSequenceClassification": "sequence-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
     "Model": "embedding",
 }
-"""End of an entry of ``architectures`` -> head."""
+"""What follows a family's name in an entry of ``architectures`` -> head."""
+MODELS = ("Bert", "DistilBert", "Roberta", "XLMRoberta", "Camembert", "Electra")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,27 +68,33 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
         base = from_params(backbone.params, config)
         tensors |= {name: base[name] for name in base if name.startswith("pooler/")}
     problems = [f"{name}: expected finite numbers" for name, array in tensors.items() if not np.isfinite(array).all()]
-    rest = Unread({name: array for name, array in stored.items() if not _of_encoder(name, prefix)}, problems)
+    rest = Unread({name: array for name, array in stored.items() if not _is_no_heads(name, prefix)}, problems)
     kind = wishes.head or _head_type(settings, rest, config)
     problem = wishes.problem or PROBLEMS.get(str(settings.get("problem_type")), None)
+    if problem is None and settings.get("problem_type") is not None:
+        problems.append(
+            f"problem_type: expected one of {sorted(PROBLEMS)}, found {str(settings['problem_type'])[:80]!r}"
+        )
     head = read_head(rest, backbone.config, kind, problem, wishes.pooling)
+    rest.refuse_rest(f"not understood in a {family} checkpoint with a {kind} head")
     labels = labels_of(head, settings, wishes, problems)
     refuse(problems)
     return FullModel(tensors, head, labels)
 
 
-def _of_encoder(name: str, prefix: str) -> bool:
-    return (bool(prefix) and name.startswith(prefix)) or name.endswith(HARMLESS)
+def _is_no_heads(name: str, prefix: str) -> bool:
+    """Whether a tensor is the encoder's or of pretraining alone."""
+    return name.startswith((prefix,) if prefix else ENCODER) or name.endswith(HARMLESS) or name.startswith(PRETRAINING)
 
 
 def _head_type(settings: Mapping[str, object], rest: Unread, config: BackboneConfig) -> HeadType:
     architectures = settings.get("architectures")
     if isinstance(architectures, list) and architectures:
         for end, kind in ARCHITECTURES.items():
-            if str(architectures[0]).endswith(end):
+            if architectures[0] in [f"{own}{end}" for own in MODELS]:
                 return kind
         raise InvalidTask(
-            f"config.json: architectures must end in one of {sorted(ARCHITECTURES)}, found "
+            f"config.json: architectures must be a model's name and one of {sorted(ARCHITECTURES)}, found "
             f"{str(architectures[0])[:80]!r}; say which head"
         )
     found = head_of_names(rest, config)

@@ -111,7 +111,7 @@ def head_of_names(tensors: Unread, config: BackboneConfig) -> Sequence[HeadType]
 
 
 def labels_of(head: Head, settings: Mapping[str, Any], wishes: Wishes, problems: list[str]) -> tuple[str, ...]:
-    """Label names in the order of the outputs: the user's, else ``label2id``'s or ``id2label``'s, else LABEL_0 ..."""
+    """Label names in the order of the outputs: the user's, else ``id2label``'s or ``label2id``'s, else LABEL_0 ..."""
     if head.type in ("embedding", "question-answering"):
         return ()
     if wishes.labels:
@@ -128,12 +128,15 @@ def labels_of(head: Head, settings: Mapping[str, Any], wishes: Wishes, problems:
 
 
 def _by_id(settings: Mapping[str, Any]) -> dict[int, str] | None:
+    """By ``id2label``, which is what transformers answers by; by ``label2id`` where it is absent or has usual names."""
     to_id, to_label = settings.get("label2id"), settings.get("id2label")
+    found = []
     try:
-        if isinstance(to_id, dict) and to_id:
-            return {int(at): str(label) for label, at in to_id.items()}
         if isinstance(to_label, dict) and to_label:
-            return {int(at): str(label) for at, label in to_label.items()}
-    except (TypeError, ValueError):
+            found.append({int(at): str(label) for at, label in to_label.items()})
+        if isinstance(to_id, dict) and to_id:
+            found.append({int(at): str(label) for label, at in to_id.items()})
+    except (TypeError, ValueError, OverflowError):
         return {}
-    return None
+    named = [own for own in found if any(label != f"LABEL_{at}" for at, label in own.items())]
+    return next(iter(named or found), None)

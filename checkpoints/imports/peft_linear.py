@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,9 +11,10 @@ import numpy as np
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray, from_params, place_name
+from checkpoints.imports.heads import LAYOUTS
 from checkpoints.imports.patterns import Patterns, is_pattern
 from checkpoints.imports.places import ModulePlace, model_prefix, module_places
-from checkpoints.imports.settings import expect, expect_count
+from checkpoints.imports.settings import MOST, expect, expect_count, expect_number, is_number
 from checkpoints.imports.unread import Unread
 from jpets.deltas.ia3 import INPUTS, ia3_delta
 from jpets.deltas.lora import lora_delta
@@ -44,11 +44,11 @@ def lora_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone
             f"init_lora_weights: {start!r} is not supported, it changes the base weights; convert the adapter to plain "
             "LoRA when it is saved (path_initial_model_for_weight_conversion)"
         )
-    rank, alpha = expect_count(settings, "r", 8, problems), expect(settings, "lora_alpha", (int, float), 8, problems)
+    rank, alpha = expect_count(settings, "r", 8, problems), expect_number(settings, "lora_alpha", 8, problems)
     ranks = _pattern(
-        settings, "rank_pattern", "a whole number from 1 on", lambda x: isinstance(x, int) and x > 0, problems
+        settings, "rank_pattern", "a whole number from 1 on", lambda x: isinstance(x, int) and 0 < x <= MOST, problems
     )
-    alphas = _pattern(settings, "alpha_pattern", "a number", math.isfinite, problems)
+    alphas = _pattern(settings, "alpha_pattern", "a number", is_number, problems)
     stabilised = expect(settings, "use_rslora", bool, False, problems)
     matrices: dict[str, dict[int, tuple[FloatArray, FloatArray]]] = {}
     scales: dict[tuple[str, int], float] = {}
@@ -62,6 +62,7 @@ def lora_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone
         scales[place.site, place.layer] = _pattern_value(alphas, name, alpha, patterns)
     if not matrices:
         problems.append("expected lora_A and lora_B of the backbone's linear modules, found none")
+    if problems:  # what is missing may be of any size
         return []
     lora = lora_delta(matrices, alpha=scales, rank_stabilised=stabilised)
     return [lora, *_biases(settings, tensors, backbone)]
@@ -100,12 +101,21 @@ def ia3_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone)
 def _targets(
     settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, suffix: str, patterns: Patterns
 ) -> Iterator[Target]:
-    """The linear modules that have tensors of ``suffix``, and those that the settings name, whose are then missing."""
-    prefix = model_prefix(backbone.config, tensors.names)
-    for module, place in module_places(backbone.config).items():
+    """The linear modules that have tensors of ``suffix``, and those that the settings name, whose are then missing.
+
+    Most models with a head have no pooler, whatever the settings name.
+    """
+    config = backbone.config
+    prefix = model_prefix(config, tensors.names)
+    pools = (settings.get("task_type"), LAYOUTS[config.family]["sequence-classification"].pooling) == (
+        "SEQ_CLS",
+        "pooler",
+    )
+    for module, place in module_places(config).items():
         name = prefix + module
         there = f"{name}{suffix}" in tensors
-        if place.site in backbone.config.linear_sites() and (there or _is_target(settings, name, patterns)):
+        wanted = (pools or place.site != "pooler") and _is_target(settings, name, patterns)
+        if place.site in config.linear_sites() and (there or wanted):
             yield Target(name, place)
 
 
@@ -138,7 +148,7 @@ def _pattern(
     """A number for each pattern of module names; an entry that is none is a problem, and left out."""
     found = {}
     for key, value in expect(settings, name, dict, {}, problems).items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_good(value):
+        if not is_number(value) or not is_good(value):
             problems.append(f"{name}[{key!r}]: expected {wanted}, found {json.dumps(value)[:80]}")
         elif not is_pattern(key):
             problems.append(f"{name}[{key!r}]: expected a pattern of module names")

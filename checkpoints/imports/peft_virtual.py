@@ -17,6 +17,8 @@ EMBEDDINGS = "prompt_embeddings"
 def prompt_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) -> list[Delta]:
     """Prompt tuning (Lester et al. 2021): virtual tokens enter before the embeddings' norm and get positions."""
     kept = _embeddings(settings, tensors, backbone.config.hidden_size)
+    if tensors.problems:
+        return []
     return [Delta("prompt", {"tokens": len(kept)}, {"embeddings/prompt": kept[None]})]
 
 
@@ -32,6 +34,8 @@ def prefix_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbo
         )
     kept = _embeddings(settings, tensors, config.layers * 2 * config.hidden_size)
     tokens = len(kept)
+    if tensors.problems:
+        return []
     keys, values = kept.reshape(tokens, config.layers, 2, config.hidden_size).transpose(2, 1, 0, 3)
     return [
         Delta("prefix", {"tokens": tokens, "first_position": tokens}, {"attn_kv/key": keys, "attn_kv/value": values})

@@ -12,6 +12,10 @@ from jpets.errors import InvalidTask
 NEUTRAL: tuple[object, ...] = (None, False, "", [], {})
 """What an option that is off looks like."""
 MAX_BYTES = 1 << 20
+MOST = 1 << 20
+"""Of a rank, or of virtual tokens."""
+LARGEST = 1e30
+"""What arithmetic in f32 has room for."""
 Kind = type | tuple[type, ...]
 
 
@@ -43,12 +47,28 @@ def unsupported(settings: Mapping[str, Any], known: Collection[str], kind: str) 
 
 
 def expect_count(settings: Mapping[str, Any], name: str, default: int | None, problems: list[str]) -> Any:
-    """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, no whole number from 1 on."""
+    """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, no size that there can be."""
     value = expect(settings, name, int, default, problems)
-    if value is not None and value < 1:
-        problems.append(f"{name}: expected a whole number from 1 on, found {value}")
+    if value is not None and not 1 <= value <= MOST:
+        problems.append(f"{name}: expected a whole number from 1 to {MOST}, found {json.dumps(value)[:80]}")
         return default
     return value
+
+
+def expect_number(settings: Mapping[str, Any], name: str, default: float, problems: list[str]) -> Any:
+    """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, no finite number."""
+    value = settings.get(name)
+    if value is None:
+        return default
+    if not is_number(value):
+        problems.append(f"{name}: expected a number, found {json.dumps(value)[:80]}")
+        return default
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number: JSON has whole numbers of any size, and some write infinity."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def expect(settings: Mapping[str, Any], name: str, kind: Kind, default: Any, problems: list[str]) -> Any:

@@ -29,7 +29,7 @@ class Unread:
 
     def take(self, name: str, shape: Sequence[int | None]) -> FloatArray:
         """A tensor in f32; ``None`` in ``shape`` is any size. One that is missing or of another shape is a problem, and
-        zeros stand in for it."""
+        zeros stand in for it, in no memory: the size that was expected may be any."""
         array = self._tensors.pop(name, None)
         expected = f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
         if array is None:
@@ -40,7 +40,7 @@ class Unread:
             self.problems.append(f"{name}: expected {expected}, found {list(array.shape)}")
         else:
             return np.asarray(array, np.float32)
-        return np.zeros([size or 1 for size in shape], np.float32)
+        return np.broadcast_to(np.float32(0), [size or 1 for size in shape])
 
     def drop(self, name: str) -> None:
         """For a tensor that is known to have no effect."""

@@ -112,7 +112,8 @@ def texts_of(data: Path, columns: Columns) -> tuple[list[Example], list[Example]
         return read_examples(data, columns), []
     with open_folder(data) as folder:
         files = sorted(folder.iterdir())
-        if [path.stem for path in files] not in (["train"], ["train", "validation"]):
+        names = [path.stem if path.is_file() else "" for path in files]  # folders could name files of others
+        if names not in (["train"], ["train", "validation"]):
             found = [path.name for path in files][:20]
             raise InvalidInput(
                 f"expected an archive of train.csv (or another format) and validation.csv, found {found}"
@@ -143,6 +144,8 @@ def _extract(job: JobFolder, request: Extract, source: str, name: str) -> JobRes
     with open_folder(job.data) as folder:
         texts = []
         if request.texts is not None:
+            if not (folder / request.texts).is_file():
+                raise InvalidInput(f"texts: expected a file {request.texts} in the archive, found none")
             texts = read_examples(folder / request.texts, Columns(request.text, request.text_pair, None))
         backbone = load_backbone(source, name)
         imported, chosen = extracted_model(folder, backbone, wishes, how, texts, rule, request.agreement)

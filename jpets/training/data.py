@@ -18,6 +18,10 @@ LONGEST_FIELD = 16 << 20
 
 MOST_ROWS = 5_000_000
 """A few kilobytes of Parquet may hold any number of equal rows."""
+MOST_CHARACTERS = 1 << 30
+NO_DATASET = "expected a file, or a folder that datasets' save_to_disk wrote"
+READ_AT_ONCE = 64
+"""Rows of Parquet, each of which may be large though the file is small."""
 SHOWN_NAME = 40
 """Characters of a column's name in a message: where the line of names is missing, they are texts."""
 
@@ -58,6 +62,7 @@ def read_examples(path: Path, columns: Columns) -> list[Example]:
     if reader is None:
         raise InvalidInput(f"{path.name}: expected a file that ends in one of {sorted(READERS)}")
     found: list[Example] = []
+    size = 0
     for number, record in reader(path):
         for name in (columns.text, columns.text_pair, columns.label):
             if name is not None and name not in record:
@@ -65,7 +70,11 @@ def read_examples(path: Path, columns: Columns) -> list[Example]:
                 raise InvalidInput(f"{path.name}, row {number}: expected a column {name!r}, found {found_names}")
         if len(found) == MOST_ROWS:
             raise InvalidInput(f"{path.name}: expected at most {MOST_ROWS} rows, which all lie in memory; give a part")
-        found.append(_example(record, columns, f"{path.name}, row {number}"))
+        example = _example(record, columns, f"{path.name}, row {number}")
+        size += len(example.plain) + len(example.text_pair or "")
+        if size > MOST_CHARACTERS:
+            raise InvalidInput(f"{path.name}: expected at most {MOST_CHARACTERS} characters; give a part")
+        found.append(example)
     if not found:
         raise InvalidInput(f"{path.name}: expected at least one row, found none")
     return found
@@ -121,12 +130,12 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Record]]:
         raise InvalidInput("reading Parquet takes pyarrow; install jpets[train]") from error
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
+        for batch in parquet.ParquetFile(path).iter_batches(READ_AT_ONCE):
             for record in batch.to_pylist():
                 number += 1
                 yield number, record
-    except (ArrowException, OSError) as error:
-        raise InvalidInput(f"{path.name}: expected a Parquet file; it cannot be read") from error
+    except (ArrowException, OSError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"{path.name}: expected a Parquet file; it cannot be read after row {number}") from error
 
 
 def _read_dataset(path: Path) -> Iterator[tuple[int, Record]]:
@@ -135,14 +144,27 @@ def _read_dataset(path: Path) -> Iterator[tuple[int, Record]]:
         import datasets  # type: ignore[import-untyped, unused-ignore]
     except ModuleNotFoundError as error:
         raise InvalidInput("reading such a folder takes the datasets library; pip install datasets") from error
+    _check_names(path)
     try:
         found = datasets.load_from_disk(str(path))
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{path.name}: expected a file, or a folder that datasets' save_to_disk wrote") from error
-    if not isinstance(found, datasets.Dataset):
-        raise InvalidInput(f"{path.name}: it holds several splits; give the folder of one of {sorted(found)}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{path.name}: {NO_DATASET}") from error
     for number, record in enumerate(found, 1):
         yield number, {name: _named(found.features[name], value) for name, value in record.items()}
+
+
+def _check_names(folder: Path) -> None:
+    """Raises ``InvalidInput`` where the folder names files outside of it, which the library would read."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(each.name for each in folder.iterdir() if each.is_dir())[:20]
+        raise InvalidInput(f"{folder.name}: it holds several splits; give the folder of one of {splits}")
+    try:
+        names = [each["filename"] for each in json.loads((folder / "state.json").read_bytes())["_data_files"]]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{folder.name}: {NO_DATASET}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or (folder / name).is_symlink():
+            raise InvalidInput(f"{folder.name}: expected names of files in the folder, found {str(name)[:100]!r}")
 
 
 def _named(feature: Any, value: Any) -> Any:
@@ -150,7 +172,8 @@ def _named(feature: Any, value: Any) -> Any:
     own = getattr(feature, "feature", None)
     if own is not None and isinstance(value, list):
         return [_named(own, each) for each in value]
-    return feature.int2str(value) if hasattr(feature, "int2str") and isinstance(value, int) else value
+    is_class = hasattr(feature, "int2str") and isinstance(value, int) and 0 <= value < feature.num_classes
+    return feature.int2str(value) if is_class else value
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, Record]]:

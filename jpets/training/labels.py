@@ -140,7 +140,7 @@ def _pairs(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing) 
 def _likeness(label: Any, row: int) -> npt.NDArray[Any]:
     try:
         value = float(label)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not -1 <= value <= 1:
         raise InvalidInput(
@@ -153,7 +153,7 @@ def _target(label: Any, head: Head, number_of: dict[str, int], row: int) -> npt.
     if head.problem == "regression":
         try:
             values = np.atleast_1d(np.asarray(label, np.float32))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InvalidInput(f"row {row}: expected a number as label, found {label!r}"[:200]) from error
         if not all(map(math.isfinite, values)):
             raise InvalidInput(f"row {row}: expected a finite number as label, found {label!r}"[:200])
@@ -184,7 +184,7 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing, row: int
         if isinstance(answer, (list, tuple)):
             answer, start = (answer[0], start[0]) if answer else ("", 0)
         begin, end = int(start), int(start) + len(answer)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"row {row}: expected text and answer_start as label, found {label!r}"[:300]) from error
     if example.text_pair is None or example.text_pair[begin:end] != answer:
         raise InvalidInput(f"row {row}: expected a context in text_pair that has the answer at answer_start")

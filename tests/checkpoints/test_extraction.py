@@ -124,6 +124,8 @@ def test_what_no_delta_holds_is_reported_as_lost(tmp_path: Path) -> None:
         ({"hidden_act": "relu", "layer_norm_eps": 1e-5}, ["activation", "norm_eps"]),
         ({"vocab_size": 900}, ["vocab_size is 900, the backbone's is 800"]),
         ({"architectures": ["BertForMultipleChoice"]}, ["BertForMultipleChoice", "say which head"]),
+        ({"architectures": ["MyBertForSequenceClassification"]}, ["MyBert", "say which head"]),
+        ({"problem_type": "ordinal_regression"}, ["problem_type", "ordinal_regression"]),
     ],
 )
 def test_another_architecture_is_refused(settings: dict[str, object], named: list[str], tmp_path: Path) -> None:
@@ -140,6 +142,30 @@ def test_a_head_that_lacks_tensors_is_refused(tmp_path: Path) -> None:
     save_file(stored, folder / "model.safetensors")
     with pytest.raises(InvalidTask, match=r"classifier\.weight: expected \[any, 64\], found nothing"):
         read_model(folder, tiny(), Wishes())
+
+
+def test_tensors_that_are_not_understood_are_refused_and_those_of_pretraining_are_not(tmp_path: Path) -> None:
+    folder = write_full(tmp_path, biases)
+    stored = load_file(folder / "model.safetensors")
+    stored["cls.predictions.bias"] = np.zeros(800, np.float32)
+    save_file(stored, folder / "model.safetensors")
+    assert read_model(folder, tiny(), Wishes()).head.outputs == 3
+    save_file({**stored, "classifier.scale": np.ones(3, np.float32)}, folder / "model.safetensors")
+    with pytest.raises(InvalidTask, match=r"classifier\.scale: not understood"):
+        read_model(folder, tiny(), Wishes())
+
+
+def test_labels_are_those_that_transformers_answers_by(tmp_path: Path) -> None:
+    usual = {f"LABEL_{at}": at for at in range(3)}
+    for names, numbers, expected in (
+        ({"0": "a", "1": "b", "2": "c"}, usual, "abc"),
+        ({"0": "a", "1": "b", "2": "c"}, {"c": 0, "b": 1, "a": 2}, "abc"),
+        ({str(at): name for name, at in usual.items()}, {"c": 0, "b": 1, "a": 2}, "cba"),
+    ):
+        model = read_model(write_full(tmp_path, biases, id2label=names, label2id=numbers), tiny(), Wishes())
+        assert "".join(model.labels) == expected
+    with pytest.raises(InvalidTask, match="label2id: expected the numbers"):
+        read_model(write_full(tmp_path, biases, id2label=None, label2id={"a": 1e999}), tiny(), Wishes())
 
 
 def test_problems_and_labels_follow_the_configuration(tmp_path: Path) -> None:

@@ -159,11 +159,11 @@ REFUSED: list[tuple[str, Edit, list[str]]] = [
     (
         "peft/lora",
         settings(r=-3, use_rslora="no", rank_pattern={"value": -3}),
-        ["r: expected a whole number from 1 on", "use_rslora: expected bool", "rank_pattern['value']"],
+        ["r: expected a whole number from 1 to", "use_rslora: expected bool", "rank_pattern['value']"],
     ),
     ("peft/ia3", settings(feedforward_modules=5), ["feedforward_modules: expected list or str"]),
     ("peft/ia3", settings(feedforward_modules=[5]), ["feedforward_modules: expected names"]),
-    ("peft/prefix", settings(num_virtual_tokens=-1), ["num_virtual_tokens: expected a whole number from 1 on"]),
+    ("peft/prefix", settings(num_virtual_tokens=-1), ["num_virtual_tokens: expected a whole number from 1 to"]),
     ("peft/ia3", settings(feedforward_modules=["key"]), ["feedforward_modules", "key"]),
     ("peft/prefix", settings(num_virtual_tokens=7), ["prompt_embeddings", "expected [7, 384], found [5, 384]"]),
     ("adapters/seq-bn", settings(ln_before=True, use_gating=True), ["ln_before", "use_gating"]),
@@ -175,6 +175,25 @@ REFUSED: list[tuple[str, Edit, list[str]]] = [
     ("adapters/seq-bn", settings(non_linearity="leakyrelu"), ["non_linearity", "leakyrelu"]),
     ("adapters/lora", settings(use_dora=True, vera_d=0.1), ["use_dora", "vera_d"]),
     ("adapters/lora", settings(composition_mode="other"), ["composition_mode"]),
+    ("peft/lora", settings(r=10**400, lora_alpha=10**400), ["r: expected a whole number from 1 to", "lora_alpha: exp"]),
+    ("peft/lora", settings(rank_pattern={"value": 10**12}), ["rank_pattern['value']: expected a whole number"]),
+    ("peft/lora", settings(r=10**6), ["query.lora_A.weight: expected [1000000, 64], found [4, 64]"]),
+    ("peft/prompt", settings(num_virtual_tokens=10**6), ["expected [1000000, 64]"]),
+    ("adapters/seq-bn", settings(scaling=10**400), ["scaling"]),
+    ("adapters/seq-bn", settings(mh_adapter=True), ["layer.0.attention.output.adapters", "found nothing"]),
+    ("adapters/seq-bn", settings(output_adapter=False), ["mh_adapter, output_adapter all off"]),
+    ("adapters/seq-bn", settings(leave_out=[1]), ["layer.1.output.adapters.own.adapter_down.0.weight: not understood"]),
+    ("adapters/sizes", settings(leave_out=[]), ["layer.1.output.adapters", "found nothing"]),
+    (
+        "adapters/sizes",
+        settings(mh_adapter=False),
+        ["attention.output.adapters.own.adapter_down.0.bias: not understood"],
+    ),
+    ("adapters/lora", settings(r=-1, alpha=10**400), ["r: expected a whole number", "alpha: expected a number"]),
+    ("adapters/lora", settings(attn_matrices=["q", "k", "v", "o"]), ["attn_matrices", "'o'"]),
+    ("adapters/lora", drop("query.loras.own.lora_B"), ["query.loras.own.lora_B", "found nothing"]),
+    ("adapters/prefix", settings(prefix_length=-1, bottleneck_size=0), ["prefix_length", "bottleneck_size"]),
+    ("adapters/prefix-flat", settings(leave_out=[0, 1, 2]), ["leave_out"]),
 ]
 
 
@@ -228,3 +247,27 @@ def test_labels_come_from_the_checkpoint_or_the_user() -> None:
     assert imported(folder, wishes=Wishes(labels=("x", "y", "z"))).labels == ("x", "y", "z")
     with pytest.raises(InvalidTask, match="labels: expected 3"):
         imported(folder, wishes=Wishes(labels=("x", "y")))
+
+
+@pytest.mark.parametrize("targets", [["query", "value", "dense"], ".*(query|value|dense)"])
+def test_a_model_without_a_pooler_has_no_deltas_there(targets: Any, tmp_path: Path) -> None:
+    """Models with heads on tokens have none, though the backbone does and the settings' names fit it."""
+    folder = tmp_path / "lora-token"
+    shutil.copytree(IMPORTS / "peft" / "lora-token", folder)
+    settings(target_modules=targets)(folder)
+
+    def add(stored: dict[str, np.ndarray]) -> None:
+        rank = next(array.shape[0] for name, array in stored.items() if name.endswith("lora_A.weight"))
+        for layer in range(3):
+            for module, (inputs, outputs) in {
+                "attention.output": (64, 64),
+                "intermediate": (64, 128),
+                "output": (128, 64),
+            }.items():
+                name = f"base_model.model.bert.encoder.layer.{layer}.{module}.dense"
+                stored[f"{name}.lora_A.weight"] = np.ones((rank, inputs), np.float32)
+                stored[f"{name}.lora_B.weight"] = np.ones((outputs, rank), np.float32)
+
+    tensors(add)(folder)
+    (delta,) = imported(folder).deltas
+    assert "pooler" not in delta.settings["sites"] and "ffn_in" in delta.settings["sites"]

@@ -22,7 +22,7 @@ from support import tiny
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
-from jpets.commands.job_work import do, training_of
+from jpets.commands.job_work import do, texts_of, training_of
 from jpets.errors import InvalidInput
 from jpets.hosting import outline_of
 from jpets.training import sweep
@@ -343,6 +343,15 @@ def test_an_archive_that_cannot_be_trusted_publishes_nothing(call: Call, jobs: J
     item = finished(call, id)
     assert item["state"] == "failed" and "would leave its folder" in item["problem"]
     assert call("GET", "/v1/tasks/bad").status_code == 404
+
+
+def test_an_archive_may_hold_files_alone(tmp_path: Path) -> None:
+    """A folder of the datasets library names the files that it is read from."""
+    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as archive:
+        archive.writestr("train/state.json", "{}")
+        archive.writestr("validation.csv", "text,label\na,b\n")
+    with pytest.raises(InvalidInput, match="expected an archive of train"):
+        texts_of(tmp_path / "texts.zip", Columns())
 
 
 def test_new_backbones_take_a_folder_for_them(service: Service, settings: ServingSettings, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jpets.errors import Conflict, JpetsError, NotFound, Saturated
+from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated
 from serving.job_folder import JobFolder, JobFolders
 from serving.job_request import FineTune
 from serving.job_runner import JobRunner
@@ -244,11 +244,29 @@ def test_temporary_files_go_with_the_process_and_the_job(
     old.finish("failed")
     old.data.write_text("a kill came before this was deleted")
     (old.fresh_scratch() / "unpacked").touch()
+    (old.path / ".tmp-1").mkdir()
+    (old.path / ".tmp-2").touch()
     make_runner()
-    wait_for(lambda: not old.data.exists() and not old.scratch.exists())
+    wait_for(lambda: not old.data.exists() and not old.scratch.exists() and not list(old.path.glob(".tmp-*")))
     left = add(jobs, "wait")
     (left.fresh_scratch() / "unpacked").touch()
     wait_for(lambda: left.state.state == "running" and not (left.scratch / "unpacked").exists(), 30)
+
+
+def test_a_job_waits_for_space_on_the_disk(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, left = JobFolder.begin, [3]
+
+    def full(job: JobFolder, attempts: int) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OutOfSpace("the disk is full")
+        begin(job, attempts)
+
+    monkeypatch.setattr(JobFolder, "begin", full)
+    item = finished(add(jobs, runner=make_runner()))
+    assert (item.state, item.attempts, left) == ("succeeded", 1, [-1])
 
 
 def test_one_server_of_several_runs_the_jobs(

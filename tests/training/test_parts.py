@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,15 @@ def test_datasets_of_the_library_are_read(tmp_path: Path) -> None:
     assert read_examples(tmp_path / "plain", Columns()) == [Example("a", None, "code"), Example("b", None, "fun")]
     with pytest.raises(InvalidInput, match=r"give the folder of one of \['test', 'train'\]"):
         read_examples(tmp_path / "saved", Columns())
+    state = json.loads((tmp_path / "plain" / "state.json").read_text())
+    shutil.copytree(tmp_path / "plain", tmp_path / "climbing")
+    for name in ("../plain/data-00000-of-00001.arrow", str(tmp_path / "plain" / "data-00000-of-00001.arrow"), 3):
+        (tmp_path / "climbing" / "state.json").write_text(json.dumps(state | {"_data_files": [{"filename": name}]}))
+        with pytest.raises(InvalidInput, match="expected names of files in the folder"):
+            read_examples(tmp_path / "climbing", Columns())
+    unlabelled = plain.map(lambda row: {"label": -1}, features=plain.features)
+    unlabelled.save_to_disk(tmp_path / "unlabelled")
+    assert [each.label for each in read_examples(tmp_path / "unlabelled", Columns())] == [-1, -1]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidInput, match="that datasets' save_to_disk wrote"):
         read_examples(tmp_path / "empty", Columns())
