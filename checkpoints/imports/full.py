@@ -13,6 +13,7 @@ from checkpoints.canonical import FloatArray, from_params
 from checkpoints.families import FAMILIES
 from checkpoints.huggingface import convert, family_of, read_config, read_settings, unused_positions
 from checkpoints.imports.heads import PROBLEMS, Wishes, head_of_names, labels_of, read_head
+from checkpoints.imports.sentence import embedding_head
 from checkpoints.imports.unread import Unread
 from checkpoints.tensors import read_tensors
 from checkpoints.validation import refuse
@@ -76,6 +77,8 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
             f"problem_type: expected one of {sorted(PROBLEMS)}, found {str(settings['problem_type'])[:80]!r}"
         )
     head = read_head(rest, backbone.config, kind, problem, wishes.pooling)
+    if kind == "embedding":
+        head = embedding_head(folder, head, wishes.pooling, problems)
     rest.refuse_rest(f"not understood in a {family} checkpoint with a {kind} head")
     labels = labels_of(head, settings, wishes, problems)
     refuse(problems)

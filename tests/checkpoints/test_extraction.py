@@ -155,6 +155,33 @@ def test_tensors_that_are_not_understood_are_refused_and_those_of_pretraining_ar
         read_model(folder, tiny(), Wishes())
 
 
+def sentence_folder(folder: Path, *kinds: str, **pooling: object) -> Path:
+    """As Sentence-Transformers saves one; ``kinds`` of modules behind the model."""
+    write_full(folder, biases, architectures=["BertModel"])
+    stored = load_file(folder / "model.safetensors")
+    save_file({name: own for name, own in stored.items() if name.startswith("bert.")}, folder / "model.safetensors")
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{at}_{kind}"} for at, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return folder
+
+
+def test_embeddings_are_pooled_as_the_folder_says(tmp_path: Path) -> None:
+    kinds = ("Transformer", "Pooling", "Normalize")
+    flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False, "include_prompt": True}
+    head = read_model(sentence_folder(tmp_path / "cls", *kinds, **flags), tiny(), Wishes()).head
+    assert (head.type, head.pooling, head.normalize) == ("embedding", "cls", True)
+    assert read_model(tmp_path / "cls", tiny(), Wishes(pooling="mean")).head.pooling == "mean"
+    head = read_model(sentence_folder(tmp_path / "mean", *kinds[:2], pooling_mode="mean"), tiny(), Wishes()).head
+    assert (head.pooling, head.normalize) == ("mean", False)
+    with pytest.raises(InvalidTask, match=r"'Dense' is not supported.*found \['max_tokens'\]"):
+        folder = sentence_folder(tmp_path / "max", *kinds[:2], "Dense", pooling_mode_max_tokens=True)
+        read_model(folder, tiny(), Wishes())
+
+
 def test_labels_are_those_that_transformers_answers_by(tmp_path: Path) -> None:
     usual = {f"LABEL_{at}": at for at in range(3)}
     for names, numbers, expected in (
