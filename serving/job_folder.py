@@ -44,7 +44,8 @@ Parsed = TypeVar("Parsed")
 
 
 class JobState(BaseModel):
-    """``attempts``: processes that were started for it. ``publishing``: a task may have been published."""
+    """``attempts``: processes that were started for it. ``publishing``: a task may have been published, as a
+    version above ``above``."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,6 +55,7 @@ class JobState(BaseModel):
     finished: str | None = None
     attempts: int = 0
     publishing: bool = False
+    above: int | None = None
     version: int | None = None
     problem: str | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from jpets.types import LoadedBackbone, Task
 from serving.job_folder import JobFolder, JobFolders
 from serving.job_request import Extract, FineTune, FurtherPretrain, JobRequest
 from serving.job_runner import Command, JobRunner
+from serving.repository import StoredTask
 from serving.service import Service
 from serving.services import Services
 
@@ -140,20 +141,23 @@ class Jobs:
             if states.get(request.backbone or "") == "starting":
                 raise Saturated("its backbone is starting")
             raise NotFound(f"backbone {request.backbone!r} is not loaded any more; load it, then start a new job")
-        if again and (version := self._published(request.task, job.task_file)) is not None:
-            return version
+        kept = self._versions(request.task)
+        if again and (above := job.state.above) is not None:
+            digest = hashlib.sha256(job.task_file.read_bytes()).hexdigest()
+            mine = [stored.version for stored in kept if stored.version > above and stored.digest == digest]
+            if mine:  # whatever was uploaded or chosen since stays
+                return mine[0]
+        job.change(above=max((stored.version for stored in kept), default=0))
         return services.put_task(request.task, job.task_file).version
 
     def _is_backbone(self, name: str) -> bool:
         return name in [hosted.name for hosted in self._services.backbones()]
 
-    def _published(self, task: str, file: Path) -> int | None:
-        """The version of the task that is this very file, if it is the served one."""
+    def _versions(self, task: str) -> Sequence[StoredTask]:
         try:
-            stored = self._services.repository.get(task)
+            return self._services.repository.versions(task)
         except NotFound:
-            return None
-        return stored.version if stored.digest == hashlib.sha256(file.read_bytes()).hexdigest() else None
+            return []
 
     def _service(self, request: JobRequest) -> Service | None:
         return next((s for s in self._services.all if s.backbone.name == request.backbone), None)

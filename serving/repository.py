@@ -106,6 +106,10 @@ class TaskRepository(Protocol):
         """Counts it no longer among them."""
         ...
 
+    def versions(self, id: str) -> Sequence[StoredTask]:
+        """Every kept version, the oldest first."""
+        ...
+
     def activate(self, id: str, version: int) -> StoredTask:
         """Makes ``version`` the served one unless a newer one is."""
         ...

@@ -188,7 +188,7 @@ class JobItem(BaseModel):
             progress=job.progress,
             held_out_loss=result.held_out_loss if result else None,
             scores=result.scores if result else {},
-            **state.model_dump(exclude={"publishing"}),
+            **state.model_dump(exclude={"publishing", "above"}),
         )
 
     @property

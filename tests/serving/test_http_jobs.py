@@ -144,7 +144,7 @@ def trained(jobs: Jobs, request: FineTune, content: bytes) -> JobFolder:
         draft.data.touch()
         draft.task_file.write_bytes(content)
         draft.write_result(JobResult())
-        draft.change(state="running", publishing=True)
+        draft.change(state="running", publishing=True, above=0)
         return jobs.folders.commit(draft)
 
 
@@ -156,6 +156,10 @@ def test_a_task_is_published_once(call: Call, jobs: Jobs, upload: Callable[..., 
     jobs.runner.start()
     assert [finished(call, id)["version"] for id in ids] == [1, 2]
     assert call("GET", "/v1/tasks/twice/file").content == after
+    late = trained(jobs, request, before)
+    jobs.runner.wake()
+    assert finished(call, late.id)["version"] == 1
+    assert call("GET", "/v1/tasks/twice/file").content == after, "what was uploaded since is still served"
     call("DELETE", "/v1/tasks/twice")
 
 
