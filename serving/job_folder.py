@@ -152,12 +152,13 @@ class JobFolder:
 
     def free(self) -> None:
         """Deletes what a job that has finished is not known by."""
-        for folder in (self.checkpoints, self.backbone, self.scratch):
+        half_written = list(self.path.glob(f"{TEMPORARY}*"))  # by a process that was killed
+        folders = [self.checkpoints, self.backbone, self.scratch, *(each for each in half_written if each.is_dir())]
+        files = [self.data, self.start_file, self.task_file, self.lock_file, self.path / "cancel"]
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-        for path in (self.data, self.start_file, self.task_file, self.lock_file, self.path / "cancel"):
+        for path in (*files, *(each for each in half_written if each not in folders)):
             path.unlink(missing_ok=True)
-        for path in self.path.glob(f"{TEMPORARY}*"):  # of a process that was killed while it wrote
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def log(self) -> bytes:
         """The end of its log."""

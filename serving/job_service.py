@@ -97,9 +97,7 @@ class Jobs:
         for job in self.folders.all():
             with contextlib.suppress(NotFound):  # removed meanwhile
                 if job.request.backbone == backbone and not job.state.is_finished:
-                    raise Conflict(
-                        f"job {job.id} is over backbone {backbone!r}; cancel it or wait until it has finished"
-                    )
+                    raise Conflict(f"job {job.id} needs backbone {backbone!r}; cancel it or wait until it has finished")
 
     def counts(self) -> Mapping[str, int]:
         """How many jobs there are in each state."""

@@ -46,8 +46,10 @@ def adapter_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, back
     scaling, covered = settings.get("scaling", 1.0), _layers(settings, config, problems)
     found: dict[str, dict[int, Parts]] = {}
     for site in ADAPTER_SITES:
+        if not expect(settings, SWITCHES[site], bool, False, problems):
+            continue
         module = MODULES[site][config.family == "distilbert"]
-        for layer in covered if expect(settings, SWITCHES[site], bool, False, problems) else ():
+        for layer in covered:
             place = f"{prefix}{module.format(i=layer)}.adapters.{name}"
             found.setdefault(site, {})[layer] = _bottleneck(tensors, place, config.hidden_size, scaling)
     if not found:
@@ -129,11 +131,8 @@ def low_rank_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, bac
     if mode not in ("add", "scale"):
         problems.append(f"composition_mode: expected add or scale, found {mode!r}")
     rank, alpha = expect_count(settings, "r", 8, problems), expect_number(settings, "alpha", 8, problems)
-    prefix, sites, layers = (
-        model_prefix(config, tensors.names),
-        _lora_sites(settings, problems),
-        _layers(settings, config, problems),
-    )
+    sites, layers = _lora_sites(settings, problems), _layers(settings, config, problems)
+    prefix = model_prefix(config, tensors.names)
     matrices: dict[str, dict[int, tuple[FloatArray, FloatArray]]] = {}
     factors: dict[str, dict[int, FloatArray]] = {}
     for module, (layer, site, _) in module_places(config).items():

@@ -62,10 +62,11 @@ def lora_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone
         scales[place.site, place.layer] = _pattern_value(alphas, name, alpha, patterns)
     if not matrices:
         problems.append("expected lora_A and lora_B of the backbone's linear modules, found none")
+    biases = _biases(settings, tensors, backbone)
     if problems:  # what is missing may be of any size
         return []
     lora = lora_delta(matrices, alpha=scales, rank_stabilised=stabilised)
-    return [lora, *_biases(settings, tensors, backbone)]
+    return [lora, *biases]
 
 
 def ia3_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) -> list[Delta]:

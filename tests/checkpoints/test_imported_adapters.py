@@ -208,6 +208,15 @@ def test_what_is_not_supported_is_refused_by_name(case: str, edit: Edit, named: 
         assert each in refused.value.message
 
 
+def test_one_problem_makes_no_others_of_what_is_understood(tmp_path: Path) -> None:
+    folder = tmp_path / "lora-bias-all"
+    shutil.copytree(IMPORTS / "peft" / "lora-bias-all", folder)
+    drop("layer.0.attention.self.query.lora_B.weight")(folder)
+    with pytest.raises(InvalidTask, match=r"lora_B\.weight: expected .* found nothing") as refused:
+        imported(folder)
+    assert "bias" not in refused.value.message
+
+
 ENDLESS = r"(a|b|c|\w|\w\w|\.|\w\.)*\d\d"
 
 
