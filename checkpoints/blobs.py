@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from jpets.errors import NotFound
-from jpets.files import TEMPORARY, write_atomic
+from jpets.files import TEMPORARY, sweep, write_atomic
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SUFFIX = ".safetensors"
@@ -91,10 +89,4 @@ class LocalBlobs:
         return (name for name in names if DIGEST.fullmatch(name))
 
     def sweep(self, age: float) -> int:
-        limit, removed = time.time() - age, 0
-        for path in self._folder.glob(f"{TEMPORARY}*"):
-            with contextlib.suppress(FileNotFoundError):  # its writer has just finished
-                if path.stat().st_mtime < limit:
-                    path.unlink()
-                    removed += 1
-        return removed
+        return sweep(self._folder, TEMPORARY, age)

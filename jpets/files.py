@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +15,25 @@ from jpets.errors import OutOfSpace
 
 TEMPORARY = ".tmp-"
 """Prefix of files and folders that are being written; what a killed process left behind can be told by it."""
+STALE_SECONDS = 24 * 3600.0
+"""Age at which a folder that is being written can only be a dead process's."""
 
 
 def temporary_sibling(path: Path) -> Path:
     """An unused name next to ``path``."""
     return path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+
+
+def sweep(folder: Path, prefix: str, age: float) -> int:
+    """Removes what starts with ``prefix`` and is older than ``age`` seconds, which a process that was killed left.
+    Returns how many files and folders."""
+    limit, removed = time.time() - age, 0
+    for path in folder.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # its writer has just finished, or it is somebody else's
+            if path.stat().st_mtime < limit:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                removed += 1
+    return removed
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import filecmp
 import logging
 import math
 import shutil
@@ -32,9 +33,9 @@ from jpets.engine.engine import Engine
 from jpets.engine.group import EngineGroup
 from jpets.engine.interface import Serves
 from jpets.errors import Conflict, InvalidBackbone, InvalidInput, JpetsError, NotFound
-from jpets.files import space_errors, sync_folder, temporary_sibling
+from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, temporary_sibling
 from jpets.standard import standard_tasks
-from jpets.training.methods import DIRECT, check_settings, direct_recipe
+from jpets.training.methods import DIRECT, check_continued, check_settings, direct_recipe
 from jpets.training.plan import rates_of
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.job_folder import JobFolder
@@ -56,6 +57,8 @@ class Shelf:
     def __init__(self, options: Options, repository: Repository) -> None:
         if options.backbones is not None and not options.backbones.is_dir():
             raise NotFound("--backbones: there is no such folder")
+        if options.backbones is not None:
+            sweep(options.backbones, TEMPORARY, STALE_SECONDS)
         self._options = options
         self._repository = repository
 
@@ -76,10 +79,13 @@ class Shelf:
         return str(self._options.backbones / name)
 
     def add(self, name: str, folder: Path) -> None:
-        """Takes a copy of a folder in, under a name. Raises ``Conflict``, ``OutOfSpace``."""
+        """Takes a copy of a folder in, under a name; it may have been taken in before. Raises ``Conflict`` where that
+        name is another's, ``OutOfSpace``."""
         assert self._options.backbones is not None
         target = self._options.backbones / name
         if target.exists():
+            if same_files(folder, target):
+                return
             raise Conflict(f"there is a backbone {name!r} already; choose another name")
         temporary = temporary_sibling(target)
         try:
@@ -164,13 +170,18 @@ def make_jobs(options: Options, repository: Repository, services: Services, shel
     )
 
 
-def outline_of(request: FineTune, backbone: LoadedBackbone) -> Task:
-    """A task of the shape that a job would make, before anything is trained.
+def outline_of(request: FineTune, backbone: LoadedBackbone, start: Sequence[str]) -> Task:
+    """A task of the shape that a job would make, before anything is trained; without deltas where it goes on from a
+    task, whose methods are ``start``: its shape is served already.
 
     Raises ``InvalidInput`` for settings that the method does not take, and for a sweep that is none.
     """
     config, settings = backbone.config, request.settings
+    assert request.method is not None
     rates_of(request.sweep, request.rate)
+    if start:
+        check_continued(start, request.method, settings)
+        return Task(request.task, BackboneRef.of(backbone), (), Head("embedding", pooling=request.pooling))
     if (largest := max(_whole_numbers(settings), default=0)) > config.hidden_size:  # it is made in the server's memory
         raise InvalidInput(f"settings: expected numbers up to the hidden size, {config.hidden_size}, found {largest}")
     check_settings(request.method, settings)
@@ -232,6 +243,13 @@ def add_demo_tasks(repository: Repository) -> None:
             repository.get(path.stem)
         except NotFound:
             repository.put(path.stem, path)
+
+
+def same_files(first: Path, second: Path) -> bool:
+    """Whether two folders hold the same files, byte for byte."""
+    names = [{path.relative_to(folder) for path in folder.rglob("*")} for folder in (first, second)]
+    files = [str(name) for name in names[0] if (first / name).is_file()]
+    return names[0] == names[1] and len(filecmp.cmpfiles(first, second, files, shallow=False)[0]) == len(files)
 
 
 def _is_id(name: str) -> bool:

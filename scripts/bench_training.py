@@ -13,8 +13,6 @@ import typer
 from benching import draw_lengths, interleave, paired_ratio, random_backbone, report
 
 from jpets.config import DType
-from jpets.engine.memory import keep_freed_memory
-from jpets.engine.xla_flags import set_xla_flags
 from jpets.model.encoder import split
 from jpets.tokenizing import Tokens
 from jpets.training.batches import Rows, each_batch
@@ -23,6 +21,7 @@ from jpets.training.groups import each_step
 from jpets.training.heads import new_head
 from jpets.training.methods import direct_recipe
 from jpets.training.plan import Plan
+from jpets.training.process import set_up_training
 from jpets.training.together import Member, stacked_start, stacked_update
 
 LABELS = 4
@@ -40,8 +39,7 @@ def training(
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Seconds of ``steps`` updates of every task, compiled before; and how far the losses of both ways differ."""
-    set_xla_flags()
-    keep_freed_memory()
+    set_up_training()
     loaded = random_backbone(backbone)
     config, encoder = loaded.config, split(loaded.config)
     plan = Plan(epochs=1, batch=batch, dtype=DTYPES[dtype])

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,14 +28,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jpets.errors import NotFound
-from jpets.files import TEMPORARY, space_errors, sync_folder, write_atomic
+from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, write_atomic
 from serving.job_request import STORED, JobRequest
 from serving.schemas import JobProgress, JobStateName
 
 ID = re.compile(r"job-[0-9a-f-]{1,60}")
 DRAFT, GONE = ".new-", ".gone-"
-STALE_SECONDS = 24 * 3600.0
-"""Age at which a draft can only be a dead server's."""
 FINISHED = ("succeeded", "failed", "cancelled")
 LOG_BYTES = 1 << 20
 """What is shown of a log: its end."""
@@ -116,6 +114,20 @@ class JobFolder:
     def is_to_end(self) -> bool:
         """Whether somebody wants it cancelled."""
         return (self.path / "cancel").exists()
+
+    @contextlib.contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Of several servers and threads one at a time decides whether a job is cancelled or published. Raises
+        ``NotFound``."""
+        try:
+            folder = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise NotFound(f"no job {self.id!r}; it was removed meanwhile") from None
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
     def ask_to_end(self) -> None:
         (self.path / "cancel").touch()
@@ -235,11 +247,9 @@ class JobFolders:
 
     def sweep(self) -> None:
         """Removes what dead servers left."""
-        before = time.time() - STALE_SECONDS
-        for path in self.path.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if path.name.startswith(GONE) or (path.name.startswith(DRAFT) and path.stat().st_mtime < before):
-                    shutil.rmtree(path, ignore_errors=True)
+        sweep(self.path, DRAFT, STALE_SECONDS)
+        for path in self.path.glob(f"{GONE}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _now() -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator,
 from serving.fields import Text
 
 JobMethod = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen"]
+DEFAULT_METHOD: JobMethod = "lora"
 DataFormat = Literal["csv", "tsv", "jsonl", "parquet"]
 Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,127}$")]
 Column = Annotated[Text, Field(min_length=1, max_length=256)]
@@ -31,9 +32,9 @@ class _Asked(BaseModel):
 
 class FineTune(_Asked):
     """A task to be trained on labelled texts, with the options of ``jpets train``. ``settings``, a JSON object, are the
-    method's. ``start`` names a task whose served version training goes on from; ``sweep`` is LOW..HIGH, of which the
-    best of four rates is kept. A zip archive holds ``train.csv`` (or another format) and, with held-out texts,
-    ``validation.csv``."""
+    method's. ``start`` names a task whose served version training goes on from; without ``method`` it goes on by that
+    task's, and a new task is trained by lora. ``sweep`` is LOW..HIGH, of which the best of four rates is kept. A zip
+    archive holds ``train.csv`` (or another format) and, with held-out texts, ``validation.csv``."""
 
     kind: Literal["fine-tune"] = "fine-tune"
     task: Id
@@ -43,7 +44,7 @@ class FineTune(_Asked):
     text_pair: Column | None = None
     label: Column | None = None
     head: Literal["embedding"] | None = None
-    method: JobMethod = "lora"
+    method: JobMethod | None = None
     settings: dict[str, Any] = {}
     held_out: Annotated[Number, Field(ge=0.001, le=0.9)] = 0.1
     problem: Literal["regression"] | None = None
@@ -60,6 +61,14 @@ class FineTune(_Asked):
     pooling: Literal["mean", "cls", "pooler"] = "mean"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_method(cls, given: Any) -> Any:
+        """That of a task to go on from is only known by who has it."""
+        if isinstance(given, dict) and given.get("start") is None and given.get("method") is None:
+            return {**given, "method": DEFAULT_METHOD}
+        return given
 
     @model_validator(mode="after")
     def _has_pairs(self) -> FineTune:

@@ -73,7 +73,7 @@ class JobRunner:
     def cancel(self, job: JobFolder) -> None:
         """A job that waits is cancelled when this returns, one that runs soon. Raises ``NotFound``; ``Conflict`` where
         what it made is being published."""
-        with self._changed:
+        with self._changed, job.deciding():
             state = job.state
             if state.is_finished:
                 return
@@ -206,7 +206,7 @@ class JobRunner:
             return
         again = job.state.publishing
         while not self._closed:
-            with self._changed:  # from here on nobody cancels it
+            with self._changed, job.deciding():  # from here on nobody cancels it
                 if job.is_to_end and not again:
                     job.finish("cancelled")
                     return

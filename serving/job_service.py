@@ -12,7 +12,7 @@ from typing import TypeVar
 from jpets.errors import Conflict, InvalidInput, NotFound, Saturated
 from jpets.types import LoadedBackbone, Task
 from serving.job_folder import JobFolder, JobFolders
-from serving.job_request import Extract, FineTune, FurtherPretrain, JobRequest
+from serving.job_request import DEFAULT_METHOD, Extract, FineTune, FurtherPretrain, JobRequest
 from serving.job_runner import Command, JobRunner
 from serving.repository import StoredTask
 from serving.service import Service
@@ -20,10 +20,12 @@ from serving.services import Services
 
 MOST_WAITING = 100
 """Jobs that wait at most; their data take space."""
-Outline = Callable[[FineTune, LoadedBackbone], Task]
-"""A task of the shape that a job would make. Raises ``InvalidInput`` for settings that the method does not take."""
+Outline = Callable[[FineTune, LoadedBackbone, Sequence[str]], Task]
+"""A task of the shape that a job would make, where it goes on from a task of these methods. Raises ``InvalidInput`` for
+settings that the method does not take."""
 KeepBackbone = Callable[[str, Path], None]
-"""Copies a new backbone's folder to where it may be loaded from. Raises ``Conflict``, ``OutOfSpace``."""
+"""Copies a new backbone's folder to where it may be loaded from; what was copied before is left as it is. Raises
+``Conflict`` where that name is another's, ``OutOfSpace``."""
 Asked = TypeVar("Asked", FineTune, Extract, FurtherPretrain)
 
 
@@ -66,9 +68,9 @@ class Jobs:
         else:
             self._check_task(request.task, own)
         if isinstance(request, FineTune):
-            if request.start is not None and not own.knows(request.start):
-                raise InvalidInput(f"start: expected a task of backbone {own.backbone.name!r}, found {request.start!r}")
-            own.engine.check_task(self._outline(request, own.backbone), stays=False)
+            methods = self._methods(request.start, own)
+            request = request.model_copy(update={"method": request.method or next(iter(methods), DEFAULT_METHOD)})
+            own.engine.check_task(self._outline(request, own.backbone, methods), stays=False)
         states = self.counts()
         if states.get("queued", 0) + states.get("running", 0) >= MOST_WAITING:
             raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
@@ -110,6 +112,14 @@ class Jobs:
         self._ended = {id: state for id, state in found.items() if state not in ("queued", "running")}
         return Counter(found.values())
 
+    def _methods(self, start: str | None, own: Service) -> Sequence[str]:
+        """Those of the task that training is to go on from."""
+        if start is None:
+            return ()
+        if not own.knows(start):
+            raise InvalidInput(f"start: expected a task of backbone {own.backbone.name!r}, found {start!r}")
+        return [delta["method"] for delta in self._services.repository.get(start).metadata["deltas"]]
+
     def _check_task(self, id: str, own: Service) -> None:
         if self._is_backbone(id):
             raise InvalidInput(f"task: {id!r} is the name of a backbone; choose another id")
@@ -122,6 +132,9 @@ class Jobs:
         if self._is_backbone(name) or self._services.knows(name):
             raise Conflict(f"there is a backbone or a task {name!r} already; choose another name")
 
+    def _is_backbone(self, name: str) -> bool:
+        return name in [hosted.name for hosted in self._services.backbones()]
+
     def _publish(self, job: JobFolder, again: bool) -> int | None:
         """The version as which the task of ``job`` is served, if it made one.
 
@@ -131,8 +144,7 @@ class Jobs:
         if isinstance(request, FurtherPretrain):
             if self._keep_backbone is None:
                 raise NotFound("this server has no folder for new backbones any more; start it with --backbones DIR")
-            if not (again and self._is_backbone(request.name)):
-                self._keep_backbone(request.name, job.backbone)
+            self._keep_backbone(request.name, job.backbone)
             return None
         if self._service(request) is None:
             states = {hosted.name: hosted.state for hosted in services.backbones()}
@@ -147,9 +159,6 @@ class Jobs:
                 return mine[0]
         job.change(above=max((stored.version for stored in kept), default=0))
         return services.put_task(request.task, job.task_file).version
-
-    def _is_backbone(self, name: str) -> bool:
-        return name in [hosted.name for hosted in self._services.backbones()]
 
     def _versions(self, task: str) -> Sequence[StoredTask]:
         try:

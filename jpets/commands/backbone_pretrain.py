@@ -35,17 +35,15 @@ def pretrain(
     from checkpoints.native import write_native
     from checkpoints.source import load_backbone
     from jpets.commands.further import chosen_layers, first_and_last, further_pretrained
-    from jpets.engine.memory import keep_freed_memory
-    from jpets.engine.xla_flags import set_xla_flags
     from jpets.training.data import Columns, read_examples
     from jpets.training.plan import Plan
+    from jpets.training.process import set_up_training
 
     if destination.exists():
         raise Conflict(f"{destination} exists already; remove it or choose another folder")
     if dtype not in ("bfloat16", "float32"):
         raise typer.BadParameter(f"--dtype must be bfloat16 or float32, found {dtype!r}")
-    set_xla_flags()
-    keep_freed_memory()
+    set_up_training()
     examples = read_examples(data, Columns(text, None, None))
     with busy("read backbone"):
         backbone = load_backbone(source)

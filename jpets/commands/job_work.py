@@ -42,6 +42,7 @@ def training_of(request: FineTune) -> Training:
     from jpets.training.plan import Plan
     from jpets.training.session import Training
 
+    assert request.method is not None
     plan = Plan(
         request.epochs,
         request.batch,

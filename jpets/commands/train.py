@@ -40,7 +40,9 @@ def train(
     ] = None,
     server: ServerUrl = DEFAULT_SERVER,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="with --task, follow the job to its end")] = True,
-    method: Annotated[str, typer.Option(help=", ".join(METHODS))] = "lora",
+    method: Annotated[
+        str | None, typer.Option(help=f"{', '.join(METHODS)}  [lora; with --from the method of that task]")
+    ] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the method, as rank=16 or sites=query,value")
     ] = None,
@@ -88,22 +90,21 @@ def train(
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task, write_task
     from checkpoints.validation import validate
-    from jpets.engine.memory import keep_freed_memory
-    from jpets.engine.xla_flags import set_xla_flags
     from jpets.training.data import Columns, label_column, read_examples
     from jpets.training.plan import Plan, rates_of
+    from jpets.training.process import set_up_training
     from jpets.training.session import Training
     from jpets.training.sweep import best_of
 
     for name, value, known in (
-        ("--method", method, METHODS),
+        ("--method", method, (None, *METHODS)),
         ("--pooling", pooling, ("mean", "cls", "pooler")),
         ("--dtype", dtype, ("bfloat16", "float32")),
         ("--problem", problem, (None, "regression")),
         ("--head", head, (None, "embedding")),
     ):
         if value not in known:
-            raise typer.BadParameter(f"{name} must be one of {', '.join(map(str, known))}, found {value!r}")
+            raise typer.BadParameter(f"{name} must be one of {', '.join(filter(None, known))}, found {value!r}")
     if (output is None) == (task is None):
         raise typer.BadParameter("give exactly one of --output FILE and --task ID")
     if task is not None:
@@ -145,8 +146,7 @@ def train(
     assert output is not None
     if backbone is None:
         raise typer.BadParameter("give --backbone FOLDER, package or hub id")
-    set_xla_flags()
-    keep_freed_memory()
+    set_up_training()
     rates = rates_of(sweep, rate)
     columns = Columns(text, text_pair, label_column(label, head))
     examples = read_examples(data, columns)
@@ -161,6 +161,8 @@ def train(
     plan = Plan(
         epochs, batch, accumulate, rate, head_rate, warm_up, patience=patience, dtype=cast("Any", dtype), seed=seed
     )
+    if method is None:
+        method = earlier.deltas[0].method if earlier is not None and earlier.deltas else "lora"
     training = Training(
         cast("Any", method),
         settings_of(setting or []),

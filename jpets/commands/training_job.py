@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jpets.commands.job_work import do
-from jpets.engine.memory import keep_freed_memory
 from jpets.errors import JpetsError
+from jpets.training.process import set_up_training
 from serving.job_folder import JobFolder, JobResult
 from serving.logs import FieldFormatter, places
 from serving.schemas import JobProgress
@@ -38,7 +38,7 @@ LOGGED_EVERY = 10.0
 def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(19)
-    keep_freed_memory()
+    set_up_training()
     threading.Thread(target=_end_with_server, daemon=True).start()
     job, source, name = JobFolder(Path(sys.argv[1])), sys.argv[2], sys.argv[3]
     with job.lock_file.open("w") as lock:

@@ -201,6 +201,8 @@ def _tagged(
 ) -> tuple[Tokens, npt.NDArray[Any]]:
     """Tokens of the words joined by spaces, as they will come in service; the first token of a word has its tag."""
     words, label = example.text, example.label
+    if example.text_pair is not None:
+        raise InvalidInput(f"row {row}: expected no second text beside words with tags; leave text_pair out")
     if not isinstance(words, tuple) or not isinstance(label, (list, tuple)) or len(label) != len(words):
         raise InvalidInput(f"row {row}: expected a list of words and a list of as many tags")
     encoded = text.encode(Query(None, " ".join(words), truncate=True), rule, passage=True)

@@ -60,7 +60,8 @@ class WithoutPenalty:
 
 @dataclasses.dataclass(frozen=True)
 class Direct(WithoutPenalty):
-    """Deltas whose stored numbers are what is trained: adapter, LoRA, BitFit, IA3, prefix, prompt, a one-bit's scales.
+    """Deltas whose stored numbers are what is trained: adapter, LoRA, BitFit, IA3, prefix, prompt, a one-bit's scales,
+    the values of a sparse difference that was trained before.
 
     Tensors that hold no floating-point numbers stay as they are.
     """
@@ -159,6 +160,9 @@ DIRECT: Mapping[str, tuple[Mapping[str, Any], float]] = {
     "prompt": ({"tokens": 16}, 3e-2),
 }
 """Settings and learning rate of each, where nothing else is asked for (their papers' sections on this)."""
+RATES: Mapping[str, float] = {**{method: rate for method, (_, rate) in DIRECT.items()}, "diff": 5e-3, "onebit": 1e-4}
+"""Learning rate of the numbers of each method that has some: of a sparse difference once its places are known, of signs
+their scales."""
 SETTINGS: Mapping[str, frozenset[str]] = {
     "adapter": frozenset({"placement", "bottleneck", "sites", "layers", "activation", "input"}),
     "lora": frozenset({"rank", "alpha", "sites", "layers"}),
@@ -198,12 +202,21 @@ def direct_recipe(
     return Direct((delta,), usual)
 
 
+def check_continued(methods: Sequence[str], method: str, settings: Mapping[str, Any]) -> None:
+    """Raises ``InvalidInput`` where training that goes on from a task of ``methods`` is asked for another one, or for
+    settings."""
+    if method not in methods:
+        raise InvalidInput(f"method: training goes on from a task of {', '.join(methods)}, found {method}")
+    if settings:
+        raise InvalidInput(f"settings: those of the task that training goes on from stay, found {sorted(settings)}")
+
+
 def continued(deltas: Sequence[Delta]) -> Direct:
-    """Training that goes on from a task's deltas. Raises ``InvalidInput`` for methods that start anew."""
-    fixed = [delta.method for delta in deltas if delta.method not in DIRECT]
-    if fixed or not deltas:
-        raise InvalidInput(f"training goes on from {sorted(DIRECT)}, found {fixed or 'no delta'}: train a new task")
-    return Direct(tuple(deltas), min(DIRECT[delta.method][1] for delta in deltas))
+    """Training that goes on from a task's deltas: places and signs stay as they are. Raises ``InvalidInput`` for a mask
+    beside other methods."""
+    if fixed := [delta.method for delta in deltas if delta.method not in RATES]:
+        raise InvalidInput(f"training goes on from any of {sorted(RATES)} together, found {fixed} among them")
+    return Direct(tuple(deltas), min(RATES[delta.method] for delta in deltas))
 
 
 def tree_size(tree: Tree) -> int:

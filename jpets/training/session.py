@@ -24,9 +24,11 @@ from jpets.training.heads import at_the_usual_answer, new_head
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.methods import (
     DIRECT,
+    RATES,
     Direct,
     Nothing,
     Recipe,
+    check_continued,
     check_settings,
     continued,
     direct_recipe,
@@ -88,7 +90,8 @@ def run_training(
     devices: Sequence[jax.Device] = (),
     report: Callable[[Step], None] = lambda step: None,
 ) -> Result:
-    """Trains a task; with ``start`` it goes on from that one's deltas and head.
+    """Trains a task; with ``start`` it goes on from that one's deltas and head, where ``training`` names a method of
+    them and no settings.
 
     ``folder`` keeps checkpoints: a run that was killed goes on from there. Several ``devices`` share every batch, whose
     size they must divide. Raises ``InvalidInput``, ``InvalidTask``.
@@ -96,10 +99,12 @@ def run_training(
     if devices and training.plan.batch % len(devices):
         raise InvalidInput(f"{len(devices)} devices must divide the batch, which is {training.plan.batch}")
     check_settings(training.method, training.settings)
-    config = backbone.config
+    config, base = backbone.config, dict(backbone.params)
+    going_on = _going_on(start, training, config, base) if start is not None else None
     text = TextEncoder.of(backbone)
     rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
     head, names = _head(training, examples, config, start)
+    _check_head(head, training)
     rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
     if held_out:
         judged = make_rows(held_out, head, names, text, rule)
@@ -109,9 +114,8 @@ def run_training(
         head = at_the_usual_answer(head, rows)
     if folder is not None:
         claim(folder, backbone.fingerprint, training, rows, judged, head, start.deltas if start is not None else ())
-    base: Params = dict(backbone.params)
     stages = _Stages(training, config, base, rows, judged, head, text.pad_id, folder, devices, report)
-    outcome = stages.run(continued(start.deltas) if start is not None and start.deltas else None)
+    outcome = stages.run(going_on)
     task = _task(id, backbone, outcome, names, rule)
     params: Params = outcome.trained["own"] if training.method == "full" else base
     logits = Predictor(split(config), text, outcome.head, outcome.deltas)(
@@ -193,7 +197,7 @@ class _Stages:
         before, after = weights_of(self._base, self._config), weights_of(full.trained["own"], self._config)
         changes = {site: dict(enumerate(np.asarray(after[site] - before[site]))) for site in before}
         biases = random_start("bitfit", {}, self._config, np.random.default_rng(0), full.trained["own"])
-        return Direct((onebit_delta(changes), biases), 1e-4)
+        return Direct((onebit_delta(changes), biases), RATES["onebit"])
 
     def _one(self, recipe: Recipe, epochs: int | None = None, head: Head | None = None) -> Outcome:
         plan = dataclasses.replace(self._training.plan, epochs=epochs or self._training.plan.epochs)
@@ -218,6 +222,17 @@ class _Stages:
                 keeper.close()
 
 
+def _going_on(start: Task, training: Training, config: BackboneConfig, base: Params) -> Recipe | None:
+    """None where ``start`` has no deltas. Raises ``InvalidInput`` for another method than its own, or settings."""
+    methods = [delta.method for delta in start.deltas]
+    if not methods:
+        return None
+    check_continued(methods, training.method, training.settings)
+    if methods == ["mask"]:
+        return MaskScores(base, config, start.deltas[0])
+    return continued(start.deltas)
+
+
 def _head(
     training: Training, examples: Sequence[Example], config: BackboneConfig, start: Task | None
 ) -> tuple[Head, tuple[str, ...]]:
@@ -231,6 +246,18 @@ def _head(
     names = label_names(examples, kind, problem)
     outputs = len(names) or (2 if kind == "question-answering" else int(np.size(examples[0].label)))
     return new_head(kind, problem, outputs, config.hidden_size, training.pooling, training.plan.seed), names
+
+
+def _check_head(head: Head, training: Training) -> None:
+    """Raises ``InvalidInput`` for what is asked of a head of another kind than the labels, or an earlier task, have."""
+    one_of_several = head.type == "sequence-classification" and head.problem == "single-label"
+    found = head.type if head.type != "sequence-classification" else head.problem
+    if training.balanced and not one_of_several:
+        raise InvalidInput(f"balanced: expected one label a text, whose classes can count alike, found {found}")
+    if training.problem not in (None, found):
+        raise InvalidInput(f"problem: expected labels of texts for {training.problem}, found {found}")
+    if training.head not in (None, found):
+        raise InvalidInput(f"head: expected a task with {training.head} to go on from, found {found}")
 
 
 def _split(rows: Rows, training: Training) -> tuple[Rows, Rows]:

@@ -14,10 +14,12 @@ from jaxtyping import Array, Bool, Float
 from jpets.config import LINEAR_SITES, BackboneConfig
 from jpets.deltas.diff import block_norms, diff_delta, spread_blocks
 from jpets.deltas.merge import kernel, map_kernels
+from jpets.deltas.protocol import covered_layers, covered_sites
+from jpets.errors import InvalidInput
 from jpets.model.encoder import Params
-from jpets.training.methods import Tree, WithoutPenalty
+from jpets.training.methods import RATES, Tree, WithoutPenalty
 from jpets.types import Delta
-from pallas_kernels.masked_matmul import pack_planes
+from pallas_kernels.masked_matmul import pack_planes, signs
 
 Stacked = Mapping[str, Float[Array, "l i o"]]
 KEPT = 0.95
@@ -75,14 +77,35 @@ class MaskScores(WithoutPenalty):
 
     base: Params
     config: BackboneConfig
+    earlier: Delta | None = None
+    """A mask to go on from. Raises ``InvalidInput`` where it is of some matrices alone."""
     rate: float = 3e-2
     keeps_weights: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if self.earlier is None:
+            return
+        settings, config = self.earlier.settings, self.config
+        sites, layers = covered_sites(settings, config), covered_layers(settings, config)
+        if (sites, layers) != (LINEAR_SITES, tuple(range(config.layers))):
+            raise InvalidInput(
+                f"mask: training goes on from masks of {list(LINEAR_SITES)} in all layers, found {list(sites)} in "
+                f"layers {list(layers)}; train a new task"
+            )
+
     def start(self, rng: np.random.Generator) -> Tree:
-        """The weights' relative magnitudes: at first the smallest weights, which matter least, are off."""
+        """The weights' relative magnitudes: at first the smallest weights, which matter least, are off. Of an earlier
+        mask those that it has off, which get the negative."""
         del rng
         weights = weights_of(self.base, self.config)
-        return {site: jnp.abs(w) / jnp.sqrt((w * w).mean((1, 2), keepdims=True)) for site, w in weights.items()}
+        scores = {site: jnp.abs(w) / jnp.sqrt((w * w).mean((1, 2), keepdims=True)) for site, w in weights.items()}
+        if self.earlier is None:
+            return scores
+        bits = {site: self.earlier.tensors[f"{site}/bits"] for site in scores}
+        return {
+            site: own * jnp.stack([signs(jnp.asarray(each), own.dtype) for each in bits[site]])
+            for site, own in scores.items()
+        }
 
     def vary(self, base: Params, tree: Tree, key: Array | None) -> tuple[Params, Sequence[Delta]]:
         del key
@@ -177,7 +200,7 @@ class DiffValues(WithoutPenalty):
     first: Mapping[str, np.ndarray]
     first_bias: np.ndarray
     block: int = 1
-    rate: float = 5e-3
+    rate: float = RATES["diff"]
     keeps_weights: ClassVar[bool] = False
 
     def start(self, rng: np.random.Generator) -> Tree:

@@ -34,8 +34,7 @@ from experiments.debian_tasks import (
     within,
 )
 from experiments.package_tasks import TASKS, draw, known_packages
-from jpets.engine.memory import keep_freed_memory
-from jpets.engine.xla_flags import set_xla_flags
+from jpets.training.process import set_up_training
 
 TRIED = ("language", "purpose", "mentions")
 SEED = 100
@@ -89,8 +88,7 @@ def main(
     backbone: str = BACKBONE,
 ) -> None:
     """Train every candidate, task by task, and print their scores."""
-    set_xla_flags()
-    keep_freed_memory()
+    set_up_training()
     began = time.monotonic()
     settings = dataclasses.replace(SETTINGS, backbone=backbone)
     names = chosen(methods, tuple(CANDIDATES))

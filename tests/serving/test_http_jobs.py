@@ -291,12 +291,20 @@ def test_a_backbone_is_trained_further(call: Call, jobs: Jobs, kept: dict[str, P
 def test_a_job_that_goes_on_from_a_task_gets_its_file(
     call: Call, jobs: Jobs, upload: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {"task": "next", "start": "before", "method": "frozen", "sweep": "1e-3..1e-2", "text": "a", "label": "b"}
+    asked = {"task": "next", "start": "before", "sweep": "1e-3..1e-2", "text": "a", "label": "b"}
     refused = call("POST", "/v1/jobs", params=asked, content=b"a,b\n")
     assert refused.status_code == 422 and "start: expected a task of backbone 'tiny-bert'" in refused.text
     content = upload("before")
     call("PUT", "/v1/tasks/before", content=content)
-    job = jobs.folders.get(call("POST", "/v1/jobs", params=asked, content=b"a,b\nx,y\n").json()["id"])
+    for changes, part in (
+        ({"method": "frozen"}, "a task of lora, found frozen"),
+        ({"settings": '{"rank": 2}'}, "rank"),
+    ):
+        refused = call("POST", "/v1/jobs", params={**asked, **changes}, content=b"a,b\n")
+        assert refused.status_code == 422 and part in refused.text
+    answer = call("POST", "/v1/jobs", params=asked, content=b"a,b\nx,y\n").json()
+    assert answer["method"] == "lora"
+    job = jobs.folders.get(answer["id"])
     assert job.start_file.read_bytes() == content
     tried: list[Any] = []
 
@@ -310,7 +318,7 @@ def test_a_job_that_goes_on_from_a_task_gets_its_file(
     with pytest.raises(InvalidInput, match="enough"):
         do(job, str(FIXTURES / "tiny-bert"), "tiny-bert", lambda step: None)
     assert tried[0] == pytest.approx([1e-3, 10 ** (-8 / 3), 10 ** (-7 / 3), 1e-2])
-    assert tried[1:4] == ["next", "frozen", "y"] and len(tried[4]) > 1
+    assert tried[1:4] == ["next", "lora", "y"] and len(tried[4]) > 1
     assert call("DELETE", f"/v1/jobs/{job.id}").status_code == 202
     call("DELETE", "/v1/tasks/before")
 

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
 from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated
-from serving.job_folder import JobFolder, JobFolders
+from serving.job_folder import JobFolder, JobFolders, JobState
 from serving.job_request import FineTune
 from serving.job_runner import JobRunner
 from serving.schemas import JobItem
@@ -57,6 +58,10 @@ class Published:
         return len(self.files)
 
 
+def command_of(job: JobFolder) -> list[str]:
+    return [sys.executable, "-S", "-c", PROCESS, str(job.path)]
+
+
 @pytest.fixture
 def jobs(tmp_path: Path) -> JobFolders:
     return JobFolders(tmp_path / "jobs")
@@ -73,9 +78,7 @@ def make_runner(jobs: JobFolders, published: Published) -> Iterator[Callable[[],
     made: list[JobRunner] = []
 
     def make() -> JobRunner:
-        runner = JobRunner(
-            jobs, lambda job: [sys.executable, "-S", "-c", PROCESS, str(job.path)], published, attempts=3, back_off=0.01
-        )
+        runner = JobRunner(jobs, command_of, published, attempts=3, back_off=0.01)
         made.append(runner)
         runner.start()
         return runner
@@ -226,7 +229,7 @@ def test_nobody_cancels_what_is_being_published(jobs: JobFolders, tmp_path: Path
         assert ended.wait(10)
         return 1
 
-    runner = JobRunner(jobs, lambda job: [sys.executable, "-S", "-c", PROCESS, str(job.path)], publish)
+    runner = JobRunner(jobs, command_of, publish)
     runner.start()
     job = add(jobs, runner=runner)
     assert started.wait(10)
@@ -235,6 +238,34 @@ def test_nobody_cancels_what_is_being_published(jobs: JobFolders, tmp_path: Path
     ended.set()
     assert finished(job).state == "succeeded"
     runner.close()
+
+
+def test_another_server_cannot_cancel_what_is_just_being_published(
+    jobs: JobFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Future[None]] = []
+
+    def publish(job: JobFolder, again: bool) -> int:
+        wait(asked, timeout=10)
+        return 1
+
+    own, other = (JobRunner(jobs, command_of, publish) for _ in range(2))
+    change = JobFolder.change
+
+    def changed(job: JobFolder, **changes: object) -> JobState:
+        if changes.get("publishing"):  # nobody had cancelled it
+            asked.append(pool.submit(other.cancel, job))
+            wait(asked, timeout=0.1)
+        return change(job, **changes)
+
+    monkeypatch.setattr(JobFolder, "change", changed)
+    with ThreadPoolExecutor(1) as pool:
+        own.start()
+        job = add(jobs, runner=own)
+        assert finished(job).state == "succeeded"
+        with pytest.raises(Conflict, match="is being published"):
+            asked[0].result()
+    own.close()
 
 
 def test_temporary_files_go_with_the_process_and_the_job(

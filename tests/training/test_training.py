@@ -25,7 +25,7 @@ from jpets.training.data import Example
 from jpets.training.forward import task_outputs
 from jpets.training.heads import new_head
 from jpets.training.labels import label_names, make_rows
-from jpets.training.methods import DIRECT, Recipe, continued, direct_recipe
+from jpets.training.methods import DIRECT, Recipe, direct_recipe
 from jpets.training.plan import Plan
 from jpets.training.run import Step, train
 from jpets.training.session import Training, evaluate_task, run_training
@@ -221,7 +221,7 @@ def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:
     resumed = run_training(
         "own",
         shallow(),
-        dataclasses.replace(training, plan=dataclasses.replace(PLAN, epochs=1)),
+        dataclasses.replace(training, settings={}, plan=dataclasses.replace(PLAN, epochs=1)),
         examples(64),
         start=task,
     )
@@ -251,7 +251,7 @@ def test_too_few_batches_for_an_update_are_refused() -> None:
         run_training("own", shallow(), Training("frozen", {}, plan, max_length=16), examples(16))
 
 
-def test_what_cannot_be_trained_is_refused(base: dict[str, Any]) -> None:
+def test_what_cannot_be_trained_is_refused() -> None:
     def run(method: Any, settings: Mapping[str, Any] = {}, count: int = 16) -> None:
         run_training("own", shallow(), Training(method, settings, PLAN, max_length=16), examples(count))
 
@@ -268,8 +268,3 @@ def test_what_cannot_be_trained_is_refused(base: dict[str, Any]) -> None:
             run(method, settings)
     with pytest.raises(InvalidInput, match="to train on and to hold out"):
         run("lora", count=4)
-    scores = MaskScores(base, CONFIG)
-    with pytest.raises(InvalidInput, match="train a new task"):  # a mask's places are fixed
-        continued(scores.finish(scores.start(np.random.default_rng(0))))
-    lora = direct_recipe("lora", {}, CONFIG, base)
-    assert continued(lora.deltas).rate == lora.rate

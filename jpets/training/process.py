@@ -1,0 +1,15 @@
+"""What a process that trains sets up once."""
+
+from __future__ import annotations
+
+from jpets.engine.memory import keep_freed_memory
+from jpets.engine.xla_flags import set_xla_flags
+
+
+def set_up_training() -> None:
+    """XLA's settings as a server has them, and an allocator that keeps an update's memory for the next one.
+
+    Entry points call it before they touch JAX.
+    """
+    set_xla_flags()
+    keep_freed_memory()

@@ -1,0 +1,132 @@
+"""Training that goes on from a task: from what it answers, with its places and signs, and by its own method."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import shallow
+
+from jpets.deltas import METHODS
+from jpets.errors import InvalidInput
+from jpets.model.encoder import random_params, split
+from jpets.tokenizing import TextEncoder
+from jpets.training.data import Example
+from jpets.training.forward import task_outputs
+from jpets.training.heads import new_head
+from jpets.training.labels import make_rows
+from jpets.training.methods import RATES, Recipe, continued
+from jpets.training.plan import Plan
+from jpets.training.session import Training, run_training
+from jpets.training.sparse import MaskScores
+from jpets.training.tokens import rectangle
+from jpets.types import BackboneRef, Delta, Preprocessing, Task
+
+CONFIG = dataclasses.replace(shallow().config, layers=1)
+RULE = Preprocessing(max_length=16, truncation=True)
+NAMES = ("code", "fun")
+TEXTS = [Example("a library", None, "code"), Example("a game", None, "fun")] * 8
+
+
+def delta_of(method: str, settings: dict[str, Any], config: Any = CONFIG) -> Delta:
+    return METHODS[method].init(np.random.default_rng(1), settings, config, 0.5)
+
+
+def task_of(*deltas: Delta) -> Task:
+    head = new_head("sequence-classification", "single-label", 2, CONFIG.hidden_size)
+    return Task("earlier", BackboneRef.of(shallow()), deltas, head, NAMES, RULE)
+
+
+def recipe_of(delta: Delta, base: dict[str, Any]) -> Recipe:
+    return MaskScores(base, CONFIG, delta) if delta.method == "mask" else continued([delta])
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("lora", {"sites": ["query"], "rank": 2}), ("diff", {}), ("diff", {"block": 4}), ("onebit", {}), ("mask", {})],
+)
+def test_it_starts_with_the_tasks_answers_and_keeps_its_places(method: str, settings: dict[str, Any]) -> None:
+    base = jax.tree.map(np.asarray, random_params(CONFIG))
+    encoder, params, delta = split(CONFIG), jax.tree.map(jnp.asarray, base), delta_of(method, settings)
+    head, text = task_of().head, TextEncoder.of(shallow())
+    rows = make_rows(TEXTS[:2], head, NAMES, text, RULE)
+    batch = rectangle(rows.tokens, 16, 0)
+    tensors = {name: 50 * jnp.asarray(array) for name, array in head.tensors.items()}
+    recipe = recipe_of(delta, base)
+    tree = recipe.start(np.random.default_rng(0))
+
+    def answers(tree: Any) -> Any:
+        own, deltas = recipe.vary(params, tree, None)
+        return task_outputs(encoder, own, deltas, head, tensors, batch).logits
+
+    served = task_outputs(encoder, params, (delta,), head, tensors, batch).logits
+    plain = task_outputs(encoder, params, (), head, tensors, batch).logits
+    far = float(np.abs(served - plain).max())
+    assert far > 1e-3
+    np.testing.assert_allclose(answers(tree), served, atol=1e-5 if method != "mask" else 0.2 * far)
+    slopes = jax.grad(lambda tree: (answers(tree) ** 2).sum())(tree)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(slopes) if leaf.size) > 1e-3
+    moved = jax.tree.map(lambda leaf, slope: leaf - 1e-3 * slope, tree, slopes)
+    (after,) = recipe.finish(moved)
+    assert after.method == method and after.settings.keys() <= delta.settings.keys() | {"sites", "layers"}
+    for name, array in delta.tensors.items():
+        if method == "mask":
+            changed = np.unpackbits(np.asarray(after.tensors[name]) ^ array).mean()
+            assert changed < 0.01, name
+        elif not np.issubdtype(array.dtype, np.floating):
+            np.testing.assert_array_equal(after.tensors[name], array)
+
+
+@pytest.mark.parametrize(
+    ("methods", "training", "message"),
+    [
+        (["lora"], Training("adapter"), "method: training goes on from a task of lora, found adapter"),
+        (["lora"], Training("frozen"), "found frozen"),
+        (["lora"], Training("lora", {"rank": 2}), r"settings: those of the task .* stay, found \['rank'\]"),
+        (["mask", "bitfit"], Training("mask"), rf"goes on from any of .*{sorted(RATES)[0]}.* found \['mask'\]"),
+        (["lora"], Training("lora", problem="regression"), "problem: expected labels of texts for regression"),
+        (["lora"], Training("lora", head="embedding"), "head: expected a task with embedding to go on from"),
+    ],
+)
+def test_what_is_asked_for_otherwise_is_refused(methods: list[str], training: Training, message: str) -> None:
+    settings: dict[str, Any] = {"lora": {"sites": ["query"], "rank": 2}}
+    start = task_of(*(delta_of(method, settings.get(method, {}), shallow().config) for method in methods))
+    with pytest.raises(InvalidInput, match=message):
+        run_training("own", shallow(), training, TEXTS, start=start)
+
+
+def test_a_mask_of_some_matrices_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"mask: training goes on from masks of .* found \['query'\]"):
+        MaskScores({}, CONFIG, delta_of("mask", {"sites": ["query"]}))
+
+
+@pytest.mark.parametrize("method", ["mask", "diff"])
+def test_a_heavy_task_is_trained_on(method: Literal["mask", "diff"]) -> None:
+    training = Training(method, plan=Plan(epochs=3, batch=8, dtype="float32", head_rate=5e-2), max_length=16)
+    first = run_training("own", shallow(), training, TEXTS * 4)
+    second = run_training("own", shallow(), training, TEXTS * 4, start=first.task)
+    assert [delta.method for delta in second.task.deltas] == [method]
+    assert second.losses[0] < np.log(2) / 2 and second.held_out < first.held_out
+
+
+@pytest.mark.parametrize(
+    ("examples", "training", "message"),
+    [
+        (
+            [Example(("a", "b"), None, ["O", "B-x"])] * 8,
+            Training("lora", balanced=True),
+            "balanced: expected one label",
+        ),
+        ([Example("a", None, ["x"])] * 8, Training("lora", balanced=True), "found multi-label"),
+        ([Example("a", None, 0.5)] * 8, Training("lora", balanced=True), "found regression"),
+        ([Example(("a", "b"), None, ["O", "B-x"])] * 8, Training("lora", problem="regression"), "problem: expected"),
+        ([Example(("a", "b"), "c", ["O", "B-x"])] * 8, Training("lora"), "row 1: expected no second text"),
+    ],
+)
+def test_no_option_is_passed_over(examples: list[Example], training: Training, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        run_training("own", shallow(), training, examples)
