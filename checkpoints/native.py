@@ -78,7 +78,7 @@ def read_native(folder: Path, name: str | None = None, *, verify: bool = True) -
 def _save(folder: Path, params: Params) -> None:
     import orbax.checkpoint as ocp  # half a second, and only this format needs it
 
-    with ocp.StandardCheckpointer() as checkpointer:
+    with space_errors(), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder.resolve(), params)
 
 

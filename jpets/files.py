@@ -38,11 +38,13 @@ def sweep(folder: Path, prefix: str, age: float) -> int:
 
 @contextlib.contextmanager
 def space_errors() -> Iterator[None]:
-    """Turns a full disk or quota into ``OutOfSpace``."""
+    """Turns a full disk or quota into ``OutOfSpace``; orbax has only words for it."""
+    full = (errno.ENOSPC, errno.EDQUOT)
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, ValueError) as error:
+        told = any(os.strerror(code) in str(error) for code in full)
+        if (isinstance(error, OSError) and error.errno in full) or told:
             raise OutOfSpace("the disk is full; free space or remove tasks, then try again") from error
         raise
 

@@ -182,9 +182,7 @@ def outline_of(request: FineTune, backbone: LoadedBackbone, start: Sequence[str]
     if start:
         check_continued(start, request.method, settings)
         return Task(request.task, BackboneRef.of(backbone), (), Head("embedding", pooling=request.pooling))
-    if (largest := max(_whole_numbers(settings), default=0)) > config.hidden_size:  # it is made in the server's memory
-        raise InvalidInput(f"settings: expected numbers up to the hidden size, {config.hidden_size}, found {largest}")
-    check_settings(request.method, settings)
+    check_settings(request.method, settings, config)
     deltas: Sequence[Delta] = ()
     if request.method in DIRECT:
         deltas = direct_recipe(request.method, settings, config, dict(backbone.params)).deltas
@@ -196,15 +194,6 @@ def outline_of(request: FineTune, backbone: LoadedBackbone, start: Sequence[str]
             raise InvalidInput(f"settings: {error}") from error
     ref = BackboneRef.of(backbone)
     return Task(request.task, ref, tuple(deltas), Head("embedding", pooling=request.pooling))
-
-
-def _whole_numbers(value: object) -> Iterator[int]:
-    """Those anywhere in a JSON value."""
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, (list, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _whole_numbers(each)
 
 
 def default_backbone(options: Options) -> Backbone:

@@ -65,6 +65,7 @@ class Jobs:
             raise InvalidInput(f"backbone: expected one of {known}, found {request.backbone!r}; load it first")
         if isinstance(request, FurtherPretrain):
             self._check_name(request.name)
+            self._check_layers(request.layers, own.backbone.config.layers)
         else:
             self._check_task(request.task, own)
         if isinstance(request, FineTune):
@@ -131,6 +132,10 @@ class Jobs:
             raise InvalidInput("this server has no folder for new backbones; start it with --backbones DIR")
         if self._is_backbone(name) or self._services.knows(name):
             raise Conflict(f"there is a backbone or a task {name!r} already; choose another name")
+
+    def _check_layers(self, given: str | None, count: int) -> None:
+        if given is not None and max(map(int, given.split(","))) >= count:
+            raise InvalidInput(f"layers: expected numbers from 0 to {count - 1}, found {given}")
 
     def _is_backbone(self, name: str) -> bool:
         return name in [hosted.name for hosted in self._services.backbones()]

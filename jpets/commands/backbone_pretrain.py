@@ -26,7 +26,7 @@ def pretrain(
     checkpoints: Annotated[
         Path | None, typer.Option(file_okay=False, help="folder to keep progress in; a killed run goes on from it")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)] = 0,
 ) -> None:
     """Train some layers further on texts without labels, by masked language modelling.
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 from tokenizers import Tokenizer
 
 from checkpoints.backbone import Backbone
@@ -14,7 +16,7 @@ from checkpoints.canonical import from_params
 from jpets.errors import InvalidBackbone, InvalidInput
 from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
-from jpets.training.checkpoints import Checkpoints, claim
+from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.plan import Plan
 from jpets.training.pretrain import Vocabulary, pretrain
@@ -43,9 +45,8 @@ def further_pretrained(
     encoder = TextEncoder.of(backbone)
     rule = Preprocessing(max_length=min(max_length, config.max_positions), truncation=True)
     tokens = [encoder.encode(Query(None, each.plain), rule) for each in examples]
-    if folder is not None:
-        claim(folder, backbone.fingerprint, plan, tokens, list(layers))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(claimed(folder, backbone.fingerprint, plan, tokens, list(layers)))
         keeper = stack.enter_context(contextlib.closing(Checkpoints(folder))) if folder is not None else None
         params, losses = pretrain(
             split(config),
@@ -58,8 +59,9 @@ def further_pretrained(
             pad_id=encoder.pad_id,
             report=report,
         )
-    if not all(map(math.isfinite, losses)):
-        raise InvalidInput("the loss is not finite: training diverged; try a lower rate")
+    trained = jax.tree.leaves([params["layers"][layer] for layer in layers])
+    if not all(map(math.isfinite, losses)) or not all(bool(jnp.isfinite(leaf).all()) for leaf in trained):
+        raise InvalidInput("losses or weights are not finite: training diverged; try a lower rate")
     return Backbone.of_tensors(name, config, from_params(params, config), backbone.tokenizer_json), losses
 
 

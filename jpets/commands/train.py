@@ -12,7 +12,7 @@ import typer
 
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.commands.jobs import follow, pack_sides, print_job, start_job
-from jpets.commands.options import named
+from jpets.commands.options import check_task_output, named
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, progress_bars, size
 from jpets.commands.store import on_command_line
 from jpets.errors import InvalidInput
@@ -20,6 +20,8 @@ from jpets.errors import InvalidInput
 if TYPE_CHECKING:
     import jax
 
+LISTS = ("sites", "layers")
+"""Settings that are lists, of one too."""
 METHODS = ("adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen")
 
 
@@ -79,7 +81,7 @@ def train(
     ] = None,
     devices: Annotated[int, typer.Option(min=1, help="devices that share every batch")] = 1,
     dtype: Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")] = "bfloat16",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Train a task on labelled texts, over the frozen backbone, and write its task file; or have a server do so beside
@@ -87,6 +89,7 @@ def train(
 
     What did best on held-out texts is kept. The same data, options and machine give the same task.
     """
+    from checkpoints.ids import check_id
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task, write_task
     from checkpoints.validation import validate
@@ -105,11 +108,15 @@ def train(
     ):
         if value not in known:
             raise typer.BadParameter(f"{name} must be one of {', '.join(filter(None, known))}, found {value!r}")
+    if sweep is not None and rate is not None:
+        raise typer.BadParameter("give --rate or --sweep, not both")
     if (output is None) == (task is None):
         raise typer.BadParameter("give exactly one of --output FILE and --task ID")
     if task is not None:
         if checkpoints is not None:
             raise typer.BadParameter("--checkpoints: only without --task; a job of a server keeps its own")
+        if devices > 1:
+            raise typer.BadParameter("--devices: only without --task; a job of a server has one device")
         asked = {
             "task": task,
             # A variable of the environment names a folder here.
@@ -144,6 +151,8 @@ def train(
         print_job(follow(asks, item) if wait else item, as_json)
         return
     assert output is not None
+    check_task_output(output)
+    id = check_id(output.stem.lower())
     if backbone is None:
         raise typer.BadParameter("give --backbone FOLDER, package or hub id")
     set_up_training()
@@ -178,7 +187,7 @@ def train(
         shown = {own: bars.add_task(method if own is None else f"{method} at {own:.1e}", total=None) for own in rates}
         best, kept_rate = best_of(
             rates,
-            output.stem.lower(),
+            id,
             loaded,
             training,
             examples,
@@ -224,8 +233,18 @@ def settings_of(given: list[str]) -> dict[str, Any]:
     """``NAME=VALUE`` options: JSON values, lists of names by commas, or texts. Raises ``typer.BadParameter``."""
     found: dict[str, Any] = {}
     for name, value in named(given).items():
+        parts = [_json_or_text(part) for part in value.split(",")]
         try:
             found[name] = json.loads(value)
         except ValueError:
-            found[name] = value.split(",") if "," in value or name == "sites" else value
+            found[name] = parts if len(parts) > 1 else parts[0]
+        if name in LISTS and not isinstance(found[name], list):
+            found[name] = parts
     return found
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

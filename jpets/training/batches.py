@@ -30,6 +30,8 @@ class Rows(NamedTuple):
     weights: npt.NDArray[np.float32]
     tags: bool = False
     seconds: Sequence[Tokens] = ()
+    cut: Sequence[Sequence[int]] = ()
+    """Of tags: those of each text's words that no token stands for, since the text was cut."""
 
     def texts(self, chosen: npt.NDArray[np.intp]) -> list[Tokens]:
         """The texts of some rows; of pairs all first ones, and then all second ones."""
@@ -43,6 +45,7 @@ class Rows(NamedTuple):
             targets=[self.targets[at] for at in picked],
             weights=self.weights[picked],
             seconds=[self.seconds[at] for at in picked] if self.seconds else (),
+            cut=[self.cut[at] for at in picked] if self.cut else (),
         )
 
 

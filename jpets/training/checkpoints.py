@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,32 +14,51 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jpets.errors import InvalidInput
-from jpets.files import write_atomic
+from jpets.errors import InvalidInput, OutOfSpace
+from jpets.files import space_errors, sweep, write_atomic
 from jpets.training.fit import State
 from jpets.training.run import Progress
 
 KEPT = 2
-RUN = "run.sha256"
+RUN, LOCK = "run.sha256", "run.lock"
 
 
-def claim(folder: Path, *run: Any) -> None:
-    """Binds ``folder`` to a run, described by all that decides what it computes: texts, options, where it starts.
+@contextlib.contextmanager
+def claimed(folder: Path | None, *run: Any) -> Iterator[None]:
+    """Binds ``folder`` to a run, described by all that decides what it computes: texts, options, where it starts;
+    nobody else trains in it meanwhile.
 
-    Raises ``InvalidInput`` where the folder has the progress of another one, which must not be taken for this one's.
+    Raises ``InvalidInput`` where another process does, and where the folder has the progress of another run, which must
+    not be taken for this one's; ``OutOfSpace``.
     """
+    if folder is None:
+        yield
+        return
     digest = hashlib.sha256()
     for part in _parts(run):
         digest.update(len(part).to_bytes(8, "little") + part)
-    path = folder / RUN
-    known = path.read_text() if path.exists() else None
-    if known not in (None, digest.hexdigest()):
-        raise InvalidInput(
-            f"{folder.name}: it holds the progress of a run with other texts, options or backbone; give an empty folder"
-        )
-    if known is None:
+    with space_errors():
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, digest.hexdigest().encode())
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InvalidInput(f"{_name(folder)}: another process trains in it; give another folder") from error
+        path = folder / RUN
+        known = path.read_text() if path.exists() else None
+        if known not in (None, digest.hexdigest()):
+            raise InvalidInput(
+                f"{_name(folder)}: it holds the progress of a run with other texts, options or backbone; give an empty "
+                "folder"
+            )
+        if known is None:
+            write_atomic(path, digest.hexdigest().encode())
+        yield
+
+
+def _name(folder: Path) -> str:
+    """As the user gave it, and the number in it of one run of several."""
+    return f"{folder.parent.name}/{folder.name}"
 
 
 def _parts(value: Any) -> Iterator[bytes]:
@@ -62,22 +83,35 @@ class Checkpoints:
     """A run's progress in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     def load(self, first: Progress) -> Progress:
+        """The newest progress, or ``first``. Raises ``InvalidInput`` for files that somebody damaged."""
         newest = self._manager.latest_step()
         if newest is None:
             return first
         shapes = jax.tree.map(lambda leaf: np.empty(np.shape(leaf), np.asarray(leaf).dtype), _tree(first))
-        found = self._manager.restore(newest, args=ocp.args.StandardRestore(shapes))
+        try:
+            found = self._manager.restore(newest, args=ocp.args.StandardRestore(shapes))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(
+                f"{_name(self._folder)}: its checkpoint {newest} is damaged; remove the folder to start anew"
+            ) from error
         known, structure = jax.tree.flatten(first.state.optimiser)
         leaves = [found["optimiser"][str(at)] for at in range(len(known))]
         state = State(found["trained"], jax.tree.unflatten(structure, leaves), int(found["step"]))
         return Progress(state, found["best"], found["best_loss"], found["waited"], np.array(found["losses"]))
 
     def save(self, progress: Progress) -> None:
-        self._manager.save(int(progress.state.step), args=ocp.args.StandardSave(_tree(progress)))
+        """Raises ``OutOfSpace``; then nothing of this one is left."""
+        try:
+            with space_errors():
+                self._manager.save(int(progress.state.step), args=ocp.args.StandardSave(_tree(progress)))
+        except OutOfSpace:
+            sweep(self._folder, f"{int(progress.state.step)}.", 0)
+            raise
 
     def close(self) -> None:
         self._manager.close()

@@ -97,7 +97,11 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, Record]]:
     csv.field_size_limit(LONGEST_FIELD)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file, delimiter=delimiter, strict=True), 1):
+            reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+            names = list(reader.fieldnames or ())
+            if twice := sorted({name[:SHOWN_NAME] for name in names if names.count(name) > 1}):
+                raise InvalidInput(f"{path.name}: expected each column once, found {twice[:20]} more often")
+            for number, row in enumerate(reader, 1):
                 if None in row or None in row.values():
                     raise InvalidInput(f"{path.name}, row {number}: expected as many fields as the first line has")
                 yield number, row

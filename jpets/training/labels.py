@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,17 @@ from jpets.training.losses import IGNORED
 from jpets.types import Head, HeadType, Preprocessing, Problem, Query
 
 SHOWN = 10
+WHOLE = 2.0**53
+"""Numbers from here on are whole whatever they count."""
 MOST_NAME_BYTES = 1 << 19
 """Of all labels of a task, as JSON: half of what a task file's header may have."""
 
 
 def kind_of(examples: Sequence[Example]) -> tuple[HeadType, Problem]:
-    """What labels look like: fractions are values, lists label sets, one a word tags, ``answer_start`` answers."""
+    """What labels look like: fractions are values, lists label sets, one a word tags, ``answer_start`` answers.
+
+    Raises ``InvalidInput`` for a label that is no number among values.
+    """
     first = examples[0]
     if isinstance(first.label, dict):
         return "question-answering", "single-label"
@@ -32,10 +39,16 @@ def kind_of(examples: Sequence[Example]) -> tuple[HeadType, Problem]:
         return "token-classification", "single-label"
     if isinstance(first.label, (list, tuple)):
         return "sequence-classification", "multi-label"
-    values = [value for each in examples if (value := _value(each.label)) is not None]
-    if len(values) == len(examples) and not all(value.is_integer() for value in values):
-        return "sequence-classification", "regression"
-    return "sequence-classification", "single-label"
+    values = [_value(each.label) for each in examples]
+    numbers = [value for value in values if value is not None]
+    if all(value.is_integer() and abs(value) < WHOLE for value in numbers) or 2 * len(numbers) <= len(values):
+        return "sequence-classification", "single-label"
+    if None in values:
+        row = values.index(None) + 1
+        raise InvalidInput(
+            f"row {row}: expected a number like most other labels, found {examples[row - 1].label!r}"[:200]
+        )
+    return "sequence-classification", "regression"
 
 
 def _value(label: Any) -> float | None:
@@ -54,6 +67,9 @@ def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -
         return ()
     listed = kind == "token-classification" or problem == "multi-label"
     found = sorted({name for row, each in enumerate(examples, 1) for name in _names(each.label, listed, row)})
+    kinds = {type(name).__name__ for each in examples for name in (each.label if listed else [each.label])}
+    if len(kinds) > 1:
+        raise InvalidInput(f"expected labels of one type, found {sorted(kinds)}; write all as texts, or all as numbers")
     if len(found) < (1 if problem == "multi-label" else 2):
         raise InvalidInput(f"expected at least two labels to tell apart, found {found[:SHOWN]}")
     if (size := len(json.dumps(found))) > MOST_NAME_BYTES:
@@ -101,22 +117,35 @@ def make_rows(
         return _pairs(examples, text, rule)
     number_of = {name: at for at, name in enumerate(names)}
     tags = head.type == "token-classification"
-    tokens, targets = [], []
+    tokens, targets, cut = [], [], []
     for row, example in enumerate(examples, 1):
-        if tags:
-            own, target = _tagged(example, number_of, text, rule, row)
-        elif head.type == "question-answering":
-            own, target = _answered(example, text, rule, row)
-        else:
-            own = text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule)
-            target = _target(example.label, head, number_of, row)
+        with _row_named(row):
+            if tags:
+                own, target, lost = _tagged(example, number_of, text, rule, row)
+                cut.append(lost)
+            elif head.type == "question-answering":
+                own, target = _answered(example, text, rule, row)
+            else:
+                own = text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule)
+                target = _target(example.label, head, number_of, row)
         tokens.append(own)
         targets.append(target)
     weights = np.ones(len(tokens), np.float32)
     if balanced and head.problem == "single-label" and not tags:
         counts = Counter(int(each) for each in targets)
         weights = np.array([len(targets) / (len(counts) * counts[int(each)]) for each in targets], np.float32)
-    return Rows(tokens, targets, weights, tags)
+    return Rows(tokens, targets, weights, tags, cut=cut)
+
+
+@contextlib.contextmanager
+def _row_named(row: int) -> Iterator[None]:
+    """Says of which row it is that a text cannot be encoded."""
+    try:
+        yield
+    except InvalidInput as error:
+        if error.message.startswith("row "):
+            raise
+        raise InvalidInput(f"row {row}: {error.message}") from error
 
 
 def _pairs(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing) -> Rows:
@@ -183,7 +212,7 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing, row: int
         answer, start = (label[name] for name in ("text", "answer_start"))
         if isinstance(answer, (list, tuple)):
             answer, start = (answer[0], start[0]) if answer else ("", 0)
-        begin, end = int(start), int(start) + len(answer)
+        begin, end = operator.index(start), operator.index(start) + len(answer)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"row {row}: expected text and answer_start as label, found {label!r}"[:300]) from error
     if example.text_pair is None or example.text_pair[begin:end] != answer:
@@ -198,8 +227,9 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing, row: int
 
 def _tagged(
     example: Example, number_of: dict[str, int], text: TextEncoder, rule: Preprocessing, row: int
-) -> tuple[Tokens, npt.NDArray[Any]]:
-    """Tokens of the words joined by spaces, as they will come in service; the first token of a word has its tag."""
+) -> tuple[Tokens, npt.NDArray[Any], list[int]]:
+    """Tokens of the words joined by spaces, as they will come in service; the first token of a word has its tag. Also
+    the tags of words that have none, since they were cut off."""
     words, label = example.text, example.label
     if example.text_pair is not None:
         raise InvalidInput(f"row {row}: expected no second text beside words with tags; leave text_pair out")
@@ -214,4 +244,4 @@ def _tagged(
     for at, (begin, _) in enumerate(passage.offsets, passage.start):
         if (word := word_at.pop(int(begin), None)) is not None:
             target[at] = _number(label[word], number_of, row)
-    return encoded, target
+    return encoded, target, [_number(label[word], number_of, row) for word in word_at.values()]

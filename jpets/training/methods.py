@@ -122,6 +122,7 @@ def random_start(
 ) -> Delta:
     """A delta that changes nothing yet, or, of virtual tokens, little: where its paper starts it."""
     if method == "bitfit":
+        METHODS[method].tensors(settings, config)  # which says what is wrong with the settings
         return _own_biases(settings, config, base)
     delta = METHODS[method].init(rng, settings, config, INIT_SCALE)
     tensors = dict(delta.tensors)
@@ -175,12 +176,28 @@ SETTINGS: Mapping[str, frozenset[str]] = {
 """What may be asked of each method; the others take none."""
 
 
-def check_settings(method: str, settings: Mapping[str, Any]) -> None:
-    """Raises ``InvalidInput`` for a setting that the method does not take, and for a price that is none."""
+SIZES = ("rank", "bottleneck", "tokens", "block")
+
+
+def check_settings(method: str, settings: Mapping[str, Any], config: BackboneConfig) -> None:
+    """Raises ``InvalidInput`` for a setting that the method does not take, and for a size, a density or a price that is
+    none, before arrays of that size are made."""
     known = SETTINGS.get(method, frozenset())
     if unknown := sorted(settings.keys() - known):
         takes = f"takes the settings {sorted(known)}" if known else "takes no settings"
         raise InvalidInput(f"{method} {takes}, found {unknown}")
+    most = config.hidden_size
+    for name in SIZES:
+        value = settings.get(name, 1)
+        if type(value) is not int or not 1 <= value <= most:
+            raise InvalidInput(
+                f"{method}: {name} must be a whole number up to the hidden size, {most}, found {value!r}"
+            )
+    block, density = settings.get("block", 1), settings.get("density", 1.0)
+    if any(size % block for site in LINEAR_SITES for size in config.dims(site)):
+        raise InvalidInput(f"{method}: block must divide the sizes of all matrices, found {block}")
+    if isinstance(density, bool) or not isinstance(density, (int, float)) or not 0 < density <= 1:
+        raise InvalidInput(f"{method}: density must be a share above 0 and up to 1, found {density!r}")
     price = settings.get("price", 0.0)
     if not isinstance(price, (int, float)) or not 0 <= price < math.inf:
         raise InvalidInput(f"{method}: price must be a number from 0 on, found {price!r}")
@@ -190,7 +207,7 @@ def direct_recipe(
     method: str, settings: Mapping[str, Any], config: BackboneConfig, base: Params, seed: int = 0
 ) -> Direct:
     """A new delta to train. Raises ``InvalidInput`` for settings that the method does not take."""
-    check_settings(method, settings)
+    check_settings(method, settings, config)
     defaults, usual = DIRECT[method]
     full = {**defaults, **settings}
     try:
@@ -198,7 +215,7 @@ def direct_recipe(
             full = {**adapter_placement(str(full.pop("placement", "houlsby")), config), **full}
         delta = random_start(method, full, config, np.random.default_rng(seed), base)
     except (TypeError, ValueError, KeyError) as error:
-        raise InvalidInput(f"{method}: {error}") from error
+        raise InvalidInput(f"{method}: {str(error).removeprefix(f'{method}: ')}") from error
     return Direct((delta,), usual)
 
 

@@ -19,8 +19,11 @@ def scores(
     logits: Sequence[npt.NDArray[np.float32]],
     targets: Sequence[npt.NDArray[Any]],
     thresholds: Sequence[float] = (),
+    cut: Sequence[Sequence[int]] = (),
 ) -> dict[str, float]:
     """What is usual for each kind of head.
+
+    ``cut``: of each text the tags of words that were cut off, which count as found to be nothing.
 
     Single label: accuracy, macro and (of two labels) binary F1, Matthews. Multi-label: F1 micro and macro, exact match.
     Regression: Pearson, Spearman, root mean square error. Tags: accuracy, and F1 of entities. Questions: exact spans.
@@ -38,7 +41,7 @@ def scores(
         equal = [np.array_equal(own.argmax(0), target) for own, target in zip(logits, targets, strict=True)]
         return {"exact": float(np.mean(equal))}
     if head.reads_tokens:
-        return _tag_scores(names, logits, targets)
+        return _tag_scores(names, logits, targets, cut)
     found, truth = np.stack(logits), np.stack(targets)
     if head.problem == "regression":
         return _regression_scores(found.reshape(-1), truth.reshape(-1))
@@ -88,19 +91,22 @@ def _pair_scores(vectors: npt.NDArray[np.float32], targets: npt.NDArray[Any]) ->
 
 
 def _tag_scores(
-    names: Sequence[str], logits: Sequence[npt.NDArray[np.float32]], targets: Sequence[npt.NDArray[Any]]
+    names: Sequence[str],
+    logits: Sequence[npt.NDArray[np.float32]],
+    targets: Sequence[npt.NDArray[Any]],
+    cut: Sequence[Sequence[int]],
 ) -> dict[str, float]:
     from seqeval.metrics import f1_score
 
     truth, found = [], []
-    for own, target in zip(logits, targets, strict=True):
+    for own, target, lost in zip(logits, targets, cut or [()] * len(targets), strict=True):
         counted = target != IGNORED
-        truth.append([_iob(names[at]) for at in target[counted]])
-        found.append([_iob(names[at]) for at in own.argmax(-1)[counted]])
+        truth.append([_iob(names[at]) for at in [*target[counted], *lost]])
+        found.append([*(_iob(names[at]) for at in own.argmax(-1)[counted]), *["O"] * len(lost)])
     equal = [a == b for x, y in zip(truth, found, strict=True) for a, b in zip(x, y, strict=True)]
     return {"accuracy": float(np.mean(equal)), "entity_f1": float(f1_score(truth, found, zero_division=0))}
 
 
 def _iob(name: str) -> str:
     """Tags without a prefix are entities of their own runs, as ``find_entities`` reads them."""
-    return name if name == "O" or name[:2] in ("B-", "I-") else f"I-{name}"
+    return name if name == "O" or name[:2] in ("B-", "I-", "E-", "S-") else f"I-{name}"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import optax  # type: ignore[import-untyped]
 from jaxtyping import Array, Bool, Float, Int
 
@@ -44,6 +45,11 @@ class Vocabulary:
     mask: int
     special: tuple[int, ...]
 
+    @property
+    def ordinary(self) -> npt.NDArray[np.int32]:
+        """All other ids."""
+        return np.setdiff1d(np.arange(self.size, dtype=np.int32), self.special)
+
 
 def hide(rows: TextRows, vocabulary: Vocabulary, key: Array) -> Guesses:
     """15 % of each batch's tokens chosen: 80 % of them masked, 10 % replaced at random, 10 % left (section 3.1)."""
@@ -52,7 +58,8 @@ def hide(rows: TextRows, vocabulary: Vocabulary, key: Array) -> Guesses:
     free: Bool[Array, "n l"] = inside & ~jnp.isin(rows.ids, jnp.asarray(vocabulary.special))
     chosen = free & (jax.random.uniform(pick, rows.ids.shape) < CHOSEN)
     dice = jax.random.uniform(kind, rows.ids.shape)
-    drawn = jax.random.randint(other, rows.ids.shape, 0, vocabulary.size, rows.ids.dtype)
+    ordinary = jnp.asarray(vocabulary.ordinary, rows.ids.dtype)
+    drawn = ordinary[jax.random.randint(other, rows.ids.shape, 0, len(ordinary))]
     ids = jnp.where(chosen & (dice < MASKED), jnp.asarray(vocabulary.mask, rows.ids.dtype), rows.ids)
     ids = jnp.where(chosen & (dice >= MASKED) & (dice < MASKED + REPLACED), drawn, ids)
     return Guesses(rows._replace(ids=ids), jnp.where(chosen, rows.ids, -1))

@@ -18,7 +18,7 @@ from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, split
 from jpets.tokenizing import TextEncoder
 from jpets.training.batches import Rows
-from jpets.training.checkpoints import Checkpoints, claim
+from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.heads import at_the_usual_answer, new_head
 from jpets.training.labels import kind_of, label_names, make_rows
@@ -98,8 +98,8 @@ def run_training(
     """
     if devices and training.plan.batch % len(devices):
         raise InvalidInput(f"{len(devices)} devices must divide the batch, which is {training.plan.batch}")
-    check_settings(training.method, training.settings)
     config, base = backbone.config, dict(backbone.params)
+    check_settings(training.method, training.settings, config)
     going_on = _going_on(start, training, config, base) if start is not None else None
     text = TextEncoder.of(backbone)
     rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
@@ -112,16 +112,16 @@ def run_training(
         rows, judged = _split(rows, training)
     if start is None:
         head = at_the_usual_answer(head, rows)
-    if folder is not None:
-        claim(folder, backbone.fingerprint, training, rows, judged, head, start.deltas if start is not None else ())
     stages = _Stages(training, config, base, rows, judged, head, text.pad_id, folder, devices, report)
-    outcome = stages.run(going_on)
+    before = start.deltas if start is not None else ()
+    with claimed(folder, backbone.fingerprint, training, rows, judged, head, before):
+        outcome = stages.run(going_on)
     task = _task(id, backbone, outcome, names, rule)
     params: Params = outcome.trained["own"] if training.method == "full" else base
     logits = Predictor(split(config), text, outcome.head, outcome.deltas)(
         params, outcome.head, [*judged.tokens, *judged.seconds], outcome.deltas
     )
-    found = scores(outcome.head, names, logits, judged.targets)
+    found = scores(outcome.head, names, logits, judged.targets, cut=judged.cut)
     assert outcome.held_out is not None
     return Result(task, outcome.losses, outcome.held_out, found, outcome)
 
@@ -130,7 +130,7 @@ def evaluate_task(task: Task, backbone: LoadedBackbone, examples: Sequence[Examp
     """Scores of a task on labelled texts. Raises ``InvalidInput``, also for labels that the task does not know."""
     rows = _rows_of(task, backbone, examples)
     logits = _logits(task, backbone, rows)
-    return scores(task.head, task.labels, logits, rows.targets, task.preprocessing.thresholds or ())
+    return scores(task.head, task.labels, logits, rows.targets, task.preprocessing.thresholds or (), rows.cut)
 
 
 def task_logits(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> list[npt.NDArray[np.float32]]:

@@ -14,9 +14,12 @@ import pytest
 from support import FIXTURES, tiny
 
 from checkpoints.source import load_backbone
+from jpets.commands import further
+from jpets.errors import InvalidInput
 from jpets.model.encoder import random_params, split
 from jpets.tokenizing import Tokens
 from jpets.training.checkpoints import Checkpoints
+from jpets.training.data import Example
 from jpets.training.forward import TextRows
 from jpets.training.plan import Plan
 from jpets.training.pretrain import Vocabulary, hide, pretrain
@@ -39,6 +42,23 @@ def test_fifteen_per_cent_are_hidden_as_the_paper_says() -> None:
     masked = hidden.ids[chosen] == 4
     kept = hidden.ids[chosen] == ids[chosen]
     assert masked.mean() == pytest.approx(0.8, abs=0.04) and kept.mean() == pytest.approx(0.1, abs=0.04)
+
+
+def test_no_special_token_is_put_in_anothers_place() -> None:
+    ids = np.random.default_rng(0).integers(5, 8, (64, 128)).astype(np.int32)
+    rows = TextRows(jnp.asarray(ids), jnp.zeros_like(ids), jnp.full(64, 128))
+    hidden, targets = jax.tree.map(np.asarray, hide(rows, Vocabulary(8, 4, (0, 1, 2, 3, 4)), jax.random.key(1)))
+    assert set(np.unique(hidden.ids[targets >= 0])) == {4, 5, 6, 7}
+
+
+def test_weights_that_diverged_in_the_last_update_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverged(encoder: Any, base: Any, *rest: Any, **how: Any) -> Any:
+        layers = {**base["layers"], 1: jax.tree.map(lambda leaf: leaf * np.nan, base["layers"][1])}
+        return {**base, "layers": layers}, [1.0]
+
+    monkeypatch.setattr(further, "pretrain", diverged)
+    with pytest.raises(InvalidInput, match="training diverged"):
+        further.further_pretrained(tiny(), "new", [Example("a library")], [1], 16, Plan(epochs=1))
 
 
 def test_chosen_layers_learn_and_the_others_stay(run, tmp_path) -> None:

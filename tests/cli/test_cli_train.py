@@ -65,10 +65,21 @@ def test_bad_input_is_told_and_nothing_is_written(run, tmp_path: Path, reviews: 
         (empty, ("--label", "verdict"), "at least one row", 1),
         (reviews, ("--label", "verdict", "--set", "rank"), "--set must be NAME=VALUE", 2),
         (reviews, ("--label", "verdict", "--sweep", "rate=1"), "a sweep must be rate=LOW..HIGH", 1),
+        (reviews, ("--label", "verdict", "--sweep", "1e-4..1e-3", "--rate", 1e-3), "not both", 2),
+        (reviews, ("--label", "verdict", "--set", "rank=1000000000"), "rank must be a whole number up to", 1),
     ):
         result = run("train", data, "-o", out, "--text", "review", "--backbone", BACKBONE, *more)
         assert result.exit_code == code and message in result.stderr, result.stderr
         assert not out.exists()
+    before = reviews.read_bytes()
+    for name, message in (
+        (reviews, "must be a file that ends in .safetensors"),
+        (tmp_path / "nowhere" / "x.safetensors", "there is no folder"),
+        (tmp_path / "My Task!.safetensors", "task id must be"),
+    ):
+        result = run("train", reviews, "-o", name, "--backbone", BACKBONE)
+        assert result.exit_code and message in " ".join(result.stderr.replace("│", " ").split()), result.stderr
+    assert reviews.read_bytes() == before
     task = FIXTURES.parents[1] / "checkpoints" / "demo" / "topic.safetensors"
     result = run("task", "eval", task, reviews, "--text", "review", "--label", "verdict", "--backbone", BACKBONE)
     assert result.exit_code == 1 and "fingerprint" in result.stderr
@@ -78,3 +89,5 @@ def test_settings_are_read() -> None:
     given = ["rank=16", "sites=query,value", "placement=pfeiffer", "price=1e-7", "sites=ffn_in"]
     assert settings_of(given[:4]) == {"rank": 16, "sites": ["query", "value"], "placement": "pfeiffer", "price": 1e-7}
     assert settings_of(given[4:]) == {"sites": ["ffn_in"]}
+    assert settings_of(["layers=1,2"]) == {"layers": [1, 2]} and settings_of(["layers=1"]) == {"layers": [1]}
+    assert settings_of(['sites=["query"]']) == {"sites": ["query"]}

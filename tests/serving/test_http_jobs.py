@@ -332,6 +332,7 @@ def test_a_job_that_goes_on_from_a_task_gets_its_file(
         ("extract", {"method": "lora", "texts": "../x.txt"}, "query.texts"),
         ("extract", {"method": "lora", "format": "csv"}, "query.format"),
         ("further-pretrain", {"layers": "two"}, "query.layers"),
+        ("further-pretrain", {"layers": "0,99"}, "layers: expected numbers from 0 to"),
         ("further-pretrain", {"name": "tiny-bert"}, "already"),
         ("further-pretrain", {"name": "a/b"}, "query.name"),
         ("further-pretrain", {"backbone": "other"}, "expected one of ['tiny-bert']"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from seqeval import metrics as seqeval
 from support import shallow
 
 from jpets.errors import InvalidInput, NotFound
@@ -25,6 +27,7 @@ from jpets.training.forward import TaskOutputs
 from jpets.training.heads import new_head
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.losses import IGNORED, Labels, mean_loss
+from jpets.training.metrics import scores
 from jpets.training.plan import Plan
 from jpets.types import Head, Preprocessing
 
@@ -154,6 +157,7 @@ def test_datasets_of_the_library_are_read(tmp_path: Path) -> None:
         ("x.csv", "text,label\na\n", "row 1: expected as many fields"),
         ("x.csv", "text,kind\na,b\n", "row 1: expected a column 'label', found ['kind', 'text']"),
         ("x.csv", "text,label\n", "at least one row"),
+        ("x.csv", "text,label,text\na,b,c\n", "expected each column once, found ['text']"),
         ("x.csv", b"text,label\n\xff\xfe,b\n", "expected CSV in UTF-8"),
         ("x.csv", "text,label\n ,b\n", "row 1: expected 'text' to be a text that is not empty"),
         ("x.jsonl", '{"text": 1}\n', "row 1: expected a column 'label'"),
@@ -218,6 +222,39 @@ def test_the_first_token_of_a_word_has_its_tag() -> None:
     assert sum(each != IGNORED for each in expected) == 5
 
 
+def test_words_that_were_cut_off_count_as_found_to_be_nothing() -> None:
+    tags = ["B-X" if at % 20 == 0 else "O" for at in range(40)]
+    example = Example(("library",) * 40, None, tags)
+    names = label_names([example], "token-classification", "single-label")
+    head = new_head("token-classification", "single-label", 2, 64)
+    rows = make_rows([example], head, names, text(), RULE)
+    assert rows.cut[0] and rows.take([0]).cut == rows.cut
+    right = np.zeros((len(rows.targets[0]), 2), np.float32)
+    right[np.arange(len(right)), np.maximum(rows.targets[0], 0)] = 1
+    found = scores(head, names, [right], rows.targets, cut=rows.cut)
+    seen = [tags[at] for at in range(40 - len(rows.cut[0]))]
+    assert found["entity_f1"] == seqeval.f1_score([tags], [[*seen, *["O"] * len(rows.cut[0])]]) < 1
+    assert found["accuracy"] == pytest.approx(
+        np.mean([a == b for a, b in zip(tags, [*seen, *["O"] * len(rows.cut[0])], strict=True)])
+    )
+
+
+@pytest.mark.parametrize(("truth", "found"), [(["B-P", "E-P", "O"], ["B-P", "O", "O"]), (["S-P", "O"], ["S-P", "O"])])
+def test_entities_are_seqevals(truth: list[str], found: list[str]) -> None:
+    names = sorted({*truth, *found})
+    head = new_head("token-classification", "single-label", len(names), 64)
+    logits = np.eye(len(names), dtype=np.float32)[[names.index(each) for each in found]]
+    target = np.array([names.index(each) for each in truth], np.int32)
+    assert scores(head, names, [logits], [target])["entity_f1"] == seqeval.f1_score([truth], [found])
+
+
+def test_a_text_that_cannot_be_encoded_is_named_by_its_row() -> None:
+    given = [Example("a", None, "x"), Example("\ud800", None, "y")]
+    head = new_head("sequence-classification", "single-label", 2, 64)
+    with pytest.raises(InvalidInput, match=r"row 2: .*Unicode"):
+        make_rows(given, head, ("x", "y"), text(), RULE)
+
+
 def test_answers_become_the_tokens_they_lie_in() -> None:
     context = "the library reads files and writes files"
     found = []
@@ -236,7 +273,8 @@ def test_answers_become_the_tokens_they_lie_in() -> None:
         head, (), text(), Preprocessing(max_length=10, truncation=True),
     )  # fmt: skip
     assert cut.targets[0].tolist() == [0, 0]
-    for label in ({"text": "x", "answer_start": 0}, {"text": "x"}, {"answer_start": 1}):
+    start = {"text": "library", "answer_start": 4.7}
+    for label in ({"text": "x", "answer_start": 0}, {"text": "x"}, {"answer_start": 1}, start):
         with pytest.raises(InvalidInput, match="row 1: expected"):
             make_rows([Example("what?", context, label)], head, (), text(), RULE)
 
@@ -263,6 +301,8 @@ def test_one_class_only_is_refused(examples: list[Example], message: str) -> Non
         (["x", ["x", "y"]], "row 2: expected one label"),
         ([["x"], None], "row 2: expected a list of labels"),
         ([["x"], ["y", None]], "row 2: expected a label that is a text"),
+        (["x", 1, True], r"labels of one type, found \['bool', 'int', 'str'\]"),
+        ([["x"], [1]], r"labels of one type, found \['int', 'str'\]"),
     ],
 )
 def test_labels_that_are_none_are_refused_by_their_row(labels: list[Any], message: str) -> None:
@@ -277,6 +317,10 @@ def test_fractions_are_values_in_files_without_types_too() -> None:
 
     assert kind("0.5", "1.25", "3") == kind(0.5, 2) == "regression"
     assert kind("1", "2.0") == kind("0.5", "many") == kind("0.5", None) == kind("nan", "0.5") == "single-label"
+    for labels, row in ((["0.5", "2", "bad"], 3), (["nan", "0.5", "1.5"], 1), ([0.5, 1.5, math.inf], 3)):
+        with pytest.raises(InvalidInput, match=f"row {row}: expected a number like most other labels"):
+            kind(*labels)
+    assert kind("1e300", "2.5e299", "1") == "regression"
     given = [Example("a", None, [0.5, 1.5]), Example("b", None, [0.5])]
     with pytest.raises(InvalidInput, match="row 2: expected 2 numbers as label"):
         make_rows(given, new_head("sequence-classification", "regression", 2, 64), (), text(), RULE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from support import ENGINE_SETTINGS, shallow
 
@@ -17,10 +19,10 @@ from checkpoints.task_file import read_task, task_to_bytes
 from jpets.deltas.merge import kernel
 from jpets.engine.bucket import Bucket
 from jpets.engine.engine import Engine
-from jpets.errors import InvalidInput
+from jpets.errors import InvalidInput, OutOfSpace
 from jpets.model.encoder import random_params, split
 from jpets.tokenizing import TextEncoder
-from jpets.training.checkpoints import Checkpoints
+from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.forward import task_outputs
 from jpets.training.heads import new_head
@@ -245,6 +247,40 @@ def test_a_folder_is_one_runs(tmp_path: Path) -> None:
             run(other, own)
 
 
+def test_a_folder_is_one_process_at_a_time_and_of_whole_files(tmp_path: Path) -> None:
+    training = Training("frozen", {}, dataclasses.replace(PLAN, epochs=1), max_length=16)
+
+    def run() -> None:
+        run_training("own", shallow(), training, examples(16), folder=tmp_path / "run")
+
+    with claimed(tmp_path / "run", "another"), pytest.raises(InvalidInput, match="run: another process trains in it"):
+        run()
+    shutil.rmtree(tmp_path / "run")
+    run()
+    for path in (tmp_path / "run").rglob("*METADATA*"):
+        path.write_text("damaged")
+    with pytest.raises(InvalidInput, match=r"run/0: its checkpoint \d+ is damaged"):
+        run()
+
+
+def test_a_full_disk_is_told_and_nothing_half_written_stays(
+    tmp_path: Path, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, recipe = split(CONFIG), direct_recipe("bitfit", {}, CONFIG, base)
+    head, rows = rows_of(examples(8))
+    keeper = Checkpoints(tmp_path / "run")
+
+    def full(manager: Any, step: int, **how: Any) -> None:
+        (tmp_path / "run" / f"{step}.orbax-checkpoint-tmp").mkdir()
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing [OS error 28: ENOSPC No space left on device]")
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", full)
+    with pytest.raises(OutOfSpace, match="the disk is full"):
+        train(encoder, base, recipe, head, rows, dataclasses.replace(PLAN, epochs=1), keeper=keeper)
+    assert not list((tmp_path / "run").iterdir())
+    keeper.close()
+
+
 def test_too_few_batches_for_an_update_are_refused() -> None:
     plan = dataclasses.replace(PLAN, epochs=1, accumulate=64)
     with pytest.raises(InvalidInput, match="make no update of 64 batches"):
@@ -260,7 +296,15 @@ def test_what_cannot_be_trained_is_refused() -> None:
         ("diff", {"densty": 0.1}, r"diff takes the settings .*, found \['densty'\]"),
         ("diff", {"price": "x"}, "price must be a number"),
         ("lora", {"r": 64}, r"lora takes the settings .*, found \['r'\]"),
-        ("lora", {"rank": 0}, "rank must be a whole number"),
+        ("lora", {"rank": 0}, "rank must be a whole number up to the hidden size, 64, found 0"),
+        ("lora", {"rank": 1_000_000_000}, "rank must be a whole number up to the hidden size"),
+        ("prompt", {"tokens": True}, "tokens must be a whole number"),
+        ("diff", {"block": 7}, "diff: block must divide the sizes of all matrices, found 7"),
+        ("diff", {"block": 0}, "block must be a whole number"),
+        ("diff", {"density": 0}, "density must be a share above 0"),
+        ("diff", {"density": float("nan")}, "density must be a share above 0"),
+        ("bitfit", {"sites": ["nowhere"]}, "^bitfit: sites must be some of"),
+        ("bitfit", {"layers": [7]}, "^bitfit: layers must be increasing numbers"),
         ("adapter", {"placement": "nowhere"}, "adapter: adapter placement must be"),
         ("lora", {"sites": ["nowhere"]}, "sites must be a non-empty subset"),
     ):
