@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from jpets.engine.memory import keep_freed_memory
 from jpets.engine.xla_flags import set_xla_flags
 
@@ -13,3 +15,4 @@ def set_up_training() -> None:
     """
     set_xla_flags()
     keep_freed_memory()
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs what it raises, with tracebacks
