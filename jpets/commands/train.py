@@ -110,6 +110,8 @@ def train(
             raise typer.BadParameter(f"{name} must be one of {', '.join(filter(None, known))}, found {value!r}")
     if sweep is not None and rate is not None:
         raise typer.BadParameter("give --rate or --sweep, not both")
+    if start is not None and on_command_line(context, "pooling"):
+        raise typer.BadParameter("--pooling: the task of --from keeps its own")
     if (output is None) == (task is None):
         raise typer.BadParameter("give exactly one of --output FILE and --task ID")
     if task is not None:

@@ -66,6 +66,7 @@ def test_bad_input_is_told_and_nothing_is_written(run, tmp_path: Path, reviews: 
         (reviews, ("--label", "verdict", "--set", "rank"), "--set must be NAME=VALUE", 2),
         (reviews, ("--label", "verdict", "--sweep", "rate=1"), "a sweep must be rate=LOW..HIGH", 1),
         (reviews, ("--label", "verdict", "--sweep", "1e-4..1e-3", "--rate", 1e-3), "not both", 2),
+        (reviews, ("--label", "verdict", "--pooling", "cls", "--from", "x"), "keeps its own", 2),
         (reviews, ("--label", "verdict", "--set", "rank=1000000000"), "rank must be a whole number up to", 1),
     ):
         result = run("train", data, "-o", out, "--text", "review", "--backbone", BACKBONE, *more)
