@@ -55,7 +55,10 @@ def _package_folders(name: str) -> list[Path]:
     module = name.replace("-", "_")
     if not module.isidentifier():
         return []
-    spec = importlib.util.find_spec(module)
+    try:
+        spec = importlib.util.find_spec(module)
+    except ValueError:  # a module that was loaded from nowhere, such as ``__main__``
+        return []
     return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import safetensors
 
@@ -13,6 +14,7 @@ from checkpoints.torch_file import read_torch
 from jpets.errors import InvalidBackbone
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+LARGEST_SINGLE = float(np.finfo(np.float32).max)
 
 
 def read_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -20,8 +22,24 @@ def read_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
         with safetensors.safe_open(path, "numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (safetensors.SafetensorError, TypeError, AttributeError) as error:  # of formats that NumPy has not
+    except (safetensors.SafetensorError, TypeError, AttributeError, ValueError) as error:  # of what NumPy has not
         raise InvalidBackbone(f"{path.name}: {error}; download or save the file again") from error
+
+
+def within_single(tensors: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The tensors, which are used in f32. Raises ``InvalidBackbone`` for those in f64 with numbers beyond it."""
+    beyond = [name for name, array in tensors.items() if array.dtype == np.float64 and _largest(array) > LARGEST_SINGLE]
+    if beyond:
+        listed = ", ".join(name[:120] for name in beyond[:5])
+        raise InvalidBackbone(
+            f"expected numbers that are finite in f32, found larger ones in {listed}; look how it was trained"
+        )
+    return tensors
+
+
+def _largest(array: npt.NDArray[np.float64]) -> float:
+    """The largest magnitude beside NaN, without a copy: many tensors may share one storage."""
+    return max(np.fmax.reduce(array, axis=None, initial=0.0), -np.fmin.reduce(array, axis=None, initial=0.0))
 
 
 READERS = {SAFETENSORS: read_safetensors, TORCH: read_torch}
@@ -34,11 +52,11 @@ def read_tensors(folder: Path) -> dict[str, npt.NDArray[Any]]:
     """
     for name, read in READERS.items():
         if (folder / name).is_file():
-            return read(folder / name)
+            return within_single(read(folder / name))
         if (folder / f"{name}.index.json").is_file():
             tensors: dict[str, npt.NDArray[Any]] = {}
             for shard in _shards(folder / f"{name}.index.json"):
-                tensors |= read(shard)
+                tensors |= within_single(read(shard))
             return tensors
     raise InvalidBackbone(f"expected {' or '.join(READERS)} in the folder, found neither")
 

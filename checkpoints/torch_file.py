@@ -6,6 +6,7 @@ name only the functions and storage types below; anything else is refused before
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 import pickletools
@@ -38,10 +39,12 @@ STORAGES: Mapping[str, np.dtype[Any]] = MappingProxyType(
 )
 BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What a damaged or hostile pickle makes the unpickler raise."""
+METADATA = "_metadata"
+"""Versions of modules, which some keep among the tensors; PyTorch itself hangs them on the state dict."""
 
 
 def read_torch(path: Path) -> dict[str, Array]:
-    """Name -> array of every tensor in a state dict. Raises ``InvalidBackbone``."""
+    """Name -> array of every tensor in a state dict. Raises ``InvalidBackbone``, also for what is no tensor there."""
     try:
         with zipfile.ZipFile(path) as archive:
             roots = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("data.pkl")]
@@ -52,13 +55,30 @@ def read_torch(path: Path) -> dict[str, Array]:
         raise InvalidBackbone(
             f"{path.name}: expected a zip archive as PyTorch writes since 1.6; save the model again as safetensors"
         ) from error
-    except (*BROKEN, RecursionError, OverflowError, MemoryError, RuntimeError) as error:
-        if isinstance(error, InvalidBackbone):
+    except (*BROKEN, RecursionError, OverflowError, MemoryError, RuntimeError, OSError) as error:
+        if isinstance(error, InvalidBackbone) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
             raise
         raise InvalidBackbone(f"{path.name}: the pickle inside is damaged; download the file again") from error
     if not isinstance(state, dict):
         raise InvalidBackbone(f"{path.name}: expected a dict of tensors, found {type(state).__name__}")
-    return {name: array for name, array in state.items() if isinstance(name, str) and isinstance(array, np.ndarray)}
+    state.pop(METADATA, None)
+    others = [_described(name, value) for name, value in state.items() if not _is_tensor(name, value)]
+    if others:
+        raise InvalidBackbone(
+            f"{path.name}: expected tensors with their names alone, found {', '.join(others[:5])}; save the state dict "
+            "itself"
+        )
+    return dict(state)
+
+
+def _is_tensor(name: object, value: object) -> bool:
+    return isinstance(name, str) and isinstance(value, np.ndarray)
+
+
+def _described(name: object, value: object) -> str:
+    """An entry of a state dict that is no tensor; keys that are no text may be too much to print."""
+    kind = "dict" if isinstance(value, dict) else type(value).__name__
+    return f"{kind} at {name[:100]!r}" if isinstance(name, str) else f"a name that is {type(name).__name__}"
 
 
 class _Ordered(dict[Any, Any]):
@@ -133,8 +153,24 @@ def _check_memo(described: bytes) -> None:
             raise pickle.UnpicklingError("impossible memo")
 
 
-def _view(storage: Array, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Array:
-    """The tensor at ``offset`` of a 1-D storage, which it keeps; sizes and strides count elements."""
+def _view(
+    storage: Array,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    _grad: bool = False,
+    _hooks: object = None,
+    lazy: object = None,
+) -> Array:
+    """The tensor at ``offset`` of a 1-D storage, which it keeps; sizes and strides count elements.
+
+    ``lazy`` says what PyTorch has yet to do with the values, such as to negate them.
+    """
+    if lazy:
+        raise InvalidBackbone(
+            "expected tensors as they are stored, found one whose values PyTorch has yet to negate or conjugate; save "
+            "it after tensor.resolve_neg().resolve_conj()"
+        )
     if not isinstance(storage, np.ndarray) or len(size) != len(stride) or min((offset, *size, *stride)) < 0:
         raise pickle.UnpicklingError("impossible view")
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))

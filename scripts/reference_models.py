@@ -4,6 +4,7 @@
 compare jpets with them on fresh inputs. All models run in f32, in eval mode, with eager attention.
 """
 
+import inspect
 import json
 from collections.abc import Sequence
 from importlib import resources
@@ -59,6 +60,23 @@ def load(cls: Model, folder: Path, **options: Any) -> Model:
     model = cls.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32, **options).eval()
     model.name_or_path = model.config._name_or_path = folder.name
     return model
+
+
+def take_prefixes(model: Model) -> None:
+    """Lets PEFT hand its prefix to the encoder of ``model`` as ``past_key_values``, which PEFT 0.21 looks for by name.
+
+    transformers renamed that argument of encoders to ``cache``; where it has the old name nothing changes.
+    """
+    encoder = model.base_model
+    forward = encoder.forward
+    names = inspect.signature(forward).parameters
+    if "cache" not in names or "past_key_values" in names:
+        return
+
+    def renamed(past_key_values: Any = None, **arguments: Any) -> Any:
+        return forward(cache=past_key_values, **arguments)
+
+    encoder.forward = renamed
 
 
 def encode(model: Model, inputs: Inputs) -> Arrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import stat
 import tempfile
@@ -19,9 +20,11 @@ LONGEST_PATH = 1024
 MAX_BYTES = 4 << 30
 BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Ways of packing that zipfile unpacks in small pieces; of others a few bytes may fill the memory at once."""
-BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, FileExistsError,
-          NotADirectoryError, ValueError)  # fmt: skip
-"""What damaged entries, encrypted ones, and names that are another's folder raise."""
+BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError,
+          OverflowError)  # fmt: skip
+"""What damaged entries, encrypted ones, places outside the file, and names that are another's folder raise."""
+OF_THE_ARCHIVE = (errno.EINVAL, errno.EEXIST, errno.ENOTDIR)
+"""Numbers of the ``OSError`` among these; others are the disk's own."""
 MAX_RATIO = 200
 """Times its own size that an archive may unpack to: tensors hardly shrink, but those full of zeros do."""
 
@@ -37,17 +40,26 @@ def open_folder(source: Path) -> Iterator[Path]:
         return
     if not source.is_file():
         raise NotFound(f"{source.name!r} is no folder and no file; give a checkpoint's folder or a zip archive of it")
-    try:
+    with _refusing(f"{source.name!r} is no folder and no zip archive that can be read; give a checkpoint's folder"):
         archive = zipfile.ZipFile(source)
-    except (zipfile.BadZipFile, UnicodeDecodeError) as error:
-        raise InvalidTask(f"{source.name!r} is no folder and no zip archive; give a checkpoint's folder") from error
     with archive, tempfile.TemporaryDirectory(prefix="jpets-import-") as folder:
         _unpack(archive, source.stat().st_size, Path(folder))
         yield _only_folder(Path(folder))
 
 
+@contextlib.contextmanager
+def _refusing(message: str) -> Iterator[None]:
+    """Makes ``InvalidTask`` with ``message`` of what a broken archive raises."""
+    try:
+        yield
+    except BROKEN as error:
+        if isinstance(error, OSError) and error.errno not in OF_THE_ARCHIVE:
+            raise
+        raise InvalidTask(message) from error
+
+
 def _unpack(archive: zipfile.ZipFile, size: int, folder: Path) -> None:
-    files = [info for info in archive.infolist() if not info.is_dir()]
+    files = [info for info in archive.infolist() if not info.filename.endswith("/")]
     if len(files) > MAX_FILES:
         raise InvalidTask(f"the archive may hold {MAX_FILES} files, found {len(files)}")
     for info in files:
@@ -56,6 +68,8 @@ def _unpack(archive: zipfile.ZipFile, size: int, folder: Path) -> None:
         lengths = [len(part.encode(errors="replace")) for part in path.parts]
         if max(lengths, default=0) > LONGEST_NAME or sum(lengths) > LONGEST_PATH:
             raise InvalidTask(f"the archive's entry {info.filename[:100]!r}... has too long a name; pack it again")
+        if not path.parts:
+            raise InvalidTask(f"{Path(archive.filename or '').name!r} has an entry without a name; pack it again")
         if info.compress_type not in BOUNDED:
             raise InvalidTask(f"the archive's entry {info.filename[:100]!r} is not stored or deflated; pack it again")
         if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename or linked:
@@ -71,12 +85,10 @@ def _unpack(archive: zipfile.ZipFile, size: int, folder: Path) -> None:
         )
     for info in files:
         target = folder / info.filename
-        try:
+        with _refusing(f"the archive's entry {info.filename[:100]!r} cannot be read; pack it again"):
             target.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(info) as entry, target.open("xb") as file:
                 shutil.copyfileobj(entry, file)
-        except BROKEN as error:
-            raise InvalidTask(f"the archive's entry {info.filename[:100]!r} cannot be read; pack it again") from error
 
 
 def _only_folder(folder: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import stat
 import zipfile
 from pathlib import Path
@@ -82,4 +84,44 @@ def test_what_is_no_archive_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidTask, match="no folder and no zip"), open_folder(tmp_path / "x.zip"):
         pass
     with pytest.raises(NotFound), open_folder(tmp_path / "nowhere"):
+        pass
+
+
+def edited(path: Path, mark: bytes, at: int, value: bytes) -> Path:
+    """A good archive, changed ``at`` bytes after the last ``mark``."""
+    content = bytearray(packed(path, {"a": b"1"}).read_bytes())
+    start = content.rindex(mark) + at
+    content[start : start + len(value)] = value
+    path.write_bytes(content)
+    return path
+
+
+ENTRY, END = b"PK\1\2", b"PK\5\6"
+
+
+@pytest.mark.parametrize(("mark", "at", "value"), [(ENTRY, 6, b"\x65"), (END, 12, b"\xff\xff"), (END, 16, b"\xff\xff")])
+def test_archives_of_other_versions_and_with_places_outside_are_refused_by_name(
+    mark: bytes, at: int, value: bytes, tmp_path: Path
+) -> None:
+    broken = edited(tmp_path / "broken.zip", mark, at, value)
+    with (
+        pytest.raises(InvalidTask, match=r"'broken\.zip' is no folder and no zip|'a' cannot be read"),
+        open_folder(broken),
+    ):
+        pass
+
+
+def test_an_entry_without_a_name_is_refused(tmp_path: Path) -> None:
+    for name in (b"\0", b"."):
+        nameless = edited(tmp_path / "nameless.zip", ENTRY, 46, name)
+        with pytest.raises(InvalidTask, match=r"'nameless\.zip' has an entry without a name"), open_folder(nameless):
+            pass
+
+
+def test_the_disks_own_errors_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space"), open_folder(packed(tmp_path / "x.zip", {"a": b"1"})):
         pass

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,10 +225,13 @@ def test_source_hub(bert: Any, save_hf: Callable[..., Path], tmp_path: Path, mon
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # as when a script runs
     assert load_backbone("someone/tiny").name == "tiny"
     with pytest.raises(NotFound, match="'other' is no folder and no installed package"):
         load_backbone("someone/other")
-    assert asked == ["someone/tiny", "someone/other"]
+    with pytest.raises(NotFound, match="'__main__' is no folder and no installed package"):
+        load_backbone("__main__")
+    assert asked == ["someone/tiny", "someone/other", "__main__"]
 
 
 @pytest.mark.skipif(not (FIXTURES / "tiny-bert").is_dir(), reason="fixtures are not checked out")

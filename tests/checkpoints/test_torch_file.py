@@ -37,8 +37,8 @@ class _Storage:
 
 
 class _Tensor:
-    def __init__(self, storage: _Storage, offset: Any, size: Any, stride: Any) -> None:
-        self.arguments: tuple[Any, ...] = (storage, offset, size, stride, False, collections.OrderedDict())
+    def __init__(self, storage: _Storage, offset: Any, size: Any, stride: Any, *more: Any) -> None:
+        self.arguments: tuple[Any, ...] = (storage, offset, size, stride, False, collections.OrderedDict(), *more)
 
 
 PythonPickler: Any = vars(pickle)["_Pickler"]
@@ -91,15 +91,37 @@ def test_values_views_and_types(tmp_path: Path) -> None:
     state: Any = collections.OrderedDict((f"t{key}", whole(key, array)) for key, array in enumerate(arrays))
     state["transposed"] = _Tensor(_Storage("0", arrays[0]), 1, (4, 2), (1, 4))
     state["empty"] = _Tensor(_Storage("0", arrays[0]), 0, (0, 4), (4, 1))
-    state["step"] = 7
-    state._metadata = {"version": 1}
+    state["_metadata"] = state._metadata = {"": {"version": 1}}
     found = read_torch(write_torch(tmp_path / "model.bin", state, arrays))
     for key, array in enumerate(arrays):
         assert found[f"t{key}"].dtype == array.dtype
         np.testing.assert_array_equal(found[f"t{key}"], array)
     np.testing.assert_array_equal(found["transposed"], 1 + np.array([[0, 4], [1, 5], [2, 6], [3, 7]]))
     assert found["empty"].shape == (0, 4)
-    assert "step" not in found
+    assert "_metadata" not in found
+
+
+def test_what_is_no_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    good = whole(0, FLOATS)
+    for entries, found in (
+        ({"step": 7}, "int at 'step'"),
+        ({"state_dict": {"weight": good}}, "dict at 'state_dict'"),
+        ({"state_dict": collections.OrderedDict(weight=good)}, "dict at 'state_dict'"),
+        ({"layers": [good]}, "list at 'layers'"),
+        ({3: good}, "a name that is int"),
+        ({(10**5000,): good}, "a name that is tuple"),
+    ):
+        with pytest.raises(InvalidBackbone, match=rf"^model\.bin: expected tensors .* found {found}; save"):
+            read_torch(write_torch(tmp_path / "model.bin", {"weight": good, **entries}, [FLOATS]))
+
+
+def test_values_that_torch_has_yet_to_change_are_refused(tmp_path: Path) -> None:
+    for bits in ({"neg": True}, {"conj": True}):
+        tensor = _Tensor(_Storage("0", FLOATS), 0, (12,), (1,), bits)
+        with pytest.raises(InvalidBackbone, match=r"negate or conjugate; save it after tensor\.resolve_neg"):
+            read_torch(write_torch(tmp_path / "model.bin", {"weight": tensor}, [FLOATS]))
+    plain = _Tensor(_Storage("0", FLOATS), 0, (12,), (1,), {})
+    assert "weight" in read_torch(write_torch(tmp_path / "model.bin", {"weight": plain}, [FLOATS]))
 
 
 def test_same_backbone_as_safetensors(bert: Any, save_hf: Callable[..., Path]) -> None:
@@ -112,6 +134,9 @@ def test_same_backbone_as_safetensors(bert: Any, save_hf: Callable[..., Path]) -
     assert read_backbone(folder).fingerprint == expected.fingerprint
 
 
+FLOATS = np.arange(12, dtype=np.float32)
+
+
 class _Malicious:
     def __reduce__(self) -> Any:
         return os.system, ("touch should-not-exist",)
@@ -122,9 +147,6 @@ def test_pickle_that_runs_code_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(InvalidBackbone, match="system, which loading tensors does not need"):
         read_torch(write_torch(tmp_path / "model.bin", {"weight": _Malicious()}, []))
     assert not (tmp_path / "should-not-exist").exists()
-
-
-FLOATS = np.arange(12, dtype=np.float32)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +180,18 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         archive.writestr("data/0", b"")
     with pytest.raises(InvalidBackbone, match=r"expected one data\.pkl"):
         read_torch(path)
+
+
+def test_an_archive_with_places_outside_itself_is_refused(tmp_path: Path) -> None:
+    path = write_torch(tmp_path / "model.bin", {"weight": whole(0, FLOATS)}, [FLOATS])
+    content = bytearray(path.read_bytes())
+    at = content.rindex(b"PK\5\6")
+    content[at + 16 : at + 20] = (2 * len(content)).to_bytes(4, "little")  # where the list of entries begins
+    path.write_bytes(content)
+    with pytest.raises(InvalidBackbone, match=r"^model\.bin: "):
+        read_torch(path)
+    with pytest.raises(FileNotFoundError):
+        read_torch(tmp_path / "nowhere.bin")
 
 
 def test_a_pickle_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
