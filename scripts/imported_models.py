@@ -7,6 +7,7 @@ the tests; where the libraries are installed the tests make fresh ones. All are 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import transformers
-from reference_models import FIXTURES, Inputs, Model, load
+from reference_models import FIXTURES, Inputs, Model, load, take_prefixes
 
 Library = Literal["peft", "adapters"]
 SEQUENCE, TOKENS, ANSWERS = "SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS"
@@ -41,6 +42,8 @@ class PeftCase:
     backbone: str = "tiny-bert"
     pickled: bool = False
     """Saved as ``adapter_model.bin``."""
+    adapter: str = "default"
+    """The adapter's name, which the library takes out of most tensors' names."""
 
 
 def _lora(task: str = SEQUENCE, backbone: str = "tiny-bert", pickled: bool = False, **options: Any) -> PeftCase:
@@ -72,12 +75,21 @@ PEFT: Mapping[str, PeftCase] = {
     ),
     "lora-roberta": _lora(backbone="tiny-roberta", target_modules=["query", "output.dense"], bias="all"),
     "lora-electra": _lora(backbone="tiny-electra", target_modules=["value"], bias="all"),
+    "lora-named-roberta": PeftCase(
+        "LoraConfig",
+        {"r": 4, "lora_alpha": 6, "target_modules": ["query"], "bias": "all"},
+        backbone="tiny-roberta",
+        adapter="senti",
+    ),
     "ia3": PeftCase(
         "IA3Config", {"target_modules": ["key", "value", "output.dense"], "feedforward_modules": ["output.dense"]}
     ),
     "prompt": PeftCase("PromptTuningConfig", {"num_virtual_tokens": 5}),
     "prompt-token": PeftCase("PromptTuningConfig", {"num_virtual_tokens": 5}, TOKENS),
     "p-tuning": PeftCase("PromptEncoderConfig", {"num_virtual_tokens": 4, "encoder_hidden_size": 32}),
+    "prompt-electra": PeftCase(
+        "PromptTuningConfig", {"num_virtual_tokens": 5, "token_dim": 32}, backbone="tiny-electra"
+    ),
     "prefix": PeftCase("PrefixTuningConfig", {"num_virtual_tokens": 5}),
     "prefix-projected": PeftCase(
         "PrefixTuningConfig", {"num_virtual_tokens": 3, "prefix_projection": True, "encoder_hidden_size": 32}
@@ -98,6 +110,8 @@ class HubCase:
     head_options: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = True
     """Saved as safetensors; else pickled, which prefixes have to be: their modules share tensors."""
+    other_head: str | None = None
+    """Name of another head that the model has."""
 
 
 HUB: Mapping[str, HubCase] = {
@@ -119,6 +133,14 @@ HUB: Mapping[str, HubCase] = {
     ),
     "multilabel": HubCase(
         "SeqBnConfig", {"reduction_factor": 16}, head_options={"multilabel": True, "activation_function": None}
+    ),
+    "two-heads": HubCase(
+        "SeqBnConfig", {"reduction_factor": 16}, head_options={"activation_function": "TANH"}, other_head="own2"
+    ),
+    "one-layer": HubCase(
+        "SeqBnConfig",
+        {"reduction_factor": 16},
+        head_options={"layers": 1, "activation_function": "leakyrelu"},
     ),
     "static-head": HubCase("SeqBnConfig", {"reduction_factor": 16}, head=None),
 }
@@ -152,12 +174,17 @@ def _write_peft(name: str, folder: Path, inputs: Inputs, seed: int) -> np.ndarra
 
     case = PEFT[name]
     config = getattr(peft, case.method)(task_type=case.task, **case.options)
-    model = peft.get_peft_model(_base(case.backbone, case.task), config).eval()
+    model = peft.get_peft_model(_base(case.backbone, case.task), config, adapter_name=case.adapter).eval()
     randomise({key: p for key, p in model.named_parameters() if p.requires_grad}, seed)
     model.save_pretrained(str(folder), safe_serialization=not case.pickled, save_embedding_layers=False)
     (folder / "README.md").unlink()
+    if case.adapter != "default":  # a folder of its own
+        shutil.copytree(folder / case.adapter, folder, dirs_exist_ok=True)
+        shutil.rmtree(folder / case.adapter)
     loaded = peft.PeftModel.from_pretrained(_base(case.backbone, case.task), str(folder)).eval()
-    if not config.is_prompt_learning:
+    if config.is_prompt_learning:
+        take_prefixes(loaded.base_model)
+    else:
         loaded = loaded.base_model  # past PEFT's wrappers: that for question answering drops token types
     return _logits(loaded, _without_types(inputs, config.is_prompt_learning or case.backbone in TYPELESS))
 
@@ -176,6 +203,9 @@ def _write_hub(name: str, folder: Path, inputs: Inputs, seed: int) -> np.ndarray
     if case.head is not None:
         labels = {} if case.head == "add_qa_head" else {"num_labels": LABELS}
         getattr(model, case.head)("own", **labels, **case.head_options)
+    if case.other_head is not None:
+        model.add_classification_head(case.other_head)
+        model.active_head = "own"
     model.set_active_adapters("own")
     model.train_adapter("own")
     randomise({key: p for key, p in model.named_parameters() if p.requires_grad}, seed)

@@ -14,8 +14,7 @@ from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported, notes_on_base
 from checkpoints.imports.settings import names, read_json, unsupported
 from checkpoints.imports.tensor_files import read_one_of
-from checkpoints.imports.unread import Unread
-from checkpoints.validation import refuse
+from checkpoints.imports.unread import Problems, Unread
 from jpets.errors import InvalidTask
 from jpets.types import Delta
 
@@ -70,10 +69,10 @@ def read_adapterhub(folder: Path, backbone: Backbone, wishes: Wishes) -> Importe
     if document.get("model_type", family) != family:
         raise InvalidTask(f"{CONFIG}: model_type is {document['model_type']!r}, the backbone's is {family!r}")
     reader, known = READERS[architecture]
-    problems = list(unsupported(settings, COMMON | known, f"architecture {architecture}"))
+    problems = Problems([*unsupported(settings, COMMON | known, f"architecture {architecture}")])
     tensors = Unread(read_one_of(folder, FILES), problems)
     deltas = reader(settings, name, tensors, backbone)
     tensors.refuse_rest(f"not understood in a {family} adapter of architecture {architecture}")
     head, labels = read_hub_head(folder, backbone, wishes, problems)
-    refuse(problems)
+    problems.refuse()
     return Imported(tuple(deltas), head, labels, notes_on_base(document.get("model_name"), backbone))

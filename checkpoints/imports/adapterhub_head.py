@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from checkpoints.backbone import Backbone
-from checkpoints.imports.heads import Wishes, labels_of, read_head, read_linear
+from checkpoints.imports.heads import Wishes, labels_of, read_head, read_linear, refuse_idle_wishes
 from checkpoints.imports.settings import expect, names, read_json, unsupported
 from checkpoints.imports.tensor_files import read_one_of
-from checkpoints.imports.unread import Unread
+from checkpoints.imports.unread import Problems, Unread
+from checkpoints.validation import HEAD_ACTIVATIONS
 from jpets.types import Head, HeadType, Problem
 
 CONFIG = "head_config.json"
@@ -36,58 +38,88 @@ CLASSES: Mapping[str, HeadType] = MappingProxyType(
 KNOWN = names("head_type num_labels layers activation_function label2id use_pooler bias dropout_prob")
 
 
-def read_hub_head(
-    folder: Path, backbone: Backbone, wishes: Wishes, problems: list[str]
-) -> tuple[Head, tuple[str, ...]]:
+def read_hub_head(folder: Path, backbone: Backbone, wishes: Wishes, problems: Problems) -> tuple[Head, tuple[str, ...]]:
     """The head in an adapter's folder and its labels; an embedding head where there is none."""
     if not (folder / CONFIG).is_file():
         if wishes.head not in (None, "embedding"):
-            problems.append(f"{CONFIG}: the folder holds no {wishes.head} head; save the adapter with its head")
-        return Head("embedding", pooling=wishes.pooling or "mean"), ()
+            problems.options.append(f"{CONFIG}: the folder holds no {wishes.head} head; save the adapter with its head")
+            return Head("embedding"), ()
+        head = Head("embedding", pooling=wishes.pooling or "mean")
+        refuse_idle_wishes(head, wishes, problems.options)
+        return head, ()
     document = read_json(folder / CONFIG)
     tensors = Unread(read_one_of(folder, FILES), problems)
     settings = document.get("config")
     if isinstance(settings, dict):
-        head = _flexible(settings, str(document.get("name")), tensors, backbone, wishes)
+        found = _flexible(settings, str(document.get("name")), tensors, backbone, wishes)
     else:
-        settings, model = document, str(document.get("model_class"))
-        kind = next((head for end, head in CLASSES.items() if model.endswith(end)), None)
-        if kind is None:
-            problems.append(f"model_class: expected one that ends in {' or '.join(CLASSES)}, found {model[:80]!r}")
-            return Head("embedding"), ()
-        head = read_head(tensors, backbone.config, kind, wishes.problem, None)
+        settings, found = document, _static(str(document.get("model_class")), tensors, backbone, wishes)
+    if found is None:
+        return Head("embedding"), ()
     tensors.refuse_rest(f"not understood in a head for {backbone.config.family}")
-    return head, labels_of(head, settings, wishes, problems)
+    refuse_idle_wishes(found, wishes, problems.options)
+    return found, labels_of(found, settings, wishes, problems.options)
 
 
-def _flexible(settings: Mapping[str, Any], name: str, tensors: Unread, backbone: Backbone, wishes: Wishes) -> Head:
-    """Linear layers with dropout and activations between them: numbers 1, and 4 or 3, of a sequence of modules."""
-    problems, kind = tensors.problems, settings.get("head_type")
+def _static(model: str, tensors: Unread, backbone: Backbone, wishes: Wishes) -> Head | None:
+    """The head of a model of transformers' own; None, which is a problem, of another model."""
+    kind = next((head for end, head in CLASSES.items() if model.endswith(end)), None)
+    if kind is not None:
+        return read_head(tensors, backbone.config, kind, wishes.problem, None)
+    tensors.problems.options.append(
+        f"model_class: expected one that ends in {' or '.join(CLASSES)}, found {model[:80]!r}"
+    )
+    return None
+
+
+def _flexible(
+    settings: Mapping[str, Any], name: str, tensors: Unread, backbone: Backbone, wishes: Wishes
+) -> Head | None:
+    """Linear layers with dropout and activations between them: numbers 1, and 4 or 3, of a sequence of modules.
+
+    None, which is a problem, for a head of another kind.
+    """
+    problems, kind = tensors.problems.options, settings.get("head_type")
     problems += unsupported(settings, KNOWN, "a head")
     if not isinstance(kind, str) or kind not in FLEXIBLE:
         problems.append(f"head_type: expected one of {sorted(FLEXIBLE)}, found {kind!r}")
-        return Head("embedding")
+        return None
     head_type, problem = FLEXIBLE[kind]
     outputs, layers = (
         expect(settings, key, int, default, problems) for key, default in (("num_labels", 2), ("layers", 1))
     )
     if kind == "classification" and outputs == 1:
         problem = "regression"
-    activation = settings.get("activation_function")
+    pooled, biased = (
+        expect(settings, key, bool, default, problems) for key, default in (("use_pooler", False), ("bias", True))
+    )
     if layers not in (1, 2):
         problems.append(f"layers: expected 1 or 2 in a head, found {layers}")
-        return Head("embedding")
+        return None
+    _drop_others(tensors, name)
+    head = Head(head_type, problem=wishes.problem or problem, pooling="pooler" if pooled else "cls")
     own, inputs = {}, backbone.config.hidden_size
     if layers == 2:
         own["dense_kernel"], own["dense_bias"] = read_linear(tensors, f"heads.{name}.1", inputs)
-    last = 1 if layers == 1 else 4 if activation else 3
-    own["kernel"], own["bias"] = read_linear(tensors, f"heads.{name}.{last}", inputs)
-    if own["kernel"].shape[1] != outputs:
+        head = dataclasses.replace(head, activation=_activation(settings, problems))
+    last = 1 if layers == 1 else 4 if settings.get("activation_function") else 3
+    own["kernel"], own["bias"] = read_linear(tensors, f"heads.{name}.{last}", inputs, biased=biased)
+    if own["kernel"].shape[1] not in (0, outputs):
         problems.append(f"num_labels: {outputs}, found a head of {own['kernel'].shape[1]} outputs")
-    return Head(
-        head_type,
-        own,
-        problem=wishes.problem or problem,
-        pooling="pooler" if settings.get("use_pooler") else "cls",
-        activation=str(activation or "identity"),
-    )
+    return dataclasses.replace(head, tensors=own)
+
+
+def _activation(settings: Mapping[str, Any], problems: list[str]) -> str:
+    """What stands between two layers; the library takes its name in any case."""
+    activation = str(expect(settings, "activation_function", str, "", problems)).lower() or "identity"
+    if activation not in HEAD_ACTIVATIONS:
+        expected = ", ".join(HEAD_ACTIVATIONS)
+        problems.append(f"activation_function: expected null or one of {expected}, found {activation[:80]!r}")
+    return activation
+
+
+def _drop_others(tensors: Unread, name: str) -> None:
+    """Drops heads whose names begin as this one's: the library saves them along."""
+    for each in tensors.names:
+        if each.startswith(f"heads.{name}") and not each.startswith(f"heads.{name}."):
+            tensors.drop(each)

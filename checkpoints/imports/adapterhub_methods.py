@@ -11,7 +11,7 @@ import numpy as np
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray
 from checkpoints.imports.places import model_prefix, module_places
-from checkpoints.imports.settings import expect, expect_count, expect_number, is_number
+from checkpoints.imports.settings import expect, expect_count, expect_list, expect_number, is_number
 from checkpoints.imports.unread import Unread
 from jpets.config import ADAPTER_SITES, BackboneConfig
 from jpets.deltas.ia3 import ia3_delta
@@ -28,6 +28,7 @@ MODULES = {
 """Site -> modules that hold its adapters: in BERT and its like, in DistilBERT."""
 SWITCHES = {"after_attn_out": "mh_adapter", "after_ffn_out": "output_adapter"}
 """Site -> option that says whether it has adapters."""
+BEHIND_NORM = "original_ln_before"
 LORA_SWITCHES = {"selfattn_lora": True, "intermediate_lora": False, "output_lora": False}
 """Options that say where low-rank matrices are, and how they are set where nothing is said."""
 ATTENTION = {"q": "query", "k": "key", "v": "value"}
@@ -38,7 +39,7 @@ def adapter_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, back
 
     A scaling, fixed or learned, is folded into the up projection. Layers may differ in size.
     """
-    config, problems = backbone.config, tensors.problems
+    config, problems = backbone.config, tensors.problems.options
     prefix, reads = model_prefix(config, tensors.names), _input(settings, problems)
     activation = str(settings.get("non_linearity", "relu")).lower()
     if activation not in ACTIVATIONS:
@@ -56,7 +57,7 @@ def adapter_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, back
         problems.append(
             f"expected adapters in some layers of the backbone, found {', '.join(SWITCHES.values())} all off"
         )
-    if problems:
+    if tensors.problems:
         return []
     layers = sorted({layer for own in found.values() for layer in own})
     size = max(parts["down"].shape[1] for own in found.values() for parts in own.values())
@@ -80,7 +81,7 @@ def adapter_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, back
 
 def _layers(settings: Mapping[str, Any], config: BackboneConfig, problems: list[str]) -> list[int]:
     """The layers that are not left out."""
-    left_out = expect(settings, "leave_out", list, [], problems)
+    left_out = expect_list(settings, "leave_out", int, [], problems)
     return [layer for layer in range(config.layers) if layer not in left_out]
 
 
@@ -88,9 +89,10 @@ def _input(settings: Mapping[str, Any], problems: list[str]) -> str:
     """What the down projection reads; only placements that add to the sub-layer's output, before its norm."""
     if settings.get("original_ln_after", True) is not True:
         problems.append(f"original_ln_after: expected true, found {settings['original_ln_after']!r}")
-    if settings.get("is_parallel"):
+    parallel, behind_norm = (expect(settings, name, bool, False, problems) for name in ("is_parallel", BEHIND_NORM))
+    if parallel:
         return "residual"
-    if not settings.get("original_ln_before"):
+    if not behind_norm:
         return "output"
     if settings.get("residual_before_ln", True) is not True:
         problems.append(f"residual_before_ln: expected true, found {settings['residual_before_ln']!r}")
@@ -99,8 +101,9 @@ def _input(settings: Mapping[str, Any], problems: list[str]) -> str:
 
 def _bottleneck(tensors: Unread, place: str, width: int, scaling: Any) -> Parts:
     down = tensors.take(f"{place}.adapter_down.0.weight", (None, width)).T
-    down_bias = tensors.take(f"{place}.adapter_down.0.bias", (down.shape[1],))
-    up = tensors.take(f"{place}.adapter_up.weight", (width, down.shape[1])).T
+    size = down.shape[1] or None  # of one that is missing it may be any
+    down_bias = tensors.take(f"{place}.adapter_down.0.bias", (size,))
+    up = tensors.take(f"{place}.adapter_up.weight", (width, size)).T
     up_bias = tensors.take(f"{place}.adapter_up.bias", (width,))
     factor: Any = 1.0
     if scaling in ("learned", "channel"):
@@ -108,7 +111,7 @@ def _bottleneck(tensors: Unread, place: str, width: int, scaling: Any) -> Parts:
     elif is_number(scaling):
         factor = np.float32(scaling)
     else:
-        tensors.problems.append(f"scaling: expected a number, learned or channel, found {scaling!r}")
+        tensors.problems.options.append(f"scaling: expected a number, learned or channel, found {scaling!r}")
     return {"down": down, "down_bias": down_bias, "up": up * factor, "up_bias": up_bias * factor}
 
 
@@ -126,7 +129,7 @@ def _padded(parts: Parts, size: int, width: int) -> Parts:
 
 def low_rank_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, backbone: Backbone) -> list[Delta]:
     """LoRA (``composition_mode`` "add") or IA3 ("scale": factors on a module's output with its bias)."""
-    config, problems = backbone.config, tensors.problems
+    config, problems = backbone.config, tensors.problems.options
     mode = settings.get("composition_mode", "add")
     if mode not in ("add", "scale"):
         problems.append(f"composition_mode: expected add or scale, found {mode!r}")
@@ -149,7 +152,7 @@ def low_rank_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, bac
             matrices.setdefault(site, {})[layer] = (a.T, b.T)
     if not matrices and not factors:
         problems.append(f"expected lora_B in some layers of the backbone, found {', '.join(LORA_SWITCHES)} all off")
-    if problems:  # what is missing may be of any size
+    if tensors.problems:  # what is missing may be of any size
         return []
     return [lora_delta(matrices, alpha=alpha) if matrices else ia3_delta(factors)]
 
@@ -167,7 +170,7 @@ def _lora_sites(settings: Mapping[str, Any], problems: list[str]) -> set[str]:
 
 def prefix_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, backbone: Backbone) -> list[Delta]:
     """Prefix tuning: ``flat`` or behind its two-layer network, run here once. The text's positions begin at 0."""
-    config, problems = backbone.config, tensors.problems
+    config, problems = backbone.config, tensors.problems.options
     layers = _layers(settings, config, problems)
     tokens = expect_count(settings, "prefix_length", 30, problems)
     if not layers:
@@ -182,11 +185,11 @@ def prefix_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, backb
         problems.append(f"expected one prefix named {name[:80]!r}, found {len(groups)}")
         return []
     place = f"{start}{groups.pop()}"
-    if settings.get("flat"):
+    if expect(settings, "flat", bool, False, problems):
         rows = tensors.take(f"{place}.control_trans", (tokens * width,))
     else:
         rows = _control(settings, tensors, place, tokens, width, config.hidden_size)
-    if problems:
+    if tensors.problems:
         return []
     keys, values = rows.reshape(tokens, len(layers), 2, config.hidden_size).transpose(2, 1, 0, 3)
     return [Delta("prefix", {"tokens": tokens, "layers": layers}, {"attn_kv/key": keys, "attn_kv/value": values})]
@@ -195,7 +198,7 @@ def prefix_deltas(settings: Mapping[str, Any], name: str, tensors: Unread, backb
 def _control(
     settings: Mapping[str, Any], tensors: Unread, place: str, tokens: int, width: int, hidden: int
 ) -> FloatArray:
-    middle = expect_count(settings, "bottleneck_size", 512, tensors.problems)
+    middle = expect_count(settings, "bottleneck_size", 512, tensors.problems.options)
     x = tensors.take(f"{place}.wte.weight", (tokens, hidden))
     first, first_bias = (
         tensors.take(f"{place}.control_trans.0.weight", (middle, hidden)),
@@ -207,7 +210,9 @@ def _control(
     )
     activation = str(settings.get("non_linearity", "tanh")).lower()
     if activation not in ACTIVATIONS:
-        tensors.problems.append(f"non_linearity: expected one of {sorted(ACTIVATIONS)}, found {activation[:80]!r}")
+        tensors.problems.options.append(
+            f"non_linearity: expected one of {sorted(ACTIVATIONS)}, found {activation[:80]!r}"
+        )
     if tensors.problems:
         return x
     inner = np.asarray(ACTIVATIONS[activation](jnp.asarray(x @ first.T + first_bias)))

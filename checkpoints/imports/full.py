@@ -5,27 +5,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from checkpoints.backbone import Backbone
-from checkpoints.canonical import FloatArray, from_params
-from checkpoints.families import FAMILIES
+from checkpoints.canonical import FloatArray, canonical_shapes, from_params
+from checkpoints.families import FAMILIES, tensor_names
 from checkpoints.huggingface import convert, family_of, read_config, read_settings, unused_positions
-from checkpoints.imports.heads import PROBLEMS, Wishes, head_of_names, labels_of, read_head
+from checkpoints.imports.heads import PROBLEMS, Wishes, head_of_names, labels_of, read_head, refuse_idle_wishes
 from checkpoints.imports.sentence import embedding_head
-from checkpoints.imports.unread import Unread
+from checkpoints.imports.unread import Problems, Unread
 from checkpoints.tensors import read_tensors
 from checkpoints.validation import refuse
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidTask
 from jpets.types import Head, HeadType
 
-HARMLESS = ("position_ids", "embeddings.token_type_ids")
-"""Ends of buffers that older checkpoints carry."""
-ENCODER = ("embeddings.", "embeddings_project.", "encoder.", "transformer.", "pooler.")
-"""Where a model without a head has its modules."""
-PRETRAINING = ("cls.", "lm_head.", "vocab_", "generator_", "discriminator_")
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+"""What older checkpoints carry beside parameters."""
+PRETRAINING = (
+    "cls.predictions.", "cls.seq_relationship.", "lm_head.", "vocab_transform.", "vocab_layer_norm.",
+    "vocab_projector.", "generator_predictions.", "generator_lm_head.", "discriminator_predictions.",
+)  # fmt: skip
 """Heads that no task reads."""
 ARCHITECTURES: Mapping[str, HeadType] = {
     "ForSequenceClassification": "sequence-classification",
@@ -35,6 +38,8 @@ ARCHITECTURES: Mapping[str, HeadType] = {
 }
 """What follows a family's name in an entry of ``architectures`` -> head."""
 MODELS = ("Bert", "DistilBert", "Roberta", "XLMRoberta", "Camembert", "Electra")
+
+Stored = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,26 +73,34 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     if config.pooler and not pooled:  # a model whose head reads tokens has none: the backbone's stays
         base = from_params(backbone.params, config)
         tensors |= {name: base[name] for name in base if name.startswith("pooler/")}
-    problems = [f"{name}: expected finite numbers" for name, array in tensors.items() if not np.isfinite(array).all()]
-    rest = Unread({name: array for name, array in stored.items() if not _is_no_heads(name, prefix)}, problems)
+    problems = Problems(
+        tensors=[f"{name}: expected finite numbers" for name, array in tensors.items() if not np.isfinite(array).all()]
+    )
+    rest = Unread(_without_known(stored, config, prefix), problems)
     kind = wishes.head or _head_type(settings, rest, config)
     problem = wishes.problem or PROBLEMS.get(str(settings.get("problem_type")), None)
     if problem is None and settings.get("problem_type") is not None:
-        problems.append(
+        problems.options.append(
             f"problem_type: expected one of {sorted(PROBLEMS)}, found {str(settings['problem_type'])[:80]!r}"
         )
     head = read_head(rest, backbone.config, kind, problem, wishes.pooling)
     if kind == "embedding":
-        head = embedding_head(folder, head, wishes.pooling, problems)
+        head = embedding_head(folder, head, wishes.pooling, problems.options)
     rest.refuse_rest(f"not understood in a {family} checkpoint with a {kind} head")
-    labels = labels_of(head, settings, wishes, problems)
-    refuse(problems)
+    labels = labels_of(head, settings, wishes, problems.options)
+    refuse_idle_wishes(head, wishes, problems.options)
+    problems.refuse()
     return FullModel(tensors, head, labels)
 
 
-def _is_no_heads(name: str, prefix: str) -> bool:
-    """Whether a tensor is the encoder's or of pretraining alone."""
-    return name.startswith((prefix,) if prefix else ENCODER) or name.endswith(HARMLESS) or name.startswith(PRETRAINING)
+def _without_known(stored: Stored, config: BackboneConfig, prefix: str) -> Stored:
+    """The tensors without those that ``convert`` takes, the pooler's, which not every head reads, and those that no
+    task reads."""
+    shapes, known = canonical_shapes(config), {prefix + each for each in BUFFERS}
+    for place, candidates, _ in tensor_names(config):
+        if place in shapes or place.startswith("pooler/"):
+            known |= set([prefix + each for each in candidates if prefix + each in stored][:1])
+    return {name: own for name, own in stored.items() if name not in known and not name.startswith(PRETRAINING)}
 
 
 def _head_type(settings: Mapping[str, object], rest: Unread, config: BackboneConfig) -> HeadType:

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from checkpoints.imports.settings import expect
 from checkpoints.imports.unread import Unread
+from checkpoints.validation import UNLABELLED
 from jpets.config import BackboneConfig
 from jpets.types import Head, HeadType, Pooling, Problem
 
@@ -21,6 +23,8 @@ PROBLEMS: Mapping[str, Problem] = MappingProxyType(
     }
 )
 """``problem_type`` of ``config.json``."""
+MOST_DIGITS = 9
+"""Of a label's number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +75,14 @@ class Wishes:
     """Of an embedding head."""
 
 
-def read_linear(tensors: Unread, module: str, inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """(kernel [inputs, outputs], bias [outputs]) of a linear module; zeros where it has no bias."""
-    kernel = tensors.take(f"{module}.weight", (None, inputs)).T
-    bias = f"{module}.bias"
-    return kernel, tensors.take(bias, (kernel.shape[1],)) if bias in tensors else np.zeros(kernel.shape[1], np.float32)
+def read_linear(tensors: Unread, module: str, inputs: int, *, biased: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """(kernel [inputs, outputs], bias [outputs]) of a linear module; zeros where it is not ``biased``.
+
+    0 ``inputs`` are any: how many there are is not known where what gives them is missing.
+    """
+    kernel = tensors.take(f"{module}.weight", (None, inputs or None)).T
+    outputs = kernel.shape[1]
+    return kernel, tensors.take(f"{module}.bias", (outputs or None,)) if biased else np.zeros(outputs, np.float32)
 
 
 def read_head(
@@ -112,31 +119,52 @@ def head_of_names(tensors: Unread, config: BackboneConfig) -> Sequence[HeadType]
 
 def labels_of(head: Head, settings: Mapping[str, Any], wishes: Wishes, problems: list[str]) -> tuple[str, ...]:
     """Label names in the order of the outputs: the user's, else ``id2label``'s or ``label2id``'s, else LABEL_0 ..."""
-    if head.type in ("embedding", "question-answering"):
+    if head.type in UNLABELLED or not head.outputs:  # how many outputs there are is not known: the kernel is missing
         return ()
     if wishes.labels:
+        if len(wishes.labels) != head.outputs:
+            problems.append(f"labels: expected {head.outputs}, one for each output, found {len(wishes.labels)}")
         return wishes.labels
-    by_id = _by_id(settings)
-    if by_id is None:
+    option, by_id = _by_id(settings, problems)
+    if not by_id:
         return () if head.problem == "regression" else tuple(f"LABEL_{at}" for at in range(head.outputs))
-    if sorted(by_id) != list(range(head.outputs)):
+    if set(by_id) != set(range(head.outputs)):
         problems.append(
-            f"label2id: expected the numbers 0 to {head.outputs - 1}, found {sorted(by_id)[:20]}; give labels"
+            f"{option}: expected the numbers 0 to {head.outputs - 1}, found {str(list(by_id))[:80]}; give labels"
         )
-        return tuple(f"LABEL_{at}" for at in range(head.outputs))
+        return ()
     return tuple(by_id[at] for at in range(head.outputs))
 
 
-def _by_id(settings: Mapping[str, Any]) -> dict[int, str] | None:
-    """By ``id2label``, which is what transformers answers by; by ``label2id`` where it is absent or has usual names."""
-    to_id, to_label = settings.get("label2id"), settings.get("id2label")
-    found = []
-    try:
-        if isinstance(to_label, dict) and to_label:
-            found.append({int(at): str(label) for at, label in to_label.items()})
-        if isinstance(to_id, dict) and to_id:
-            found.append({int(at): str(label) for label, at in to_id.items()})
-    except (TypeError, ValueError, OverflowError):
-        return {}
-    named = [own for own in found if any(label != f"LABEL_{at}" for at, label in own.items())]
-    return next(iter(named or found), None)
+def refuse_idle_wishes(head: Head, wishes: Wishes, problems: list[str]) -> None:
+    """A problem for each wish that can have no effect on this head."""
+    if wishes.head not in (None, head.type):
+        problems.append(f"head: expected {head.type}, which the checkpoint holds, found {wishes.head}; leave it out")
+    idle: list[tuple[str, object, bool]] = [
+        ("problem", wishes.problem, head.type != "sequence-classification"),
+        ("labels", len(wishes.labels), head.type in UNLABELLED),
+        ("pooling", wishes.pooling, head.type != "embedding"),
+    ]
+    problems += [
+        f"{option}: expected none for a head of type {head.type}, found {found}; leave it out"
+        for option, found, has_none in idle
+        if found and has_none
+    ]
+
+
+def _by_id(settings: Mapping[str, Any], problems: list[str]) -> tuple[str, dict[int | str, str]]:
+    """The option that says which label has which number, and what it says: ``id2label``, by which transformers answers;
+    ``label2id`` where that is absent or has usual names."""
+    to_label, to_id = (expect(settings, name, dict, {}, problems) for name in ("id2label", "label2id"))
+    found = [
+        ("id2label", {_number(at): str(label) for at, label in to_label.items()}),
+        ("label2id", {_number(at): str(label) for label, at in to_id.items()}),
+    ]
+    named = [each for each in found if any(label != f"LABEL_{at}" for at, label in each[1].items())]
+    return next(iter(named or [each for each in found if each[1]] or found))
+
+
+def _number(at: Any) -> int | str:
+    """A label's number, which JSON has in digits where it is a key; anything else as it is written."""
+    text = str(at)
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else text

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy.typing as npt
+
 from checkpoints.backbone import Backbone
-from checkpoints.imports.heads import Wishes, head_of_names, labels_of, read_head
+from checkpoints.imports.heads import Wishes, head_of_names, labels_of, read_head, refuse_idle_wishes
 from checkpoints.imports.imported import Imported, notes_on_base
 from checkpoints.imports.peft_linear import ia3_deltas, lora_deltas
 from checkpoints.imports.peft_virtual import prefix_deltas, prompt_deltas
-from checkpoints.imports.settings import names, read_json, unsupported
+from checkpoints.imports.settings import expect_list, names, read_json, unsupported
 from checkpoints.imports.tensor_files import read_one_of
-from checkpoints.imports.unread import Unread
-from checkpoints.validation import refuse
+from checkpoints.imports.unread import Problems, Unread
 from jpets.errors import InvalidTask
-from jpets.types import Delta, HeadType
+from jpets.types import Delta, Head, HeadType
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 WRAPPED = ("base_model.model.", "base_model.")
 """How PEFT's names begin: those inside a tuned model, those of a prompted one."""
-INNER = (".modules_to_save.default.", ".modules_to_save.", ".base_layer.")
-"""What wrappers put inside of names, with the adapter's own name where ``bias`` "all" sweeps a saved module along."""
+SAVED = ".modules_to_save."
+REPLACED = ".original_module."
+BASE = ".base_layer."
+"""What wrappers put inside of names: before a module that was saved whole, before the one that it replaced, and before
+a tuned module's own parameters."""
+HEADS = ("classifier", "score", "qa_outputs")
+"""Modules that are saved whole for a task type, whether or not the settings name them."""
 TASK_TYPES: Mapping[str, HeadType] = MappingProxyType(
     {
         "SEQ_CLS": "sequence-classification",
@@ -36,8 +42,9 @@ TASK_TYPES: Mapping[str, HeadType] = MappingProxyType(
 GENERAL = names(
     "peft_type task_type peft_version auto_mapping base_model_name_or_path revision inference_mode modules_to_save"
 )
-"""Settings of every method; the tensors that are there say which modules were saved."""
+"""Settings of every method."""
 
+Stored = Mapping[str, npt.NDArray[Any]]
 Reader = Callable[[Mapping[str, Any], Unread, Backbone], list[Delta]]
 READERS: Mapping[str, tuple[Reader, frozenset[str]]] = MappingProxyType(
     {
@@ -90,43 +97,83 @@ def read_peft(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported:
     if not isinstance(kind, str) or kind not in READERS:
         raise InvalidTask(f"{CONFIG}: peft_type must be one of {sorted(READERS)}, found {kind!r}")
     reader, known = READERS[kind]
-    problems = list(unsupported(settings, GENERAL | known, f"peft_type {kind}"))
-    tensors = Unread({_own_name(name): array for name, array in read_one_of(folder, FILES).items()}, problems)
+    problems = Problems([*unsupported(settings, GENERAL | known, f"peft_type {kind}")])
+    tensors = Unread(_own_tensors(read_one_of(folder, FILES), problems.tensors), problems)
+    _drop_replaced(tensors, [*HEADS, *expect_list(settings, "modules_to_save", str, [], problems.options)])
     deltas = reader(settings, tensors, backbone)
-    head_type = _head_type(settings, tensors, backbone, wishes)
-    head = read_head(tensors, backbone.config, head_type, wishes.problem, wishes.pooling)
-    labels = labels_of(head, settings, wishes, problems)
-    for name in tensors.names:
-        if ".original_module." in name:  # what a saved module replaced; `bias` "all" sweeps it along
-            tensors.drop(name)
+    head, labels = _head(settings, tensors, backbone, wishes)
     tensors.refuse_rest(f"not understood in a {backbone.config.family} checkpoint of peft_type {kind}")
-    refuse(problems)
+    problems.refuse()
     return Imported(tuple(deltas), head, labels, notes_on_base(settings.get("base_model_name_or_path"), backbone))
 
 
-def _own_name(name: str) -> str:
-    """The name inside the model that was tuned; a module that was saved whole lies in a wrapper of its own."""
-    for wrapper in WRAPPED:
-        if name.startswith(wrapper):
-            name = name.removeprefix(wrapper)
-            break
-    for inner in INNER:
-        name = name.replace(inner, ".")
-    return name
+def _own_tensors(stored: Stored, problems: list[str]) -> Stored:
+    """The tensors by their names inside the model that was tuned.
+
+    ``bias`` "all" sweeps along copies of what is saved anyway; a tensor that comes twice with other numbers is a
+    problem.
+    """
+    unwrapped = {_unwrapped(name): name for name in stored}
+    sources: dict[str, str] = {}
+    for name, array in stored.items():
+        first = sources.setdefault(_own_name(_unwrapped(name), unwrapped), name)
+        if first != name and not _same(stored[first], array):
+            problems.append(f"{name[:120]}: expected the same numbers as in {first[:120]}, found others")
+    return {own: stored[name] for own, name in sources.items()}
 
 
-def _head_type(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, wishes: Wishes) -> HeadType:
+def _same(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
+    return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+
+def _unwrapped(name: str) -> str:
+    return name.removeprefix(next((wrapper for wrapper in WRAPPED if name.startswith(wrapper)), ""))
+
+
+def _own_name(name: str, others: Collection[str]) -> str:
+    """The name without what wrappers put in it, which may be the adapter's own name too: then there is a tensor among
+    ``others`` that is named without it."""
+    module, saved, part = name.partition(SAVED)
+    if saved:
+        plain = f"{module}.{part.partition('.')[2]}"
+        name = plain if plain in others or part.startswith("default.") else f"{module}.{part}"
+    return name.replace(BASE, ".")
+
+
+def _drop_replaced(tensors: Unread, saved: Collection[str]) -> None:
+    """Drops what modules that were saved whole have replaced; ``bias`` "all" sweeps it along."""
+    for name in tensors.names:
+        module, replaced, _ = name.partition(REPLACED)
+        if replaced and any(module == each or module.endswith(f".{each}") for each in saved):
+            tensors.drop(name)
+
+
+def _head(
+    settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, wishes: Wishes
+) -> tuple[Head, tuple[str, ...]]:
+    """The head among the tensors, and its labels."""
+    kind, problems = _head_type(settings, tensors, backbone, wishes), tensors.problems.options
+    if kind is None:
+        return Head("embedding"), ()
+    head = read_head(tensors, backbone.config, kind, wishes.problem, wishes.pooling)
+    refuse_idle_wishes(head, wishes, problems)
+    return head, labels_of(head, settings, wishes, problems)
+
+
+def _head_type(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, wishes: Wishes) -> HeadType | None:
+    """None where there is no saying, which is a problem."""
     if wishes.head is not None:
         return wishes.head
     task_type = settings.get("task_type")
     if isinstance(task_type, str) and task_type in TASK_TYPES:
         return TASK_TYPES[task_type]
     if task_type is not None:
-        tensors.problems.append(f"task_type: expected one of {sorted(TASK_TYPES)}, found {task_type!r}")
-        return "embedding"
+        tensors.problems.options.append(f"task_type: expected one of {sorted(TASK_TYPES)}, found {task_type!r}")
+        return None
     found = head_of_names(tensors, backbone.config)
     if len(found) > 1:
-        tensors.problems.append(
+        tensors.problems.options.append(
             f"task_type is not set, and the saved modules may be {' or '.join(found)}: say which head"
         )
+        return None
     return found[0] if found else "embedding"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from checkpoints.canonical import FloatArray, from_params, place_name
 from checkpoints.imports.heads import LAYOUTS
 from checkpoints.imports.patterns import Patterns, is_pattern
 from checkpoints.imports.places import ModulePlace, model_prefix, module_places
-from checkpoints.imports.settings import MOST, expect, expect_count, expect_number, is_number
+from checkpoints.imports.settings import MOST, expect, expect_count, expect_list, expect_number, is_number
 from checkpoints.imports.unread import Unread
 from jpets.deltas.ia3 import INPUTS, ia3_delta
 from jpets.deltas.lora import lora_delta
@@ -22,6 +22,7 @@ from jpets.deltas.protocol import site_layers
 from jpets.types import Delta
 
 ALL_LINEAR = "all-linear"
+BIASES = ("none", "all", "lora_only")
 PLAIN_INITS = (True, False, "gaussian", "eva", "orthogonal")
 """Values of ``init_lora_weights`` that leave the base weights alone; others (pissa, olora, loftq, corda ...) train
 against changed ones."""
@@ -37,7 +38,7 @@ class Target(NamedTuple):
 
 def lora_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) -> list[Delta]:
     """LoRA (Hu et al. 2021) with per-module ranks and scales, and the biases that were trained with it."""
-    config, problems = backbone.config, tensors.problems
+    config, problems = backbone.config, tensors.problems.options
     start = settings.get("init_lora_weights", True)
     if start not in PLAIN_INITS:
         problems.append(
@@ -61,9 +62,9 @@ def lora_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone
         matrices.setdefault(place.site, {})[place.layer] = (a.T, b.T)
         scales[place.site, place.layer] = _pattern_value(alphas, name, alpha, patterns)
     if not matrices:
-        problems.append("expected lora_A and lora_B of the backbone's linear modules, found none")
+        tensors.problems.tensors.append("expected lora_A and lora_B of the backbone's linear modules, found none")
     biases = _biases(settings, tensors, backbone)
-    if problems:  # what is missing may be of any size
+    if tensors.problems:  # what is missing may be of any size
         return []
     lora = lora_delta(matrices, alpha=scales, rank_stabilised=stabilised)
     return [lora, *biases]
@@ -71,12 +72,9 @@ def lora_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone
 
 def ia3_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) -> list[Delta]:
     """IA3 (Liu et al. 2022): factors on a module's output with its bias, or on the input of a feed-forward module."""
-    config, problems = backbone.config, tensors.problems
+    config, problems = backbone.config, tensors.problems.options
     into = {site: name for name, site in INPUTS.items()}
-    inner = expect(settings, "feedforward_modules", (list, str), [], problems)
-    if not all(isinstance(each, str) for each in inner):
-        problems.append("feedforward_modules: expected names of modules")
-        inner = []
+    inner = _module_names(settings, "feedforward_modules", problems)
     factors: dict[str, dict[int, FloatArray]] = {}
     patterns = Patterns()
     for name, place in _targets(settings, tensors, backbone, ".ia3_l", patterns):
@@ -94,7 +92,7 @@ def ia3_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone)
         problems.append("target_modules: IA3 at the pooler is not supported")
         del factors["pooler"]
     if not factors:
-        problems.append("expected ia3_l of the backbone's linear modules, found none")
+        tensors.problems.tensors.append("expected ia3_l of the backbone's linear modules, found none")
         return []
     return [ia3_delta(factors)]
 
@@ -106,8 +104,10 @@ def _targets(
 
     Most models with a head have no pooler, whatever the settings name.
     """
-    config = backbone.config
+    config, problems = backbone.config, tensors.problems.options
     prefix = model_prefix(config, tensors.names)
+    wanted, unwanted = (_module_names(settings, name, problems) for name in ("target_modules", "exclude_modules"))
+    layers = _layers(settings, problems)
     pools = (settings.get("task_type"), LAYOUTS[config.family]["sequence-classification"].pooling) == (
         "SEQ_CLS",
         "pooler",
@@ -115,31 +115,45 @@ def _targets(
     for module, place in module_places(config).items():
         name = prefix + module
         there = f"{name}{suffix}" in tensors
-        wanted = (pools or place.site != "pooler") and _is_target(settings, name, patterns)
-        if place.site in config.linear_sites() and (there or wanted):
+        named = (pools or place.site != "pooler") and (
+            _matches(wanted, name, patterns) and not _matches(unwanted, name, patterns) and _in_layers(layers, name)
+        )
+        if place.site in config.linear_sites() and (there or named):
             yield Target(name, place)
 
 
-def _is_target(settings: Mapping[str, Any], name: str, patterns: Patterns) -> bool:
-    """Whether the settings name a module, as the library matches them: whole or by its last parts, or by a pattern."""
-    if _matches(settings.get("exclude_modules"), name, patterns):
-        return False
-    if not _matches(settings.get("target_modules"), name, patterns):
-        return False
-    layers = settings.get("layers_to_transform")
-    if layers is None or layers == []:
-        return True
+def _module_names(settings: Mapping[str, Any], option: str, problems: list[str]) -> str | list[str]:
+    """Names of modules, or one pattern of them; none where the option is absent or, which is a problem, neither."""
+    if isinstance(settings.get(option), list):
+        return list(expect_list(settings, option, str, [], problems))
+    found = expect(settings, option, (list, str), "", problems)
+    if not is_pattern(found):
+        problems.append(f"{option}: expected names of modules or a pattern of them, found {found[:80]!r}")
+    return str(found)
+
+
+def _layers(settings: Mapping[str, Any], problems: list[str]) -> list[int]:
+    """The only layers that are tuned; empty where all of them are."""
+    option = "layers_to_transform"
+    if isinstance(settings.get(option), list):
+        return list(expect_list(settings, option, int, [], problems))
+    found = expect(settings, option, (int, list), None, problems)
+    return [] if found is None else [found]
+
+
+def _in_layers(layers: list[int], name: str) -> bool:
     number = LAYER_NUMBER.search(name)
-    return number is not None and int(number[1]) in (layers if isinstance(layers, list) else [layers])
+    return not layers or (number is not None and int(number[1]) in layers)
 
 
-def _matches(wanted: Any, name: str, patterns: Patterns) -> bool:
+def _matches(wanted: str | list[str], name: str, patterns: Patterns) -> bool:
+    """As the library matches names: whole or by their last parts, or by a pattern."""
     if isinstance(wanted, str):
         return wanted == ALL_LINEAR or patterns.matches(wanted, name)
-    return isinstance(wanted, list) and any(name == each or name.endswith(f".{each}") for each in wanted)
+    return any(name == each or name.endswith(f".{each}") for each in wanted)
 
 
-def _is_feedforward(wanted: str | Sequence[str], name: str, patterns: Patterns) -> bool:
+def _is_feedforward(wanted: str | list[str], name: str, patterns: Patterns) -> bool:
     return patterns.matches(wanted, name) if isinstance(wanted, str) else any(name.endswith(each) for each in wanted)
 
 
@@ -165,7 +179,10 @@ def _pattern_value(values: Mapping[str, Any], name: str, default: Any, patterns:
 
 def _biases(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) -> list[Delta]:
     """The biases that a checkpoint brings: of all modules (``bias`` "all") or of the tuned ones ("lora_only")."""
-    if settings.get("bias", "none") == "none":
+    mode = settings.get("bias", "none")
+    if mode not in BIASES:
+        tensors.problems.options.append(f"bias: expected one of {list(BIASES)}, found {json.dumps(mode)[:80]}")
+    if mode not in BIASES[1:]:
         return []
     config = backbone.config
     prefix, base = model_prefix(config, tensors.names), from_params(backbone.params, config)
@@ -176,7 +193,7 @@ def _biases(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) ->
             shape = base[f"{place_name(layer, site)}/bias"].shape
             found.setdefault(site, {})[layer] = tensors.take(name, shape)
     if not found:
-        tensors.problems.append(f"bias: {settings['bias']!r} says that biases were trained, found none")
+        tensors.problems.options.append(f"bias: {mode!r} says that biases were trained, found none")
         return []
     layers = tuple(range(config.layers))
     stacked = {

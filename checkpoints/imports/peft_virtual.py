@@ -16,7 +16,7 @@ EMBEDDINGS = "prompt_embeddings"
 
 def prompt_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone) -> list[Delta]:
     """Prompt tuning (Lester et al. 2021): virtual tokens enter before the embeddings' norm and get positions."""
-    kept = _embeddings(settings, tensors, backbone.config.hidden_size)
+    kept = _embeddings(settings, tensors, backbone.config.embedding_width)
     if tensors.problems:
         return []
     return [Delta("prompt", {"tokens": len(kept)}, {"embeddings/prompt": kept[None]})]
@@ -29,7 +29,7 @@ def prefix_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbo
     """
     config = backbone.config
     if config.family == "distilbert":
-        tensors.problems.append(
+        tensors.problems.options.append(
             "peft_type: PREFIX_TUNING is not supported for distilbert, whose model has no such input"
         )
     kept = _embeddings(settings, tensors, config.layers * 2 * config.hidden_size)
@@ -43,8 +43,9 @@ def prefix_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbo
 
 
 def _embeddings(settings: Mapping[str, Any], tensors: Unread, width: int) -> FloatArray:
-    modules = expect(settings, "num_transformer_submodules", int, 1, tensors.problems)
+    problems = tensors.problems.options
+    modules = expect(settings, "num_transformer_submodules", int, 1, problems)
     if modules != 1:
-        tensors.problems.append(f"num_transformer_submodules: expected 1 for an encoder, found {modules}")
-    tokens = expect_count(settings, "num_virtual_tokens", None, tensors.problems)
+        problems.append(f"num_transformer_submodules: expected 1 for an encoder, found {modules}")
+    tokens = expect_count(settings, "num_virtual_tokens", None, problems)
     return tensors.take(EMBEDDINGS, (tokens, width))

@@ -66,6 +66,15 @@ def expect_number(settings: Mapping[str, Any], name: str, default: float, proble
     return value
 
 
+def expect_list(settings: Mapping[str, Any], name: str, kind: type, default: list[Any], problems: list[str]) -> Any:
+    """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, no list of ``kind``."""
+    value = expect(settings, name, list, default, problems)
+    if not all(type(each) is kind for each in value):
+        problems.append(f"{name}: expected a list of {kind.__name__}, found {json.dumps(value)[:80]}")
+        return default
+    return value
+
+
 def is_number(value: Any) -> bool:
     """Whether it is a finite number: JSON has whole numbers of any size, and some write infinity."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST

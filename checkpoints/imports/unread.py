@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,14 +10,33 @@ import numpy as np
 import numpy.typing as npt
 
 from checkpoints.canonical import FloatArray
+from checkpoints.validation import refuse
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
-class Unread:
-    """``problems`` collects what is wrong, so that all of it is said at once."""
+@dataclasses.dataclass(frozen=True)
+class Problems:
+    """What is wrong with a checkpoint, collected so that all of it is said at once.
 
-    def __init__(self, tensors: Mapping[str, npt.NDArray[Any]], problems: list[str]) -> None:
+    Only the first few are shown, and one option can spoil every tensor: options come first.
+    """
+
+    options: list[str] = dataclasses.field(default_factory=list)
+    tensors: list[str] = dataclasses.field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.options or self.tensors)
+
+    def refuse(self) -> None:
+        """Raises ``InvalidTask`` with all of them, unless there are none."""
+        refuse([*self.options, *self.tensors])
+
+
+class Unread:
+    """What is wrong goes to ``problems``."""
+
+    def __init__(self, tensors: Mapping[str, npt.NDArray[Any]], problems: Problems) -> None:
         self._tensors = dict(tensors)
         self.problems = problems
 
@@ -28,19 +48,24 @@ class Unread:
         return sorted(self._tensors)
 
     def take(self, name: str, shape: Sequence[int | None]) -> FloatArray:
-        """A tensor in f32; ``None`` in ``shape`` is any size. One that is missing or of another shape is a problem, and
-        zeros stand in for it, in no memory: the size that was expected may be any."""
-        array = self._tensors.pop(name, None)
+        """A tensor in f32; ``None`` in ``shape`` is any size from 1 on. One that is missing, of another shape or not
+        finite is a problem. Zeros stand in for one that cannot be used, in no memory: the size that was expected may be
+        any. Where it was to be any, that of the zeros is 0."""
+        array, wrong = self._tensors.pop(name, None), self.problems.tensors
         expected = f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
         if array is None:
-            self.problems.append(f"{name}: expected {expected}, found nothing")
+            wrong.append(f"{name}: expected {expected}, found nothing")
         elif array.dtype.name not in FLOATS:
-            self.problems.append(f"{name}: expected floating-point numbers, found {array.dtype.name}")
-        elif array.ndim != len(shape) or any(w not in (None, h) for w, h in zip(shape, array.shape, strict=True)):
-            self.problems.append(f"{name}: expected {expected}, found {list(array.shape)}")
+            wrong.append(f"{name}: expected floating-point numbers, found {array.dtype.name}")
+        elif not _fits(array.shape, shape):
+            wrong.append(f"{name}: expected {expected}, found {list(array.shape)}")
         else:
-            return np.asarray(array, np.float32)
-        return np.broadcast_to(np.float32(0), [size or 1 for size in shape])
+            with np.errstate(over="ignore"):  # what f32 has no room for becomes infinite, and is said below
+                found = np.asarray(array, np.float32)
+            if not np.isfinite(found).all():
+                wrong.append(f"{name}: expected finite numbers, found {'NaN' if np.isnan(found).any() else 'Inf'}")
+            return found
+        return np.broadcast_to(np.float32(0), [size or 0 for size in shape])
 
     def drop(self, name: str) -> None:
         """For a tensor that is known to have no effect."""
@@ -48,5 +73,11 @@ class Unread:
 
     def refuse_rest(self, why: str) -> None:
         """Makes a problem of every tensor that nobody took."""
-        self.problems += [f"{name[:120]}: {why}" for name in self.names]
+        self.problems.tensors.extend(f"{name[:120]}: {why}" for name in self.names)
         self._tensors.clear()
+
+
+def _fits(found: Sequence[int], expected: Sequence[int | None]) -> bool:
+    return len(found) == len(expected) and all(
+        have == want if want is not None else have > 0 for have, want in zip(found, expected, strict=True)
+    )

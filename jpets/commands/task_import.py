@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from jpets.commands.options import check_task_output
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table
 from jpets.commands.task_report import TaskReport
 from jpets.errors import InvalidTask
@@ -98,6 +99,7 @@ def import_task(
     from jpets.commands.extraction import extracted_model
     from jpets.types import Preprocessing
 
+    check_task_output(output)
     wishes = Wishes(
         head=head.value if head else None,
         problem=problem.value if problem else None,
@@ -141,6 +143,8 @@ def import_task(
         print_fields(chosen.fields())
         worst = sorted(chosen.losses.items(), key=lambda pair: -pair[1])[:WORST]
         print_table(("tensor", "lost"), [(name, f"{100 * lost:.1f} %") for name, lost in worst], numbers=("lost",))
+        if len(worst) < len(chosen.losses):
+            print_fields([("note", f"the {len(worst)} of {len(chosen.losses)} tensors that lost most; --json has all")])
 
 
 def _texts(path: Path | None, text: str, pair: str | None) -> list[Any]:

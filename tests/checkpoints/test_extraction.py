@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from full_model import Change, biases, everything, ranked, weights_alone, write_full
 from safetensors.numpy import load_file, save_file
-from support import dense_answer, tiny
+from support import FIXTURES, dense_answer, tiny
 
 from checkpoints.canonical import from_params
 from checkpoints.huggingface import read_backbone
@@ -22,6 +23,7 @@ from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.types import Task
 
 IDS = np.array([2, 77, 301, 44, 9, 250, 3])
+FILE = "model.safetensors"
 PLACE = "layers/1/ffn_in/weight"
 
 
@@ -153,6 +155,43 @@ def test_tensors_that_are_not_understood_are_refused_and_those_of_pretraining_ar
     save_file({**stored, "classifier.scale": np.ones(3, np.float32)}, folder / "model.safetensors")
     with pytest.raises(InvalidTask, match=r"classifier\.scale: not understood"):
         read_model(folder, tiny(), Wishes())
+
+
+def beside(folder: Path, **tensors: np.ndarray) -> Path:
+    """Adds tensors to a folder's."""
+    save_file({**load_file(folder / "model.safetensors"), **tensors}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["bert.foo.weight", "bert.encoder.layer.3.output.dense.bias", "evil.position_ids"])
+def test_no_tensor_of_the_encoder_is_lost_unseen(name: str, tmp_path: Path) -> None:
+    folder = beside(write_full(tmp_path, biases), **{name: np.zeros(64, np.float32)})
+    with pytest.raises(InvalidTask, match=rf"{name}: not understood"):
+        read_model(folder, tiny(), Wishes())
+
+
+WITHOUT_EFFECT: list[tuple[str, str, list[str]]] = [
+    ("tiny-bert", "bert", ["embeddings.position_ids", "cls.seq_relationship.bias"]),
+    ("tiny-roberta", "roberta", ["embeddings.position_ids", "embeddings.token_type_ids", "lm_head.decoder.bias"]),
+    ("tiny-distilbert", "distilbert", ["embeddings.position_ids", "vocab_transform.weight", "vocab_projector.bias"]),
+    ("tiny-electra", "electra", ["embeddings.position_ids", "discriminator_predictions.dense.bias"]),
+]
+"""Backbone, its model's prefix, and tensors of older checkpoints and of pretraining."""
+
+
+@pytest.mark.parametrize(("backbone", "prefix", "names"), WITHOUT_EFFECT)
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_has_no_effect_is_taken(backbone: str, prefix: str, names: list[str], whole: bool, tmp_path: Path) -> None:
+    """``whole``: a model without a head, whose names have no prefix."""
+    folder = tmp_path / backbone
+    shutil.copytree(FIXTURES / backbone, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": None}))
+    start = "" if whole else f"{prefix}."
+    stored = {start + name.removeprefix(f"{prefix}."): own for name, own in load_file(folder / FILE).items()}
+    added = [start + name if name.startswith("embeddings.") else name for name in names]
+    save_file({**stored, **{name: np.zeros(3, np.float32) for name in added}}, folder / FILE)
+    assert read_model(folder, tiny(backbone), Wishes(head="embedding")).head.type == "embedding"
 
 
 def sentence_folder(folder: Path, *kinds: str, **pooling: object) -> Path:

@@ -54,6 +54,9 @@ def test_a_refusal_writes_nothing(run, tmp_path: Path) -> None:
     for arguments, message in (
         ((LORA, "--method", "diff"), "--method is for fully fine-tuned models"),
         ((LORA, "--labels", "x,y"), "labels: expected 3"),
+        ((LORA, "--pooling", "mean"), "pooling: expected none"),
+        ((LORA.parents[1] / "adapters" / "seq-bn", "--head", "embedding"), "head: expected sequence-classification"),
+        ((LORA.parent / "lora-answers", "--labels", "x,y"), "labels: expected none"),
         ((write_full(tmp_path / "full", biases),), "say --method"),
         ((write_full(tmp_path / "full", biases), "--method", "auto"), "give --texts"),
         ((tmp_path,), "expected adapter_config.json"),
@@ -62,6 +65,8 @@ def test_a_refusal_writes_nothing(run, tmp_path: Path) -> None:
         result = run("task", "import", *arguments, "-o", out, "--backbone", BACKBONE)
         assert (result.exit_code, message in result.stderr) == (1, True), result.stderr
         assert not out.exists()
+    result = run("task", "import", LORA, "-o", tmp_path / "own.bin", "--backbone", BACKBONE)
+    assert result.exit_code == 2 and "must be a file that ends in .safetensors" in result.stderr
 
 
 def test_what_was_lost_is_reported(run, tmp_path: Path, texts: Path) -> None:
@@ -73,6 +78,7 @@ def test_what_was_lost_is_reported(run, tmp_path: Path, texts: Path) -> None:
     assert 0.1 < found["losses"]["layers/0/query/weight"] < 0.99 and found["losses"]["layers/0/query/bias"] < 1e-6
     whole = run("task", "import", full, "-o", out, *arguments, "--energy", 1.0).stdout
     assert "100.0 % of the answers" in whole and "/weight" in whole
+    assert f"the 8 of {len(found['losses'])} tensors that lost most" in whole
 
 
 def test_auto_takes_the_smallest_that_agrees(run, tmp_path: Path, texts: Path) -> None:
