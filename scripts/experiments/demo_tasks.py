@@ -4,8 +4,7 @@
 
 Beside each task stand two baselines with the same texts and epochs: the head alone on the frozen backbone, and full
 fine-tuning. Accuracies are those of the written file, read back and run in f32. Needs the packages that
-``debian_packages`` names, and writes ``checkpoints/demo``. The files there are of an earlier trainer, with the same
-methods and settings, two epochs (toolkit: three) and no texts to choose the epoch by.
+``debian_packages`` names, with the lists of long descriptions, and writes ``checkpoints/demo``.
 """
 
 from __future__ import annotations

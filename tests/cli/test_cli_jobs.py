@@ -122,7 +122,7 @@ def test_other_kinds_of_jobs_are_started(run, server: str, data: Path, tmp_path:
     assert (item["kind"], item["task"], item["version"], item["method"]) == ("extract", "lifted", 1, "auto")
     text = tmp_path / "texts.txt"
     text.write_text("a library\n")
-    further = run("jobs", "pretrain", text, "domain", "--set", "epochs=2", "--set", "layers=1,2", *here)
+    further = run("jobs", "pretrain", text, "domain", "--set", "epochs=2", "--set", "layers=0,1", *here)
     assert further.exit_code == 0, further.output
     assert json.loads(further.stdout)["new_backbone"] == "domain"
     listed = run("jobs", "list", *here[:2]).stdout
