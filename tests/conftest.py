@@ -57,6 +57,14 @@ def program_cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "programs"
 
 
+@pytest.fixture
+def all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that waits is one batch. The policy would decide by the seconds that programs took on a busy machine."""
+    from jpets.engine.planner import Planner  # after the import hook
+
+    monkeypatch.setattr(Planner, "next_batch", lambda planner, waiting, **_: planner.place(waiting))
+
+
 @pytest.fixture(scope="session")
 def fixtures() -> pathlib.Path:
     return pathlib.Path(__file__).parent / "fixtures"

@@ -21,7 +21,6 @@ from jpets.engine.bucket import Bucket
 from jpets.engine.classes import class_slots
 from jpets.engine.device_memory import GIGABYTE, banks_bytes, fit_slots, param_bytes, slot_bytes, tree_bytes
 from jpets.engine.engine import Engine
-from jpets.engine.planner import Planner
 from jpets.engine.program import Program
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.errors import OutOfSpace, Saturated
@@ -147,12 +146,10 @@ def no_memory_beyond(rows: int, late: bool) -> Callable[..., object]:
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 def test_a_batch_too_large_for_the_device_is_split(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, *, late: bool
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, all_at_once: None, *, late: bool
 ) -> None:
     replica, before = engine.replica, engine.stats.out_of_memory
     expected = engine.infer([Query("mask", TEXT), Query("lora", TEXT)])
-    # All that waits is one batch. The policy would decide by the seconds that programs took on a busy machine.
-    monkeypatch.setattr(Planner, "next_batch", lambda planner, waiting, **_: planner.place(waiting))
     monkeypatch.setattr(replica, "dispatch", no_memory_beyond(3, late)(replica.dispatch))
     results = engine.infer([Query(name, TEXT) for name in ("mask", "lora") * 5])
     for result, wanted in zip(results, expected * 5, strict=True):

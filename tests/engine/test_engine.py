@@ -23,7 +23,6 @@ from support import (
 )
 
 from jpets.engine.engine import Engine
-from jpets.engine.planner import Planner
 from jpets.errors import (
     InputTooLong,
     InvalidInput,
@@ -48,10 +47,8 @@ def like(name: str, task: Task) -> Task:
     return dataclasses.replace(task, id=name)
 
 
-def test_one_call_mixes_every_task_and_the_bare_backbone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_mixes_every_task_and_the_bare_backbone(engine: Engine, all_at_once: None) -> None:
     tasks = tasks_by_name()
-    # All that waits is one batch. The policy would decide by the seconds that programs took on a busy machine.
-    monkeypatch.setattr(Planner, "next_batch", lambda planner, waiting, **_: planner.place(waiting))
     results = engine.infer([*(Query(name, TEXT) for name in tasks), Query(None, TEXT)])
     for name, result in zip(tasks, results, strict=False):
         assert result.task == name

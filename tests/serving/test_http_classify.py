@@ -38,7 +38,7 @@ def test_one_text_needs_no_list(call: Call) -> None:
     assert "top" not in data[0]
 
 
-def test_mixed_request_shares_a_batch_and_answers_by_head(call: Call, engine: Engine) -> None:
+def test_mixed_request_shares_a_batch_and_answers_by_head(call: Call, engine: Engine, all_at_once: None) -> None:
     models = ["topic", "tags", "price", "names", "vectors", None, "tiny-bert", "questions"]
     batches = engine.stats.batches
     answer = call("POST", PATH, json={"inputs": [{"model": m, "text": "hello world"} for m in models]})
