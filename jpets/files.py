@@ -43,8 +43,7 @@ def space_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        told = any(os.strerror(code) in str(error) for code in full)
-        if (isinstance(error, OSError) and error.errno in full) or told:
+        if getattr(error, "errno", None) in full or any(os.strerror(code) in str(error) for code in full):
             raise OutOfSpace("the disk is full; free space or remove tasks, then try again") from error
         raise
 

@@ -55,9 +55,9 @@ class Shelf:
     """The backbones that a running server may load: the folders in ``--backbones``, by their names."""
 
     def __init__(self, options: Options, repository: Repository) -> None:
-        if options.backbones is not None and not options.backbones.is_dir():
-            raise NotFound("--backbones: there is no such folder")
         if options.backbones is not None:
+            if not options.backbones.is_dir():
+                raise NotFound("--backbones: there is no such folder")
             sweep(options.backbones, TEMPORARY, STALE_SECONDS)
         self._options = options
         self._repository = repository
@@ -84,7 +84,7 @@ class Shelf:
         assert self._options.backbones is not None
         target = self._options.backbones / name
         if target.exists():
-            if same_files(folder, target):
+            if _same_files(folder, target):
                 return
             raise Conflict(f"there is a backbone {name!r} already; choose another name")
         temporary = temporary_sibling(target)
@@ -176,24 +176,29 @@ def outline_of(request: FineTune, backbone: LoadedBackbone, start: Sequence[str]
 
     Raises ``InvalidInput`` for settings that the method does not take, and for a sweep that is none.
     """
-    config, settings = backbone.config, request.settings
     assert request.method is not None
     rates_of(request.sweep, request.rate)
-    if start:
-        check_continued(start, request.method, settings)
-        return Task(request.task, BackboneRef.of(backbone), (), Head("embedding", pooling=request.pooling))
-    check_settings(request.method, settings, config)
     deltas: Sequence[Delta] = ()
-    if request.method in DIRECT:
-        deltas = direct_recipe(request.method, settings, config, dict(backbone.params)).deltas
-    elif request.method in METHODS:
-        shape = {name: value for name, value in settings.items() if name != "price"}
-        try:
-            deltas = (METHODS[request.method].init(np.random.default_rng(0), shape, config, 1.0),)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(f"settings: {error}") from error
-    ref = BackboneRef.of(backbone)
-    return Task(request.task, ref, tuple(deltas), Head("embedding", pooling=request.pooling))
+    if start:
+        check_continued(start, request.method, request.settings)
+    else:
+        deltas = _untrained(request.method, request.settings, backbone)
+    return Task(request.task, BackboneRef.of(backbone), tuple(deltas), Head("embedding", pooling=request.pooling))
+
+
+def _untrained(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> Sequence[Delta]:
+    """Deltas of a method's shape; none where it makes none. Raises ``InvalidInput``."""
+    config = backbone.config
+    check_settings(method, settings, config)
+    if method in DIRECT:
+        return direct_recipe(method, settings, config, dict(backbone.params)).deltas
+    if method not in METHODS:
+        return ()
+    shape = {name: value for name, value in settings.items() if name != "price"}
+    try:
+        return (METHODS[method].init(np.random.default_rng(0), shape, config, 1.0),)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"settings: {error}") from error
 
 
 def default_backbone(options: Options) -> Backbone:
@@ -234,7 +239,7 @@ def add_demo_tasks(repository: Repository) -> None:
             repository.put(path.stem, path)
 
 
-def same_files(first: Path, second: Path) -> bool:
+def _same_files(first: Path, second: Path) -> bool:
     """Whether two folders hold the same files, byte for byte."""
     names = [{path.relative_to(folder) for path in folder.rglob("*")} for folder in (first, second)]
     files = [str(name) for name in names[0] if (first / name).is_file()]

@@ -235,13 +235,9 @@ def settings_of(given: list[str]) -> dict[str, Any]:
     """``NAME=VALUE`` options: JSON values, lists of names by commas, or texts. Raises ``typer.BadParameter``."""
     found: dict[str, Any] = {}
     for name, value in named(given).items():
-        parts = [_json_or_text(part) for part in value.split(",")]
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = parts if len(parts) > 1 else parts[0]
-        if name in LISTS and not isinstance(found[name], list):
-            found[name] = parts
+        whole, parts = _json_or_text(value), [_json_or_text(part) for part in value.split(",")]
+        listed = name in LISTS or (whole == value and len(parts) > 1)
+        found[name] = parts if listed and not isinstance(whole, list) else whole
     return found
 
 

@@ -106,11 +106,12 @@ class Checkpoints:
 
     def save(self, progress: Progress) -> None:
         """Raises ``OutOfSpace``; then nothing of this one is left."""
+        step = int(progress.state.step)
         try:
             with space_errors():
-                self._manager.save(int(progress.state.step), args=ocp.args.StandardSave(_tree(progress)))
+                self._manager.save(step, args=ocp.args.StandardSave(_tree(progress)))
         except OutOfSpace:
-            sweep(self._folder, f"{int(progress.state.step)}.", 0)
+            sweep(self._folder, f"{step}.", 0)
             raise
 
     def close(self) -> None:

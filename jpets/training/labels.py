@@ -121,13 +121,13 @@ def make_rows(
     for row, example in enumerate(examples, 1):
         with _row_named(row):
             if tags:
-                own, target, lost = _tagged(example, number_of, text, rule, row)
+                own, target, lost = _tagged(example, number_of, text, rule)
                 cut.append(lost)
             elif head.type == "question-answering":
-                own, target = _answered(example, text, rule, row)
+                own, target = _answered(example, text, rule)
             else:
                 own = text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule)
-                target = _target(example.label, head, number_of, row)
+                target = _target(example.label, head, number_of)
         tokens.append(own)
         targets.append(target)
     weights = np.ones(len(tokens), np.float32)
@@ -139,12 +139,10 @@ def make_rows(
 
 @contextlib.contextmanager
 def _row_named(row: int) -> Iterator[None]:
-    """Says of which row it is that a text cannot be encoded."""
+    """Says of which row it is that something is wrong."""
     try:
         yield
     except InvalidInput as error:
-        if error.message.startswith("row "):
-            raise
         raise InvalidInput(f"row {row}: {error.message}") from error
 
 
@@ -157,54 +155,53 @@ def _pairs(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing) 
     sides: tuple[list[Tokens], list[Tokens]] = ([], [])
     targets = []
     for row, example in enumerate(examples, 1):
-        if example.text_pair is None:
-            raise InvalidInput(f"row {row}: expected a second text; name its column by text_pair")
-        for side, own in zip(sides, (example.plain, example.text_pair), strict=True):
-            side.append(text.encode(Query(None, own, truncate=True), rule))
-        number = number_of.setdefault(example.text_pair, len(number_of))
-        targets.append(np.array(number, np.int32) if example.label is None else _likeness(example.label, row))
+        with _row_named(row):
+            if example.text_pair is None:
+                raise InvalidInput("expected a second text; name its column by text_pair")
+            for side, own in zip(sides, (example.plain, example.text_pair), strict=True):
+                side.append(text.encode(Query(None, own, truncate=True), rule))
+            number = number_of.setdefault(example.text_pair, len(number_of))
+            targets.append(np.array(number, np.int32) if example.label is None else _likeness(example.label))
     return Rows(sides[0], targets, np.ones(len(targets), np.float32), seconds=sides[1])
 
 
-def _likeness(label: Any, row: int) -> npt.NDArray[Any]:
+def _likeness(label: Any) -> npt.NDArray[Any]:
     try:
         value = float(label)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not -1 <= value <= 1:
-        raise InvalidInput(
-            f"row {row}: expected how alike the texts are, from -1 to 1, as label, found {label!r}"[:200]
-        )
+        raise InvalidInput(f"expected how alike the texts are, from -1 to 1, as label, found {label!r}"[:200])
     return np.array(value, np.float32)
 
 
-def _target(label: Any, head: Head, number_of: dict[str, int], row: int) -> npt.NDArray[Any]:
+def _target(label: Any, head: Head, number_of: dict[str, int]) -> npt.NDArray[Any]:
     if head.problem == "regression":
         try:
             values = np.atleast_1d(np.asarray(label, np.float32))
         except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidInput(f"row {row}: expected a number as label, found {label!r}"[:200]) from error
+            raise InvalidInput(f"expected a number as label, found {label!r}"[:200]) from error
         if not all(map(math.isfinite, values)):
-            raise InvalidInput(f"row {row}: expected a finite number as label, found {label!r}"[:200])
+            raise InvalidInput(f"expected a finite number as label, found {label!r}"[:200])
         if values.shape != (head.outputs,):
-            raise InvalidInput(f"row {row}: expected {head.outputs} numbers as label, found {label!r}"[:200])
+            raise InvalidInput(f"expected {head.outputs} numbers as label, found {label!r}"[:200])
         return values
     if head.problem == "multi-label":
         if not isinstance(label, (list, tuple)):
-            raise InvalidInput(f"row {row}: expected a list of labels, found {label!r}"[:200])
+            raise InvalidInput(f"expected a list of labels, found {label!r}"[:200])
         chosen = np.zeros(len(number_of), np.float32)
-        chosen[[_number(each, number_of, row) for each in label]] = 1
+        chosen[[_number(each, number_of) for each in label]] = 1
         return chosen
-    return np.array(_number(label, number_of, row), np.int32)
+    return np.array(_number(label, number_of), np.int32)
 
 
-def _number(label: Any, number_of: dict[str, int], row: int) -> int:
+def _number(label: Any, number_of: dict[str, int]) -> int:
     if label is None or str(label) not in number_of:
-        raise InvalidInput(f"row {row}: expected one of {list(number_of)[:SHOWN]} as label, found {label!r}"[:300])
+        raise InvalidInput(f"expected one of {list(number_of)[:SHOWN]} as label, found {label!r}"[:300])
     return number_of[str(label)]
 
 
-def _answered(example: Example, text: TextEncoder, rule: Preprocessing, row: int) -> tuple[Tokens, npt.NDArray[Any]]:
+def _answered(example: Example, text: TextEncoder, rule: Preprocessing) -> tuple[Tokens, npt.NDArray[Any]]:
     """Tokens of question and context, and the answer's first and last one; the first token of all (``[CLS]``) where
     the answer was cut off or there is none, as SQuAD's models have it."""
     label = example.label
@@ -214,9 +211,9 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing, row: int
             answer, start = (answer[0], start[0]) if answer else ("", 0)
         begin, end = operator.index(start), operator.index(start) + len(answer)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidInput(f"row {row}: expected text and answer_start as label, found {label!r}"[:300]) from error
+        raise InvalidInput(f"expected text and answer_start as label, found {label!r}"[:300]) from error
     if example.text_pair is None or example.text_pair[begin:end] != answer:
-        raise InvalidInput(f"row {row}: expected a context in text_pair that has the answer at answer_start")
+        raise InvalidInput("expected a context in text_pair that has the answer at answer_start")
     encoded = text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule, passage=True)
     passage = encoded.passage
     assert passage is not None and passage.offsets is not None
@@ -226,15 +223,15 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing, row: int
 
 
 def _tagged(
-    example: Example, number_of: dict[str, int], text: TextEncoder, rule: Preprocessing, row: int
+    example: Example, number_of: dict[str, int], text: TextEncoder, rule: Preprocessing
 ) -> tuple[Tokens, npt.NDArray[Any], list[int]]:
     """Tokens of the words joined by spaces, as they will come in service; the first token of a word has its tag. Also
     the tags of words that have none, since they were cut off."""
     words, label = example.text, example.label
     if example.text_pair is not None:
-        raise InvalidInput(f"row {row}: expected no second text beside words with tags; leave text_pair out")
+        raise InvalidInput("expected no second text beside words with tags; leave text_pair out")
     if not isinstance(words, tuple) or not isinstance(label, (list, tuple)) or len(label) != len(words):
-        raise InvalidInput(f"row {row}: expected a list of words and a list of as many tags")
+        raise InvalidInput("expected a list of words and a list of as many tags")
     encoded = text.encode(Query(None, " ".join(words), truncate=True), rule, passage=True)
     passage = encoded.passage
     assert passage is not None and passage.offsets is not None
@@ -243,5 +240,5 @@ def _tagged(
     target = np.full(len(encoded.ids), IGNORED, np.int32)
     for at, (begin, _) in enumerate(passage.offsets, passage.start):
         if (word := word_at.pop(int(begin), None)) is not None:
-            target[at] = _number(label[word], number_of, row)
-    return encoded, target, [_number(label[word], number_of, row) for word in word_at.values()]
+            target[at] = _number(label[word], number_of)
+    return encoded, target, [_number(label[word], number_of) for word in word_at.values()]
