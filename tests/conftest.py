@@ -7,6 +7,8 @@ import os
 import pathlib
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -18,6 +20,10 @@ import safetensors.numpy
 from jaxtyping import install_import_hook
 
 from jpets.engine.xla_flags import set_xla_flags
+
+if TYPE_CHECKING:
+    from jpets.engine.program import Program
+    from jpets.engine.replica import Replica
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -57,9 +63,33 @@ def program_cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "programs"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def known_costs() -> Iterator[Callable[..., None]]:
+    """Programs cost what their arithmetic says, and a millisecond: what tests see must not depend on the seconds that
+    programs took on a busy machine. Gives what follows batches otherwise, for ``learning_costs``.
+    """
+    from jpets.engine import profile, programs  # after the import hook
+
+    def measure(replica: Replica, program: Program, repeats: int) -> float:
+        profile.measure(replica, program, 0)
+        return 1e-3 + 1e-10 * profile.arithmetic(replica.family.config, program.key) if repeats else 0.0
+
+    follow = profile.CostTable.follow
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "measure", measure)
+        patch.setattr(profile.CostTable, "follow", lambda *_: None)
+        yield follow
+
+
+@pytest.fixture
+def learning_costs(known_costs: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs cost what their batches say, as they do when they serve."""
+    monkeypatch.setattr("jpets.engine.profile.CostTable.follow", known_costs)
+
+
 @pytest.fixture
 def all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that waits is one batch. The policy would decide by the seconds that programs took on a busy machine."""
+    """All that waits is one batch, whatever the policy would say."""
     from jpets.engine.planner import Planner  # after the import hook
 
     monkeypatch.setattr(Planner, "next_batch", lambda planner, waiting, **_: planner.place(waiting))

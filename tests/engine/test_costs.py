@@ -22,6 +22,8 @@ from jpets.engine.program import Family, Program, ProgramKey
 from jpets.types import Query
 from pallas_kernels.sparse_matmul.columns import unpack_columns
 
+pytestmark = pytest.mark.usefixtures("learning_costs")
+
 KEY = ProgramKey(Bucket(32, ((4, 8),)), Variant())
 
 
@@ -101,7 +103,9 @@ def test_the_next_start_knows_what_the_last_one_learnt(tmp_path: Path) -> None:
         return Engine(shallow(), [], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[:1])
 
     with start().start() as first:
+        told = [each.seconds for each in first.replica.programs]
         first.infer([Query(None, input_ids=[7, 8, 9])] * 5)
-        learnt = [each.seconds for each in first.replica.programs]
+    learnt = [each.seconds for each in first.replica.programs]
+    assert learnt != told
     with start().start() as second:
         assert [each.seconds for each in second.replica.programs] == learnt
