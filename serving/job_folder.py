@@ -3,6 +3,7 @@
     <id>/request.json   what was asked
     <id>/data.<format>  the texts or the archive, until the job has finished
     <id>/start.safetensors  the task that training goes on from, if any
+    <id>/outline.safetensors  the head that its data ask for, in a task that is not trained yet; written by its process
     <id>/state.json     written by the server that runs it
     <id>/progress.json  written by its process, as are
     <id>/checkpoints/   what training goes on from, until the job has finished
@@ -63,12 +64,14 @@ class JobState(BaseModel):
 
 
 class JobResult(BaseModel):
-    """How a job's process ended: with a task or a backbone and its scores (None: not finite), or with what is wrong."""
+    """How a job's process ended: with a task or a backbone and its scores (None: not finite), or with what is wrong.
+    ``extracted`` says how."""
 
     problem: str | None = None
     held_out_loss: float | None = None
     scores: dict[str, float | None] = {}
     updates: int | None = None
+    extracted: str | None = None
 
 
 class JobFolder:
@@ -78,6 +81,7 @@ class JobFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.start_file = path / "start.safetensors"
+        self.outline_file = path / "outline.safetensors"
         self.task_file = path / "task.safetensors"
         self.backbone = path / "backbone"
         self.scratch = path / "tmp"
@@ -166,7 +170,7 @@ class JobFolder:
         """Deletes what a job that has finished is not known by."""
         half_written = list(self.path.glob(f"{TEMPORARY}*"))  # by a process that was killed
         folders = [self.checkpoints, self.backbone, self.scratch, *(each for each in half_written if each.is_dir())]
-        files = [self.data, self.start_file, self.task_file, self.lock_file, self.path / "cancel"]
+        files = [self.data, self.start_file, self.outline_file, self.task_file, self.lock_file, self.path / "cancel"]
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         for path in (*files, *(each for each in half_written if each not in folders)):

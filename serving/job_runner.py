@@ -26,6 +26,11 @@ Publish = Callable[[JobFolder, bool], int | None]
 
 Raises ``Saturated`` to be asked again, another ``JpetsError`` for what cannot be published.
 """
+Check = Callable[[JobFolder], None]
+"""Hears of a job's outline once its process has written it.
+
+Raises ``Saturated`` to be asked again, another ``JpetsError`` where no such task can be served.
+"""
 ATTEMPTS = 5
 BACK_OFF = 1.0
 """Seconds before the second attempt; before each further one as many more."""
@@ -45,12 +50,13 @@ class JobRunner:
         jobs: JobFolders,
         command: Command,
         publish: Publish,
+        check: Check = lambda job: None,
         *,
         platform: str = "cpu",
         attempts: int = ATTEMPTS,
         back_off: float = BACK_OFF,
     ) -> None:
-        self._jobs, self._command, self._publish = jobs, command, publish
+        self._jobs, self._command, self._publish, self._check = jobs, command, publish, check
         self._platform = platform
         self._attempts, self._back_off = attempts, back_off
         self._changed = threading.Condition()
@@ -169,7 +175,9 @@ class JobRunner:
                 log.warning("the process of a job ended early", extra={"job": job.id, "status": status})
 
     def _process(self, job: JobFolder) -> int | None:
-        """Runs a job's process. Its exit status; None where it was to end."""
+        """Runs a job's process. Its exit status; None where it was to end. Raises ``JpetsError`` where what it is going
+        to make cannot be published."""
+        checked = False
         with subprocess.Popen(
             [*self._command(job)],
             stdin=subprocess.PIPE,  # ends with this server, and the process with it
@@ -178,6 +186,10 @@ class JobRunner:
         ) as process:
             try:
                 while (status := process.poll()) is None:
+                    if not checked and job.outline_file.exists():
+                        with contextlib.suppress(Saturated):
+                            self._check(job)
+                            checked = True
                     with self._changed:
                         if self._closed or job.is_to_end:
                             return None

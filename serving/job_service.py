@@ -44,7 +44,7 @@ class Jobs:
         keep_backbone: KeepBackbone | None = None,
     ) -> None:
         self.folders = JobFolders(folder)
-        self.runner = JobRunner(self.folders, command, self._publish, platform=platform)
+        self.runner = JobRunner(self.folders, command, self._publish, self._check_outline, platform=platform)
         self._services = services
         self._outline = outline
         self._keep_backbone = keep_backbone
@@ -139,6 +139,12 @@ class Jobs:
 
     def _is_backbone(self, name: str) -> bool:
         return name in [hosted.name for hosted in self._services.backbones()]
+
+    def _check_outline(self, job: JobFolder) -> None:
+        """Raises what ``Service.check_task`` does where a head as a job's data ask for cannot be served."""
+        request = job.request
+        if isinstance(request, FineTune) and (own := self._service(request)) is not None:
+            own.check_task(job.outline_file.read_bytes(), request.task)
 
     def _publish(self, job: JobFolder, again: bool) -> int | None:
         """The version as which the task of ``job`` is served, if it made one.

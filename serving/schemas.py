@@ -158,7 +158,8 @@ class JobProgress(BaseModel):
 
 class JobItem(BaseModel):
     """``version`` of ``task``, or ``new_backbone``, is what a job that succeeded published; ``problem`` says why one
-    failed. ``attempts`` are the processes that it took; ``scores`` are those on held-out texts."""
+    failed. ``attempts`` are the processes that it took; ``scores`` are those on held-out texts; ``extracted`` says what
+    an extraction kept."""
 
     id: str
     kind: str
@@ -174,6 +175,7 @@ class JobItem(BaseModel):
     progress: JobProgress | None
     held_out_loss: float | None
     scores: dict[str, float | None]
+    extracted: str | None
     version: int | None
     problem: str | None
 
@@ -188,6 +190,7 @@ class JobItem(BaseModel):
             progress=job.progress,
             held_out_loss=result.held_out_loss if result else None,
             scores=result.scores if result else {},
+            extracted=result.extracted if result else None,
             **state.model_dump(exclude={"publishing", "above"}),
         )
 

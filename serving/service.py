@@ -189,6 +189,11 @@ class Service:
         """The numbers of the devices that serve a task."""
         return self._engine.devices_of(task) if self._engine is not None else ()
 
+    def check_task(self, content: bytes, id: str) -> Task:
+        """The task in a file, which could be served as ``id``. Raises ``InvalidTask``, ``UnknownClass``, ``OutOfSpace``
+        where it could not."""
+        return self._checked(self.engine, content, id)
+
     def put_task(self, id: str, file: Path, if_match: int | None = None) -> StoredTask:
         """Checks, stores and loads a task file; when it returns, the next query sees it. On any error nothing changed.
 
@@ -198,12 +203,8 @@ class Service:
         checked: list[Task] = []
 
         def acceptable(content: bytes, name: str) -> Task:
-            if name == self.backbone.name:
-                raise InvalidTask(f"{name!r} is the name of the backbone; choose another id")
-            task = self._validator(content, name)
-            engine.check_task(task, stays=False)
-            checked.append(task)
-            return task
+            checked.append(self._checked(engine, content, name))
+            return checked[0]
 
         with self._locks.hold(id):
             before = self._served(id)
@@ -243,6 +244,13 @@ class Service:
                 raise
             self._forget(engine, id)
         self.repository.collect()
+
+    def _checked(self, engine: Serves, content: bytes, id: str) -> Task:
+        if id == self.backbone.name:
+            raise InvalidTask(f"{id!r} is the name of the backbone; choose another id")
+        task = self._validator(content, id)
+        engine.check_task(task, stays=False)
+        return task
 
     def _served(self, id: str) -> StoredTask | None:
         try:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jpets.training.data import Columns, Example
     from jpets.training.run import Step
     from jpets.training.session import Training
+    from jpets.types import Task
 
     Report = Callable[[Step], None]
 
@@ -81,6 +82,11 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     from jpets.training.sweep import best_of
 
     backbone = load_backbone(source, name)
+
+    def begin(task: Task) -> None:
+        validate(task, backbone.config, backbone.ref())
+        write_task(task, job.outline_file)
+
     start = None
     if request.start is not None:
         start = read_task(job.start_file, id=request.start, config=backbone.config, backbone=backbone.ref())
@@ -94,6 +100,7 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
         start=start,
         folder=job.checkpoints,
         report=lambda own, step: report(step),
+        begin=begin,
     )
     validate(result.task, backbone.config, backbone.ref())
     write_task(result.task, job.task_file)
@@ -155,7 +162,7 @@ def _extract(job: JobFolder, request: Extract, source: str, name: str) -> JobRes
     if chosen.agreement is not None:
         scores["agreement"] = chosen.agreement
     log.info("extracted", extra={"how": str(chosen.how), **scores})
-    return JobResult(scores=_finite(scores))
+    return JobResult(scores=_finite(scores), extracted=str(chosen.how))
 
 
 def _further_pretrain(job: JobFolder, request: FurtherPretrain, source: str, name: str, report: Report) -> JobResult:

@@ -9,7 +9,7 @@ import urllib.parse
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from jpets.commands.options import named
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, progress_bars, shown
 from jpets.errors import InvalidInput
 from serving.schemas import JobItem, JobPage
+
+if TYPE_CHECKING:
+    from jpets.training.data import Columns
 
 app = typer.Typer(
     no_args_is_help=True, help="Jobs of a running server; jpets train --task starts one that trains a task."
@@ -130,9 +133,30 @@ def pack(source: Path, texts: Path | None, target: Path) -> Path:
     return target
 
 
-def pack_sides(data: Path, validation: Path, target: Path) -> Path:
-    """A zip archive of texts to train on and held-out ones, as a job takes them. Raises ``InvalidInput`` for a file of
-    an unknown kind."""
+def texts_to_send(data: Path, validation: Path | None, columns: Columns, folder: Path) -> Path:
+    """The texts as one file that a job takes, made in ``folder`` where they are not: of a folder of the ``datasets``
+    library these columns, with held-out texts an archive. Raises ``InvalidInput``."""
+    from jpets.training.data import read_dataset
+
+    names = [name for name in (columns.text, columns.text_pair, columns.label) if name is not None]
+
+    def as_file(path: Path, side: str) -> Path:
+        if not path.is_dir():
+            return path
+        made = folder / f"{side}.jsonl"
+        with made.open("w") as file:
+            for _, record in read_dataset(path):
+                wanted = {name: record[name] for name in names if name in record}
+                file.write(json.dumps(wanted, default=str) + "\n")
+        return made
+
+    train = as_file(data, "train")
+    if validation is None:
+        return train
+    return _pack_sides(train, as_file(validation, "validation"), folder / "texts.zip")
+
+
+def _pack_sides(data: Path, validation: Path, target: Path) -> Path:
     for path in (data, validation):
         _format(path, FORMATS)
     with zipfile.ZipFile(target, "w") as archive:
@@ -187,6 +211,8 @@ def print_job(item: JobItem, as_json: bool) -> None:
     ]
     if item.method is not None:
         fields.append(("method", item.method))
+    if item.extracted is not None:
+        fields.append(("extracted", item.extracted))
     fields += [("backbone", item.backbone), ("created", item.created)]
     if (done := _done(item)) is not None:
         fields.append(("done", done))

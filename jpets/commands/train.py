@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
-from jpets.commands.jobs import follow, pack_sides, print_job, start_job
+from jpets.commands.jobs import follow, print_job, start_job, texts_to_send
 from jpets.commands.options import check_task_output, named
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, progress_bars, size
 from jpets.commands.store import on_command_line
 from jpets.errors import InvalidInput
+from serving.job_request import FineTune
 
 if TYPE_CHECKING:
     import jax
+
+    from jpets.training.data import Columns
 
 LISTS = ("sites", "layers")
 """Settings that are lists, of one too."""
@@ -114,43 +117,13 @@ def train(
         raise typer.BadParameter("--pooling: the task of --from keeps its own")
     if (output is None) == (task is None):
         raise typer.BadParameter("give exactly one of --output FILE and --task ID")
+    columns = Columns(text, text_pair, label_column(label, head))
     if task is not None:
         if checkpoints is not None:
             raise typer.BadParameter("--checkpoints: only without --task; a job of a server keeps its own")
         if devices > 1:
             raise typer.BadParameter("--devices: only without --task; a job of a server has one device")
-        asked = {
-            "task": task,
-            # A variable of the environment names a folder here.
-            "backbone": backbone if on_command_line(context, "backbone") else None,
-            "text": text,
-            "text_pair": text_pair,
-            "label": label,
-            "head": head,
-            "start": start,
-            "sweep": sweep,
-            "method": method,
-            "settings": settings_of(setting or []),
-            "held_out": held_out,
-            "problem": problem,
-            "epochs": epochs,
-            "batch": batch,
-            "accumulate": accumulate,
-            "rate": rate,
-            "head_rate": head_rate,
-            "warm_up": warm_up,
-            "patience": patience,
-            "balanced": balanced,
-            "max_length": max_length,
-            "pooling": pooling,
-            "dtype": dtype,
-            "seed": seed,
-        }
-        asks = Server(server)
-        with tempfile.TemporaryDirectory(prefix="jpets-") as folder:
-            body = data if validation is None else pack_sides(data, validation, Path(folder) / "texts.zip")
-            item = start_job(asks, asked, body)
-        print_job(follow(asks, item) if wait else item, as_json)
+        _train_there(context, data, validation, columns, Server(server), settings_of(setting or []), wait, as_json)
         return
     assert output is not None
     check_task_output(output)
@@ -159,7 +132,6 @@ def train(
         raise typer.BadParameter("give --backbone FOLDER, package or hub id")
     set_up_training()
     rates = rates_of(sweep, rate)
-    columns = Columns(text, text_pair, label_column(label, head))
     examples = read_examples(data, columns)
     others = read_examples(validation, columns) if validation is not None else []
     with busy("read backbone"):
@@ -219,6 +191,25 @@ def train(
     print_fields(
         [("file", output.name), ("size", size(output.stat().st_size)), ("held-out loss", f"{best.held_out:.4f}"), *rows]
     )
+
+
+def _train_there(
+    context: typer.Context,
+    data: Path,
+    validation: Path | None,
+    columns: Columns,
+    server: Server,
+    settings: dict[str, Any],
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """By a job of ``server``, which is asked for what the command line says."""
+    asked = {name: value for name, value in context.params.items() if name in FineTune.model_fields}
+    if not on_command_line(context, "backbone"):  # a variable of the environment names a folder here
+        del asked["backbone"]
+    with tempfile.TemporaryDirectory(prefix="jpets-") as folder:
+        item = start_job(server, asked | {"settings": settings}, texts_to_send(data, validation, columns, Path(folder)))
+    print_job(follow(server, item) if wait else item, as_json)
 
 
 def found_devices(count: int) -> list[jax.Device]:

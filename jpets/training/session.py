@@ -89,12 +89,14 @@ def run_training(
     folder: Path | None = None,
     devices: Sequence[jax.Device] = (),
     report: Callable[[Step], None] = lambda step: None,
+    begin: Callable[[Task], None] = lambda task: None,
 ) -> Result:
     """Trains a task; with ``start`` it goes on from that one's deltas and head, where ``training`` names a method of
     them and no settings.
 
     ``folder`` keeps checkpoints: a run that was killed goes on from there. Several ``devices`` share every batch, whose
-    size they must divide. Raises ``InvalidInput``, ``InvalidTask``.
+    size they must divide. ``begin`` hears the head and labels that the data ask for, in a task without new deltas, and
+    may refuse them. Raises ``InvalidInput``, ``InvalidTask``.
     """
     if devices and training.plan.batch % len(devices):
         raise InvalidInput(f"{len(devices)} devices must divide the batch, which is {training.plan.batch}")
@@ -112,8 +114,9 @@ def run_training(
         rows, judged = _split(rows, training)
     if start is None:
         head = at_the_usual_answer(head, rows)
-    stages = _Stages(training, config, base, rows, judged, head, text.pad_id, folder, devices, report)
     before = start.deltas if start is not None else ()
+    begin(Task(id, BackboneRef.of(backbone), tuple(before), head, names, rule))
+    stages = _Stages(training, config, base, rows, judged, head, text.pad_id, folder, devices, report)
     with claimed(folder, backbone.fingerprint, training, rows, judged, head, before):
         outcome = stages.run(going_on)
     task = _task(id, backbone, outcome, names, rule)

@@ -10,7 +10,7 @@ import pytest
 from full_model import biases, write_full
 
 from jpets.commands.job_work import texts_of
-from jpets.commands.jobs import pack, pack_sides
+from jpets.commands.jobs import pack, texts_to_send
 from jpets.errors import JpetsError
 from jpets.training.data import Columns, Example
 
@@ -78,9 +78,33 @@ def test_held_out_texts_are_sent_along(run, server: str, data: Path, tmp_path: P
     item = json.loads(run("train", data, *options).stdout)
     assert (item["state"], item["version"]) == ("succeeded", 1), item
     assert run("task", "remove", "judged", "--server", server).exit_code == 0
-    sent = pack_sides(data, other, tmp_path / "sent.zip")
+    sent = texts_to_send(data, other, Columns(), tmp_path)
     assert texts_of(sent, Columns()) == ([Example("a fine game", None, "good")], [Example("a dull game", None, "bad")])
     assert texts_of(data, Columns()) == ([Example("a fine game", None, "good")], [])
+
+
+def test_folders_of_the_datasets_library_are_sent_as_files(run, server: str, data: Path, tmp_path: Path) -> None:
+    import datasets
+
+    folder = tmp_path / "reviews"
+    features = datasets.Features(
+        {"words": datasets.List(datasets.Value("string")), "label": datasets.ClassLabel(names=["good", "bad"])}
+    )
+    rows = {"words": [["a", "fine", "gamé"], ["dull"]], "label": [0, 1]}
+    datasets.Dataset.from_dict(rows, features).add_column("made", [b"x", b"y"]).save_to_disk(folder)
+    expected = [Example(("a", "fine", "gamé"), None, "good"), Example(("dull",), None, "bad")]
+    columns = Columns("words")
+    assert texts_of(texts_to_send(folder, None, columns, tmp_path), columns) == (expected, [])
+    sides = texts_of(texts_to_send(folder, folder, columns, tmp_path), columns)
+    assert sides == (expected, expected)
+    mixed = texts_to_send(data, folder, Columns(), tmp_path)
+    with pytest.raises(JpetsError, match="expected a column 'text'"):
+        texts_of(mixed, Columns())
+    options = ("--task", "sent", "--set", "rank=4", "--text", "words", "--server", server)
+    assert run("train", folder, *options).exit_code == 0
+    assert run("task", "remove", "sent", "--server", server).exit_code == 0
+    refused = run("train", tmp_path, *options)
+    assert refused.exit_code == 1 and "that datasets' save_to_disk wrote" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,17 @@ def test_jobs_are_listed_shown_and_cancelled(call: Call, jobs: Jobs) -> None:
         assert call(method, f"/v1/jobs/{path}").status_code == 404
 
 
+def test_a_head_that_cannot_be_served_is_told_before_it_is_trained(call: Call, jobs: Jobs) -> None:
+    lines = ["text,verdict", *(f"a library,{number % 40}x" for number in range(400))]
+    asked = {**ASKED, "task": "wide", "epochs": 1000}
+    id = call("POST", "/v1/jobs", params=asked, content="\n".join(lines).encode()).json()["id"]
+    jobs.runner.start()
+    item = finished(call, id)
+    assert item["state"] == "failed" and "no class of this server holds ['head" in item["problem"], item
+    job = jobs.folders.get(id)
+    assert job.result is None and not job.outline_file.exists() and call("GET", "/v1/tasks/wide").status_code == 404
+
+
 def test_a_server_without_jobs_says_so(service: Service, settings: ServingSettings) -> None:
     answer = client_of(service, settings)("GET", "/v1/jobs")
     assert (answer.status_code, "runs no jobs" in answer.text) == (404, True)
@@ -265,6 +276,7 @@ def test_a_task_is_extracted(call: Call, jobs: Jobs, tmp_path: Path) -> None:
     assert (answer.status_code, answer.json()["kind"], answer.json()["method"]) == (202, "extract", "auto")
     job = jobs.folders.get(answer.json()["id"])
     result = do(job, str(FIXTURES / "tiny-bert"), "tiny-bert", lambda step: None)
+    assert result.extracted == "bitfit"
     assert result.scores == {"agreement": 1.0, "most_lost": pytest.approx(0, abs=1e-6)}
     task = read_task(job.task_file, id="extracted", config=tiny().config, backbone=tiny().ref())
     assert [delta.method for delta in task.deltas] == ["bitfit"] and task.labels[0] == "name-0"
@@ -272,6 +284,7 @@ def test_a_task_is_extracted(call: Call, jobs: Jobs, tmp_path: Path) -> None:
     jobs.runner.start()
     item = finished(call, job.id)  # this server was started without such tasks
     assert item["state"] == "failed" and "no class of this server holds ['bitfit']" in item["problem"]
+    assert item["extracted"] == "bitfit"
 
 
 def test_a_backbone_is_trained_further(call: Call, jobs: Jobs, kept: dict[str, Path]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated
+from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated, UnknownClass
 from serving.job_folder import JobFolder, JobFolders, JobState
 from serving.job_request import FineTune
 from serving.job_runner import JobRunner
@@ -31,7 +31,9 @@ what = (job / "data.csv").read_text()
 (job / "pid").write_text(str(os.getpid()))
 if what == "crash once" and steps == 0 or what == "crash":
     os.kill(os.getpid(), signal.SIGKILL)
-if what == "wait" and steps == 0:
+if what.startswith("outline"):
+    (job / "outline.safetensors").write_text(what)
+if what in ("wait", "outline wide") and steps == 0:
     sys.stdin.read()
     sys.exit(1)
 (job / "task.safetensors").write_text(f"trained in {steps + 1} processes")
@@ -40,6 +42,8 @@ problem = "the data are bad" if what == "bad" else None
 (job / "result.json.new").rename(job / "result.json")
 """
 REQUEST = FineTune(task="topic")
+KEPT = {"request.json", "state.json", "result.json", "pid"}
+"""What a job that has finished leaves."""
 
 
 class Published:
@@ -120,7 +124,7 @@ def test_jobs_are_published_in_their_order(
     assert (done[0].held_out_loss, done[0].problem, published.again) == (0.5, None, [False, False])
     assert done[0].created <= str(done[0].started) <= str(done[0].finished)
     assert [job.id for job in jobs.all()] == [second.id, first.id]
-    assert {path.name for path in first.path.iterdir()} == {"request.json", "state.json", "result.json", "pid"}
+    assert {path.name for path in first.path.iterdir()} == KEPT
 
 
 @pytest.mark.parametrize(("data", "problem"), [("bad", "the data are bad"), ("crash", "ended 3 times")])
@@ -219,6 +223,27 @@ def test_a_cancelled_job_is_not_published_though_it_is_done(
 
     wait_for(lambda: published.again and cancelled())
     assert (finished(waiting).state, published.files) == ("cancelled", [])
+
+
+def test_a_task_that_could_not_be_published_is_not_made(jobs: JobFolders, published: Published) -> None:
+    def check(job: JobFolder) -> None:
+        checked.append(job.outline_file.read_text())
+        if checked == ["outline wide"]:
+            raise Saturated("later")
+        if checked[-1] == "outline wide":
+            raise UnknownClass("no class holds it")
+
+    checked: list[str] = []
+    runner = JobRunner(jobs, command_of, published, check)
+    runner.start()
+    item = finished(wide := add(jobs, "outline wide", runner))
+    assert (item.state, item.problem, item.attempts) == ("failed", "no class holds it", 1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((wide.path / "pid").read_text()), 0)
+    fitting = add(jobs, "outline", runner)
+    assert finished(fitting).state == "succeeded" and {path.name for path in fitting.path.iterdir()} == KEPT
+    assert checked[:2] == ["outline wide"] * 2
+    runner.close()
 
 
 def test_nobody_cancels_what_is_being_published(jobs: JobFolders, tmp_path: Path) -> None:
