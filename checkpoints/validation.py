@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 import numpy as np
@@ -167,11 +167,16 @@ def _label_errors(task: Task) -> Iterator[str]:
     optional = task.head.type == "sequence-classification" and task.head.problem == "regression"
     if len(labels) != outputs and not (optional and not labels):
         yield f"labels: expected {outputs}, one for each output of head/kernel, found {len(labels)}"
+    yield from name_errors(labels, "labels")
+
+
+def name_errors(labels: Sequence[str], option: str) -> Iterator[str]:
+    """What is wrong with the names that an option gives to labels: each must be there, and be another one."""
     if not all(label.strip() for label in labels):
-        yield "labels: expected non-empty texts, found an empty one"
+        yield f"{option}: expected non-empty texts, found an empty one"
     if len(set(labels)) != len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
-        yield f"labels: expected each once, found {twice[:80]!r} more than once"
+        yield f"{option}: expected each once, found {twice[:80]!r} more than once"
 
 
 def _preprocessing_errors(task: Task, config: BackboneConfig | None) -> Iterator[str]:

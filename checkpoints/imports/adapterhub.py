@@ -15,6 +15,7 @@ from checkpoints.imports.imported import Imported, notes_on_base
 from checkpoints.imports.settings import names, read_json, unsupported
 from checkpoints.imports.tensor_files import read_one_of
 from checkpoints.imports.unread import Problems, Unread
+from checkpoints.validation import refuse
 from jpets.errors import InvalidTask
 from jpets.types import Delta
 
@@ -62,12 +63,13 @@ def read_adapterhub(folder: Path, backbone: Backbone, wishes: Wishes) -> Importe
         raise InvalidTask(
             f"{CONFIG}: expected AdapterHub's name and config; older configurations: save the adapter again"
         )
-    architecture = settings.get("architecture") or "bottleneck"
+    architecture, family = settings.get("architecture") or "bottleneck", backbone.config.family
+    wrong = []
     if not isinstance(architecture, str) or architecture not in READERS:
-        raise InvalidTask(f"{CONFIG}: architecture must be one of {sorted(READERS)}, found {architecture!r}")
-    family = backbone.config.family
+        wrong.append(f"{CONFIG}: architecture must be one of {sorted(READERS)}, found {architecture!r}")
     if document.get("model_type", family) != family:
-        raise InvalidTask(f"{CONFIG}: model_type is {document['model_type']!r}, the backbone's is {family!r}")
+        wrong.append(f"{CONFIG}: model_type is {document['model_type']!r}, the backbone's is {family!r}")
+    refuse(wrong)
     reader, known = READERS[architecture]
     problems = Problems([*unsupported(settings, COMMON | known, f"architecture {architecture}")])
     tensors = Unread(read_one_of(folder, FILES), problems)

@@ -11,7 +11,7 @@ import numpy as np
 
 from checkpoints.imports.settings import expect
 from checkpoints.imports.unread import Unread
-from checkpoints.validation import UNLABELLED
+from checkpoints.validation import UNLABELLED, name_errors
 from jpets.config import BackboneConfig
 from jpets.types import Head, HeadType, Pooling, Problem
 
@@ -124,6 +124,7 @@ def labels_of(head: Head, settings: Mapping[str, Any], wishes: Wishes, problems:
     if wishes.labels:
         if len(wishes.labels) != head.outputs:
             problems.append(f"labels: expected {head.outputs}, one for each output, found {len(wishes.labels)}")
+        problems += name_errors(wishes.labels, "labels")
         return wishes.labels
     option, by_id = _by_id(settings, problems)
     if not by_id:
@@ -133,7 +134,9 @@ def labels_of(head: Head, settings: Mapping[str, Any], wishes: Wishes, problems:
             f"{option}: expected the numbers 0 to {head.outputs - 1}, found {str(list(by_id))[:80]}; give labels"
         )
         return ()
-    return tuple(by_id[at] for at in range(head.outputs))
+    labels = tuple(by_id[at] for at in range(head.outputs))
+    problems += name_errors(labels, option)
+    return labels
 
 
 def refuse_idle_wishes(head: Head, wishes: Wishes, problems: list[str]) -> None:

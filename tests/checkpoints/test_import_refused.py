@@ -210,6 +210,16 @@ REFUSED: list[tuple[str, Edit, list[str]]] = [
     ("adapters/prefix-flat", settings(flat=1), ["flat: expected bool, found 1"]),
     ("adapters/seq-bn", head(label2id={"a": 0.5, "b": 1, "c": 2}), ["label2id: expected the numbers 0 to 2", "0.5"]),
     ("adapters/seq-bn", head(label2id={"a": True, "b": 0, "c": 2}), ["label2id: expected the numbers", "'True'"]),
+    (
+        "adapters/seq-bn",
+        both(settings(ln_before=True), head(label2id={"a": 0, "": 1, "c": 2})),
+        ["ln_before", "label2id: expected non-empty texts"],
+    ),
+    (
+        "peft/lora",
+        both(settings(use_dora=True, id2label={"0": "same", "1": "same", "2": ""}), drop("lora_A.weight")),
+        ["use_dora", "id2label: expected non-empty texts", "id2label: expected each once, found 'same'", "lora_A"],
+    ),
     ("adapters/seq-bn", head(label2id=[1, 2]), ["label2id: expected dict, found [1, 2]"]),
 ]
 
