@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jpets.training.data import Columns, Example
+    from jpets.training.plan import Training
     from jpets.training.run import Step
-    from jpets.training.session import Training
     from jpets.types import Task
 
     Report = Callable[[Step], None]
@@ -40,8 +40,7 @@ def do(job: JobFolder, source: str, name: str, report: Report) -> JobResult:
 
 def training_of(request: FineTune) -> Training:
     """What ``jpets.training`` is asked for."""
-    from jpets.training.plan import Plan
-    from jpets.training.session import Training
+    from jpets.training.plan import Plan, Training
 
     assert request.method is not None
     plan = Plan(

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.commands.jobs import follow, print_job, start_job, texts_to_send
-from jpets.commands.options import check_task_output, named
-from jpets.commands.output import JsonOption, busy, print_fields, print_json, progress_bars, size
+from jpets.commands.options import named
+from jpets.commands.output import JsonOption
 from jpets.commands.store import on_command_line
-from jpets.errors import InvalidInput
-from serving.job_request import FineTune
+from jpets.commands.train_here import train_each, train_one
+from serving.job_request import DEFAULT_METHOD, FineTune, JobMethod
 
 if TYPE_CHECKING:
-    import jax
-
     from jpets.training.data import Columns
 
 LISTS = ("sites", "layers")
 """Settings that are lists, of one too."""
-METHODS = ("adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen")
+METHODS: Sequence[str] = get_args(JobMethod)
 
 
 def train(
     data: Annotated[
-        Path, typer.Argument(exists=True, help=".csv, .tsv, .jsonl, .parquet, or a folder of the datasets library")
+        list[Path],
+        typer.Argument(
+            exists=True,
+            help=".csv, .tsv, .jsonl, .parquet, or a folder of the datasets library; of several, each makes a task",
+        ),
     ],
     context: typer.Context,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", dir_okay=False, help="task file to write (.safetensors)")
+        Path | None,
+        typer.Option("-o", "--output", help="task file to write (.safetensors); for several DATA a folder for theirs"),
     ] = None,
     task: Annotated[str | None, typer.Option(help="task to publish by a job of --server, instead of --output")] = None,
     backbone: Annotated[
@@ -88,19 +91,13 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a task on labelled texts, over the frozen backbone, and write its task file; or have a server do so beside
-    serving, and publish it there (--task).
+    serving, and publish it there (--task). Of several files of texts each makes a task of its own, in one program.
 
     What did best on held-out texts is kept. The same data, options and machine give the same task.
     """
-    from checkpoints.ids import check_id
-    from checkpoints.source import load_backbone
-    from checkpoints.task_file import read_task, write_task
-    from checkpoints.validation import validate
-    from jpets.training.data import Columns, label_column, read_examples
-    from jpets.training.plan import Plan, rates_of
+    from jpets.training.data import Columns, label_column
+    from jpets.training.plan import Plan, Training
     from jpets.training.process import set_up_training
-    from jpets.training.session import Training
-    from jpets.training.sweep import best_of
 
     for name, value, known in (
         ("--method", method, (None, *METHODS)),
@@ -118,37 +115,23 @@ def train(
     if (output is None) == (task is None):
         raise typer.BadParameter("give exactly one of --output FILE and --task ID")
     columns = Columns(text, text_pair, label_column(label, head))
+    settings = settings_of(setting or [])
     if task is not None:
-        if checkpoints is not None:
-            raise typer.BadParameter("--checkpoints: only without --task; a job of a server keeps its own")
-        if devices > 1:
-            raise typer.BadParameter("--devices: only without --task; a job of a server has one device")
-        _train_there(context, data, validation, columns, Server(server), settings_of(setting or []), wait, as_json)
+        if len(data) > 1:
+            raise typer.BadParameter(f"--task: a job makes one task of one file of texts, found {len(data)}")
+        _refuse(context, ("checkpoints", "devices"), "only without --task; a job of a server has its own")
+        _train_there(context, data[0], validation, columns, Server(server), settings, wait, as_json)
         return
     assert output is not None
-    check_task_output(output)
-    id = check_id(output.stem.lower())
     if backbone is None:
         raise typer.BadParameter("give --backbone FOLDER, package or hub id")
     set_up_training()
-    rates = rates_of(sweep, rate)
-    examples = read_examples(data, columns)
-    others = read_examples(validation, columns) if validation is not None else []
-    with busy("read backbone"):
-        loaded = load_backbone(backbone)
-    earlier = None
-    if start is not None:
-        if not Path(start).is_file():
-            raise typer.BadParameter(f"--from must be a task file, found {start!r}")
-        earlier = read_task(Path(start), config=loaded.config, backbone=loaded.ref())
     plan = Plan(
         epochs, batch, accumulate, rate, head_rate, warm_up, patience=patience, dtype=cast("Any", dtype), seed=seed
     )
-    if method is None:
-        method = earlier.deltas[0].method if earlier is not None and earlier.deltas else "lora"
     training = Training(
-        cast("Any", method),
-        settings_of(setting or []),
+        cast("Any", method or DEFAULT_METHOD),
+        settings,
         plan,
         held_out,
         max_length,
@@ -157,39 +140,23 @@ def train(
         cast("Any", problem),
         cast("Any", head),
     )
-    with progress_bars() as bars:
-        shown = {own: bars.add_task(method if own is None else f"{method} at {own:.1e}", total=None) for own in rates}
-        best, kept_rate = best_of(
-            rates,
-            id,
-            loaded,
-            training,
-            examples,
-            others,
-            start=earlier,
-            folder=checkpoints,
-            devices=found_devices(devices),
-            report=lambda own, step: bars.update(
-                shown[own], completed=step.number, total=step.of, description=f"{method}, loss {step.loss:.3f}"
-            ),
-        )
-    validate(best.task, loaded.config, loaded.ref())
-    write_task(best.task, output)
-    summary = {
-        "file": output.name,
-        "method": method,
-        "rate": kept_rate,
-        "held_out_loss": best.held_out,
-        "scores": dict(best.scores),
-        "updates": len(best.losses) // accumulate,
-        "bytes": output.stat().st_size,
-    }
-    if as_json:
-        print_json(summary | {"settings": dataclasses.asdict(training), "losses": list(best.losses)})
+    if len(data) > 1 or output.is_dir():
+        _refuse(context, ("validation", "sweep", "start", "checkpoints", "devices"), "only with --output FILE")
+        train_each(data, output, backbone, columns, training, as_json=as_json)
         return
-    rows = [(name, f"{value:.4f}") for name, value in best.scores.items()]
-    print_fields(
-        [("file", output.name), ("size", size(output.stat().st_size)), ("held-out loss", f"{best.held_out:.4f}"), *rows]
+    train_one(
+        data[0],
+        validation,
+        output,
+        backbone,
+        columns,
+        training,
+        goes_by_start=method is None,
+        sweep=sweep,
+        start=start,
+        checkpoints=checkpoints,
+        devices=devices,
+        as_json=as_json,
     )
 
 
@@ -212,14 +179,10 @@ def _train_there(
     print_job(follow(server, item) if wait else item, as_json)
 
 
-def found_devices(count: int) -> list[jax.Device]:
-    """The first ``count`` devices. Raises ``InvalidInput`` where there are fewer."""
-    import jax
-
-    found = jax.local_devices()
-    if count > len(found):
-        raise InvalidInput(f"--devices: expected at most {len(found)}, which this machine has, found {count}")
-    return found[:count]
+def _refuse(context: typer.Context, options: Sequence[str], why: str) -> None:
+    for name in options:
+        if on_command_line(context, name):
+            raise typer.BadParameter(f"--{'from' if name == 'start' else name}: {why}")
 
 
 def settings_of(given: list[str]) -> dict[str, Any]:

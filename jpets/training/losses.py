@@ -13,7 +13,8 @@ from jpets.training.forward import TaskOutputs
 from jpets.types import Head
 
 IGNORED = -100
-"""Label of a token that does not count: special tokens, and the later parts of words."""
+"""Label of what does not count: of special tokens, of the later parts of words, and in a label set of labels that are
+another task's."""
 
 
 SHARPNESS = 20.0
@@ -49,14 +50,23 @@ def row_losses(head: Head, outputs: TaskOutputs, labels: Labels) -> Float[Array,
         each = optax.softmax_cross_entropy_with_integer_labels(logits.swapaxes(1, 2), targets)
         return each.mean(-1)
     if head.reads_tokens:
-        counted = targets != IGNORED
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(counted, targets, 0))
-        return jnp.where(counted, each, 0).sum(-1) / jnp.maximum(counted.sum(-1), 1).astype(each.dtype)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, _known(targets))
+        return _mean_of_counted(each, targets)
     if head.problem == "regression":
         return jnp.square(logits - targets).mean(-1)
     if head.problem == "multi-label":
-        return optax.sigmoid_binary_cross_entropy(logits, targets).mean(-1)
+        return _mean_of_counted(optax.sigmoid_binary_cross_entropy(logits, _known(targets)), targets)
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+
+
+def _known(targets: Array) -> Array:
+    """Those that do not count, as any other."""
+    return jnp.where(targets == IGNORED, 0, targets)
+
+
+def _mean_of_counted(losses: Float[Array, "n c"], targets: Array) -> Float[Array, " n"]:
+    counted = targets != IGNORED
+    return jnp.where(counted, losses, 0).sum(-1) / jnp.maximum(counted.sum(-1), 1).astype(losses.dtype)
 
 
 def pair_losses(pooled: Float[Array, "m d"], labels: Labels) -> Float[Array, " n"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ class WithoutPenalty:
 @dataclasses.dataclass(frozen=True)
 class Direct(WithoutPenalty):
     """Deltas whose stored numbers are what is trained: adapter, LoRA, BitFit, IA3, prefix, prompt, a one-bit's scales,
-    the values of a sparse difference that was trained before.
+    the values of a sparse difference that was trained before; none where the head alone is trained.
 
     Tensors that hold no floating-point numbers stay as they are.
     """
@@ -95,26 +95,6 @@ def _floats(delta: Delta) -> list[str]:
 
 def _with(delta: Delta, tensors: Mapping[str, Any]) -> Delta:
     return dataclasses.replace(delta, tensors={**delta.tensors, **tensors})
-
-
-@dataclasses.dataclass(frozen=True)
-class Nothing(WithoutPenalty):
-    """The head alone, on the frozen backbone."""
-
-    rate: float = 1e-3
-    keeps_weights: ClassVar[bool] = True
-
-    def start(self, rng: np.random.Generator) -> Tree:
-        del rng
-        return {}
-
-    def vary(self, base: Params, tree: Tree, key: Array | None) -> tuple[Params, Sequence[Delta]]:
-        del tree, key
-        return base, ()
-
-    def finish(self, tree: Tree) -> Sequence[Delta]:
-        del tree
-        return ()
 
 
 def random_start(
@@ -206,8 +186,11 @@ def check_settings(method: str, settings: Mapping[str, Any], config: BackboneCon
 def direct_recipe(
     method: str, settings: Mapping[str, Any], config: BackboneConfig, base: Params, seed: int = 0
 ) -> Direct:
-    """A new delta to train. Raises ``InvalidInput`` for settings that the method does not take."""
+    """A new delta to train; none where the backbone is ``frozen``. Raises ``InvalidInput`` for settings that the method
+    does not take."""
     check_settings(method, settings, config)
+    if method == "frozen":
+        return Direct((), 0.0)
     defaults, usual = DIRECT[method]
     full = {**defaults, **settings}
     try:

@@ -1,13 +1,17 @@
-"""The settings of a training run."""
+"""The settings of a training: what to train, and how."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from jpets.config import DType
 from jpets.errors import InvalidInput
+from jpets.types import Pooling
 
+Method = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen", "full"]
 SWEPT = 4
 """Learning rates that a sweep tries, evenly spread on a logarithmic scale."""
 
@@ -32,6 +36,24 @@ class Plan:
     dtype: DType = "bfloat16"
     """Of the forward pass; gradients and parameters stay in f32 (Micikevicius et al. 2018)."""
     seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What to train, on what. ``settings`` are the method's (rank, sites, bottleneck ...)."""
+
+    method: Method
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    plan: Plan = dataclasses.field(default_factory=Plan)
+    held_out: float = 0.1
+    """Share of the texts that is kept apart where no other ones are given, to stop early and choose by."""
+    max_length: int = 128
+    pooling: Pooling = "mean"
+    balanced: bool = False
+    """Classes count alike, however often they occur."""
+    problem: Literal["multi-label", "regression"] | None = None
+    head: Literal["embedding"] | None = None
+    """``embedding``: the examples are pairs of texts that belong together, or whose labels say how alike they are."""
 
 
 def rates_of(sweep: str | None, rate: float | None) -> list[float | None]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.training.batches import Rows, batch_order, gather
 from jpets.training.fit import State, Trained, Trainer
+from jpets.training.forward import TextRows
+from jpets.training.losses import Labels
 from jpets.training.methods import Recipe
 from jpets.training.plan import Plan
 from jpets.types import Delta, Head
@@ -90,11 +94,7 @@ def train(
     lengths = [len(own.ids) for own in rows.tokens]
     per_epoch = -(-len(lengths) // plan.batch)
     total = plan.epochs * per_epoch
-    if plan.accumulate > total:
-        raise InvalidInput(
-            f"{total} batches of {plan.batch} texts make no update of {plan.accumulate} batches: lower accumulate, or "
-            "train for more epochs"
-        )
+    check_batches(total, plan)
     trainer = Trainer(encoder, base, recipe, head, plan, total, devices)
     progress = Progress.at_start(trainer.start(), total)
     if keeper is not None:
@@ -126,19 +126,30 @@ def train(
     )
 
 
-def mean_held_out(trainer: Trainer, trained: Trained, rows: Rows, pad_id: int = 0) -> float:
-    """Mean loss of the rows by their weights."""
-    plan = trainer.plan
+def check_batches(count: int, plan: Plan) -> None:
+    """Raises ``InvalidInput`` where so many batches are too few for an update."""
+    if plan.accumulate > count:
+        raise InvalidInput(
+            f"{count} batches of {plan.batch} texts make no update of {plan.accumulate} batches: lower accumulate, or "
+            "train for more epochs"
+        )
+
+
+def mean_held_out(
+    losses: Callable[[TextRows, Labels], Float[Array, " n"]], rows: Rows, batch: int, pad_id: int = 0
+) -> float:
+    """Mean loss of the rows by their weights; ``losses`` of ``batch`` rows at a time."""
     total = 0.0
-    for start in range(0, len(rows.tokens), plan.batch):
-        text, labels = gather(rows, np.arange(start, min(start + plan.batch, len(rows.tokens))), plan.batch, pad_id)
-        total += float((trainer.losses(trained, text, labels) * labels.weights).sum())
+    for start in range(0, len(rows.tokens), batch):
+        text, labels = gather(rows, np.arange(start, min(start + batch, len(rows.tokens))), batch, pad_id)
+        total += float((losses(text, labels) * labels.weights).sum())
     return total / max(float(rows.weights.sum()), 1e-9)
 
 
 def _judged(trainer: Trainer, progress: Progress, rows: Rows, pad_id: int) -> Progress:
     """``progress`` with the present parameters as the best, if they are."""
-    found = mean_held_out(trainer, progress.state.trained, rows, pad_id)
+    losses = partial(trainer.losses, progress.state.trained)
+    found = mean_held_out(losses, rows, trainer.plan.batch, pad_id)
     if found < progress.best_loss:
         best = _copy(progress.state.trained)
         return progress._replace(best=best, best_loss=np.array(found), waited=np.array(0))

@@ -1,11 +1,10 @@
-"""A task from labelled texts: labels, recipe and stages of one training."""
+"""A task from labelled texts: recipe and stages of one training."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -20,13 +19,10 @@ from jpets.tokenizing import TextEncoder
 from jpets.training.batches import Rows
 from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
-from jpets.training.heads import at_the_usual_answer, new_head
-from jpets.training.labels import kind_of, label_names, make_rows
+from jpets.training.labels import make_rows
 from jpets.training.methods import (
-    DIRECT,
     RATES,
     Direct,
-    Nothing,
     Recipe,
     check_continued,
     check_settings,
@@ -35,33 +31,15 @@ from jpets.training.methods import (
     random_start,
 )
 from jpets.training.metrics import scores
-from jpets.training.plan import Plan
+from jpets.training.plan import Training
 from jpets.training.predict import Predictor
+from jpets.training.prepared import Prepared, prepare
 from jpets.training.run import Outcome, Step, train
 from jpets.training.sparse import DiffGates, Full, MaskScores, weights_of
-from jpets.types import BackboneRef, Head, LoadedBackbone, Pooling, Preprocessing, Task
+from jpets.types import BackboneRef, Head, LoadedBackbone, Task
 
-Method = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen", "full"]
 SEARCH = 0.5
 """Share of the epochs in which a sparse difference looks for its places; in the rest its values are trained."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """What to train, on what. ``settings`` are the method's (rank, sites, bottleneck ...)."""
-
-    method: Method
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    plan: Plan = dataclasses.field(default_factory=Plan)
-    held_out: float = 0.1
-    """Share of the texts that is kept apart where no other ones are given, to stop early and choose by."""
-    max_length: int = 128
-    pooling: Pooling = "mean"
-    balanced: bool = False
-    """Classes count alike, however often they occur."""
-    problem: Literal["multi-label", "regression"] | None = None
-    head: Literal["embedding"] | None = None
-    """``embedding``: the examples are pairs of texts that belong together, or whose labels say how alike they are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,28 +81,26 @@ def run_training(
     config, base = backbone.config, dict(backbone.params)
     check_settings(training.method, training.settings, config)
     going_on = _going_on(start, training, config, base) if start is not None else None
-    text = TextEncoder.of(backbone)
-    rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
-    head, names = _head(training, examples, config, start)
-    _check_head(head, training)
-    rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
-    if held_out:
-        judged = make_rows(held_out, head, names, text, rule)
-    else:
-        rows, judged = _split(rows, training)
-    if start is None:
-        head = at_the_usual_answer(head, rows)
+    made = prepare(backbone, training, examples, held_out, start)
     before = start.deltas if start is not None else ()
-    begin(Task(id, BackboneRef.of(backbone), tuple(before), head, names, rule))
-    stages = _Stages(training, config, base, rows, judged, head, text.pad_id, folder, devices, report)
-    with claimed(folder, backbone.fingerprint, training, rows, judged, head, before):
+    begin(Task(id, BackboneRef.of(backbone), tuple(before), made.head, made.labels, made.rule))
+    text = TextEncoder.of(backbone)
+    stages = _Stages(training, config, base, made, text.pad_id, folder, devices, report)
+    with claimed(folder, backbone.fingerprint, training, made.rows, made.judged, made.head, before):
         outcome = stages.run(going_on)
-    task = _task(id, backbone, outcome, names, rule)
     params: Params = outcome.trained["own"] if training.method == "full" else base
-    logits = Predictor(split(config), text, outcome.head, outcome.deltas)(
-        params, outcome.head, [*judged.tokens, *judged.seconds], outcome.deltas
-    )
-    found = scores(outcome.head, names, logits, judged.targets, cut=judged.cut)
+    predictor = Predictor(split(config), text, outcome.head, outcome.deltas)
+    return concluded(id, backbone, made, outcome, predictor, params)
+
+
+def concluded(
+    id: str, backbone: LoadedBackbone, made: Prepared, outcome: Outcome, predictor: Predictor, params: Params
+) -> Result:
+    """The task that training made, with the scores of its answers to the texts held out."""
+    judged = made.judged
+    logits = predictor(params, outcome.head, [*judged.tokens, *judged.seconds], outcome.deltas)
+    found = scores(outcome.head, made.labels, logits, judged.targets, cut=judged.cut)
+    task = Task(id, BackboneRef.of(backbone), tuple(outcome.deltas), outcome.head, made.labels, made.rule)
     assert outcome.held_out is not None
     return Result(task, outcome.losses, outcome.held_out, found, outcome)
 
@@ -160,16 +136,14 @@ class _Stages:
         training: Training,
         config: BackboneConfig,
         base: Params,
-        rows: Rows,
-        judged: Rows,
-        head: Head,
+        made: Prepared,
         pad_id: int,
         folder: Path | None,
         devices: Sequence[jax.Device],
         report: Callable[[Step], None],
     ) -> None:
         self._training, self._config, self._base = training, config, base
-        self._rows, self._judged, self._head = rows, judged, head
+        self._made = made
         self._pad_id, self._folder, self._devices, self._report = pad_id, folder, devices, report
         self._number = 0
 
@@ -185,15 +159,7 @@ class _Stages:
         if training.method == "onebit":
             found = self._one(Full(self._base))
             return self._one(self._signs(found), 1, found.head)
-        return self._one(self._recipe())
-
-    def _recipe(self) -> Recipe:
-        training = self._training
-        if training.method in DIRECT:
-            return direct_recipe(training.method, training.settings, self._config, self._base, training.plan.seed)
-        if training.method == "mask":
-            return MaskScores(self._base, self._config)
-        return Full(self._base) if training.method == "full" else Nothing()
+        return self._one(_recipe(training, self._config, self._base))
 
     def _signs(self, full: Outcome) -> Direct:
         """BitDelta (Liu et al. 2024): signs of the difference stay, their scales are trained on; biases are kept."""
@@ -211,10 +177,10 @@ class _Stages:
                 split(self._config),
                 self._base,
                 recipe,
-                head or self._head,
-                self._rows,
+                head or self._made.head,
+                self._made.rows,
                 plan,
-                held_out=self._judged,
+                held_out=self._made.judged,
                 keeper=keeper,
                 pad_id=self._pad_id,
                 devices=self._devices,
@@ -223,6 +189,14 @@ class _Stages:
         finally:
             if keeper is not None:
                 keeper.close()
+
+
+def _recipe(training: Training, config: BackboneConfig, base: Params) -> Recipe:
+    if training.method == "mask":
+        return MaskScores(base, config)
+    if training.method == "full":
+        return Full(base)
+    return direct_recipe(training.method, training.settings, config, base, training.plan.seed)
 
 
 def _going_on(start: Task, training: Training, config: BackboneConfig, base: Params) -> Recipe | None:
@@ -234,46 +208,3 @@ def _going_on(start: Task, training: Training, config: BackboneConfig, base: Par
     if methods == ["mask"]:
         return MaskScores(base, config, start.deltas[0])
     return continued(start.deltas)
-
-
-def _head(
-    training: Training, examples: Sequence[Example], config: BackboneConfig, start: Task | None
-) -> tuple[Head, tuple[str, ...]]:
-    if start is not None:
-        return start.head, start.labels
-    kind, problem = kind_of(examples)
-    if training.head is not None:
-        kind, problem = training.head, "single-label"
-    if training.problem is not None and kind == "sequence-classification":
-        problem = training.problem
-    names = label_names(examples, kind, problem)
-    outputs = len(names) or (2 if kind == "question-answering" else int(np.size(examples[0].label)))
-    return new_head(kind, problem, outputs, config.hidden_size, training.pooling, training.plan.seed), names
-
-
-def _check_head(head: Head, training: Training) -> None:
-    """Raises ``InvalidInput`` for what is asked of a head of another kind than the labels, or an earlier task, have."""
-    one_of_several = head.type == "sequence-classification" and head.problem == "single-label"
-    found = head.type if head.type != "sequence-classification" else head.problem
-    if training.balanced and not one_of_several:
-        raise InvalidInput(f"balanced: expected one label a text, whose classes can count alike, found {found}")
-    if training.problem not in (None, found):
-        raise InvalidInput(f"problem: expected labels of texts for {training.problem}, found {found}")
-    if training.head not in (None, found):
-        raise InvalidInput(f"head: expected a task with {training.head} to go on from, found {found}")
-
-
-def _split(rows: Rows, training: Training) -> tuple[Rows, Rows]:
-    """(to train on, held out), by the seed. Raises ``InvalidInput`` where either would be empty."""
-    count = round(training.held_out * len(rows.tokens))
-    if not 0 < count < len(rows.tokens):
-        raise InvalidInput(
-            f"expected texts to train on and to hold out, found {len(rows.tokens)} and a share of "
-            f"{training.held_out:g} to hold out; give more, or a file of others"
-        )
-    order = np.random.default_rng([training.plan.seed, len(rows.tokens)]).permutation(len(rows.tokens))
-    return rows.take(order[count:]), rows.take(order[:count])
-
-
-def _task(id: str, backbone: LoadedBackbone, outcome: Outcome, names: tuple[str, ...], rule: Preprocessing) -> Task:
-    return Task(id, BackboneRef.of(backbone), tuple(outcome.deltas), outcome.head, names, rule)

@@ -15,8 +15,9 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jpets.errors import InvalidInput
 from jpets.training.data import Example
+from jpets.training.plan import Training
 from jpets.training.run import Step
-from jpets.training.session import Result, Training, run_training
+from jpets.training.session import Result, run_training
 from jpets.types import LoadedBackbone
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,10 +19,12 @@ from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.training.batches import Rows
 from jpets.training.fit import Pace, TaskFunctions, Trained, as_served
+from jpets.training.forward import TextRows
 from jpets.training.groups import each_step
+from jpets.training.losses import IGNORED, Labels
 from jpets.training.methods import Direct
 from jpets.training.plan import Plan
-from jpets.training.run import Outcome, Step
+from jpets.training.run import Outcome, Step, check_batches, mean_held_out
 from jpets.types import Head
 
 ABSENT = -1e9
@@ -30,11 +33,12 @@ ABSENT = -1e9
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One of the tasks: where its delta and head start, and its texts."""
+    """One of the tasks: where its delta and head start, its texts, and maybe others to judge it by."""
 
     recipe: Direct
     head: Head
     rows: Rows
+    judged: Rows | None = None
 
 
 def train_together(
@@ -46,32 +50,90 @@ def train_together(
     pad_id: int = 0,
     report: Callable[[Step], None] = lambda step: None,
 ) -> list[Outcome]:
-    """Each task's outcome, as ``run.train`` would give it; tasks with fewer batches rest when theirs are done.
+    """Each task's outcome, as ``run.train`` would give it; tasks with fewer batches rest when theirs are done, and so
+    do those whose patience is at its end.
 
-    Their deltas must be of one method and shape, their heads of one kind. Raises ``InvalidInput``.
+    Their deltas must be of one method and shape, their heads of one kind (``head_kind``). Raises ``InvalidInput``.
     """
     if not members:
         return []
     _check(members)
     width = max(member.head.outputs for member in members)
+    members = [_with_width(member, width) for member in members]
     head = dataclasses.replace(members[0].head, tensors=_widened(members[0].head, width))
     task = TaskFunctions(encoder, members[0].recipe, head, plan)
     trained, state = stacked_start(task, members)
-    totals = np.array([plan.epochs * -(-len(member.rows.tokens) // plan.batch) for member in members], np.int32)
+    epochs = [-(-len(member.rows.tokens) // plan.batch) for member in members]
+    totals = np.array([plan.epochs * batches for batches in epochs], np.int32)
+    check_batches(int(totals.min()), plan)
     base = as_served(base, members[0].recipe, plan)
     update = jax.jit(stacked_update(task), donate_argnums=(1, 2))
     losses: list[list[float]] = [[] for _ in members]
+    best = _Best(task, base, members, plan, trained, pad_id)
     for step, groups in enumerate(each_step([member.rows for member in members], plan, pad_id)):
         found = []
         for group in groups:
+            if best.stopped.issuperset(group.tasks.tolist()):
+                continue
             trained, state, values = update(base, trained, state, np.int32(step), totals, task.pace, *group)
             found.append((group.tasks, values))
         for tasks, values in found:
             for at, value in zip(tasks.tolist(), np.asarray(values).tolist(), strict=True):
-                if at < len(members):
+                if at not in best.stopped:
                     losses[at].append(value)
+        ended = [at for at, batches in enumerate(epochs) if (step + 1) % batches == 0 and step < totals[at]]
+        best.judge(trained, [at for at in ended if at not in best.stopped])
         report(Step(step + 1, int(totals.max()), float(np.mean([own[-1] for own in losses]))))
-    return [_outcome(member, trained, at, losses[at]) for at, member in enumerate(members)]
+    return [_outcome(member, best.trained, at, losses[at], best.loss(at)) for at, member in enumerate(members)]
+
+
+class _Best:
+    """``trained``: of each task what did best on the texts held out, or what came last where there are none."""
+
+    def __init__(
+        self, task: TaskFunctions, base: Params, members: Sequence[Member], plan: Plan, first: Trained, pad_id: int
+    ) -> None:
+        self._members, self._plan, self._base, self._pad_id = members, plan, base, pad_id
+        self._losses = np.full(len(members), np.inf)
+        self._waited = np.zeros(len(members), np.int32)
+        self.stopped: set[int] = {len(members)}
+        """Tasks whose patience is at its end; the number after the last task's stands for none."""
+        self.trained: Trained = jax.tree.map(jnp.copy, first)
+
+        def measure(base: Params, trained: Trained, at: Any, rows: TextRows, labels: Labels) -> Any:
+            return task.losses(base, jax.tree.map(lambda leaf: leaf[at], trained), rows, labels)
+
+        def keep(best: Trained, trained: Trained, chosen: Any) -> Trained:
+            def choose(old: Any, new: Any) -> Any:
+                return jnp.where(chosen.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+            kept: Trained = jax.tree.map(choose, best, trained)
+            return kept
+
+        self._measure, self._keep = jax.jit(measure), jax.jit(keep, donate_argnums=0)
+
+    def judge(self, trained: Trained, tasks: Sequence[int]) -> None:
+        """Hears of the parameters of these tasks after an epoch."""
+        better = np.zeros(len(self._members), bool)
+        for at in tasks:
+            if (rows := self._members[at].judged) is None:
+                better[at] = True
+                continue
+            losses = partial(self._measure, self._base, trained, np.int32(at))
+            found = mean_held_out(losses, rows, self._plan.batch, self._pad_id)
+            better[at] = found < self._losses[at]
+            if better[at]:
+                self._losses[at], self._waited[at] = found, 0
+                continue
+            self._waited[at] += 1
+            if self._plan.patience is not None and self._waited[at] > self._plan.patience:
+                self.stopped.add(at)
+        if better.any():
+            self.trained = self._keep(self.trained, trained, better)
+
+    def loss(self, at: int) -> float | None:
+        """Mean loss of the best on the texts held out; None without any."""
+        return float(self._losses[at]) if self._members[at].judged is not None else None
 
 
 def stacked_start(task: TaskFunctions, members: Sequence[Member]) -> tuple[Trained, Any]:
@@ -109,6 +171,20 @@ def stacked_update(task: TaskFunctions) -> Callable[..., Any]:
     return update
 
 
+def _with_width(member: Member, width: int) -> Member:
+    """Its label sets with labels that it does not have, which do not count."""
+    if member.head.problem != "multi-label":
+        return member
+    missing = (0, width - member.head.outputs)
+
+    def widened(rows: Rows) -> Rows:
+        targets = [np.pad(target, missing, constant_values=IGNORED) for target in rows.targets]
+        return rows._replace(targets=targets)
+
+    judged = widened(member.judged) if member.judged is not None else None
+    return dataclasses.replace(member, rows=widened(member.rows), judged=judged)
+
+
 def _widened(head: Head, width: int) -> dict[str, Any]:
     """The head's tensors with outputs that it does not have, which answer nothing; of embeddings there are none."""
     own = {name: jnp.asarray(array) for name, array in head.tensors.items()}
@@ -123,14 +199,21 @@ def _widened(head: Head, width: int) -> dict[str, Any]:
     }
 
 
-def _outcome(member: Member, trained: Trained, at: int, losses: Sequence[float]) -> Outcome:
+def _outcome(member: Member, trained: Trained, at: int, losses: Sequence[float], held_out: float | None) -> Outcome:
     own: Trained = jax.tree.map(lambda leaf: leaf[at], trained)
     outputs = member.head.outputs
     tensors = {name: np.asarray(array) for name, array in own["head"].items()}
     if outputs:
         tensors |= {"kernel": tensors["kernel"][:, :outputs], "bias": tensors["bias"][:outputs]}
     head = dataclasses.replace(member.head, tensors=tensors)
-    return Outcome(own, member.recipe.finish(own["own"]), head, losses, None)
+    return Outcome(own, member.recipe.finish(own["own"]), head, losses, held_out)
+
+
+def head_kind(head: Head, rows: Rows) -> tuple[str, str | None, int, str]:
+    """What must be the same of tasks that are trained together: type and problem of the head, the number of values (0
+    where outputs are labels), and the kind of the targets."""
+    outputs = head.outputs if head.problem == "regression" else 0
+    return head.type, head.problem, outputs, rows.targets[0].dtype.kind
 
 
 def _check(members: Sequence[Member]) -> None:
@@ -140,12 +223,12 @@ def _check(members: Sequence[Member]) -> None:
     for member in members:
         if _shape(member.recipe) != _shape(first.recipe):
             raise InvalidInput("tasks that are trained together must have deltas of the same methods and shapes")
-        if (member.head.type, member.head.problem) != (first.head.type, first.head.problem):
-            raise InvalidInput("tasks that are trained together must have heads of one type and problem")
-        if member.head.problem != "single-label" and member.head.outputs != first.head.outputs:
-            raise InvalidInput(f"tasks trained together on {first.head.problem} labels must have equally many")
-        if member.rows.targets[0].dtype.kind != first.rows.targets[0].dtype.kind:
-            raise InvalidInput("pairs of texts that are trained together must all be rated, or none of them")
+        own, others = head_kind(member.head, member.rows), head_kind(first.head, first.rows)
+        if own != others:
+            raise InvalidInput(
+                "tasks that are trained together must have heads of one type and problem, equally many values, and "
+                f"pairs that are all rated or none: found {own} and {others}"
+            )
 
 
 def _shape(recipe: Direct) -> list[tuple[str, dict[str, tuple[int, ...]]]]:

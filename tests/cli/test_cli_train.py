@@ -92,3 +92,34 @@ def test_settings_are_read() -> None:
     assert settings_of(given[4:]) == {"sites": ["ffn_in"]}
     assert settings_of(["layers=1,2"]) == {"layers": [1, 2]} and settings_of(["layers=1"]) == {"layers": [1]}
     assert settings_of(['sites=["query"]']) == {"sites": ["query"]}
+
+
+def test_of_several_files_each_makes_a_task(run, tmp_path: Path, reviews: Path) -> None:
+    other, out = tmp_path / "Prices.csv", tmp_path / "tasks"
+    rows = [f"a library of {'many ' * (at % 8)}functions,{at % 8 + 0.5}" for at in range(32)]
+    other.write_text("\n".join(["review,verdict", *rows]) + "\n")
+    columns = ("--text", "review", "--label", "verdict", "--backbone", BACKBONE, "--dtype", "float32")
+    options = ("--method", "ia3", "--epochs", 1, "--batch", 8, "--max-length", 16)
+    result = run("train", reviews, other, "-o", out, *columns, *options, "--json")
+    assert result.exit_code == 0, result.output
+    tasks = json.loads(result.stdout)["tasks"]
+    assert [each["file"] for each in tasks] == ["reviews.safetensors", "prices.safetensors"]
+    assert [sorted(each["scores"])[0] for each in tasks] == ["accuracy", "pearson"]
+    made = {path.stem: read_task(path, config=tiny().config, backbone=tiny().ref()) for path in out.iterdir()}
+    assert made["reviews"].labels == ("bad", "good") and made["prices"].head.problem == "regression"
+    shown = run("train", other, "-o", out, *columns, *options).stdout  # as a pattern that one file matches
+    assert "prices.safetensors" in shown and "pearson" in shown
+    for more, message, code in (
+        (("-o", out, "--sweep", "1e-4..1e-3"), "--sweep: only with --output FILE", 2),
+        (("-o", out, "--from", "x"), "--from: only with --output FILE", 2),
+        (("-o", out, reviews), "each file makes a task of its own name, found 'reviews'", 2),
+        (("-o", reviews), "must be a folder", 2),
+        (("--task", "x"), "a job makes one task", 2),
+        (("-o", tmp_path / "new", "--label", "stars"), "expected a column 'stars'", 1),
+        (("-o", tmp_path / "new", "--method", "mask"), "found mask", 1),
+    ):
+        refused = run("train", reviews, other, *columns, *more)
+        assert refused.exit_code == code and message in " ".join(refused.stderr.replace("│", "").split()), (
+            refused.stderr
+        )
+    assert not (tmp_path / "new").exists()

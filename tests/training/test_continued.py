@@ -20,8 +20,8 @@ from jpets.training.forward import task_outputs
 from jpets.training.heads import new_head
 from jpets.training.labels import make_rows
 from jpets.training.methods import RATES, Recipe, continued
-from jpets.training.plan import Plan
-from jpets.training.session import Training, run_training
+from jpets.training.plan import Plan, Training
+from jpets.training.session import run_training
 from jpets.training.sparse import MaskScores
 from jpets.training.tokens import rectangle
 from jpets.types import BackboneRef, Delta, Preprocessing, Task

@@ -124,7 +124,7 @@ def test_embeddings_trained_together_are_those_trained_alone(monkeypatch: pytest
         np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-4)
         assert found.head.tensors == {}
     rated = Member(members[0].recipe, HEAD, rows_of([Example("a", "b", 0.5)]))
-    with pytest.raises(InvalidInput, match="all be rated, or none"):
+    with pytest.raises(InvalidInput, match="all rated or none"):
         train_together(split(config), base, [members[0], rated], plan)
     nothing = dataclasses.replace(members[0], rows=members[0].rows.take([]))
     with pytest.raises(InvalidInput, match="each have an example"):

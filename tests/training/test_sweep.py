@@ -22,8 +22,8 @@ from jpets.training.batches import Rows, each_batch
 from jpets.training.fit import TaskFunctions
 from jpets.training.heads import new_head
 from jpets.training.methods import direct_recipe
+from jpets.training.plan import Training
 from jpets.training.run import Step
-from jpets.training.session import Training
 
 
 def test_the_rates_of_a_sweep() -> None:

@@ -27,10 +27,11 @@ from jpets.training.data import Example
 from jpets.training.forward import task_outputs
 from jpets.training.heads import new_head
 from jpets.training.labels import label_names, make_rows
+from jpets.training.many import train_many
 from jpets.training.methods import DIRECT, Recipe, direct_recipe
-from jpets.training.plan import Plan
+from jpets.training.plan import Plan, Training
 from jpets.training.run import Step, train
-from jpets.training.session import Training, evaluate_task, run_training
+from jpets.training.session import evaluate_task, run_training
 from jpets.training.sparse import DiffGates, MaskScores, kept
 from jpets.training.together import Member, train_together
 from jpets.training.tokens import rectangle
@@ -189,12 +190,14 @@ def test_training_together_is_training_each(base: dict[str, Any], monkeypatch: p
         head, rows = rows_of(examples(count, seed))
         if seed == 1:
             head = new_head("sequence-classification", "single-label", 3, config.hidden_size, seed=seed)
-        members.append(Member(direct_recipe("lora", {"rank": 4}, config, base, seed), head, rows))
+        judged = rows_of(examples(12, seed=7))[1] if seed < 2 else None
+        members.append(Member(direct_recipe("lora", {"rank": 4}, config, base, seed), head, rows, judged))
     together = train_together(encoder, base, members, PLAN)
     for at in (0, 1, 4):
         member, found = members[at], together[at]
-        alone = train(encoder, base, member.recipe, member.head, member.rows, PLAN)
+        alone = train(encoder, base, member.recipe, member.head, member.rows, PLAN, held_out=member.judged)
         np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-4)
+        assert found.held_out == (pytest.approx(alone.held_out, rel=1e-4) if at < 2 else None)
         assert found.head.outputs == member.head.outputs
         for name, array in found.deltas[0].tensors.items():
             np.testing.assert_allclose(array, alone.deltas[0].tensors[name], atol=1e-5)
@@ -312,3 +315,45 @@ def test_what_cannot_be_trained_is_refused() -> None:
             run(method, settings)
     with pytest.raises(InvalidInput, match="to train on and to hold out"):
         run("lora", count=4)
+
+
+def test_what_does_worse_on_texts_held_out_is_not_kept_and_ends_its_training(base: dict[str, Any]) -> None:
+    """Each task by itself, also where others go on."""
+    encoder, config = split(CONFIG), CONFIG
+    plan = dataclasses.replace(PLAN, epochs=4, patience=0, rate=0.02, head_rate=0.02)
+    recipe = direct_recipe("bitfit", {}, config, base)
+    members = []
+    for seed, flipped in ((0, False), (1, True)):
+        head, rows = rows_of(examples(16, seed))
+        judged = rows_of(examples(8, seed=7))[1]
+        if flipped:  # whatever is learnt is wrong there
+            judged = judged._replace(targets=[1 - target for target in judged.targets])
+        members.append(Member(recipe, head, rows, judged))
+    together = train_together(encoder, base, members, plan)
+    assert len(together[0].losses) > len(together[1].losses)
+    for member, found in zip(members, together, strict=True):
+        alone = train(encoder, base, recipe, member.head, member.rows, plan, held_out=member.judged)
+        np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-3)
+        assert found.held_out == pytest.approx(alone.held_out, rel=1e-3)
+        for name, array in found.deltas[0].tensors.items():
+            np.testing.assert_allclose(array, alone.deltas[0].tensors[name], atol=1e-4)
+
+
+def test_many_tasks_are_what_each_would_be() -> None:
+    training = Training("ia3", {}, dataclasses.replace(PLAN, epochs=1), held_out=0.25, max_length=16)
+    rated = [dataclasses.replace(each, label=len(str(each.label)) / 2.5) for each in examples(16, 3)]
+    sets = [dataclasses.replace(each, label=["x", *str(each.label)[: at % 3]]) for at, each in enumerate(examples(16))]
+    few = [dataclasses.replace(each, label=["yes"][: at % 2]) for at, each in enumerate(examples(16))]
+    given = {"kinds": examples(16, 1), "few": few, "more": examples(24, 2), "values": rated, "sets": sets}
+    found = train_many(shallow(), training, given)
+    assert list(found) == list(given) and found["values"].task.head.problem == "regression"
+    assert found["few"].task.head.outputs < found["sets"].task.head.outputs
+    for name in ("few", "more", "values"):
+        alone = run_training(name, shallow(), training, given[name])
+        np.testing.assert_allclose(found[name].losses, alone.losses, rtol=1e-3)
+        assert found[name].held_out == pytest.approx(alone.held_out, rel=1e-3)
+        assert found[name].scores == pytest.approx(alone.scores, rel=1e-2) and found[name].task.id == name
+    with pytest.raises(InvalidInput, match=r"are trained by one of .*, found mask"):
+        train_many(shallow(), dataclasses.replace(training, method="mask"), given)
+    with pytest.raises(InvalidInput, match=r"same: .*at least two labels"):
+        train_many(shallow(), training, {"same": [dataclasses.replace(each, label="x") for each in examples(4)]})

@@ -1,0 +1,72 @@
+"""Tasks from as many files of labelled texts, trained together (``together``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from jpets.errors import InvalidInput
+from jpets.model.encoder import Params, split
+from jpets.tokenizing import TextEncoder
+from jpets.training.data import Example
+from jpets.training.methods import DIRECT, Direct, direct_recipe
+from jpets.training.plan import Training
+from jpets.training.predict import Predictor
+from jpets.training.prepared import Prepared, prepare
+from jpets.training.run import Step
+from jpets.training.session import Result, concluded
+from jpets.training.together import Member, head_kind, train_together
+from jpets.types import LoadedBackbone
+
+METHODS = (*DIRECT, "frozen")
+"""What is trained together: numbers beside weights that all tasks share."""
+
+
+def train_many(
+    backbone: LoadedBackbone,
+    training: Training,
+    examples: Mapping[str, Sequence[Example]],
+    *,
+    report: Callable[[Step], None] = lambda step: None,
+) -> dict[str, Result]:
+    """A task of each name, as ``session.run_training`` would make it of its texts, those whose labels are of one kind
+    in one program.
+
+    Raises ``InvalidInput``, which names the task whose texts it is about.
+    """
+    if training.method not in METHODS:
+        raise InvalidInput(f"several tasks at once are trained by one of {list(METHODS)}, found {training.method}")
+    config, base = backbone.config, dict(backbone.params)
+    recipe = direct_recipe(training.method, training.settings, config, base, training.plan.seed)
+    made = {name: _prepared(name, backbone, training, own) for name, own in examples.items()}
+    kinds: dict[object, list[str]] = {}
+    for name, own in made.items():
+        kinds.setdefault(head_kind(own.head, own.rows), []).append(name)
+    found: dict[str, Result] = {}
+    for names in kinds.values():
+        found |= _train_alike(backbone, base, training, recipe, {name: made[name] for name in names}, report)
+    return {name: found[name] for name in examples}
+
+
+def _prepared(name: str, backbone: LoadedBackbone, training: Training, examples: Sequence[Example]) -> Prepared:
+    try:
+        return prepare(backbone, training, examples)
+    except InvalidInput as error:
+        raise InvalidInput(f"{name}: {error.message}") from error
+
+
+def _train_alike(
+    backbone: LoadedBackbone,
+    base: Params,
+    training: Training,
+    recipe: Direct,
+    made: Mapping[str, Prepared],
+    report: Callable[[Step], None],
+) -> dict[str, Result]:
+    encoder, text = split(backbone.config), TextEncoder.of(backbone)
+    members = [Member(recipe, own.head, own.rows, own.judged) for own in made.values()]
+    outcomes = train_together(encoder, base, members, training.plan, pad_id=text.pad_id, report=report)
+    predictor = Predictor(encoder, text, outcomes[0].head, outcomes[0].deltas)
+    return {
+        name: concluded(name, backbone, own, outcome, predictor, base)
+        for (name, own), outcome in zip(made.items(), outcomes, strict=True)
+    }

@@ -1,0 +1,93 @@
+"""From labelled texts to what a training takes: a head, names of labels, rows to train on and others to judge by."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jpets.config import BackboneConfig
+from jpets.errors import InvalidInput
+from jpets.tokenizing import TextEncoder
+from jpets.training.batches import Rows
+from jpets.training.data import Example
+from jpets.training.heads import at_the_usual_answer, new_head
+from jpets.training.labels import kind_of, label_names, make_rows
+from jpets.training.plan import Training
+from jpets.types import Head, LoadedBackbone, Preprocessing, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """``judged`` are held out of ``rows``, or others."""
+
+    head: Head
+    labels: tuple[str, ...]
+    rule: Preprocessing
+    rows: Rows
+    judged: Rows
+
+
+def prepare(
+    backbone: LoadedBackbone,
+    training: Training,
+    examples: Sequence[Example],
+    held_out: Sequence[Example] = (),
+    start: Task | None = None,
+) -> Prepared:
+    """A new head of the kind that the labels ask for, or that of ``start``, and the texts' tokens and targets.
+
+    Raises ``InvalidInput``.
+    """
+    config, text = backbone.config, TextEncoder.of(backbone)
+    rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
+    head, names = _head(training, examples, config, start)
+    _check_head(head, training)
+    rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
+    if held_out:
+        judged = make_rows(held_out, head, names, text, rule)
+    else:
+        rows, judged = _split(rows, training)
+    if start is None:
+        head = at_the_usual_answer(head, rows)
+    return Prepared(head, names, rule, rows, judged)
+
+
+def _head(
+    training: Training, examples: Sequence[Example], config: BackboneConfig, start: Task | None
+) -> tuple[Head, tuple[str, ...]]:
+    if start is not None:
+        return start.head, start.labels
+    kind, problem = kind_of(examples)
+    if training.head is not None:
+        kind, problem = training.head, "single-label"
+    if training.problem is not None and kind == "sequence-classification":
+        problem = training.problem
+    names = label_names(examples, kind, problem)
+    outputs = len(names) or (2 if kind == "question-answering" else int(np.size(examples[0].label)))
+    return new_head(kind, problem, outputs, config.hidden_size, training.pooling, training.plan.seed), names
+
+
+def _check_head(head: Head, training: Training) -> None:
+    """Raises ``InvalidInput`` for what is asked of a head of another kind than the labels, or an earlier task, have."""
+    one_of_several = head.type == "sequence-classification" and head.problem == "single-label"
+    found = head.type if head.type != "sequence-classification" else head.problem
+    if training.balanced and not one_of_several:
+        raise InvalidInput(f"balanced: expected one label a text, whose classes can count alike, found {found}")
+    if training.problem not in (None, found):
+        raise InvalidInput(f"problem: expected labels of texts for {training.problem}, found {found}")
+    if training.head not in (None, found):
+        raise InvalidInput(f"head: expected a task with {training.head} to go on from, found {found}")
+
+
+def _split(rows: Rows, training: Training) -> tuple[Rows, Rows]:
+    """(to train on, held out), by the seed. Raises ``InvalidInput`` where either would be empty."""
+    count = round(training.held_out * len(rows.tokens))
+    if not 0 < count < len(rows.tokens):
+        raise InvalidInput(
+            f"expected texts to train on and to hold out, found {len(rows.tokens)} and a share of "
+            f"{training.held_out:g} to hold out; give more, or a file of others"
+        )
+    order = np.random.default_rng([training.plan.seed, len(rows.tokens)]).permutation(len(rows.tokens))
+    return rows.take(order[count:]), rows.take(order[:count])
