@@ -141,10 +141,20 @@ class Jobs:
         return name in [hosted.name for hosted in self._services.backbones()]
 
     def _check_outline(self, job: JobFolder) -> None:
-        """Raises what ``Service.check_task`` does where a head as a job's data ask for cannot be served."""
+        """Raises what ``Service.check_task`` does where a head as a job's data ask for cannot be served; ``Saturated``
+        while its backbone is starting."""
         request = job.request
-        if isinstance(request, FineTune) and (own := self._service(request)) is not None:
-            own.check_task(job.outline_file.read_bytes(), request.task)
+        if isinstance(request, FineTune):
+            self._serving(request).check_task(job.outline_file.read_bytes(), request.task)
+
+    def _serving(self, request: FineTune | Extract) -> Service:
+        """Raises ``Saturated`` while the backbone is starting, ``NotFound`` where it is not loaded."""
+        if (own := self._service(request)) is not None:
+            return own
+        states = {hosted.name: hosted.state for hosted in self._services.backbones()}
+        if states.get(request.backbone or "") == "starting":
+            raise Saturated("its backbone is starting")
+        raise NotFound(f"backbone {request.backbone!r} is not loaded any more; load it, then start a new job")
 
     def _publish(self, job: JobFolder, again: bool) -> int | None:
         """The version as which the task of ``job`` is served, if it made one.
@@ -157,11 +167,7 @@ class Jobs:
                 raise NotFound("this server has no folder for new backbones any more; start it with --backbones DIR")
             self._keep_backbone(request.name, job.backbone)
             return None
-        if self._service(request) is None:
-            states = {hosted.name: hosted.state for hosted in services.backbones()}
-            if states.get(request.backbone or "") == "starting":
-                raise Saturated("its backbone is starting")
-            raise NotFound(f"backbone {request.backbone!r} is not loaded any more; load it, then start a new job")
+        self._serving(request)
         kept = self._versions(request.task)
         if again and (above := job.state.above) is not None:
             digest = hashlib.sha256(job.task_file.read_bytes()).hexdigest()

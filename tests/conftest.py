@@ -83,8 +83,11 @@ def known_costs() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def learning_costs(known_costs: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs cost what their batches say, as they do when they serve."""
-    monkeypatch.setattr("jpets.engine.profile.CostTable.follow", known_costs)
+    """Programs cost what they took when they were tried out, and then what their batches say."""
+    from jpets.engine import profile, programs
+
+    monkeypatch.setattr(programs, "measure", profile.measure)
+    monkeypatch.setattr(profile.CostTable, "follow", known_costs)
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def labels_of(head: Head, settings: Mapping[str, Any], wishes: Wishes, problems:
         )
         return ()
     labels = tuple(by_id[at] for at in range(head.outputs))
-    problems += name_errors(labels, option)
+    problems += [f"{error}; give labels" for error in name_errors(labels, option)]
     return labels
 
 

@@ -136,18 +136,19 @@ def pack(source: Path, texts: Path | None, target: Path) -> Path:
 def texts_to_send(data: Path, validation: Path | None, columns: Columns, folder: Path) -> Path:
     """The texts as one file that a job takes, made in ``folder`` where they are not: of a folder of the ``datasets``
     library these columns, with held-out texts an archive. Raises ``InvalidInput``."""
-    from jpets.training.data import read_dataset
+    from jpets.training.data import read_examples
 
-    names = [name for name in (columns.text, columns.text_pair, columns.label) if name is not None]
+    names = (columns.text, columns.text_pair, columns.label)
 
     def as_file(path: Path, side: str) -> Path:
         if not path.is_dir():
             return path
         made = folder / f"{side}.jsonl"
         with made.open("w") as file:
-            for _, record in read_dataset(path):
-                wanted = {name: record[name] for name in names if name in record}
-                file.write(json.dumps(wanted, default=str) + "\n")
+            for each in read_examples(path, columns):
+                values = zip(names, (each.text, each.text_pair, each.label), strict=True)
+                record = {name: value for name, value in values if name is not None}
+                file.write(json.dumps(record, default=str) + "\n")  # labels are told apart by how they are written
         return made
 
     train = as_file(data, "train")

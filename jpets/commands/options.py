@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +15,29 @@ def check_task_output(path: Path) -> None:
     """What would keep a task from being written in the end. Raises ``typer.BadParameter``."""
     if path.suffix != SUFFIX:
         raise typer.BadParameter(f"--output must be a file that ends in {SUFFIX}, found {path.name!r}")
-    if not path.parent.is_dir():
-        raise typer.BadParameter(f"--output: there is no folder {path.parent.name!r}")
+    _check_folder(path.parent)
+    _check_file(path)
+
+
+def check_tasks_output(folder: Path, ids: Sequence[str]) -> None:
+    """What would keep tasks from being written into ``folder``, which may be made. Raises ``typer.BadParameter``."""
+    if folder.suffix == SUFFIX or (folder.exists() and not folder.is_dir()):
+        raise typer.BadParameter(f"--output must be a folder for several files of texts, found {folder.name!r}")
+    _check_folder(folder if folder.is_dir() else folder.parent)
+    for id in ids:
+        _check_file(folder / f"{id}{SUFFIX}")
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise typer.BadParameter(f"--output: there is no folder {folder.name!r}")
+    if not os.access(folder, os.W_OK):
+        raise typer.BadParameter(f"--output: nothing may be written into the folder {folder.name!r}")
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise typer.BadParameter(f"--output: {path.name!r} is a folder")
 
 
 def named(given: Sequence[str]) -> dict[str, str]:

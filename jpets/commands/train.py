@@ -37,7 +37,7 @@ def train(
     context: typer.Context,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="task file to write (.safetensors); for several DATA a folder for theirs"),
+        typer.Option("-o", "--output", help="task file to write (.safetensors), or a folder for that of each DATA"),
     ] = None,
     task: Annotated[str | None, typer.Option(help="task to publish by a job of --server, instead of --output")] = None,
     backbone: Annotated[
@@ -119,7 +119,8 @@ def train(
     if task is not None:
         if len(data) > 1:
             raise typer.BadParameter(f"--task: a job makes one task of one file of texts, found {len(data)}")
-        _refuse(context, ("checkpoints", "devices"), "only without --task; a job of a server has its own")
+        _refuse(context, ("checkpoints",), "only without --task; a job of a server keeps its own")
+        _refuse(context, ("devices",), "only without --task; a job of a server has one device")
         _train_there(context, data[0], validation, columns, Server(server), settings, wait, as_json)
         return
     assert output is not None
@@ -140,8 +141,9 @@ def train(
         cast("Any", problem),
         cast("Any", head),
     )
-    if len(data) > 1 or output.is_dir():
-        _refuse(context, ("validation", "sweep", "start", "checkpoints", "devices"), "only with --output FILE")
+    if len(data) > 1 or output.is_dir() or not output.suffix:
+        alone = ("validation", "sweep", "start", "checkpoints", "devices")
+        _refuse(context, alone, "only for one file of texts and --output FILE")
         train_each(data, output, backbone, columns, training, as_json=as_json)
         return
     train_one(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from jpets.commands.options import SUFFIX, check_task_output
+from jpets.commands.options import SUFFIX, check_task_output, check_tasks_output
 from jpets.commands.output import busy, print_fields, print_json, print_table, progress_bars, size
-from jpets.errors import InvalidInput
+from jpets.errors import InvalidInput, JpetsError
 
 if TYPE_CHECKING:
     import jax
@@ -89,17 +90,21 @@ def train_one(
 def train_each(
     data: Sequence[Path], output: Path, backbone: str, columns: Columns, training: Training, *, as_json: bool
 ) -> None:
-    """Writes a task file of each file's name into the folder ``output``; the tasks are trained together."""
+    """Writes a task file of each file's name into the folder ``output``; the tasks are trained together.
+
+    Raises ``InvalidInput`` in the end for those that diverged, or could not be written: they do not cost the others.
+    """
     from checkpoints.ids import check_id
     from checkpoints.source import load_backbone
     from jpets.training.data import read_examples
-    from jpets.training.many import train_many
+    from jpets.training.many import check_method, train_many
+    from jpets.training.run import DIVERGED
 
+    check_method(training.method)
     ids = [check_id(path.stem.lower()) for path in data]
     if twice := next((id for id in ids if ids.count(id) > 1), None):
         raise typer.BadParameter(f"each file makes a task of its own name, found {twice!r} more than once")
-    if not output.parent.is_dir() or (output.exists() and not output.is_dir()):
-        raise typer.BadParameter(f"--output must be a folder, for several files, found {output.name!r}")
+    check_tasks_output(output, ids)
     examples = {id: read_examples(path, columns) for id, path in zip(ids, data, strict=True)}
     with busy("read backbone"):
         loaded = load_backbone(backbone)
@@ -113,14 +118,26 @@ def train_each(
                 bar, completed=step.number, total=step.of, description=f"{training.method}, mean loss {step.loss:.3f}"
             ),
         )
-    output.mkdir(exist_ok=True)
-    summaries = [
-        _written(result, output / f"{id}{SUFFIX}", loaded, training, training.plan.rate) for id, result in found.items()
-    ]
+    problems = {id: DIVERGED for id, result in found.items() if not math.isfinite(result.held_out)}
+    if len(problems) < len(found):
+        output.mkdir(exist_ok=True)
+    summaries = []
+    for id in [id for id in found if id not in problems]:
+        try:
+            summaries.append(_written(found[id], output / f"{id}{SUFFIX}", loaded, training, training.plan.rate))
+        except (JpetsError, OSError) as error:
+            problems[id] = str(error)
     if as_json:
         print_json({"settings": dataclasses.asdict(training), "tasks": summaries})
-        return
-    names = list(dict.fromkeys(name for result in found.values() for name in result.scores))
+    elif summaries:
+        _print_tasks(summaries)
+    if problems:
+        told = "; ".join(f"{id}: {problem}" for id, problem in problems.items())
+        raise InvalidInput(told + ("; the other tasks are written" if summaries else ""))
+
+
+def _print_tasks(summaries: Sequence[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for each in summaries for name in each["scores"]))
     rows = [
         (each["file"], size(each["bytes"]), f"{each['held_out_loss']:.4f}", *_scores(each["scores"], names))
         for each in summaries

@@ -58,7 +58,7 @@ def read_examples(path: Path, columns: Columns) -> list[Example]:
     """All rows of a file. Raises ``InvalidInput`` naming the line and the column, ``NotFound``."""
     if not path.exists():
         raise NotFound(f"{path.name!r} is no file; give a .csv, .tsv, .jsonl, .parquet or .txt file")
-    reader = read_dataset if path.is_dir() else READERS.get(path.suffix.lower())
+    reader = _read_dataset if path.is_dir() else READERS.get(path.suffix.lower())
     if reader is None:
         raise InvalidInput(f"{path.name}: expected a file that ends in one of {sorted(READERS)}")
     found: list[Example] = []
@@ -142,9 +142,8 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Record]]:
         raise InvalidInput(f"{path.name}: expected a Parquet file; it cannot be read after row {number}") from error
 
 
-def read_dataset(path: Path) -> Iterator[tuple[int, Record]]:
-    """The rows of a folder that ``save_to_disk`` wrote, from 1; numbers of named classes become their names. Raises
-    ``InvalidInput``."""
+def _read_dataset(path: Path) -> Iterator[tuple[int, Record]]:
+    """What ``save_to_disk`` wrote; numbers of named classes become their names."""
     try:
         import datasets  # type: ignore[import-untyped, unused-ignore]
     except ModuleNotFoundError as error:

@@ -24,6 +24,8 @@ from pallas_kernels.numerics import take_rows
 from pallas_kernels.packed_attention import AttentionGroup
 
 HeadTensors = Mapping[str, Array]
+IMPOSSIBLE = -1e9
+"""Logit of what cannot be: its probability is zero, and so is its gradient; twice of it is still finite in f32."""
 
 
 class TextRows(NamedTuple):
@@ -52,7 +54,8 @@ InputRows = TextRows | PackedRows
 
 
 class TaskOutputs(NamedTuple):
-    """f32. ``logits`` [n, C], or [n, L, C] of a head on tokens (what stands past a row's length means nothing)."""
+    """f32. ``logits`` [n, C], or [n, L, C] of a head on tokens. What stands past a row's length means nothing; where an
+    answer is one of the places, it is none."""
 
     pooled: Float[Array, "n d"]
     logits: Float[Array, "n *l c"]
@@ -87,7 +90,11 @@ def task_outputs(
     if not head.reads_tokens:
         return TaskOutputs(outputs.pooled, own[:, 0])
     (group,) = batch.groups
-    return TaskOutputs(outputs.pooled, group.rows(own[0])[:, lead.tokens :])
+    each = group.rows(own[0])[:, lead.tokens :]
+    if head.type == "question-answering":
+        inside = jnp.arange(each.shape[1])[None, :, None] < rows.lengths[:, None, None]
+        each = jnp.where(inside, each, IMPOSSIBLE)
+    return TaskOutputs(outputs.pooled, each)
 
 
 def hidden_states(

@@ -12,7 +12,7 @@ from jpets.training.methods import DIRECT, Direct, direct_recipe
 from jpets.training.plan import Training
 from jpets.training.predict import Predictor
 from jpets.training.prepared import Prepared, prepare
-from jpets.training.run import Step
+from jpets.training.run import Step, check_batches
 from jpets.training.session import Result, concluded
 from jpets.training.together import Member, head_kind, train_together
 from jpets.types import LoadedBackbone
@@ -31,10 +31,10 @@ def train_many(
     """A task of each name, as ``session.run_training`` would make it of its texts, those whose labels are of one kind
     in one program.
 
-    Raises ``InvalidInput``, which names the task whose texts it is about.
+    Of one that diverged the held-out loss is not finite. Raises ``InvalidInput``, which names the task that it is
+    about.
     """
-    if training.method not in METHODS:
-        raise InvalidInput(f"several tasks at once are trained by one of {list(METHODS)}, found {training.method}")
+    check_method(training.method)
     config, base = backbone.config, dict(backbone.params)
     recipe = direct_recipe(training.method, training.settings, config, base, training.plan.seed)
     made = {name: _prepared(name, backbone, training, own) for name, own in examples.items()}
@@ -47,9 +47,18 @@ def train_many(
     return {name: found[name] for name in examples}
 
 
+def check_method(method: str) -> None:
+    """Raises ``InvalidInput`` for one that does not train tasks together."""
+    if method not in METHODS:
+        raise InvalidInput(f"several tasks at once are trained by one of {list(METHODS)}, found {method}")
+
+
 def _prepared(name: str, backbone: LoadedBackbone, training: Training, examples: Sequence[Example]) -> Prepared:
+    plan = training.plan
     try:
-        return prepare(backbone, training, examples)
+        made = prepare(backbone, training, examples)
+        check_batches(plan.epochs * -(-len(made.rows.tokens) // plan.batch), plan)
+        return made
     except InvalidInput as error:
         raise InvalidInput(f"{name}: {error.message}") from error
 

@@ -22,6 +22,8 @@ from jpets.training.methods import Recipe
 from jpets.training.plan import Plan
 from jpets.types import Delta, Head
 
+DIVERGED = "the held-out loss is not finite: training diverged; try a lower rate"
+
 
 class Step(NamedTuple):
     """What one update reports: its number, of how many, and the batch's loss."""

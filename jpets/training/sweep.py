@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jpets.errors import InvalidInput
 from jpets.training.data import Example
 from jpets.training.plan import Training
-from jpets.training.run import Step
+from jpets.training.run import DIVERGED, Step
 from jpets.training.session import Result, run_training
 from jpets.types import LoadedBackbone
 
@@ -52,7 +52,7 @@ def best_of(
     with shared_programs() if len(rates) > 1 else contextlib.nullcontext():
         best = min(((run(number, rate), rate) for number, rate in enumerate(rates)), key=loss)
     if not math.isfinite(best[0].held_out):
-        raise InvalidInput("the held-out loss is not finite: training diverged; try a lower rate")
+        raise InvalidInput(DIVERGED)
     return best
 
 

@@ -19,16 +19,13 @@ from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.training.batches import Rows
 from jpets.training.fit import Pace, TaskFunctions, Trained, as_served
-from jpets.training.forward import TextRows
+from jpets.training.forward import IMPOSSIBLE, TextRows
 from jpets.training.groups import each_step
 from jpets.training.losses import IGNORED, Labels
 from jpets.training.methods import Direct
 from jpets.training.plan import Plan
 from jpets.training.run import Outcome, Step, check_batches, mean_held_out
 from jpets.types import Head
-
-ABSENT = -1e9
-"""Bias of outputs that a task does not have: their probability is zero, and so is their gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +60,8 @@ def train_together(
     head = dataclasses.replace(members[0].head, tensors=_widened(members[0].head, width))
     task = TaskFunctions(encoder, members[0].recipe, head, plan)
     trained, state = stacked_start(task, members)
-    epochs = [-(-len(member.rows.tokens) // plan.batch) for member in members]
-    totals = np.array([plan.epochs * batches for batches in epochs], np.int32)
+    per_epoch = [-(-len(member.rows.tokens) // plan.batch) for member in members]
+    totals = np.array([plan.epochs * batches for batches in per_epoch], np.int32)
     check_batches(int(totals.min()), plan)
     base = as_served(base, members[0].recipe, plan)
     update = jax.jit(stacked_update(task), donate_argnums=(1, 2))
@@ -81,9 +78,11 @@ def train_together(
             for at, value in zip(tasks.tolist(), np.asarray(values).tolist(), strict=True):
                 if at not in best.stopped:
                     losses[at].append(value)
-        ended = [at for at, batches in enumerate(epochs) if (step + 1) % batches == 0 and step < totals[at]]
-        best.judge(trained, [at for at in ended if at not in best.stopped])
         report(Step(step + 1, int(totals.max()), float(np.mean([own[-1] for own in losses]))))
+        ended = [at for at, batches in enumerate(per_epoch) if (step + 1) % batches == 0 and step < totals[at]]
+        best.judge(trained, [at for at in ended if at not in best.stopped])
+        if len(best.stopped) > len(members):
+            break
     return [_outcome(member, best.trained, at, losses[at], best.loss(at)) for at, member in enumerate(members)]
 
 
@@ -195,7 +194,7 @@ def _widened(head: Head, width: int) -> dict[str, Any]:
     return {
         **own,
         "kernel": jnp.pad(kernel, ((0, 0), (0, missing))),
-        "bias": jnp.pad(bias, (0, missing), constant_values=ABSENT),
+        "bias": jnp.pad(bias, (0, missing), constant_values=IMPOSSIBLE),
     }
 
 

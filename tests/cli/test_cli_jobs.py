@@ -97,9 +97,10 @@ def test_folders_of_the_datasets_library_are_sent_as_files(run, server: str, dat
     assert texts_of(texts_to_send(folder, None, columns, tmp_path), columns) == (expected, [])
     sides = texts_of(texts_to_send(folder, folder, columns, tmp_path), columns)
     assert sides == (expected, expected)
-    mixed = texts_to_send(data, folder, Columns(), tmp_path)
-    with pytest.raises(JpetsError, match="expected a column 'text'"):
-        texts_of(mixed, Columns())
+    with pytest.raises(JpetsError, match=r"reviews, row 1: expected a column 'text', found .*'words'"):
+        texts_to_send(data, folder, Columns(), tmp_path)
+    with pytest.raises(JpetsError, match="expected 'made' to be a text"):
+        texts_to_send(folder, None, Columns("made"), tmp_path)
     options = ("--task", "sent", "--set", "rank=4", "--text", "words", "--server", server)
     assert run("train", folder, *options).exit_code == 0
     assert run("task", "remove", "sent", "--server", server).exit_code == 0

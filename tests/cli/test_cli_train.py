@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support import FIXTURES, tiny
 
+from checkpoints import task_file
 from checkpoints.task_file import read_task
 from jpets.commands.train import settings_of
+from jpets.errors import OutOfSpace
+from jpets.training import many
+from jpets.training.session import Result
+from jpets.types import Task
 
 BACKBONE = FIXTURES / "tiny-bert"
 
@@ -107,13 +116,17 @@ def test_of_several_files_each_makes_a_task(run, tmp_path: Path, reviews: Path) 
     assert [sorted(each["scores"])[0] for each in tasks] == ["accuracy", "pearson"]
     made = {path.stem: read_task(path, config=tiny().config, backbone=tiny().ref()) for path in out.iterdir()}
     assert made["reviews"].labels == ("bad", "good") and made["prices"].head.problem == "regression"
-    shown = run("train", other, "-o", out, *columns, *options).stdout  # as a pattern that one file matches
+    shown = run("train", other, "-o", tmp_path / "one", *columns, *options).stdout  # as a pattern that one file matches
     assert "prices.safetensors" in shown and "pearson" in shown
+    (tmp_path / "taken" / "prices.safetensors").mkdir(parents=True)
     for more, message, code in (
-        (("-o", out, "--sweep", "1e-4..1e-3"), "--sweep: only with --output FILE", 2),
-        (("-o", out, "--from", "x"), "--from: only with --output FILE", 2),
+        (("-o", out, "--sweep", "1e-4..1e-3"), "--sweep: only for one file of texts", 2),
+        (("-o", out, "--from", "x"), "--from: only for one file of texts", 2),
         (("-o", out, reviews), "each file makes a task of its own name, found 'reviews'", 2),
-        (("-o", reviews), "must be a folder", 2),
+        (("-o", reviews), "must be a folder for several files", 2),
+        (("-o", tmp_path / "x.safetensors"), "must be a folder for several files", 2),
+        (("-o", tmp_path / "no" / "tasks"), "there is no folder 'no'", 2),
+        (("-o", tmp_path / "taken"), "'prices.safetensors' is a folder", 2),
         (("--task", "x"), "a job makes one task", 2),
         (("-o", tmp_path / "new", "--label", "stars"), "expected a column 'stars'", 1),
         (("-o", tmp_path / "new", "--method", "mask"), "found mask", 1),
@@ -123,3 +136,40 @@ def test_of_several_files_each_makes_a_task(run, tmp_path: Path, reviews: Path) 
             refused.stderr
         )
     assert not (tmp_path / "new").exists()
+
+
+def test_a_task_that_diverges_does_not_cost_the_others(
+    run, tmp_path: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(*given: Any, **how: Any) -> dict[str, Result]:
+        found = train_many(*given, **how)
+        return found | {id: dataclasses.replace(found[id], held_out=math.inf) for id in lost}
+
+    def full(task: Task, path: Path) -> None:
+        if path.stem == "other":
+            raise OutOfSpace("the disk is full")
+        write_task(task, path)
+
+    lost = ["other"]
+    train_many = many.train_many
+    monkeypatch.setattr(many, "train_many", diverge)
+    other, out = tmp_path / "other.csv", tmp_path / "tasks"
+    shutil.copy(reviews, other)
+    columns = ("--text", "review", "--label", "verdict", "--backbone", BACKBONE, "--dtype", "float32")
+    options = ("--method", "frozen", "--epochs", 1, "--batch", 8, "--max-length", 16)
+    result = run("train", reviews, other, "-o", out, *columns, *options)
+    assert result.exit_code == 1 and "other: the held-out loss is not finite" in result.stderr
+    assert "reviews.safetensors" in result.stdout and [path.name for path in out.iterdir()] == ["reviews.safetensors"]
+    write_task = task_file.write_task
+    with monkeypatch.context() as broken:
+        lost.clear()
+        broken.setattr(task_file, "write_task", full)
+        result = run("train", reviews, other, "-o", out, *columns, *options)
+    assert result.exit_code == 1 and "other: the disk is full; the other tasks are written" in result.stderr
+    lost.extend(["reviews", "other"])
+    result = run("train", reviews, other, "-o", tmp_path / "none", *columns, *options)
+    assert (
+        "reviews: the held-out loss" in result.stderr
+        and "other: the held" in result.stderr
+        and not (tmp_path / "none").exists()
+    )

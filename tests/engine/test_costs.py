@@ -106,6 +106,6 @@ def test_the_next_start_knows_what_the_last_one_learnt(tmp_path: Path) -> None:
         told = [each.seconds for each in first.replica.programs]
         first.infer([Query(None, input_ids=[7, 8, 9])] * 5)
     learnt = [each.seconds for each in first.replica.programs]
-    assert learnt != told
+    assert learnt != told and min(told) > 0
     with start().start() as second:
         assert [each.seconds for each in second.replica.programs] == learnt

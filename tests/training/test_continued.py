@@ -124,6 +124,7 @@ def test_a_heavy_task_is_trained_on(method: Literal["mask", "diff"]) -> None:
         ([Example("a", None, ["x"])] * 8, Training("lora", balanced=True), "found multi-label"),
         ([Example("a", None, 0.5)] * 8, Training("lora", balanced=True), "found regression"),
         ([Example(("a", "b"), None, ["O", "B-x"])] * 8, Training("lora", problem="regression"), "problem: expected"),
+        ([Example("a", "b")] * 8, Training("frozen", head="embedding"), "nothing would be trained"),
         ([Example(("a", "b"), "c", ["O", "B-x"])] * 8, Training("lora"), "row 1: expected no second text"),
     ],
 )

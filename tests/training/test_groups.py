@@ -22,6 +22,7 @@ from jpets.training.batches import Rows
 from jpets.training.forward import task_outputs
 from jpets.training.groups import PROGRAMS, Shape, best_shapes, each_step
 from jpets.training.heads import new_head
+from jpets.training.losses import Labels, row_losses
 from jpets.training.plan import Plan
 from jpets.training.tokens import packed, rectangle
 from jpets.types import Delta, Head
@@ -81,6 +82,19 @@ def test_packed_texts_have_the_answers_and_slopes_of_padded_ones(method: str, ki
     expected = summed(trained, rectangle(given, 16, pad_id=7))
     found = summed(trained, packed(given, sum(LENGTHS) + 9, longest, pad_id=11))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
+
+
+def test_the_loss_of_an_answer_is_that_of_any_padding(base: dict[str, Any]) -> None:
+    head, encoder, given = head_of("question-answering"), split(CONFIG), texts(LENGTHS)
+    tensors = {name: 10 * jnp.asarray(array) for name, array in head.tensors.items()}
+    labels = Labels(jnp.zeros((len(LENGTHS), 2), jnp.int32), jnp.ones(len(LENGTHS)))
+    padded = [rectangle(given, length, pad_id=7) for length in (max(LENGTHS), 48)]
+    expected, *found = (
+        row_losses(head, task_outputs(encoder, base, [], head, tensors, rows), labels)
+        for rows in (*padded, packed(given, sum(LENGTHS) + 9, 48, pad_id=11))
+    )
+    for each in found:
+        np.testing.assert_allclose(each, expected, rtol=1e-5)
 
 
 needs = st.builds(Shape, st.integers(1, 200), st.integers(1, 60))

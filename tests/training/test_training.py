@@ -345,15 +345,23 @@ def test_many_tasks_are_what_each_would_be() -> None:
     sets = [dataclasses.replace(each, label=["x", *str(each.label)[: at % 3]]) for at, each in enumerate(examples(16))]
     few = [dataclasses.replace(each, label=["yes"][: at % 2]) for at, each in enumerate(examples(16))]
     given = {"kinds": examples(16, 1), "few": few, "more": examples(24, 2), "values": rated, "sets": sets}
+    given["answers"] = [
+        Example("what is it", f"{each.text}", {"text": "library", "answer_start": str(each.text).index("library")})
+        for each in examples(64)
+        if str(each.text).startswith(("library", "module library"))
+    ]
     found = train_many(shallow(), training, given)
     assert list(found) == list(given) and found["values"].task.head.problem == "regression"
     assert found["few"].task.head.outputs < found["sets"].task.head.outputs
-    for name in ("few", "more", "values"):
+    for name in ("few", "more", "values", "answers"):
         alone = run_training(name, shallow(), training, given[name])
         np.testing.assert_allclose(found[name].losses, alone.losses, rtol=1e-3)
         assert found[name].held_out == pytest.approx(alone.held_out, rel=1e-3)
         assert found[name].scores == pytest.approx(alone.scores, rel=1e-2) and found[name].task.id == name
     with pytest.raises(InvalidInput, match=r"are trained by one of .*, found mask"):
         train_many(shallow(), dataclasses.replace(training, method="mask"), given)
+    whole = dataclasses.replace(training, plan=dataclasses.replace(PLAN, epochs=1, accumulate=3))
+    with pytest.raises(InvalidInput, match="kinds: 2 batches of 8 texts make no update"):
+        train_many(shallow(), whole, given)
     with pytest.raises(InvalidInput, match=r"same: .*at least two labels"):
         train_many(shallow(), training, {"same": [dataclasses.replace(each, label="x") for each in examples(4)]})
