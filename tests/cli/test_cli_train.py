@@ -108,15 +108,17 @@ def test_of_several_files_each_makes_a_task(run, tmp_path: Path, reviews: Path) 
     rows = [f"a library of {'many ' * (at % 8)}functions,{at % 8 + 0.5}" for at in range(32)]
     other.write_text("\n".join(["review,verdict", *rows]) + "\n")
     columns = ("--text", "review", "--label", "verdict", "--backbone", BACKBONE, "--dtype", "float32")
-    options = ("--method", "ia3", "--epochs", 1, "--batch", 8, "--max-length", 16)
-    result = run("train", reviews, other, "-o", out, *columns, *options, "--json")
+    options = ("--epochs", 1, "--batch", 8, "--max-length", 16, "--method")
+    result = run("train", reviews, other, "-o", out, *columns, *options, "ia3", "--json")
     assert result.exit_code == 0, result.output
     tasks = json.loads(result.stdout)["tasks"]
     assert [each["file"] for each in tasks] == ["reviews.safetensors", "prices.safetensors"]
     assert [sorted(each["scores"])[0] for each in tasks] == ["accuracy", "pearson"]
     made = {path.stem: read_task(path, config=tiny().config, backbone=tiny().ref()) for path in out.iterdir()}
     assert made["reviews"].labels == ("bad", "good") and made["prices"].head.problem == "regression"
-    shown = run("train", other, "-o", tmp_path / "one", *columns, *options).stdout  # as a pattern that one file matches
+    shown = run(
+        "train", other, "-o", tmp_path / "one", *columns, *options, "frozen"
+    ).stdout  # as a pattern that one file matches
     assert "prices.safetensors" in shown and "pearson" in shown
     (tmp_path / "taken" / "prices.safetensors").mkdir(parents=True)
     for more, message, code in (
