@@ -118,13 +118,13 @@ def train_each(
                 bar, completed=step.number, total=step.of, description=f"{training.method}, mean loss {step.loss:.3f}"
             ),
         )
-    problems = {id: DIVERGED for id, result in found.items() if not math.isfinite(result.held_out)}
-    if len(problems) < len(found):
-        output.mkdir(exist_ok=True)
-    summaries = []
-    for id in [id for id in found if id not in problems]:
+    summaries, problems = [], {}
+    for id, result in found.items():
         try:
-            summaries.append(_written(found[id], output / f"{id}{SUFFIX}", loaded, training, training.plan.rate))
+            if not math.isfinite(result.held_out):
+                raise InvalidInput(DIVERGED)
+            output.mkdir(exist_ok=True)
+            summaries.append(_written(result, output / f"{id}{SUFFIX}", loaded, training, training.plan.rate))
         except (JpetsError, OSError) as error:
             problems[id] = str(error)
     if as_json:

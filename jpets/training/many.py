@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from jpets.config import BackboneConfig
 from jpets.errors import InvalidInput
-from jpets.model.encoder import Params, split
+from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
 from jpets.training.data import Example
 from jpets.training.methods import DIRECT, Direct, direct_recipe
@@ -35,15 +36,15 @@ def train_many(
     about.
     """
     check_method(training.method)
-    config, base = backbone.config, dict(backbone.params)
+    config, base, text = backbone.config, dict(backbone.params), TextEncoder.of(backbone)
     recipe = direct_recipe(training.method, training.settings, config, base, training.plan.seed)
-    made = {name: _prepared(name, backbone, training, own) for name, own in examples.items()}
+    made = {name: _prepared(name, config, text, training, own) for name, own in examples.items()}
     kinds: dict[object, list[str]] = {}
     for name, own in made.items():
         kinds.setdefault(head_kind(own.head, own.rows), []).append(name)
     found: dict[str, Result] = {}
     for names in kinds.values():
-        found |= _train_alike(backbone, base, training, recipe, {name: made[name] for name in names}, report)
+        found |= _train_alike(backbone, text, training, recipe, {name: made[name] for name in names}, report)
     return {name: found[name] for name in examples}
 
 
@@ -53,11 +54,13 @@ def check_method(method: str) -> None:
         raise InvalidInput(f"several tasks at once are trained by one of {list(METHODS)}, found {method}")
 
 
-def _prepared(name: str, backbone: LoadedBackbone, training: Training, examples: Sequence[Example]) -> Prepared:
+def _prepared(
+    name: str, config: BackboneConfig, text: TextEncoder, training: Training, examples: Sequence[Example]
+) -> Prepared:
     plan = training.plan
     try:
-        made = prepare(backbone, training, examples)
-        check_batches(plan.epochs * -(-len(made.rows.tokens) // plan.batch), plan)
+        made = prepare(config, text, training, examples)
+        check_batches(plan.epochs * plan.per_epoch(len(made.rows.tokens)), plan)
         return made
     except InvalidInput as error:
         raise InvalidInput(f"{name}: {error.message}") from error
@@ -65,13 +68,13 @@ def _prepared(name: str, backbone: LoadedBackbone, training: Training, examples:
 
 def _train_alike(
     backbone: LoadedBackbone,
-    base: Params,
+    text: TextEncoder,
     training: Training,
     recipe: Direct,
     made: Mapping[str, Prepared],
     report: Callable[[Step], None],
 ) -> dict[str, Result]:
-    encoder, text = split(backbone.config), TextEncoder.of(backbone)
+    encoder, base = split(backbone.config), dict(backbone.params)
     members = [Member(recipe, own.head, own.rows, own.judged) for own in made.values()]
     outcomes = train_together(encoder, base, members, training.plan, pad_id=text.pad_id, report=report)
     predictor = Predictor(encoder, text, outcomes[0].head, outcomes[0].deltas)

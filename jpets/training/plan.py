@@ -37,6 +37,10 @@ class Plan:
     """Of the forward pass; gradients and parameters stay in f32 (Micikevicius et al. 2018)."""
     seed: int = 0
 
+    def per_epoch(self, texts: int) -> int:
+        """Batches that so many texts make, of which the last may not be full."""
+        return -(-texts // self.batch)
+
 
 @dataclasses.dataclass(frozen=True)
 class Training:

@@ -15,7 +15,7 @@ from jpets.training.data import Example
 from jpets.training.heads import at_the_usual_answer, new_head
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.plan import Training
-from jpets.types import Head, LoadedBackbone, Preprocessing, Task
+from jpets.types import Head, Preprocessing, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Prepared:
 
 
 def prepare(
-    backbone: LoadedBackbone,
+    config: BackboneConfig,
+    text: TextEncoder,
     training: Training,
     examples: Sequence[Example],
     held_out: Sequence[Example] = (),
@@ -40,7 +41,6 @@ def prepare(
 
     Raises ``InvalidInput``.
     """
-    config, text = backbone.config, TextEncoder.of(backbone)
     rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
     head, names = _head(training, examples, config, start)
     _check_head(head, training)

@@ -104,7 +104,7 @@ def pretrain(
     }
     rule = optimiser(plan)
     lengths = [len(own.ids) for own in tokens]
-    per_epoch = -(-len(lengths) // plan.batch)
+    per_epoch = plan.per_epoch(len(lengths))
     total = plan.epochs * per_epoch
     pace = Pace.of(plan, 1e-4)
 

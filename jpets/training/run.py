@@ -94,7 +94,7 @@ def train(
     Raises ``InvalidInput`` where there are too few for one.
     """
     lengths = [len(own.ids) for own in rows.tokens]
-    per_epoch = -(-len(lengths) // plan.batch)
+    per_epoch = plan.per_epoch(len(lengths))
     total = plan.epochs * per_epoch
     check_batches(total, plan)
     trainer = Trainer(encoder, base, recipe, head, plan, total, devices)

@@ -81,10 +81,10 @@ def run_training(
     config, base = backbone.config, dict(backbone.params)
     check_settings(training.method, training.settings, config)
     going_on = _going_on(start, training, config, base) if start is not None else None
-    made = prepare(backbone, training, examples, held_out, start)
+    text = TextEncoder.of(backbone)
+    made = prepare(config, text, training, examples, held_out, start)
     before = start.deltas if start is not None else ()
     begin(Task(id, BackboneRef.of(backbone), tuple(before), made.head, made.labels, made.rule))
-    text = TextEncoder.of(backbone)
     stages = _Stages(training, config, base, made, text.pad_id, folder, devices, report)
     with claimed(folder, backbone.fingerprint, training, made.rows, made.judged, made.head, before):
         outcome = stages.run(going_on)
@@ -107,25 +107,24 @@ def concluded(
 
 def evaluate_task(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> dict[str, float]:
     """Scores of a task on labelled texts. Raises ``InvalidInput``, also for labels that the task does not know."""
-    rows = _rows_of(task, backbone, examples)
-    logits = _logits(task, backbone, rows)
+    rows, logits = _answered(task, backbone, examples)
     return scores(task.head, task.labels, logits, rows.targets, task.preprocessing.thresholds or (), rows.cut)
 
 
 def task_logits(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> list[npt.NDArray[np.float32]]:
     """A task's answers to labelled texts: see ``Predictor``. Raises ``InvalidInput``."""
-    return _logits(task, backbone, _rows_of(task, backbone, examples))
+    return _answered(task, backbone, examples)[1]
 
 
-def _rows_of(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> Rows:
-    return make_rows(examples, task.head, task.labels, TextEncoder.of(backbone), task.preprocessing)
-
-
-def _logits(task: Task, backbone: LoadedBackbone, rows: Rows) -> list[npt.NDArray[np.float32]]:
-    """Of pairs those of the first texts, then of the second ones."""
-    task = fold_pooler(task, backbone.config, dict(backbone.params))
-    predictor = Predictor(split(backbone.config), TextEncoder.of(backbone), task.head, task.deltas)
-    return predictor(dict(backbone.params), task.head, [*rows.tokens, *rows.seconds], task.deltas)
+def _answered(
+    task: Task, backbone: LoadedBackbone, examples: Sequence[Example]
+) -> tuple[Rows, list[npt.NDArray[np.float32]]]:
+    """The texts and a task's answers, of pairs those to the first texts, then to the second ones."""
+    text, params = TextEncoder.of(backbone), dict(backbone.params)
+    rows = make_rows(examples, task.head, task.labels, text, task.preprocessing)
+    task = fold_pooler(task, backbone.config, params)
+    predictor = Predictor(split(backbone.config), text, task.head, task.deltas)
+    return rows, predictor(params, task.head, [*rows.tokens, *rows.seconds], task.deltas)
 
 
 class _Stages:

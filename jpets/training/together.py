@@ -60,7 +60,7 @@ def train_together(
     head = dataclasses.replace(members[0].head, tensors=_widened(members[0].head, width))
     task = TaskFunctions(encoder, members[0].recipe, head, plan)
     trained, state = stacked_start(task, members)
-    per_epoch = [-(-len(member.rows.tokens) // plan.batch) for member in members]
+    per_epoch = [plan.per_epoch(len(member.rows.tokens)) for member in members]
     totals = np.array([plan.epochs * batches for batches in per_epoch], np.int32)
     check_batches(int(totals.min()), plan)
     base = as_served(base, members[0].recipe, plan)
