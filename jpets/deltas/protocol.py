@@ -12,9 +12,11 @@ elsewhere: ``embed`` before the first layer, ``context`` in each layer's attenti
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -73,8 +75,19 @@ class ClassKey:
         return cls(data["method"], pairs["sites"], tuple(data["layers"]), pairs["options"], data["ordinal"])
 
     def __str__(self) -> str:
-        sites = "+".join(f"{site}:{size}" if size else site for site, size in self.sites)
-        return "/".join([self.method, *([sites] if sites else []), *(value for _, value in self.options)])
+        """A name of its own for every class: files and metrics keep figures under it."""
+        sites = "+".join(f"{quote(site, '')}:{size}" if size else quote(site, "") for site, size in self.sites)
+        layers = "+".join(_spans(self.layers))
+        options = (f"{quote(name, '')}={quote(value, '')}" for name, value in self.options)
+        parts = [quote(self.method, ""), sites, *options, f"layers {layers}" if layers else ""]
+        return "/".join(filter(None, parts)) + (f"#{self.ordinal}" if self.ordinal else "")
+
+
+def _spans(numbers: Sequence[int]) -> Iterator[str]:
+    """Runs of rising neighbours, as ``0-3`` and ``7``."""
+    for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        first, *rest = (number for _, number in run)
+        yield f"{first}-{rest[-1]}" if rest else str(first)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -237,7 +237,7 @@ def test_metrics(call: Call) -> None:
     assert after["jpets_computed_tokens_total", ()] >= after["jpets_real_tokens_total", ()] > 0
     assert (after["jpets_ready", ()], after["jpets_live", ()]) == (1, 1)
     assert after["jpets_tasks", (("tier", "device"),)] == 7
-    lora = (("class", "lora/query:4+value:4"),)
+    lora = (("class", "lora/query:4+value:4/layers 0-1"),)
     assert after["jpets_slots_used", lora] == 7
     assert after["jpets_slots", lora] >= 12
     assert after["jpets_bank_bytes", lora] > 0
