@@ -33,8 +33,9 @@ from jpets.engine.bucket import Bucket, Variant, replaces_weights
 from jpets.engine.delta_order import ORDERED, Streams, delta_order
 from jpets.engine.mappings import mappings_left, spare_mappings
 from jpets.engine.mesh import MeshSlice, first_device
+from jpets.engine.sources import PROGRAM, digest_of_code
 from jpets.errors import OutOfSpace
-from jpets.files import write_atomic
+from jpets.files import TEMPORARY, sweep, write_atomic, written_by
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
 from jpets.model.forward import Outputs, forward
@@ -47,6 +48,24 @@ HOST_BYTES_PER_STORED_BYTE = 27
 COMPILERS = 2
 """Programs that are compiled at a time: half of the work is XLA's, which needs no lock of Python's."""
 UNUSED_SECONDS = 30 * 24 * 3600.0
+STALE_WRITE_SECONDS = 60.0
+"""A program is written within a second: what is older was left by a process that was killed."""
+COMPILER_VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
+COMPILER_SETTINGS = (
+    "jax_allow_f16_reductions",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_disable_most_optimizations",
+    "jax_enable_x64",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_numpy_dtype_promotion",
+    "jax_optimization_level",
+    "jax_pallas_use_mosaic_gpu",
+    "jax_threefry_partitionable",
+    "jax_use_shardy_partitioner",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +236,11 @@ def _no_compilation_cache() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
+def compiler_settings() -> dict[str, Any]:
+    """JAX's settings that change what is compiled."""
+    return {name: jax.config.values[name] for name in COMPILER_SETTINGS if name in jax.config.values}
+
+
 def default_cache_dir() -> pathlib.Path:
     base = os.environ.get("JPETS_CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jpets"
@@ -227,9 +251,9 @@ def default_cache_dir() -> pathlib.Path:
 class ProgramStore:
     """A folder of serialised programs. Loading one takes a seventh of lowering and reading the compilation cache.
 
-    Names digest all that a program depends on: its shapes, the versions of JAX and of this code, the kind of device,
-    and which devices of that kind: XLA compiles for them and loads a program on no others. What cannot be read is
-    compiled again.
+    Names digest all that a program depends on: its shapes, this code and that of its classes' methods, JAX's version
+    and settings, the kind of device, and which devices of that kind: XLA compiles for them and loads a program on no
+    others. What cannot be read is compiled again.
     """
 
     def __init__(self, folder: pathlib.Path, mesh: MeshSlice) -> None:
@@ -243,15 +267,19 @@ class ProgramStore:
             jaxlib.version.__version__,
             device.platform,
             device.device_kind,
+            device.client.platform_version,
             str(len(mesh.devices)),
             _cpu(),
-            os.environ.get("XLA_FLAGS", ""),
-            code_digest(),
+            *(f"{name}={os.environ.get(name, '')}" for name in COMPILER_VARIABLES),
+            json.dumps(compiler_settings(), default=str),
+            digest_of_code(PROGRAM),
         ]
 
     def family_name(self, family: Family) -> str:
         """A file name that changes with everything that figures or programs of ``family`` depend on."""
-        return hashlib.sha256("\0".join([*self._base, family.to_json()]).encode()).hexdigest()[:40]
+        methods = {key.method: type(class_method(key.method)) for key, _ in family.slots}
+        code = [digest_of_code(*_modules(method)) for _, method in sorted(methods.items())]
+        return hashlib.sha256("\0".join([*self._base, *code, family.to_json()]).encode()).hexdigest()[:40]
 
     def _path(self, family: Family, key: ProgramKey) -> pathlib.Path:
         devices = [device.id for device in self._mesh.devices]
@@ -271,8 +299,13 @@ class ProgramStore:
         with contextlib.suppress(OSError):
             self._path(family, key).unlink()
 
+    def sweep_of(self, process: int) -> None:
+        """Removes what a process that has ended was writing."""
+        sweep(self._folder, written_by(process), 0.0)
+
     def _sweep(self) -> None:
-        """Removes what nobody has loaded for a long time, above all programs of older versions."""
+        """Removes what nobody has loaded for a long time, above all programs of older versions, and halves of files."""
+        sweep(self._folder, TEMPORARY, STALE_WRITE_SECONDS)
         for path in self._folder.glob("*.program"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > UNUSED_SECONDS:
@@ -302,20 +335,9 @@ class ProgramStore:
         return Program(key, compiled, stored_bytes=len(payload), mappings=left - mappings_left())
 
 
-@functools.cache
-def code_digest() -> str:
-    """Digest of the sources that decide what a program computes."""
-    import jpets
-    import pallas_kernels
-
-    digest = hashlib.sha256()
-    for package in (jpets, pallas_kernels):
-        root = pathlib.Path(next(iter(package.__path__)))
-        parts = ("config.py", "model", "deltas", "engine", "scheduling/operators.py") if package is jpets else (".",)
-        for part in parts:
-            for path in sorted((root / part).rglob("*.py")) or [root / part]:
-                digest.update(path.read_bytes())
-    return digest.hexdigest()
+def _modules(method: type) -> Sequence[str]:
+    """Where a method's class and what it inherits from are written."""
+    return sorted({each.__module__ for each in method.__mro__} - {"builtins"})
 
 
 def _cpu() -> str:
