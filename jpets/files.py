@@ -21,7 +21,12 @@ STALE_SECONDS = 24 * 3600.0
 
 def temporary_sibling(path: Path) -> Path:
     """An unused name next to ``path``."""
-    return path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+    return path.parent / f"{written_by(os.getpid())}{uuid.uuid4().hex}"
+
+
+def written_by(process: int) -> str:
+    """Prefix of what a process of this number is writing."""
+    return f"{TEMPORARY}{process}-"
 
 
 def sweep(folder: Path, prefix: str, age: float) -> int:

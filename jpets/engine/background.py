@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 
@@ -29,6 +30,7 @@ from jpets.engine.program import (
     ProgramKey,
     ProgramStore,
     compile_program,
+    compiler_settings,
     family_from_json,
     key_from_json,
     key_to_json,
@@ -44,6 +46,13 @@ MOST_WANTED = 1024
 COMPILE_SECONDS = 2.0
 """What compiling a program takes of the cores, while none was compiled. One is compiled once batches lost as much by
 its absence: at most twice what is lost by one who knows the traffic to come (the rule of the rented skis)."""
+
+TRIES = 2
+"""Of a program at once: the process that compiled it may have died of something else (it was killed, memory was
+short)."""
+RETRY_SECONDS = 30.0
+"""Until a program that could not be had may be asked for again; twice as long each further time, up to an hour."""
+MOST_RETRY_SECONDS = 3600.0
 
 
 class BackgroundCompiler:
@@ -67,12 +76,15 @@ class BackgroundCompiler:
         self._add = add
         self.memory = memory
         self._mesh = mesh
+        self._settings = settings_as_variables()
         self._menu: list[ProgramKey] = []
         self._queue: list[ProgramKey] = []
         self._missed: dict[ProgramKey, float] = {}
         """Seconds that batches lost because a program was not there."""
         self._not_before: dict[ProgramKey, float] = {}
-        """When a program may be asked for again: never while it is queued or there, later once it had to go."""
+        """When a program may be asked for again: never while it is queued or there, later once it had to go, or could
+        not be had."""
+        self._failures: Counter[ProgramKey] = Counter()
         self._changed = threading.Condition()
         self._closed = False
         self._busy = False
@@ -143,8 +155,14 @@ class BackgroundCompiler:
             except Exception:  # one program less; the queries run in others
                 log.exception("a program could not be added")
                 self._store.forget(self._family, key)
-                self.failed += 1
+                self._failed(key)
             self._busy = False
+
+    def _failed(self, key: ProgramKey) -> None:
+        self.failed += 1
+        wait = min(MOST_RETRY_SECONDS, RETRY_SECONDS * 2 ** self._failures[key])
+        self._failures[key] += 1
+        self._not_before[key] = time.monotonic() + wait
 
     def _bring(self, key: ProgramKey, wanted: bool) -> None:
         """Adds a program if it is still missing and there is room; only for a wanted one do idle ones leave."""
@@ -159,7 +177,9 @@ class BackgroundCompiler:
                 log.warning("a program must wait: %s", full)
             else:
                 if program is None:
-                    self.failed += 1
+                    if not self._closed:
+                        log.warning("a program was not compiled, or not kept; it is tried again later")
+                        self._failed(key)
                     return
                 gone = self.memory.make_room(program, evict=wanted)
                 if gone is not None and not self._closed:
@@ -173,17 +193,20 @@ class BackgroundCompiler:
                 self._menu.clear()  # what is left of it comes only if batches miss it
 
     def _compile(self, key: ProgramKey) -> Program | None:
-        try:
+        for _ in range(TRIES):
+            if self._closed:
+                return None
             child = self._running_child()
             assert child.stdin is not None and child.stdout is not None
-            child.stdin.write(key_to_json(key) + "\n")
-            child.stdin.flush()
-            if taken := child.stdout.readline():
-                self._timed += 1
-                self.compile_seconds += (float(taken) / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
-                return self._store.load(self._family, key)
-        except OSError:
-            pass  # the child died; counted, and the next program starts a fresh one
+            with contextlib.suppress(OSError):  # the child died
+                child.stdin.write(key_to_json(key) + "\n")
+                child.stdin.flush()
+                if taken := child.stdout.readline():
+                    self._timed += 1
+                    self.compile_seconds += (float(taken) / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
+                    return self._store.load(self._family, key)
+            self._end_child()
+            self._store.sweep_of(child.pid)
         return None
 
     def _running_child(self) -> subprocess.Popen[str]:
@@ -198,6 +221,7 @@ class BackgroundCompiler:
                 text=True,
                 env={
                     **os.environ,
+                    **self._settings,
                     "JAX_PLATFORMS": self._mesh.devices[0].platform,
                     "JAX_NUM_CPU_DEVICES": str(1 + max(numbers)),
                     "PYTHONPATH": os.pathsep.join(paths),
@@ -207,6 +231,11 @@ class BackgroundCompiler:
             assert self._child.stdin is not None
             self._child.stdin.write(self._family.to_json() + "\n")
         return self._child
+
+
+def settings_as_variables() -> dict[str, str]:
+    """JAX's settings as a process reads them from its environment: the child is to compile as this thread would."""
+    return {name.upper(): str(value) for name, value in compiler_settings().items() if value is not None}
 
 
 def main() -> None:

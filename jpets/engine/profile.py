@@ -14,10 +14,10 @@ import numpy as np
 from jpets.config import BackboneConfig
 from jpets.engine.assembly import Assembled, Row
 from jpets.engine.bucket import Bucket, capacity, windowed
-from jpets.engine.program import Family, Program, ProgramKey
+from jpets.engine.program import STALE_WRITE_SECONDS, Family, Program, ProgramKey
 from jpets.engine.replica import Replica
 from jpets.errors import OutOfSpace
-from jpets.files import write_atomic
+from jpets.files import TEMPORARY, sweep, write_atomic
 from jpets.scheduling.profile import attention_cells
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class CostTable:
         self._seconds: dict[str, float] = {}
         self._rates: dict[str, float] = {}
         self._rate = FIRST_RATE
+        sweep(path.parent, TEMPORARY, STALE_WRITE_SECONDS)
         self.reload()
 
     def reload(self) -> None:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
+import subprocess
 import time
+from collections.abc import Iterator
+from unittest import mock
 
+import jax
 import pytest
 from support import ENGINE_SETTINGS, shallow, wait_until
 
+from jpets.config import BackboneConfig
 from jpets.engine import background
-from jpets.engine.background import COMPILE_SECONDS
+from jpets.engine.background import COMPILE_SECONDS, RETRY_SECONDS, BackgroundCompiler
 from jpets.engine.bucket import Bucket, Variant
 from jpets.engine.engine import Engine
-from jpets.engine.program import ProgramKey
+from jpets.engine.mesh import first_device
+from jpets.engine.profile import CostTable
+from jpets.engine.program import Family, ProgramKey, ProgramStore
+from jpets.files import TEMPORARY, written_by
 from jpets.types import Query
+
+FAMILY = Family(BackboneConfig("bert", 50, 16, 1, 2, 32, 64), "float32", ())
 
 
 def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathlib.Path) -> None:
@@ -63,3 +74,81 @@ def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monk
             compiler.want(unlisted, compiler.compile_seconds / 2)
         wait_until(lambda: compiler.compiled == before + 1)
         assert own.replica.has_program(unlisted)
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundCompiler]:
+    """Of an engine that compiles nothing unless it is asked to."""
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64)
+    with Engine(shallow(), [], settings, cache_dir=tmp_path_factory.mktemp("programs")).start() as own:
+        wait_until(lambda: own.compiler.compiled > 0 and not own.compiler.waiting)
+        yield own.compiler
+
+
+def unlisted(tokens: int) -> ProgramKey:
+    return ProgramKey(Bucket(tokens, ((1, tokens),)), Variant())
+
+
+def test_a_compiling_process_that_is_killed_costs_no_program(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, killed = compiler._running_child, list[int]()
+
+    def mortal() -> subprocess.Popen[str]:
+        child = running()
+        if not killed:
+            killed.append(child.pid)
+            (compiler._folder / f"{written_by(child.pid)}half").write_bytes(b"half a program")
+            child.kill()
+        return child
+
+    monkeypatch.setattr(compiler, "_running_child", mortal)
+    before, failed = compiler.compiled, compiler.failed
+    compiler.want(unlisted(12), compiler.compile_seconds)
+    wait_until(lambda: compiler.compiled == before + 1)
+    assert compiler.failed == failed
+    assert not list(compiler._folder.glob(f"{TEMPORARY}*")), "what the process was writing is swept"
+
+
+@pytest.mark.parametrize("fault", ["dies", "raises"])
+def test_a_program_that_could_not_be_had_may_be_asked_for_again(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def failing(key: ProgramKey) -> None:
+        if fault == "raises":
+            raise OSError("no more processes")
+
+    before, failed, key = compiler.compiled, compiler.failed, unlisted(13 if fault == "dies" else 14)
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "_compile", failing)
+        compiler.want(key, compiler.compile_seconds)
+        wait_until(lambda: compiler.failed == failed + 1)
+        compiler.want(key, compiler.compile_seconds)
+        assert not compiler.waiting, "not at once"
+    monkeypatch.setattr(background, "time", mock.Mock(monotonic=lambda: time.monotonic() + 2 * RETRY_SECONDS))
+    compiler.want(key, compiler.compile_seconds)
+    wait_until(lambda: compiler.compiled == before + 1)
+
+
+def test_the_process_compiles_as_the_engine_would(tmp_path: pathlib.Path) -> None:
+    """A setting of JAX that was made in this process is part of a program's name."""
+    name = ProgramStore(tmp_path, first_device()).family_name(FAMILY)
+    with jax.default_matmul_precision("highest"):
+        assert ProgramStore(tmp_path, first_device()).family_name(FAMILY) != name
+        assert background.settings_as_variables()["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
+    assert ProgramStore(tmp_path, first_device()).family_name(FAMILY) == name
+
+
+def test_halves_of_files_go_at_the_next_start(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "costs").mkdir()
+    old, new = tmp_path / f"{TEMPORARY}old", tmp_path / f"{TEMPORARY}new"
+    kept = tmp_path / "costs" / f"{TEMPORARY}costs"
+    for path in (old, new, kept):
+        path.write_bytes(b"half")
+    for path in (old, kept):
+        os.utime(path, (0, 0))
+    ProgramStore(tmp_path, first_device())
+    CostTable(tmp_path / "costs" / "a.json", FAMILY)
+    assert not old.exists()
+    assert not kept.exists()
+    assert new.exists(), "another process may be writing it"
