@@ -88,9 +88,10 @@ class HostLoop:
         self._want = want
         self._fetch: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(settings.in_flight)
-        self._running = 0
+        self._dispatched = self._completed = 0
+        """Batches; each is counted by one thread alone."""
         self._again: deque[Sequence[Pending]] = deque()
-        """Parts of batches that the device had no room for."""
+        """Parts of batches that did not run whole."""
         self._ended = False
         self._progress = time.monotonic()
         self._fetched = 0.0
@@ -117,13 +118,15 @@ class HostLoop:
         """Both threads run, and if there is work, some of it got done within ``stall_seconds``."""
         if not (self._owner.is_alive() and self._completer.is_alive()):
             return False
-        busy = self._pending.ready > 0 or self._running > 0
-        return not busy or time.monotonic() - self._progress < self._settings.stall_seconds
+        if not (self.busy or self._pending.ready):
+            return True
+        since = max(self._progress, self._pending.ready_since)  # nothing gets done while there is nothing to do
+        return time.monotonic() - since < self._settings.stall_seconds
 
     @property
     def busy(self) -> bool:
         """Whether a batch is in flight."""
-        return self._running > 0
+        return self._dispatched > self._completed
 
     def _wake(self) -> None:
         with self._pending.changed:
@@ -166,7 +169,7 @@ class HostLoop:
         if dispatched is None:
             self._room.release()
         else:
-            self._running += 1
+            self._dispatched += 1
             self._fetch.put(dispatched)
 
     def _drain(self) -> None:
@@ -207,15 +210,14 @@ class HostLoop:
         waiting = plan.pendings if plan is not None else self._pending.most_urgent(WINDOW)
         if not waiting:
             return None
-        taken: list[Pending] = []
-        try:
-            if plan is None:
-                if self._wait_for_more(waiting):
-                    return None
-                plan = self._planner.next_batch(waiting, busy=self._running > 0)
-            taken = self._pending.serve(plan.pendings, self._planner.keeping)
-            if not taken:
+        if plan is None:
+            if self._wait_for_more(waiting):
                 return None
+            plan = self._plan(waiting)
+        taken = self._pending.serve(plan.pendings, self._planner.keeping) if plan is not None else []
+        if plan is None or not taken:
+            return None
+        try:
             if len(taken) < len(plan.pendings):  # clients left while it was planned
                 plan = self._planner.place(taken, plan.copy)
             self._planner.serving(plan)
@@ -225,11 +227,26 @@ class HostLoop:
             started = self._start(plan)
         except Exception as error:  # one bad batch must not take the server down
             log.exception("a batch did not start")
-            self._failed(taken or self._pending.remove(waiting), error)
+            self._failed(taken, error)
             return None
         if plan.wanted is not None:
             self._want(plan)
         return started
+
+    def _plan(self, waiting: Sequence[Pending]) -> Plan | None:
+        """The next batch of these; where they cannot be planned together, of their more urgent half, and so on.
+
+        None where the most urgent one alone cannot be: it has heard why, and the others have lost nothing.
+        """
+        while True:
+            try:
+                return self._planner.next_batch(waiting, busy=self.busy)
+            except Exception as error:
+                if len(waiting) == 1:
+                    log.exception("a query could not be planned")
+                    self._answers.fail(self._pending.remove(waiting), _as_failure(error))
+                    return None
+                waiting = waiting[: len(waiting) // 2]
 
     def _start(self, plan: Plan, *, alone: bool = False) -> InFlight:
         assembled = self._replica.assemble(plan.rows, plan.program)
@@ -238,14 +255,18 @@ class HostLoop:
         return InFlight(plan, assembled, outputs, now, alone)
 
     def _failed(self, pendings: Sequence[Pending], error: Exception, *, alone: bool = False) -> None:
-        """A batch that did not run: where the device had no room for it, its halves do; else its queries hear why."""
-        if is_out_of_memory(error):
+        """A batch that did not run: its halves do, so that only who causes it hears why; at last each query on the
+        device ``alone``. Where the device failed all hear it, unless it had no room."""
+        full = is_out_of_memory(error)
+        if full:
             self._stats.had_no_memory()
             self._planner.drop_copies()
+        device_failed = isinstance(error, jax.errors.JaxRuntimeError) and not full
+        if not device_failed and (len(pendings) > 1 or not alone):
             middle = len(pendings) // 2
-            if middle or not alone:
-                self._split([part for part in (pendings[:middle], pendings[middle:]) if part])
-                return
+            self._split([part for part in (pendings[:middle], pendings[middle:]) if part])
+            return
+        if full:
             error = Saturated("the device has no memory for this query alone; try again, or send a shorter one")
         self._answers.fail(pendings, _as_failure(error))
 
@@ -260,7 +281,7 @@ class HostLoop:
             self._answers.fail(part, Saturated(SHUTTING_DOWN))
 
     def _run_again(self, pendings: Sequence[Pending]) -> None:
-        """A part of a batch that was too large for the device; it has the device to itself."""
+        """A part of a batch that did not run; it has the device to itself."""
         now = time.monotonic()
         self._answers.fail([p for p in pendings if p.deadline is not None and p.deadline <= now], LATE)
         pendings = [p for p in pendings if not p.ended]
@@ -273,12 +294,9 @@ class HostLoop:
         except Exception as error:
             log.exception("a part of a batch did not start")
             self._room.release()
-            if isinstance(error, EngineFailure) and len(pendings) > 1:  # no program for so many of these
-                self._split([pendings[:1], pendings[1:]])
-            else:
-                self._failed(pendings, error, alone=True)
+            self._failed(pendings, error, alone=True)
             return
-        self._running += 1
+        self._dispatched += 1
         self._fetch.put(started)
 
     def _wait_for_more(self, waiting: Sequence[Pending]) -> bool:
@@ -286,11 +304,15 @@ class HostLoop:
         settings = self._settings
         if settings.trigger == "hungry":
             return False
+        try:
+            predicted = self._planner.predicted(waiting)
+        except Exception:  # noqa: BLE001 (whoever cannot be planned hears so when it is)
+            return False
         now, deadline = time.monotonic(), self._pending.earliest_deadline()
         wait = lazy_wait(
             oldest_waited=now - min(p.arrived for p in waiting),
             waiting=len(waiting),
-            predicted=self._planner.predicted(waiting),
+            predicted=predicted,
             timeout=settings.lazy_wait,
             size=settings.lazy_size,
             latency_target=settings.latency_target,
@@ -314,7 +336,7 @@ class HostLoop:
             if problem is not None:
                 self._failed(pendings, problem, alone=alone)
             self._room.release()
-            self._running -= 1
+            self._completed += 1
             self._progress = time.monotonic()
 
     def _deliver(self, batch: InFlight, outputs: Outputs) -> None:

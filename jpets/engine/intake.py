@@ -10,10 +10,9 @@ from jpets.engine.assembly import Row, led
 from jpets.engine.entries import Entry, Resident
 from jpets.engine.pending import Pending
 from jpets.engine.residency import stand_in
-from jpets.engine.results import failure
+from jpets.engine.results import as_refusal, failure
 from jpets.engine.stats import Stats
 from jpets.engine.tasks import TaskTable
-from jpets.errors import JpetsError
 from jpets.model.batch import POOLINGS
 from jpets.tokenizing import TextEncoder
 from jpets.types import Preprocessing, Query, Result
@@ -37,14 +36,13 @@ class Intake:
                 row = stand_in(query, self._text.longest)
                 return Pending(query.task, None, row, deadline, priority, tenant, absent=found, query=query)
             return Pending(query.task, found, self.row(query, found), deadline, priority, tenant)
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with one query, the others run)
             if isinstance(found, Resident):
                 self._tasks.done(found)
-            if not isinstance(error, JpetsError):
-                raise
+            told = as_refusal(error)
             future: Future[Result] = Future()
-            future.set_result(failure(query.task, error))
-            self._stats.answered(error.code)
+            future.set_result(failure(query.task, told))
+            self._stats.answered(told.code)
             return future
 
     def give_back(self, prepared: Iterable[Pending | Future[Result]]) -> None:

@@ -82,6 +82,8 @@ class PendingQueue:
         self.closed = False
         self.arrivals = 0
         """Rises whenever there are more queries that could run."""
+        self.ready_since = time.monotonic()
+        """When the first came of those that could run, at ``time.monotonic``; before that nothing could."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -110,7 +112,9 @@ class PendingQueue:
                 self._waiting[pending.number] = pending
                 if pending.absent is not None:
                     self._absent.setdefault(pending.absent, {})[pending.number] = pending
-                self._side(pending).add(pending)
+                    self._cold.add(pending)
+                else:
+                    self._become_ready(pending)
             self._deadlines.update((p.deadline, p.number) for p in items if p.deadline is not None)
             self.arrivals += 1
             self.changed.notify_all()
@@ -150,7 +154,7 @@ class PendingQueue:
                 self._cold.charge(pending.party, pending.tokens)
                 self._leave(pending)
                 pending.row, pending.resident, pending.absent, pending.query = row, resident, None, None
-                self._ready.add(pending)
+                self._become_ready(pending)
             self.arrivals += 1
             self.changed.notify_all()
             return [pending for pending, _ in moved]
@@ -195,9 +199,10 @@ class PendingQueue:
             return left
 
     def _dispensable(self, party: tuple[int, str], coming: int, excess: int) -> list[Pending]:
-        """``excess`` queries of whoever has most waiting, each of them still with as many as the party that comes."""
+        """``excess`` queries of whoever has most waiting, each of them still with as many as the party that comes; of
+        equal ones, the lower priority's."""
         waiting = self._ready.counts(party[0]) + self._cold.counts(party[0])
-        counts = [(-count, -priority, tenant) for (priority, tenant), count in waiting.items()]
+        counts = [(-count, priority, tenant) for (priority, tenant), count in waiting.items()]
         own = coming + waiting[party]
         heapq.heapify(counts)
         taken: Counter[tuple[int, str]] = Counter()
@@ -207,7 +212,7 @@ class PendingQueue:
                     f"{len(self._waiting)} queries are waiting and the limit is {self._limit}; try again in a second"
                 )
             count, priority, tenant = counts[0]
-            taken[-priority, tenant] += 1
+            taken[priority, tenant] += 1
             heapq.heapreplace(counts, (count + 1, priority, tenant))
         return [pending for other, count in taken.items() for pending in self._least_urgent(other, count)]
 
@@ -223,6 +228,11 @@ class PendingQueue:
                 self._deadlines.remove((pending.deadline, pending.number))
             self._leave(pending)
         return items
+
+    def _become_ready(self, pending: Pending) -> None:
+        if not self._ready:
+            self.ready_since = time.monotonic()
+        self._ready.add(pending)
 
     def _side(self, pending: Pending) -> Backlogs:
         return self._cold if pending.cold else self._ready

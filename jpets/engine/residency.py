@@ -26,8 +26,9 @@ from jpets.engine.host_loop import LATE, WINDOW
 from jpets.engine.loading import HostCache, LoadedTask, TaskLoader
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.replica import Replica, SlotContents
+from jpets.engine.results import as_refusal
 from jpets.engine.tasks import TaskTable
-from jpets.errors import EngineFailure, InvalidInput, JpetsError, NotFound, OutOfSpace, Saturated
+from jpets.errors import EngineFailure, JpetsError, NotFound, OutOfSpace, Saturated
 from jpets.types import Query
 
 log = logging.getLogger(__name__)
@@ -393,8 +394,7 @@ class Residency:
                 try:
                     rows.append((pending, self._row(pending.query, resident)))
                 except Exception as error:  # noqa: BLE001 (one malformed query must not keep the others waiting)
-                    told = error if isinstance(error, JpetsError) else InvalidInput("the query is malformed")
-                    self._answers.fail(self._pending.remove([pending]), told)
+                    self._answers.fail(self._pending.remove([pending]), as_refusal(error))
             held = self._tasks.hold(entry, len(rows)) if rows else None
             if held is resident:
                 moved = self._pending.warm(rows, resident)

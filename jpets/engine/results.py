@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jpets.engine.spans import best_span
-from jpets.errors import InvalidTask, JpetsError, NotFinite
+from jpets.errors import InvalidInput, InvalidTask, JpetsError, NotFinite
 from jpets.passage import Passage
 from jpets.types import (
     QA_OUTPUTS,
@@ -57,6 +57,11 @@ def sigmoid(logits: FloatArray) -> FloatArray:
 def normalized(vector: FloatArray) -> FloatArray:
     norm = float(np.linalg.norm(vector))
     return vector / np.float32(norm) if norm > 0 else vector
+
+
+def as_refusal(error: Exception) -> JpetsError:
+    """What a query hears that no row can be made of."""
+    return error if isinstance(error, JpetsError) else InvalidInput("the query is malformed")
 
 
 def failure(task: str | None, error: JpetsError, tokens: int = 0, timing: Timing | None = None) -> Failure:

@@ -214,6 +214,17 @@ def test_nobody_makes_room_for_a_lower_priority() -> None:
     assert queue.put([query("light", priority=2)]) == [urgent[-1]]
 
 
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_of_equal_parties_the_lower_priority_makes_room(names: str) -> None:
+    queue = PendingQueue(8, ignore)
+    lower, higher = ([query(name, priority=priority) for _ in range(4)] for priority, name in enumerate(names))
+    queue.put(higher)
+    queue.put(lower)
+    assert queue.put([query("light", priority=1)]) == [lower[-1]]
+    assert queue.put([query("other", priority=1)]) == [higher[-1]], "which has more by now"
+    assert queue.put([query("third", priority=2)]) == [lower[-2]]
+
+
 def test_a_full_queue_of_ready_and_cold_queries_makes_room() -> None:
     queue = PendingQueue(10, lambda pending: None)
     cold = query("few")
