@@ -143,10 +143,12 @@ class Service:
 
     def close(self) -> None:
         self.drain()
-        if self._engine is not None:
-            self._engine.close()
-        if self._usage is not None:
-            self._usage.close()
+        try:
+            if self._engine is not None:
+                self._engine.close()
+        finally:
+            if self._usage is not None:
+                self._usage.close()
 
     def observe(self, observer: BatchObserver) -> None:
         """Calls ``observer`` with every batch, on the engine's completion thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
@@ -154,8 +155,9 @@ class Services:
 
     def close(self) -> None:
         self.drain()
-        for service in self._serving:
-            service.close()
+        with contextlib.ExitStack() as closing:
+            for service in self._serving:
+                closing.callback(service.close)
 
     def observe(self, observer: BatchObserver) -> None:
         """Calls ``observer`` with every batch of every backbone."""
@@ -277,21 +279,25 @@ class Services:
             service = hosted.service
             self.repository.forget_backbone(name)
             self._hosted[name] = hosted._replace(state="draining")
-        self._withdraw(service)
-        end = time.monotonic() + self._grace
-        while time.monotonic() < end and not _idle(service):
-            time.sleep(POLL)
-        service.close()
-        self._count_gone(name, service)
+        try:
+            with contextlib.ExitStack() as last_first:
+                last_first.callback(self._count_gone, name, service)
+                last_first.callback(service.close)
+                self._withdraw(service)
+                end = time.monotonic() + self._grace
+                while time.monotonic() < end and not _idle(service):
+                    time.sleep(POLL)
+        except Exception:  # it is withdrawn all the same: it must not look as if it drained for ever
+            log.exception("a backbone did not close well", extra={"backbone": name})
         del hosted, service
         self._free()
 
     def _count_gone(self, name: str, service: Service) -> None:
         """Forgets a backbone, and keeps what its engine counted: counters never fall."""
         with self._lock:
+            del self._hosted[name]
             if service.started is not None:
                 self._gone.update(counted(service.started))
-            del self._hosted[name]
 
     def _start(self, name: str) -> None:
         problem = ""
@@ -309,9 +315,11 @@ class Services:
                     self._hosted[name] = Hosted(name, "failed", None, problem)
                 self._free()
                 return
-            self._share()
-            with self._lock:  # from now on it may be unloaded
-                self._hosted[name] = self._hosted[name]._replace(state="ready")
+            try:
+                self._share()
+            finally:
+                with self._lock:  # from now on it may be unloaded
+                    self._hosted[name] = self._hosted[name]._replace(state="ready")
 
     def _serve(self, name: str) -> None:
         """Starts a backbone and shows it to queries. On any error nothing is left of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pathlib
 import time
@@ -189,7 +190,16 @@ class Engine(Serves):
         return self.residency.live and self._loop.live
 
     def start(self, progress: Progress = lambda what, done, total: None) -> Engine:
-        """Loads or compiles the core programs, measures them once, loads the tasks, starts the threads."""
+        """Loads or compiles the core programs, measures them once, loads the tasks, starts the threads. Where that
+        fails, the engine is closed."""
+        try:
+            self._start(progress)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _start(self, progress: Progress) -> None:
         for done, key in enumerate(self.core):
             progress("executables", done, len(self.core))
             self._programs.prepare(key)
@@ -211,15 +221,18 @@ class Engine(Serves):
             rest = [key for key in self._every if key not in self.core]
             lone = [key for key in rest if key.bucket.rectangular and key.variant.has("heavy")]
             self.compiler.start(key for key in rest if key not in lone)
-        return self
 
     def close(self) -> None:
         self._ready = False
-        self.compiler.close()
-        self.merged.close()
-        self._answers.fail(self.pending.close(), Saturated(SHUTTING_DOWN))
-        self._loop.join()
-        self.residency.join()
+        with contextlib.ExitStack() as last_first:  # each is done, whatever another one raises
+            last_first.callback(self._keep_costs)
+            last_first.callback(self.residency.join)
+            last_first.callback(self._loop.join)
+            last_first.callback(lambda: self._answers.fail(self.pending.close(), Saturated(SHUTTING_DOWN)))
+            last_first.callback(self.merged.close)
+            last_first.callback(self.compiler.close)
+
+    def _keep_costs(self) -> None:
         for program in self.replica.programs:
             if program.followed:  # a mere estimate must not pass for a measurement
                 self.costs.set(program.key, program.seconds)

@@ -6,6 +6,7 @@ is asked too often for one; its queries go there. Homes change while they serve 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -107,9 +108,10 @@ class EngineGroup(Serves):
         return self
 
     def close(self) -> None:
-        self.balancer.close()
-        for member in self._members:
-            member.close()
+        with contextlib.ExitStack() as last_first:
+            for member in reversed(self._members):
+                last_first.callback(member.close)
+            last_first.callback(self.balancer.close)
 
     def submit(
         self,

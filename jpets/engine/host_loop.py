@@ -102,7 +102,11 @@ class HostLoop:
 
     def start(self) -> None:
         self._completer.start()
-        self._owner.start()
+        try:
+            self._owner.start()
+        except BaseException:
+            self._fetch.put(None)
+            raise
 
     def join(self) -> None:
         """Waits until both threads have ended; the pending queue must have been closed."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -290,6 +291,28 @@ def test_what_cannot_be_loaded_says_why(call: Call, name: str, part: str) -> Non
     assert classify(call, "first")[0] == 200
     assert call("DELETE", f"/v1/backbones/{name}").status_code == 204
     assert state(call, name) == "available"
+
+
+@pytest.mark.parametrize("part", ["close", "drain", "count"])
+def test_a_backbone_that_does_not_close_well_is_gone_all_the_same(
+    call: Call, loaded: None, services: Services, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def close(service: Service) -> None:
+        shut(service)
+        raise RuntimeError("a thread did not end")
+
+    with monkeypatch.context() as broken:
+        shut = Service.close
+        if part == "close":
+            broken.setattr(Service, "close", close)
+        else:
+            name = "_idle" if part == "drain" else "counted"
+            broken.setattr(f"serving.services.{name}", mock.Mock(side_effect=RuntimeError))
+        assert call("DELETE", f"/v1/backbones/{OTHER}").status_code == 204
+    names = {item["name"]: item["state"] for item in call("GET", "/v1/backbones").json()["backbones"]}
+    assert names[OTHER] == "available"
+    assert call("PUT", f"/v1/backbones/{OTHER}").status_code == 202
+    wait_for(call, OTHER, "ready")
 
 
 def test_what_is_refused(call: Call) -> None:
