@@ -19,13 +19,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from operator import itemgetter
 
 import jax
 
 from jpets.engine.mesh import MeshSlice
 from jpets.engine.program import (
-    Family,
     Program,
     ProgramKey,
     ProgramStore,
@@ -36,7 +36,8 @@ from jpets.engine.program import (
     key_to_json,
 )
 from jpets.engine.program_memory import IDLE_SECONDS, ProgramMemory
-from jpets.errors import OutOfSpace
+from jpets.engine.replica import Replica
+from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, Saturated
 
 log = logging.getLogger(__name__)
 
@@ -63,22 +64,23 @@ class BackgroundCompiler:
 
     def __init__(
         self,
-        family: Family,
+        replica: Replica,
         store: ProgramStore,
         folder: pathlib.Path,
         add: Callable[[Program], None],
         memory: ProgramMemory,
-        mesh: MeshSlice,
     ) -> None:
-        self._family = family
+        self._replica = replica
         self._store = store
         self._folder = folder
         self._add = add
         self.memory = memory
-        self._mesh = mesh
+        self._mesh = replica.mesh
         self._settings = settings_as_variables()
         self._menu: list[ProgramKey] = []
         self._queue: list[ProgramKey] = []
+        self._needed: dict[ProgramKey, Future[None]] = {}
+        """Programs that are to stay, each with who waits for it; they come before all others."""
         self._missed: dict[ProgramKey, float] = {}
         """Seconds that batches lost because a program was not there."""
         self._not_before: dict[ProgramKey, float] = {}
@@ -89,6 +91,7 @@ class BackgroundCompiler:
         self._closed = False
         self._busy = False
         self._child: subprocess.Popen[str] | None = None
+        self._child_family = replica.family
         self._thread = threading.Thread(target=self._work, name="jpets-compile", daemon=True)
         self.compiled = 0
         self.failed = 0
@@ -114,9 +117,25 @@ class BackgroundCompiler:
                 self._queue.append(key)
                 self._changed.notify()
 
+    def need(self, key: ProgramKey) -> Future[None]:
+        """Brings a program that is to stay, before all others. The future raises ``EngineFailure`` where it could not
+        be had, ``Saturated`` where the engine is closed first."""
+        with self._changed:
+            done = self._needed.setdefault(key, Future())
+            if self._closed:
+                done.set_exception(Saturated(SHUTTING_DOWN))
+            self._changed.notify()
+            return done
+
+    def offer(self, menu: Iterable[ProgramKey]) -> None:
+        """Adds to the menu."""
+        with self._changed:
+            self._menu += menu
+            self._changed.notify()
+
     @property
     def waiting(self) -> int:
-        return len(self._menu) + len(self._queue) + self._busy
+        return len(self._menu) + len(self._queue) + len(self._needed) + self._busy
 
     @property
     def child_runs(self) -> bool:
@@ -125,6 +144,9 @@ class BackgroundCompiler:
     def close(self) -> None:
         with self._changed:
             self._closed = True
+            for done in self._needed.values():
+                if not done.done():
+                    done.set_exception(Saturated(SHUTTING_DOWN))
             self._changed.notify()
         if (child := self._child) is not None:
             child.kill()
@@ -142,19 +164,23 @@ class BackgroundCompiler:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not (self._menu or self._queue or self._closed):
+                while not (self._needed or self._menu or self._queue or self._closed):
                     if not self._changed.wait(CHILD_IDLE_SECONDS if self._child else None):
                         self._end_child()
                 if self._closed:
                     return
+                needed = next(iter(self._needed), None)
                 wanted = bool(self._queue)
-                key = self._queue.pop(0) if wanted else self._menu.pop(0)
+                key = needed or (self._queue.pop(0) if wanted else self._menu.pop(0))
                 self._busy = True
             try:
-                self._bring(key, wanted)
+                if needed is not None:
+                    self._bring_needed(needed)
+                else:
+                    self._bring(key, wanted)
             except Exception:  # one program less; the queries run in others
                 log.exception("a program could not be added")
-                self._store.forget(self._family, key)
+                self._store.forget(self._replica.family, key)
                 self._failed(key)
             self._busy = False
 
@@ -164,6 +190,29 @@ class BackgroundCompiler:
         self._failures[key] += 1
         self._not_before[key] = time.monotonic() + wait
 
+    def _bring_needed(self, key: ProgramKey) -> None:
+        problem: JpetsError | None = None
+        try:
+            if not self.memory.has(key):
+                program = self._load(key)
+                if program is None:
+                    problem = EngineFailure("a program could not be compiled; try again later")
+                else:
+                    self._add(program)
+                    self.compiled += 1
+        except OutOfSpace as full:
+            problem = full
+        except Exception as error:
+            log.exception("a program could not be added")
+            problem = EngineFailure(f"a program could not be added: {type(error).__name__}")
+        with self._changed:
+            done = self._needed.pop(key)
+            if not done.done():
+                done.set_exception(problem) if problem is not None else done.set_result(None)
+
+    def _load(self, key: ProgramKey) -> Program | None:
+        return self._store.load(self._replica.family, key) or self._compile(key)
+
     def _bring(self, key: ProgramKey, wanted: bool) -> None:
         """Adds a program if it is still missing and there is room; only for a wanted one do idle ones leave."""
         self._not_before[key] = math.inf
@@ -172,7 +221,7 @@ class BackgroundCompiler:
         gone: list[ProgramKey] | None = None
         if wanted or not self.memory.full:
             try:
-                program = self._store.load(self._family, key) or self._compile(key)
+                program = self._load(key)
             except OutOfSpace as full:
                 log.warning("a program must wait: %s", full)
             else:
@@ -204,12 +253,15 @@ class BackgroundCompiler:
                 if taken := child.stdout.readline():
                     self._timed += 1
                     self.compile_seconds += (float(taken) / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
-                    return self._store.load(self._family, key)
+                    return self._store.load(self._replica.family, key)
             self._end_child()
             self._store.sweep_of(child.pid)
         return None
 
     def _running_child(self) -> subprocess.Popen[str]:
+        family = self._replica.family
+        if self._child_family != family:
+            self._end_child()
         if self._child is None or self._child.poll() is not None:
             numbers = [jax.local_devices().index(device) for device in self._mesh.devices]
             root = str(pathlib.Path(__file__).parents[2])
@@ -229,7 +281,8 @@ class BackgroundCompiler:
                 },
             )
             assert self._child.stdin is not None
-            self._child.stdin.write(self._family.to_json() + "\n")
+            self._child.stdin.write(family.to_json() + "\n")
+            self._child_family = family
         return self._child
 
 

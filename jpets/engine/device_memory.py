@@ -117,7 +117,7 @@ class DeviceMemory:
 
     def __init__(self, backbone: int, banks: Mapping[ClassKey, int], limit: float, at_a_time: int) -> None:
         self._backbone = backbone
-        self._banks = banks
+        self.banks = dict(banks)
         self._at_a_time = at_a_time
         self.limit = limit
         self.merged = 0
@@ -126,7 +126,7 @@ class DeviceMemory:
     def use(self, programs: Iterable[Program]) -> DeviceUse:
         """Arrays exactly; programs by their compiler's figures, in chunks that any of them can run in."""
         needs = [self._need(program) for program in programs]
-        return DeviceUse(self._backbone, sum(self._banks.values()), self.merged, working_bytes(needs, self._at_a_time))
+        return DeviceUse(self._backbone, sum(self.banks.values()), self.merged, working_bytes(needs, self._at_a_time))
 
     def holds(self, programs: Sequence[Program]) -> bool:
         """Whether these programs may be resident together."""
@@ -146,6 +146,6 @@ class DeviceMemory:
         found = program.memory
         if found is None:
             return 0
-        resident = self._backbone + sum(self._banks[key] for key in program.key.variant.classes())
+        resident = self._backbone + sum(self.banks[key] for key in program.key.variant.classes())
         inputs = max(0, found.argument_size_in_bytes - resident)
         return int(found.temp_size_in_bytes + found.output_size_in_bytes + inputs)

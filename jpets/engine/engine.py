@@ -24,6 +24,7 @@ from jpets.engine.cost_profile import DeltaCosts, load_profile
 from jpets.engine.delta_order import delta_streams
 from jpets.engine.device_memory import GIGABYTE, DeviceMemory, device_limit, is_out_of_memory, slot_bytes, tree_bytes
 from jpets.engine.entries import DEFAULT_TENANT
+from jpets.engine.growth import Growth
 from jpets.engine.host_loop import HostLoop, PrefetchHook
 from jpets.engine.intake import Intake
 from jpets.engine.interface import Progress, Serves
@@ -115,9 +116,19 @@ class Engine(Serves):
         profile = load_profile(self.profile_path)
         self.deltas = DeltaCosts(profile, family) if profile else None
         """What heavy rows add to a program's time; None until ``jpets profile`` measured it."""
-        self._programs = Programs(family, self.replica, store, self.costs, self._wait_for)
+        self._programs = Programs(self.replica, store, self.costs, self._wait_for)
         memory = ProgramMemory(self.replica, self.settings.program_memory_mb * 2**20, self.memory)
-        self.compiler = BackgroundCompiler(family, store, self.cache_dir / "programs", self._programs.add, memory, mesh)
+        self.compiler = BackgroundCompiler(self.replica, store, self.cache_dir / "programs", self._programs.add, memory)
+        self.growth = Growth(
+            self.replica,
+            self.tasks,
+            self.memory,
+            self._programs,
+            self.compiler if self.settings.background_compile else None,
+            self.menu,
+            1 << self.settings.slots.bit_length(),
+            self._wait_for,
+        )
         budget = copies_budget(self.settings, profiled=self.deltas is not None)
         self.merged = MergedCopies(self.replica, dict(backbone.params), budget, self.memory)
         self._planner = self._make_planner()
@@ -230,6 +241,7 @@ class Engine(Serves):
             last_first.callback(self._loop.join)
             last_first.callback(lambda: self._answers.fail(self.pending.close(), Saturated(SHUTTING_DOWN)))
             last_first.callback(self.merged.close)
+            last_first.callback(self.growth.close)
             last_first.callback(self.compiler.close)
 
     def _keep_costs(self) -> None:
@@ -322,6 +334,7 @@ class Engine(Serves):
             self.tasks.release(slots)
             raise
         self.tasks.publish(loaded.resident(tenant, slots, version), load, cost, pinned=pinned)
+        self.growth.used(keys)
 
     def export(self, id: str, *, tenant: str = DEFAULT_TENANT) -> LoadedTask | None:
         """What another engine of the same classes can ``take_in`` and ``adopt``, still on this one's device; None where
@@ -349,8 +362,9 @@ class Engine(Serves):
     ) -> None:
         try:
             keys = tuple(self.tasks.fit(classes)) or None
-        except UnknownClass:
+        except (UnknownClass, Saturated):
             keys = None
+        self.growth.used(keys or ())
         self.tasks.register(tenant, id, load, version, pinned=pinned, keys=keys)
 
     def warm(self, ids: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
@@ -361,6 +375,9 @@ class Engine(Serves):
         keys = self._loader.keys(task, self.tasks)
         if stays or self.tasks.hopeless(keys):
             self._with_numbers(keys, partial(self.tasks.check, keys))
+
+    def prepare(self, classes: Sequence[ClassKey]) -> Future[None]:
+        return self.growth.want(classes)
 
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
         self.residency.host.drop(self.tasks.remove(tenant, task))

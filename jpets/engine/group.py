@@ -201,6 +201,23 @@ class EngineGroup(Serves):
         assert problem is not None
         raise problem
 
+    def prepare(self, classes: Sequence[ClassKey]) -> Future[None]:
+        done: Future[None] = Future()
+        parts = [member.prepare(classes) for member in self._members]
+
+        def one_more(part: Future[None]) -> None:
+            with lock:
+                problem = part.exception()
+                if problem is not None and not done.done():
+                    done.set_exception(problem)
+                elif not done.done() and all(each.done() for each in parts):
+                    done.set_result(None)
+
+        lock = threading.Lock()
+        for part in parts:
+            part.add_done_callback(one_more)
+        return done
+
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
         name = (tenant, task)
         with self._changes:

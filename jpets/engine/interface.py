@@ -113,6 +113,15 @@ class Serves(abc.ABC):
         """Raises what ``add_task`` would raise if it were called now; changes nothing. ``stays``: without ``load``."""
 
     @abc.abstractmethod
+    def prepare(self, classes: Sequence[ClassKey]) -> Future[None]:
+        """Makes room for tasks of more classes (``task_classes``) while others are served: once the future is done,
+        tasks of these can be added. Done at once where there are such classes. Until then tasks of these can be
+        registered; their queries hear that it takes a while.
+
+        The future raises ``OutOfSpace`` where the device has no room for them, ``EngineFailure``.
+        """
+
+    @abc.abstractmethod
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """Queries already submitted still get their answer, but those that wait for it to come. Raises ``NotFound``."""
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from jpets.engine.merged import MergedCopies
 from jpets.engine.pending import Pending
 from jpets.engine.profile import CostTable, arithmetic
 from jpets.engine.program import Program, ProgramKey
-from jpets.engine.replica import Replica
+from jpets.engine.replica import Generation, Replica
 from jpets.errors import EngineFailure
 from jpets.model.encoder import Params
 from jpets.scheduling import ready
@@ -32,6 +32,7 @@ from jpets.scheduling.hot import worth_taking_out
 
 WORTHWHILE = 0.9
 """A program is wanted when its predicted time is below this share of the best ready one's."""
+Takers = Mapping[Bucket, Sequence[Program]]
 USUAL = np.zeros(32, np.int32)
 """A text of usual length, to compare tasks by."""
 
@@ -123,14 +124,20 @@ class Planner:
         self._menu = sorted(menu, key=self._bare_cost)
         self._contention = Contention(settings.flood_stretch)
         self._programs: Sequence[Program] = ()
-        self._takers: dict[bool, Mapping[Bucket, Sequence[Program]]] = {}
-        """Of ``_programs`` those that take any mixture of tasks, heavy ones among them or not, by bucket."""
+        self._generations: Sequence[Generation] = ()
+        self._usual: frozenset[ClassKey] = frozenset()
+        """Classes whose rows share batches; rows of the others that there are run apart."""
+        self._takers: dict[bool, Takers] = {}
+        """Of ``_programs`` those that take any mixture of usual classes, heavy ones among them or not, by bucket."""
+        self._all_takers: Takers = {}
+        """Those that take any mixture of all classes."""
 
-    def shapes(self, *, heavy: bool) -> list[Shape]:
-        """Ready shapes that take any mixture of tasks, heavy ones among them if asked, with their costs."""
+    def shapes(self, *, heavy: bool, rare: bool = False) -> list[Shape]:
+        """Ready shapes that take any mixture of tasks, heavy ones or ones of rare classes among them if asked, with
+        their costs."""
         return [
             Shape(bucket.tokens, bucket.groups, min(program.seconds for program in own), bucket.rectangular)
-            for bucket, own in self._takers_of_any(heavy=heavy).items()
+            for bucket, own in self._takers_of_any(heavy=heavy, rare=rare).items()
         ]
 
     def next_batch(self, waiting: Sequence[Pending], *, busy: bool = False) -> Plan:
@@ -139,14 +146,15 @@ class Planner:
         Its companions are the policy's choice, as far as that leaves every tenant its part of the batch. While the
         device is ``busy`` with another batch, ``auto`` puts off what would leave this one's shape half empty.
         """
+        waiting, rare = self._together(waiting)
         if self._settings.policy == "steady":
-            return self._steady(waiting)
+            return self._steady(waiting, rare=rare)
         lengths = [pending.row.length for pending in waiting]
         heavy = [pending.row.heavy for pending in waiting]
-        if (contended := self._contended_plan(waiting, lengths, heavy)) is not None:
+        if (contended := self._contended_plan(waiting, lengths, heavy, rare=rare)) is not None:
             return contended
-        light, most = self.shapes(heavy=False), self._settings.max_batch_rows
-        shapes = self.shapes(heavy=True) if any(heavy) else light
+        light, most = self.shapes(heavy=False, rare=rare), self._settings.max_batch_rows
+        shapes = self.shapes(heavy=True, rare=rare) if any(heavy) else light
         if self._settings.policy == "fixed":
             batches = ready.in_turn(lengths, shapes, most, self._settings.fixed_batch)
         elif self._settings.policy == "alpha":
@@ -162,6 +170,14 @@ class Planner:
         if self._merged is not None and self._merged.enabled:
             return self._with_copies(batch, waiting[0], light, shapes)
         return self.place(batch)
+
+    def _together(self, waiting: Sequence[Pending]) -> tuple[Sequence[Pending], bool]:
+        """Those that may share a batch with the most urgent one, and whether their classes are rare."""
+        self._hear_of_programs()
+        if len(self._usual) == len(self._replica.family.slots):
+            return waiting, False
+        rare = [not self._usual.issuperset(pending.row.slots) for pending in waiting]
+        return [p for p, own in zip(waiting, rare, strict=True) if own == rare[0]], rare[0]
 
     def _with_copies(
         self, batch: Sequence[Pending], first: Pending, light: Sequence[Shape], shapes: Sequence[Shape]
@@ -197,7 +213,9 @@ class Planner:
         """Whether batches are kept short at the moment, for those who use less than their part of the device."""
         return self._contention.lasts(time.monotonic())
 
-    def _contended_plan(self, waiting: Sequence[Pending], lengths: Sequence[int], heavy: Sequence[bool]) -> Plan | None:
+    def _contended_plan(
+        self, waiting: Sequence[Pending], lengths: Sequence[int], heavy: Sequence[bool], *, rare: bool
+    ) -> Plan | None:
         """The batch while somebody floods the device and others keep to their part; None while nobody does."""
         now, most = time.monotonic(), self._settings.max_batch_rows
         parties = [pending.party for pending in waiting if pending.priority == waiting[0].priority]
@@ -207,7 +225,7 @@ class Planner:
         first = modest or [0]
         loops = any(heavy[q] for q in first)
         others = [q for q in range(len(waiting)) if q not in first and (loops or not heavy[q])]
-        shapes = self.shapes(heavy=loops)
+        shapes = self.shapes(heavy=loops, rare=rare)
         if not modest:
             batch = short_batch([0, *others], lengths, shapes, most, self._contention.longest)
             return self.place([waiting[q] for q in batch])
@@ -229,24 +247,24 @@ class Planner:
             self._contention.ran(self.seconds(plan.rows, plan.program))
         self._contention.spend(tokens, time.monotonic())
 
-    def _steady(self, waiting: Sequence[Pending]) -> Plan:
+    def _steady(self, waiting: Sequence[Pending], *, rare: bool) -> Plan:
         """The most urgent query's own program, filled with others whose own it is."""
         own: dict[tuple[int, bool], Program] = {}
         kinds = [(pending.row.length, pending.row.heavy) for pending in waiting]
         for length, heavy in dict.fromkeys(kinds):
-            own[length, heavy] = self._own_program(length, heavy)
+            own[length, heavy] = self._own_program(length, heavy, rare=rare)
         program = own[kinds[0]]
         same = [pending for pending, kind in zip(waiting, kinds, strict=True) if own[kind] is program]
         taken = same[: program.key.bucket.rows]
         return Plan(taken, [pending.row for pending in taken], program)
 
-    def _own_program(self, length: int, heavy: bool) -> Program:
+    def _own_program(self, length: int, heavy: bool, *, rare: bool) -> Program:
         """By length and kind alone: of the programs for any mixture the one of the shortest rows, without heavy classes
         where it can be. Its cost, which every start measures anew, has no say.
         """
         fitting = [
             program
-            for bucket, own in self._takers_of_any(heavy=heavy).items()
+            for bucket, own in self._takers_of_any(heavy=heavy, rare=rare).items()
             if bucket.rectangular and bucket.longest >= length
             for program in own
         ]
@@ -254,24 +272,28 @@ class Planner:
             raise EngineFailure(f"no ready program has rows of {length} tokens; the policy needs rectangular buckets")
         return min(fitting, key=lambda each: (each.key.bucket.longest, each.key.variant.has("heavy"), str(each.key)))
 
-    def _takers_of_any(self, *, heavy: bool) -> Mapping[Bucket, Sequence[Program]]:
-        """Ready programs for rows of any classes, heavy ones among them if asked."""
+    def _takers_of_any(self, *, heavy: bool, rare: bool) -> Takers:
+        """Ready programs for rows of any usual classes, heavy ones among them if asked, or of all classes."""
         self._hear_of_programs()
-        return self._takers[heavy]
+        return self._all_takers if rare else self._takers[heavy]
 
     def _hear_of_programs(self) -> None:
         """Derives anew what follows from the ready programs and their costs where the replica's table has changed."""
-        if self._programs is self._replica.programs:
+        if self._programs is self._replica.programs and self._generations is self._replica.generations:
             return
-        self._programs = self._replica.programs
-        usual = [p for p in self._programs if p.key.variant.run == HEAVY_RUNS[0]]  # long runs are not for any mixture
-        every = [key for key, _ in self._replica.family.slots]
-        for heavy in (False, True):
-            needs = {key: FULL for key in every if heavy or class_method(key.method).kind != "heavy"}
-            takers = sorted((p for p in usual if p.key.variant.covers(needs)), key=_bucket)
-            self._takers[heavy] = {bucket: list(own) for bucket, own in itertools.groupby(takers, key=_bucket)}
+        self._programs, self._generations = self._replica.programs, self._replica.generations
+        ready = [g for g in self._generations if all(map(self._replica.has_program, g.core))]
+        self._usual = ready[-1].classes
+        self._takers = {heavy: self._covering(self._usual, heavy=heavy) for heavy in (False, True)}
+        self._all_takers = self._covering(self._replica.classes, heavy=True)
         rates = (b.tokens / p.seconds for b, own in self._takers[False].items() for p in own if p.seconds)
         self._contention.rate = max(rates, default=0.0)
+
+    def _covering(self, classes: Iterable[ClassKey], *, heavy: bool) -> Takers:
+        usual = [p for p in self._programs if p.key.variant.run == HEAVY_RUNS[0]]  # long runs are not for any mixture
+        needs = {key: FULL for key in classes if heavy or class_method(key.method).kind != "heavy"}
+        takers = sorted((p for p in usual if p.key.variant.covers(needs)), key=_bucket)
+        return {bucket: list(own) for bucket, own in itertools.groupby(takers, key=_bucket)}
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""

@@ -284,7 +284,9 @@ class ProgramStore:
     def _path(self, family: Family, key: ProgramKey) -> pathlib.Path:
         devices = [device.id for device in self._mesh.devices]
         name = hashlib.sha256(f"{devices} {key_to_json(key)}".encode()).hexdigest()[:24]
-        return self._folder / f"{self.family_name(family)}-{name}.program"
+        classes = key.variant.classes()  # others may come and go
+        own = dataclasses.replace(family, slots=tuple((of, slots) for of, slots in family.slots if of in classes))
+        return self._folder / f"{self.family_name(own)}-{name}.program"
 
     def save(self, family: Family, program: Program) -> None:
         """A full or read-only disk only costs the next start its time."""

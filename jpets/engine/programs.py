@@ -10,7 +10,7 @@ from functools import partial
 import jax
 
 from jpets.engine.profile import CostTable, full_batch, measure
-from jpets.engine.program import Family, Program, ProgramKey, ProgramStore, compile_program
+from jpets.engine.program import Program, ProgramKey, ProgramStore, compile_program
 from jpets.engine.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -24,13 +24,11 @@ class Programs:
 
     def __init__(
         self,
-        family: Family,
         replica: Replica,
         store: ProgramStore,
         costs: CostTable,
         wait: Callable[[Future[None]], None],
     ) -> None:
-        self._family = family
         self._replica = replica
         self._store = store
         self._costs = costs
@@ -41,13 +39,13 @@ class Programs:
         cost must be known."""
         known = self._costs.get(key)
         repeats = COARSE_REPEATS if known is None else 0
-        program = self._store.load(self._family, key)
+        program = self._store.load(self._replica.family, key)
         if program is not None:
             try:
                 seconds = measure(self._replica, program, repeats)
             except jax.errors.JaxRuntimeError:
                 log.exception("a stored program does not run and is compiled again")
-                self._store.forget(self._family, key)
+                self._store.forget(self._replica.family, key)
                 program = None
         if program is None:
             program = self._compile(key)
@@ -58,7 +56,7 @@ class Programs:
 
     def get(self, key: ProgramKey) -> Program:
         """The program, compiled now if it is not stored."""
-        return self._store.load(self._family, key) or self._compile(key)
+        return self._store.load(self._replica.family, key) or self._compile(key)
 
     def add(self, program: Program) -> None:
         """A program that comes while queries are served runs once beside their batches before it gets any."""
@@ -78,6 +76,6 @@ class Programs:
 
     def _compile(self, key: ProgramKey) -> Program:
         """A program compiled here and kept; one that was loaded must not be kept again, it would lack its code."""
-        program = compile_program(self._family, key, self._replica.mesh)
-        self._store.save(self._family, program)
+        program = compile_program(self._replica.family, key, self._replica.mesh)
+        self._store.save(self._replica.family, program)
         return program

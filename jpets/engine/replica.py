@@ -5,13 +5,14 @@ Only its own thread touches the device, but for the first runs of programs that 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,20 +32,28 @@ SlotContents = Mapping[ClassKey, tuple[int, SlotArrays]]
 """A task's slot in each class's bank, and what it holds there."""
 
 
+class Generation(NamedTuple):
+    """Classes, and the programs that together take any batch of them."""
+
+    classes: frozenset[ClassKey]
+    core: tuple[ProgramKey, ...]
+
+
 class Replica:
     """``mesh`` places every array."""
 
     def __init__(self, family: Family, params: Mapping[str, Any], pad_id: int, mesh: MeshSlice) -> None:
         self.family = family
+        """With the classes that came after the start."""
         self.pad_id = pad_id
         self.mesh = mesh
-        base_bias = np.asarray(params["bias"], np.float32)
+        self._base_bias = np.asarray(params["bias"], np.float32)
         with jax.default_device(mesh.devices[0]):  # nothing goes by way of another one
             cast = cast_params(dict(params), family.dtype)
             self.params = jax.device_put(cast, mesh.params(cast))
-            self.banks = {
-                key: Bank(key, count, family.config, family.dtype, base_bias, mesh.bank) for key, count in family.slots
-            }
+            self.banks = {key: self._make_bank(key, count) for key, count in family.slots}
+        self.generations: Sequence[Generation] = (Generation(self.classes, ()),)
+        """The classes of the start, then all of each time that more were used; a new tuple whenever they change."""
         self._programs: dict[ProgramKey, Program] = {}
         self.programs: Sequence[Program] = ()
         """Those that are ready; a new tuple whenever one comes or goes."""
@@ -60,6 +69,20 @@ class Replica:
     def device(self) -> jax.Device:
         """The first of its devices."""
         return self.mesh.devices[0]
+
+    @property
+    def classes(self) -> frozenset[ClassKey]:
+        return frozenset(key for key, _ in self.family.slots)
+
+    def _make_bank(self, key: ClassKey, slots: int) -> Bank:
+        return Bank(key, slots, self.family.config, self.family.dtype, self._base_bias, self.mesh.bank)
+
+    def add_banks(self, slots: Mapping[ClassKey, int]) -> None:
+        """Owner thread only, where there are several devices: makes room for more classes."""
+        with jax.default_device(self.mesh.devices[0]):
+            made = {key: self._make_bank(key, count) for key, count in slots.items()}
+        self.banks = {**self.banks, **made}
+        self.family = dataclasses.replace(self.family, slots=tuple(sorted([*self.family.slots, *slots.items()])))
 
     def has_program(self, key: ProgramKey) -> bool:
         return key in self._programs

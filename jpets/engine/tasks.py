@@ -12,7 +12,7 @@ from jpets.deltas.bank import tightest
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.entries import DEFAULT_TENANT, Entry, Resident
 from jpets.engine.slot_pool import SlotPool
-from jpets.errors import NotFound, OutOfSpace, UnknownClass
+from jpets.errors import NotFound, OutOfSpace, Saturated, UnknownClass
 from jpets.types import Task
 
 FORGOTTEN = 1024
@@ -39,6 +39,8 @@ class TaskTable:
         self._lock = threading.Lock()
         self._tightest = functools.lru_cache(maxsize=MOST_SHAPES)(lambda key: tightest(key, self.classes))
         self._pools = {key: SlotPool.of(count) for key, count in slots.items()}
+        self._coming: frozenset[ClassKey] = frozenset()
+        """Classes that are being made ready."""
         self._entries: dict[tuple[str, str], Entry] = {}
         self._present: set[Resident] = set()
         self._reserved = dict(reserved or {})
@@ -66,16 +68,36 @@ class TaskTable:
         return tuple(self._pools)
 
     def fit(self, wanted: Sequence[ClassKey]) -> list[ClassKey]:
-        """The class that takes each of these. Raises ``UnknownClass`` naming the ones that have none."""
+        """The class that takes each of these. Raises ``UnknownClass`` naming the ones that have none, ``Saturated``
+        where these are coming."""
         fitting = [self._tightest(key) for key in wanted]
-        missing = [str(own) for own, key in zip(wanted, fitting, strict=True) if key is None]
-        if missing:
-            known = sorted(str(key) for key in self.classes)
+        absent = [own for own, key in zip(wanted, fitting, strict=True) if key is None]
+        if absent and all(tightest(own, tuple(self._coming)) for own in absent):
+            raise Saturated("the programs for tasks of this shape are being made ready; try again in a minute")
+        if absent:
+            missing, known = list(map(str, absent)), sorted(str(key) for key in self.classes)
             raise UnknownClass(
                 f"no class of this server holds {missing}; it was started with {known}. "
                 "Start it with a task of that shape, or store the delta in one of these"
             )
         return [key for key in fitting if key is not None]
+
+    def expect(self, keys: Iterable[ClassKey]) -> None:
+        """These classes are being made ready."""
+        with self._lock:
+            self._coming |= set(keys)
+
+    def open(self, slots: Mapping[ClassKey, int]) -> None:
+        """From now on there are these classes too."""
+        with self._lock:
+            self._pools = {**self._pools, **{key: SlotPool.of(count) for key, count in slots.items()}}
+            self._coming -= set(slots)
+            self._tightest.cache_clear()
+
+    def give_up(self, keys: Iterable[ClassKey]) -> None:
+        """These classes do not come after all."""
+        with self._lock:
+            self._coming -= set(keys)
 
     def reserve(
         self, keys: Iterable[ClassKey], tenant: str = DEFAULT_TENANT, *, evict: bool = True
