@@ -65,10 +65,39 @@ USES = sa.Table(
 """How often a task was asked, older queries counting less."""
 BACKBONES = sa.Table("backbones", METADATA, sa.Column("name", sa.String(128), primary_key=True))
 """Those that were loaded beside the one that a server is started with."""
+CHANGES = sa.Table(
+    "changes",
+    METADATA,
+    sa.Column("tenant", sa.String(128), primary_key=True),
+    sa.Column("id", sa.String(128), primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False, unique=True),
+)
+"""When a task's versions changed last, its deletion included: every change has a higher number than those before it.
+
+One row a task, so that a reader which was away for long finds each changed task once. Transactions that write follow
+one another, so a reader that has seen a number has seen everything before it.
+"""
+TRIGGERS = {
+    f"changed_{name}": f"""
+        CREATE TRIGGER IF NOT EXISTS changed_{name} AFTER {event} ON versions BEGIN
+            INSERT INTO changes (tenant, id, number)
+            VALUES ({row}.tenant, {row}.id, coalesce((SELECT max(number) FROM changes), 0) + 1)
+            ON CONFLICT (tenant, id) DO UPDATE SET number = excluded.number;
+        END"""
+    for name, event, row in (
+        ("insert", "INSERT", "NEW"),
+        ("update", "UPDATE OF state", "NEW"),
+        ("delete", "DELETE", "OLD"),
+    )
+}
+"""The database counts changes itself, so that those of releases which know nothing of it count too."""
 
 
 class Catalog:
-    """Transactions on one database file. Safe for threads and for several processes on one machine."""
+    """Transactions on one database file. Safe for threads and for several processes on one machine.
+
+    A catalogue of an earlier release gets what it lacks when it is opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self._writer = threading.Lock()  # threads queue here in turn; SQLite's own lock is polled and unfair
@@ -77,8 +106,13 @@ class Catalog:
         )
         sa.event.listen(self._engine, "connect", _configure)
         sa.event.listen(self._engine, "begin", _begin)
-        with self.write() as connection:
-            METADATA.create_all(connection)
+        with self.read() as connection:
+            complete = _is_complete(connection)
+        if not complete:
+            with self.write() as connection:
+                METADATA.create_all(connection)
+                for trigger in TRIGGERS.values():
+                    connection.exec_driver_sql(trigger)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -96,6 +130,12 @@ class Catalog:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _is_complete(connection: sa.Connection) -> bool:
+    """Whether there is nothing to make: then a catalogue that cannot be written can be read."""
+    found = connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars().all()
+    return METADATA.tables.keys() | TRIGGERS.keys() <= set(found)
 
 
 def _configure(connection: DBAPIConnection, record: object) -> None:

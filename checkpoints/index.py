@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
-from checkpoints.catalog import LAYOUTS, USES, VERSIONS
+from checkpoints.catalog import CHANGES, LAYOUTS, USES, VERSIONS
 from checkpoints.versions import served_versions
 
 NOTHING = 0.01
@@ -29,9 +29,10 @@ class IndexedTask:
     queries: float
 
 
-def index_tasks(connection: sa.Connection, tenant: str, maker: str) -> list[IndexedTask]:
-    """Every task of ``tenant``, the most used first."""
-    chosen = served_versions(tenant).subquery()
+def index_tasks(connection: sa.Connection, tenant: str, maker: str, id: str | None = None) -> list[IndexedTask]:
+    """Every task of ``tenant``, the most used first; or ``id`` alone, if there is such a task."""
+    versions = served_versions(tenant)
+    chosen = (versions if id is None else versions.where(VERSIONS.c.id == id)).subquery()
     version = sa.func.coalesce(chosen.c.served, chosen.c.newest)
     queries = sa.func.coalesce(USES.c.queries, 0.0)
     backbone = sa.func.json_extract(VERSIONS.c.metadata, "$.backbone.fingerprint")
@@ -50,6 +51,15 @@ def index_tasks(connection: sa.Connection, tenant: str, maker: str) -> list[Inde
         IndexedTask(id, version, digest, sys.intern(of), None if layout is None else sys.intern(layout), queries)
         for id, version, digest, of, layout, queries in connection.execute(rows)
     ]
+
+
+def changed_since(connection: sa.Connection, tenant: str, number: int) -> tuple[int, list[str]]:
+    """The number of the catalogue's last change, and in order the tasks of ``tenant`` that changed after ``number``."""
+    now: int = connection.execute(sa.select(sa.func.max(CHANGES.c.number))).scalar() or 0
+    if now == number:
+        return now, []
+    changed = sa.select(CHANGES.c.id).where(CHANGES.c.tenant == tenant, CHANGES.c.number > number)
+    return now, list(connection.execute(changed.order_by(CHANGES.c.number)).scalars())
 
 
 def keep_layouts(connection: sa.Connection, maker: str, layouts: Mapping[str, str]) -> None:

@@ -20,9 +20,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
 from checkpoints.blobs import Blobs, LocalBlobs, digest_of
-from checkpoints.catalog import BACKBONES, LAYOUTS, USES, VERSIONS, Catalog
+from checkpoints.catalog import BACKBONES, LAYOUTS, VERSIONS, Catalog
 from checkpoints.ids import LATEST, check_alias, check_id
-from checkpoints.index import IndexedTask, add_uses, age_uses, index_tasks, keep_layouts
+from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
 from checkpoints.versions import ACTIVE, UPLOADED, StoredTask, TaskRows, list_tasks
@@ -134,6 +134,17 @@ class Repository:
         with self._catalog.read() as connection:
             return index_tasks(connection, tenant, maker)
 
+    def indexed(self, id: str, maker: str, tenant: str = DEFAULT_TENANT) -> IndexedTask | None:
+        """One task as ``index`` has it; None where it is not there."""
+        with self._catalog.read() as connection:
+            return next(iter(index_tasks(connection, tenant, maker, id)), None)
+
+    def changes(self, since: int, tenant: str = DEFAULT_TENANT) -> tuple[int, Sequence[str]]:
+        """The number of the repository's last change, whoever made it, and the tasks whose versions changed after
+        ``since``, such a number: those that were deleted too, each once."""
+        with self._catalog.read() as connection:
+            return changed_since(connection, tenant, since)
+
     def keep_layouts(self, maker: str, layouts: Mapping[str, str]) -> None:
         """Keeps what ``maker`` has to know of blobs (by digest) before it reads them, until they are removed."""
         with self._catalog.write() as connection:
@@ -219,6 +230,11 @@ class Repository:
             served = rows.served()
             return rows.aliases() | ({LATEST: served} if served is not None else {})
 
+    def discard(self, id: str, version: int, tenant: str = DEFAULT_TENANT) -> None:
+        """Forgets one version, if it is there; the others, and which of them is served, stay as they are."""
+        with self._catalog.write() as connection:
+            TaskRows(connection, tenant, id).discard(version)
+
     def delete(self, id: str, tenant: str = DEFAULT_TENANT, if_match: int | None = None) -> None:
         """Removes every version and alias; ``collect`` frees the space. Raises ``NotFound``, ``Conflict``."""
         with self._catalog.write() as connection:
@@ -226,7 +242,6 @@ class Repository:
             rows.find(None)
             rows.check_match(if_match)
             rows.delete()
-            connection.execute(sa.delete(USES).where(USES.c.tenant == tenant, USES.c.id == id))
 
     def collect(self, stale_seconds: float = STALE_SECONDS) -> int:
         """Removes blobs that no version names and files that dead writers left; returns how many."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -13,7 +13,10 @@ from checkpoints.catalog import ALIASES, TASKS, USES, VERSIONS
 from checkpoints.ids import LATEST, shown
 from jpets.errors import Conflict, NotFound
 
-ACTIVE, UPLOADED, WITHDRAWN = "active", "uploaded", "withdrawn"
+State = Literal["uploaded", "active", "withdrawn"]
+UPLOADED: State = "uploaded"
+ACTIVE: State = "active"
+WITHDRAWN: State = "withdrawn"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,7 @@ class StoredTask:
     metadata: Mapping[str, Any]
     served: bool
     """Whether queries that name no version get this one."""
+    state: State
 
 
 class TaskRows:
@@ -117,6 +121,11 @@ class TaskRows:
         old = [number for number in numbers if number not in wanted]
         self._connection.execute(sa.delete(VERSIONS).where(self._mine(VERSIONS), VERSIONS.c.version.in_(old)))
 
+    def discard(self, version: int) -> None:
+        """Forgets one version and its aliases."""
+        for table in (VERSIONS, ALIASES):
+            self._connection.execute(sa.delete(table).where(self._mine(table), table.c.version == version))
+
     def delete(self) -> None:
         for table in (VERSIONS, ALIASES, USES):
             self._connection.execute(sa.delete(table).where(self._mine(table)))
@@ -166,4 +175,5 @@ def stored_task(row: sa.Row[Any], served: int | None) -> StoredTask:
         row.created,
         json.loads(row.metadata),
         row.version == served,
+        row.state,
     )

@@ -52,6 +52,16 @@ class Layouts:
         made = self._make(new.values(), progress)
         return [Known(task.id, task.version, _read(task.layout or made.get(task.digest))) for task in indexed]
 
+    def known(self, id: str) -> Known | None:
+        """What the repository holds under ``id`` now; None where that is nothing, or of another backbone.
+
+        Its classes are None too where it was not read for them yet.
+        """
+        task = self._repository.indexed(id, self._maker)
+        if task is None or task.backbone != self._backbone:
+            return None
+        return Known(task.id, task.version, _read(task.layout))
+
     def _make(self, tasks: Iterable[IndexedTask], progress: Progress) -> dict[str, str]:
         """The layouts, by digest, of those that can be read."""
         wanted = list(tasks)

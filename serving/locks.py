@@ -24,12 +24,27 @@ class NamedLocks:
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[None]:
         """Waits until nobody else holds ``name``."""
+        with self._used(name) as lock, lock:
+            yield
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[bool]:
+        """Whether ``name`` is held: not where somebody else holds it now."""
+        with self._used(name) as lock:
+            held = lock.acquire(blocking=False)
+            try:
+                yield held
+            finally:
+                if held:
+                    lock.release()
+
+    @contextlib.contextmanager
+    def _used(self, name: str) -> Iterator[threading.Lock]:
         with self._guard:
             entry = self._entries.setdefault(name, _Entry())
             entry.users += 1
         try:
-            with entry.lock:
-                yield
+            yield entry.lock
         finally:
             with self._guard:
                 entry.users -= 1

@@ -77,6 +77,9 @@ class ServiceCollector(Collector):
         yield GaugeMetricFamily(
             "jpets_tasks_unreadable", "Stored tasks that could not be read at start", value=service.unreadable
         )
+        if (age := service.seen_age) is not None:
+            text = "Seconds since the repository was last looked at for changes by others"
+            yield GaugeMetricFamily("jpets_repository_seen_seconds", text, value=age)
         if self._jobs is not None:
             counts = self._jobs.counts()
             metric = GaugeMetricFamily("jpets_jobs", "Jobs that are kept, by state", labels=["state"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from jpets.types import Task
 
@@ -29,6 +29,8 @@ class StoredTask(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
     @property
     def served(self) -> bool: ...
+    @property
+    def state(self) -> Literal["uploaded", "active", "withdrawn"]: ...
 
 
 class IndexedTask(Protocol):
@@ -82,6 +84,14 @@ class TaskRepository(Protocol):
         """Every served task with the layout that ``maker`` kept of its file, the most used first."""
         ...
 
+    def indexed(self, id: str, maker: str) -> IndexedTask | None:
+        """One task as ``index`` has it; None where it is not there."""
+        ...
+
+    def changes(self, since: int) -> tuple[int, Sequence[str]]:
+        """The number of the last change by anyone, and the tasks, also deleted ones, that changed after ``since``."""
+        ...
+
     def keep_layouts(self, maker: str, layouts: Mapping[str, str]) -> None:
         """Keeps a text for each of these files, by digest."""
         ...
@@ -116,6 +126,10 @@ class TaskRepository(Protocol):
 
     def rollback(self, id: str, to: int | str | None = None) -> StoredTask:
         """Serves version ``to``, by default the one served before, and withdraws the newer ones."""
+        ...
+
+    def discard(self, id: str, version: int) -> None:
+        """Forgets one version, if it is there, and changes nothing else."""
         ...
 
     def delete(self, id: str, *, if_match: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,8 @@ from serving.layout import Known, Layouts
 from serving.locks import NamedLocks
 from serving.repository import StoredTask, TaskRepository, Validator
 from serving.usage import UsageLog
+
+log = logging.getLogger(__name__)
 
 WARMING = 20.0
 """Seconds that a start waits at most for tasks to come to the device; the others come while it serves."""
@@ -53,6 +56,11 @@ class Service:
         self._usage: UsageLog | None = None
         self._registered: set[str] = set()
         """Tasks of the repository that the engine knows."""
+        self._seen = 0
+        """The number of the repository's last change that is in ``_changed``, or that the engine knows."""
+        self._changed: dict[str, None] = {}
+        """Tasks that have to be looked at."""
+        self._refreshing = threading.Lock()
         self._outlines: LRUCache[object, Task] = LRUCache(OUTLINES)
         self._outlines_lock = threading.Lock()
         self._locks = NamedLocks()
@@ -101,6 +109,7 @@ class Service:
         engine: Serves | None = None
         try:
             report("repository", 0, 1)
+            self._seen, _ = self.repository.changes(0)
             known = self._layouts.tasks(report)
             report("repository", 1, 1)
             self.unreadable = sum(task.classes is None for task in known)
@@ -122,19 +131,22 @@ class Service:
         self.phase = ("ready", 0, 0)
 
     def refresh(self) -> None:
-        """Has the engine know what the repository holds now, where others than this service changed it."""
+        """Has the engine know what others than this service changed in the repository since the last call.
+
+        That takes time by the number of changed tasks. One that this service is changing now is looked at again the
+        next time.
+        """
         engine = self.engine
-        known = {task.id: task for task in self._layouts.tasks(lambda what, done, total: None)}
-        for id in self._registered.copy() | known.keys():
-            if id in known and self.version(id) == known[id].version:
-                continue
-            with self._locks.hold(id):  # changes since then have told the engine themselves
-                stored = self._served(id)
-                if stored is None or stored.metadata["backbone"]["fingerprint"] != self.backbone.fingerprint:
-                    self._forget(engine, id)
-                elif self.version(id) != stored.version:
-                    same = id in known and known[id].version == stored.version
-                    self._register(engine, known[id] if same else Known(id, stored.version, None))
+        with self._refreshing:
+            number, changed = self.repository.changes(self._seen)
+            if number < self._seen:  # an older copy of the catalogue took its place
+                known = self._layouts.tasks(lambda what, done, total: None)
+                changed = [*self._registered.copy(), *(task.id for task in known)]
+            self._changed.update(dict.fromkeys(changed))
+            self._seen = number
+            for id in list(self._changed):
+                if self._follow(engine, id):
+                    del self._changed[id]
 
     def drain(self) -> None:
         """Refuses new requests; those that run are answered."""
@@ -161,13 +173,21 @@ class Service:
 
         Raises ``NotFound``.
         """
-        self.check_open()
-        entry = self._entry(model)
-        if entry is None and model == self.backbone.name:
-            return None
-        if entry is None:
-            raise NotFound(f"unknown task {model[:128]!r}; GET /v1/tasks lists what there is")
-        return self._remembered(entry) or self._outline(entry)
+        engine = self.engine
+        while True:
+            entry = self._entry(model)
+            if entry is None and model == self.backbone.name:
+                return None
+            if entry is None:
+                raise NotFound(f"unknown task {model[:128]!r}; GET /v1/tasks lists what there is")
+            version = entry.version
+            try:
+                return self._remembered(entry) or self._outline(entry)
+            except NotFound:  # deleted or replaced elsewhere
+                with self._locks.hold(model):
+                    self._bring_up(engine, model)
+                if self.version(model) == version:
+                    raise
 
     def at_hand(self, model: str) -> bool:
         """Whether ``find`` has to read nothing."""
@@ -209,16 +229,12 @@ class Service:
             return checked[0]
 
         with self._locks.hold(id):
-            before = self._served(id)
             stored = self.repository.put(id, file, if_match=if_match, validator=acceptable)
             try:
                 self._layouts.keep(stored.digest, checked[0])
                 self._serve(engine, checked[0], stored)
             except BaseException:
-                if before is None:
-                    self.repository.delete(id)
-                else:
-                    self.repository.rollback(id, before.version)
+                self.repository.discard(id, stored.version)  # what others added meanwhile stays
                 raise
             return stored
 
@@ -254,11 +270,23 @@ class Service:
         engine.check_task(task, stays=False)
         return task
 
-    def _served(self, id: str) -> StoredTask | None:
-        try:
-            return self.repository.get(id)
-        except NotFound:
-            return None
+    def _follow(self, engine: Serves, id: str) -> bool:
+        """Has the engine know what the repository holds under ``id`` now. False while this service is changing it."""
+        with self._locks.attempt(id) as held:
+            if held:
+                self._bring_up(engine, id)
+            return held
+
+    def _bring_up(self, engine: Serves, id: str) -> None:
+        """``_follow`` by a caller that holds the task's lock."""
+        known, version = self._layouts.known(id), self.version(id)
+        if known is None:
+            self._forget(engine, id)
+        elif version is not None and id not in self._registered:
+            log.warning("a stored task has the name of a backbone, which goes before it", extra={"task": id})
+        elif version != known.version:
+            self._register(engine, known)
+            engine.warm([id])
 
     def _serve(self, engine: Serves, task: Task, stored: StoredTask) -> None:
         engine.add_task(task, version=stored.version, load=partial(self._load, stored.id, stored.version))
@@ -270,12 +298,22 @@ class Service:
         self._registered.add(task.id)
 
     def _forget(self, engine: Serves, id: str) -> None:
-        self._registered.discard(id)
-        with contextlib.suppress(NotFound):
-            engine.remove_task(id)
+        """The plain form of a backbone stays: it is no task of the repository."""
+        if id in self._registered:
+            self._registered.discard(id)
+            with contextlib.suppress(NotFound):
+                engine.remove_task(id)
 
     def _load(self, id: str, version: int) -> Task:
-        return self._read(self.repository.get(id, version=version))
+        """Where the task was deleted or replaced elsewhere meanwhile, the engine first hears of that: it will ask for
+        the new version. Raises ``NotFound``, ``InvalidTask``, ``Saturated``."""
+        try:
+            return self._read(self.repository.get(id, version=version))
+        except NotFound as error:
+            engine = self._engine
+            if engine is None or (self._follow(engine, id) and self.version(id) in (None, version)):
+                raise
+            raise Saturated(f"task {id!r} has just been replaced; send the request again") from error
 
     def _read(self, stored: StoredTask) -> Task:
         return self._validator(self.repository.read(stored), stored.id)

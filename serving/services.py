@@ -20,6 +20,7 @@ from jpets.engine.residency import Tier
 from jpets.errors import SHUTTING_DOWN, Conflict, InvalidTask, JpetsError, NotFound, Saturated
 from jpets.types import BackboneRef, Head, LoadedBackbone, Query, Result, Task
 from serving.engine_metrics import Counted, counted
+from serving.follower import Follower
 from serving.locks import NamedLocks
 from serving.repository import StoredTask, TaskRepository
 from serving.service import BatchObserver, MakeEngine, Service
@@ -80,6 +81,7 @@ class Services:
         """Those that take queries; a new tuple whenever one comes or goes."""
         self._observers: list[BatchObserver] = []
         self._gone: Counted = Counter()
+        self._follower = Follower(self.refresh)
         self._closing = False
 
     @property
@@ -145,6 +147,18 @@ class Services:
                 self.load(name)
             except JpetsError as error:
                 log.warning("a backbone that was loaded before is not: %s", error.message, extra={"backbone": name})
+        self._follower.start()
+
+    def refresh(self) -> None:
+        """``Service.refresh`` of every backbone that takes queries."""
+        with self._readers.reading():
+            for service in () if self._closing else self._serving:
+                service.refresh()
+
+    @property
+    def seen_age(self) -> float | None:
+        """Seconds since changes of others in the repository were looked for; None before the first time."""
+        return self._follower.age
 
     def drain(self) -> None:
         """Refuses new requests; those that run are answered."""
@@ -158,6 +172,7 @@ class Services:
         with contextlib.ExitStack() as closing:
             for service in self._serving:
                 closing.callback(service.close)
+            closing.callback(self._follower.close)
 
     def observe(self, observer: BatchObserver) -> None:
         """Calls ``observer`` with every batch of every backbone."""

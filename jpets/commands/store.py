@@ -13,7 +13,7 @@ from serving.schemas import TaskDetail, TaskSummary
 
 RepositoryOption = Annotated[
     Path | None,
-    typer.Option(envvar="JPETS_REPOSITORY", help="folder of tasks; a running server sees changes when it starts again"),
+    typer.Option(envvar="JPETS_REPOSITORY", help="folder of tasks; a running server sees changes within a second"),
 ]
 ServerOption = Annotated[
     str | None, typer.Option(envvar="JPETS_SERVER", help="URL of a running server, which sees changes at once")

@@ -347,28 +347,46 @@ def test_changes_while_a_backbone_starts(call: Call, services: Services, backbon
 def test_changes_while_the_repository_is_read_again(
     call: Call, loaded: None, services: Services, other: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes, goes or changes after the list was read stays as it is."""
-    own = services.all[1]
-    listed = own._layouts.tasks
+    """What comes, goes or changes after the changes were read stays as it is."""
+    own, repository = services.all[1], services.repository
+    changes, first = repository.changes, iter([True])
 
     def put(name: str, seed: int) -> None:
         assert call("PUT", f"/v1/tasks/{name}", content=task_to_bytes(bitfit_task(other, name, seed))).is_success
 
-    def late(*given: Any) -> Any:
-        found = listed(*given)
-        put("coming", 1)
-        put("changing", 2)
-        assert call("DELETE", "/v1/tasks/going").status_code == 204
+    def late(since: int) -> Any:
+        found = changes(since)
+        if next(first, False):
+            put("coming", 1)
+            put("changing", 2)
+            assert call("DELETE", "/v1/tasks/going").status_code == 204
         return found
 
     for name in ("going", "changing"):
         put(name, 1)
-    monkeypatch.setattr(own._layouts, "tasks", late)
+    monkeypatch.setattr(repository, "changes", late)
     own.refresh()
     assert [classify(call, name)[0] for name in ("coming", "changing", "going")] == [200, 200, 404]
     assert (own.version("coming"), own.version("changing"), own.version("going")) == (1, 2, None)
     for name in ("coming", "changing"):
         call("DELETE", f"/v1/tasks/{name}")
+
+
+def test_no_stored_task_takes_the_place_of_a_plain_backbone(
+    call: Call, loaded: None, services: Services, repository: Repository, other: Backbone
+) -> None:
+    def plain() -> Any:
+        return call("POST", "/v1/embeddings", json={"model": OTHER, "input": "hello world"}).json()["data"]
+
+    before = plain()
+    assert call("DELETE", f"/v1/tasks/{OTHER}").status_code == 404
+    assert plain() == before
+    repository.put(OTHER, task_to_bytes(bitfit_task(other, OTHER, 1)), validator=validator(other))
+    services.refresh()
+    assert plain() == before
+    repository.delete(OTHER)
+    services.refresh()
+    assert plain() == before
 
 
 def test_one_is_unloaded_while_another_starts(call: Call, services: Services) -> None:
