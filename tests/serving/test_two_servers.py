@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 from clients import Call, client_of, samples
+from listening import listening
 from support import paused, wait_until
+from two_servers import measure
 
 from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
@@ -23,7 +26,8 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.errors import NotFound, OutOfSpace
-from jpets.types import Task
+from jpets.types import Query, Task
+from serving.app import create_app
 from serving.follower import Follower
 from serving.service import Service
 from serving.services import Services
@@ -40,6 +44,7 @@ Upload = Callable[..., bytes]
 class Server:
     repository: Repository
     services: Services
+    settings: ServingSettings
     call: Call
 
     @property
@@ -74,21 +79,21 @@ class Server:
 
 
 def make_server(folder: Path, backbone: Backbone, validator: Any, cache: Path, settings: ServingSettings) -> Server:
-    repository = Repository(folder, validator=validator, keep_versions=1)
+    repository = Repository(folder, validator=validator)
     services = Services(Service(repository, backbone, validator))
 
     def make(coming: Mapping[ClassKey, int]) -> Engine:
         return Engine(backbone, (), SETTINGS, coming=coming, cache_dir=cache, buckets=BUCKETS)
 
     services.first.start(make)  # nobody follows by themselves: the tests say when
-    return Server(repository, services, client_of(services, settings))
+    return Server(repository, services, settings, client_of(services, settings))
 
 
 @pytest.fixture(scope="module")
 def servers(
     tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, validator: Any, make_task: Callable[..., Task]
 ) -> Iterator[tuple[Server, Server]]:
-    """Both know ``always``; they keep one version of each task."""
+    """Both know ``always``."""
     folder, cache = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("cache")
     settings = ServingSettings(upload_folder=tmp_path_factory.mktemp("uploads"))
     repository = Repository(folder, validator=validator)
@@ -126,7 +131,6 @@ def test_what_one_changes_the_other_answers(servers: tuple[Server, Server], uplo
     assert first.call("DELETE", "/v1/tasks/deleted").status_code == 204
     assert first.call("DELETE", "/v1/tasks/renewed").status_code == 204
     assert first.put("renewed", upload("renewed", seed=3)) == 2
-    first.repository.alias("back", "kept", 1)
     first.put("back", upload("back", seed=4))
     assert first.call("POST", "/v1/tasks/back/rollback").json()["version"] == 1
     second.service.refresh()
@@ -291,17 +295,11 @@ def test_queries_on_their_way_are_answered_when_their_task_is_deleted_elsewhere(
     second.service.refresh()
     assert second.ask("going") != 404
     with paused(second.engine):
-        (future,) = second.services.submit([_query("going")])
+        (future,) = second.services.submit([Query("going", "hello world")])
         first.call("DELETE", "/v1/tasks/going")
         second.service.refresh()
         assert second.ask("going") == 404
     assert future.result(30).error is None
-
-
-def _query(task: str) -> Any:
-    from jpets.types import Query
-
-    return Query(task, "hello world")
 
 
 def test_a_server_follows_by_itself(servers: tuple[Server, Server], upload: Upload) -> None:
@@ -318,6 +316,26 @@ def test_a_server_follows_by_itself(servers: tuple[Server, Server], upload: Uplo
     finally:
         follower.close()
     assert follower.age is not None and follower.age < 60
+
+
+def test_both_answer_alike_under_many_changes(servers: tuple[Server, Server], make_task: Callable[..., Task]) -> None:
+    """Through both servers, and beside them; each answer is right as soon as its server has the version."""
+    files = {
+        name: task_to_bytes(dataclasses.replace(make_task(name), labels=tuple(name * number for number in (1, 2, 3))))
+        for name in ("one", "two")
+    }
+    for name, data in files.items():
+        servers[0].put(name, data)
+    followers = [Follower(server.services.refresh) for server in servers]
+    with contextlib.ExitStack() as stack:
+        for follower in followers:
+            follower.start()
+            stack.callback(follower.close)
+        urls = [stack.enter_context(listening(create_app(server.services, server.settings))) for server in servers]
+        beside = stack.enter_context(contextlib.closing(Repository(servers[0].repository.folder)))
+        found = asyncio.run(measure(urls, beside, files, rate=20, seconds=3))
+    assert found["changes"].keys() == {"upload", "stored beside", "deletion", "rollback"}
+    assert found["changes"]["upload"] == 60 and found["changes"]["stored beside"] == 30
 
 
 def test_a_follower_survives_whatever_happens_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
