@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from jpets.commands import backbone, doctor, jobs, profile, query, run, task, train
-from jpets.commands.output import report_error
+from jpets.commands.output import one_line, report_error
 from jpets.errors import JpetsError
 
 
@@ -21,7 +21,7 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # the reader of a pipe has enough; typer ends quietly
             raise
         except (JpetsError, OSError) as error:
-            report_error(_one_line(error))
+            report_error(one_line(error))
             raise typer.Exit(1) from None
 
 
@@ -44,12 +44,6 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     app()
-
-
-def _one_line(error: JpetsError | OSError) -> str:
-    if isinstance(error, OSError) and not isinstance(error, JpetsError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel
@@ -49,19 +50,51 @@ class TaskSummary(BaseModel):
 class TaskDetail(TaskSummary):
     """``metadata`` is the task file's own document; ``loaded`` is the version that queries get now, if any, and
     ``tier`` where it is: on the ``device``, in ``host`` memory, or in the ``repository`` only. ``devices`` are the
-    numbers of those that serve it."""
+    numbers of those that serve it. ``versions`` are those that are kept, and ``served`` the one of them that a server
+    gives to queries, if any."""
 
     created: str
     digest: str
     loaded: int | None
+    served: int | None = None
+    versions: list[int] = []
     tier: Literal["device", "host", "repository"] | None = None
     devices: list[int] = []
     metadata: dict[str, Any]
 
     @classmethod
-    def of(cls, stored: StoredTask, **more: Any) -> Self:
-        known = {"created": stored.created, "digest": stored.digest, "metadata": dict(stored.metadata)}
+    def of(cls, stored: StoredTask, *, kept: Sequence[StoredTask] = (), **more: Any) -> Self:
+        """``kept`` are all versions of the task."""
+        known = {
+            "created": stored.created,
+            "digest": stored.digest,
+            "metadata": dict(stored.metadata),
+            "versions": [each.version for each in kept],
+            "served": next((each.version for each in kept if each.served), None),
+        }
         return super().of(stored, **known, **more)
+
+
+class TaskVersion(TaskSummary):
+    """One version of a task. ``state``: queries get the newest ``active`` one (``served``); ``uploaded`` is not active
+    yet, and ``withdrawn`` was rolled back."""
+
+    created: str
+    digest: str
+    state: Literal["uploaded", "active", "withdrawn"]
+    served: bool
+
+    @classmethod
+    def of(cls, stored: StoredTask, **more: Any) -> Self:
+        known = {"created": stored.created, "digest": stored.digest, "state": stored.state, "served": stored.served}
+        return super().of(stored, **known, **more)
+
+
+class VersionPage(BaseModel):
+    """The oldest first; ``next`` is the ``after`` of the next page, null on the last one."""
+
+    versions: list[TaskVersion]
+    next: int | None
 
 
 class TaskPage(BaseModel):

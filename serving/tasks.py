@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,16 +14,17 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, StrictInt
 from starlette.responses import JSONResponse
 
-from jpets.errors import InvalidInput
+from jpets.errors import InvalidInput, NotFound
 from jpets.files import space_errors
 from serving.context import Context, Here
 from serving.fields import Text
 from serving.repository import StoredTask
-from serving.schemas import TaskDetail, TaskPage, TaskSummary
+from serving.schemas import TaskDetail, TaskPage, TaskSummary, TaskVersion, VersionPage
 from serving.uploads import FILE_BODY, FILE_TYPE, receive
 
 ETAG = re.compile(r'(?:W/)?"?(\d{1,9})"?')
 ANY = "*"
+MOST_VERSIONS = (1 << 31) - 1
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
 IfMatch = Annotated[str | None, Header(description="the version that must be the newest one; 409 where it is not")]
@@ -62,18 +63,33 @@ async def put_task(
     here.service.check_open()
     async with _received(request, here) as file:
         stored = await asyncio.to_thread(here.service.put_task, id, file, expected)
-    return _answer(here, stored, 201)
+    return await _answer(here, stored, 201)
 
 
 @router.get("/{id}", response_model=TaskDetail, summary="Read a task's description")
 async def get_task(
     request: Request, here: Here, id: str, version: Annotated[str | None, Query(max_length=64)] = None
 ) -> Response:
-    """With `Accept: application/octet-stream` the task file itself. `version` is a number or an alias."""
+    """Which version is served, which there are, and what one of them is: `version` is a number or an alias, by default
+    the served one. With `Accept: application/octet-stream` the task file itself."""
     if request.headers.get("accept", "").split(";")[0].strip() == FILE_TYPE:
         return await get_file(here, id, version)
     stored = await asyncio.to_thread(here.service.repository.get, id, version=_version(version))
-    return _answer(here, stored, 200)
+    return await _answer(here, stored, 200)
+
+
+@router.get("/{id}/versions", response_model=VersionPage, summary="List the versions of a task, a page at a time")
+async def list_versions(
+    here: Here,
+    id: str,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[int, Query(ge=0, le=MOST_VERSIONS)] = 0,
+) -> VersionPage:
+    """Those that are kept, the oldest first: the last few, the one that is served, and those that have an alias."""
+    kept = await asyncio.to_thread(here.service.repository.versions, id)
+    found = [stored for stored in kept if stored.version > after]
+    following = found[limit - 1].version if len(found) > limit else None
+    return VersionPage(versions=[TaskVersion.of(stored) for stored in found[:limit]], next=following)
 
 
 @router.get(
@@ -92,7 +108,7 @@ async def get_file(here: Here, id: str, version: Annotated[str | None, Query(max
 async def rollback(here: Here, id: str, body: RollbackRequest | None = None) -> JSONResponse:
     """200: the next query sees it. Versions newer than the target are withdrawn."""
     stored = await asyncio.to_thread(here.service.rollback, id, body.version if body else None)
-    return _answer(here, stored, 200)
+    return await _answer(here, stored, 200)
 
 
 @router.delete("/{id}", status_code=204, response_class=Response, summary="Delete a task with all its versions")
@@ -102,11 +118,20 @@ async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response
     return Response(status_code=204)
 
 
-def _answer(here: Context, stored: StoredTask, status: int) -> JSONResponse:
+async def _answer(here: Context, stored: StoredTask, status: int) -> JSONResponse:
     service = here.service
     where = {"tier": service.tier(stored.id), "devices": list(service.devices(stored.id))}
-    detail = TaskDetail.of(stored, loaded=service.version(stored.id), **where)
+    kept = await asyncio.to_thread(_kept, here, stored)
+    detail = TaskDetail.of(stored, kept=kept, loaded=service.version(stored.id), **where)
     return JSONResponse(detail.model_dump(), status, _etag(stored))
+
+
+def _kept(here: Context, stored: StoredTask) -> Sequence[StoredTask]:
+    """All versions of a task; none where it was deleted just now."""
+    try:
+        return here.service.repository.versions(stored.id)
+    except NotFound:
+        return ()
 
 
 def _etag(stored: StoredTask) -> dict[str, str]:

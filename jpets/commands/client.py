@@ -9,11 +9,12 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, BinaryIO, TypeVar, cast
+from typing import Annotated, BinaryIO, Self, TypeVar, cast
 
 import pydantic
 import typer
 
+from jpets.commands.kept_connection import KeptConnections
 from jpets.commands.output import LARGE, progress_bars
 from jpets.errors import DeadlineExceeded, JpetsError, NotFound, Unparseable
 
@@ -27,8 +28,15 @@ FILE_TYPE = "application/octet-stream"
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
+class NoAnswer(NotFound):
+    """Nobody answers at the URL."""
+
+
 class Server:
-    """The server at ``url``. Requests raise the ``JpetsError`` that it names, ``NotFound`` where none answers."""
+    """The server at ``url``. Requests raise the ``JpetsError`` that it names, ``NoAnswer`` where none answers.
+
+    ``with`` keeps its connection for the requests inside.
+    """
 
     def __init__(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -36,8 +44,17 @@ class Server:
             raise typer.BadParameter(f"--server must be a URL such as http://127.0.0.1:8080, found {url!r}")
         self._url = url.rstrip("/")
         # Proxies of the environment are for other machines.
-        proxies = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
-        self._opener = urllib.request.build_opener(*proxies)
+        self._proxies = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
+        self._opener = urllib.request.build_opener(*self._proxies)
+        self._kept = KeptConnections()
+
+    def __enter__(self) -> Self:
+        self._opener = urllib.request.build_opener(*self._proxies, self._kept)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._opener = urllib.request.build_opener(*self._proxies)
+        self._kept.close()
 
     def ask(self, model: type[Model], method: str, path: str, body: object = None) -> Model:
         """The answer to a JSON request. Raises ``Unparseable`` where it is no ``model``."""
@@ -69,11 +86,13 @@ class Server:
             with error:
                 raise self._refusal(error.code, error.read()) from None
         except TimeoutError as error:
+            self._kept.close()  # the rest of this answer is not the next one's
             raise DeadlineExceeded(f"{self._url} said nothing for {TIMEOUT:g} seconds; try again later") from error
         except (OSError, http.client.HTTPException) as error:
+            self._kept.close()
             reason = getattr(error, "reason", error)
             why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-            raise NotFound(
+            raise NoAnswer(
                 f"no answer from {self._url} ({why}); check --server, or start one: python -m jpets.serve --demo"
             ) from error
 

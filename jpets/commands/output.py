@@ -15,6 +15,8 @@ from rich.filesize import decimal
 from rich.progress import MofNCompleteColumn, Progress, ProgressColumn, TaskID
 from rich.table import Table
 
+from jpets.errors import JpetsError
+
 PIPE_WIDTH = 1000
 """Columns where output is no terminal: nothing that another program reads is wrapped."""
 LARGE = 10_000_000
@@ -49,6 +51,12 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 def report_error(message: str) -> None:
     typer.echo(f"error: {shown(message)}", err=True)
+
+
+def one_line(error: JpetsError | OSError) -> str:
+    if isinstance(error, OSError) and not isinstance(error, JpetsError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def shown(value: object) -> str:

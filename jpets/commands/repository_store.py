@@ -12,7 +12,7 @@ from checkpoints.repository import Repository
 from checkpoints.versions import StoredTask
 from jpets.commands.output import busy
 from jpets.errors import InvalidInput, NotFound
-from serving.schemas import TaskDetail, TaskSummary
+from serving.schemas import TaskDetail, TaskSummary, TaskVersion
 
 CATALOG = "catalog.sqlite"
 PAGE = 500
@@ -28,21 +28,28 @@ class RepositoryStore:
         return map(TaskSummary.of, stored_tasks(self._repository))
 
     def get(self, id: str) -> TaskDetail:
-        return _detail(self._repository.get(id))
+        return self._detail(self._repository.get(id))
+
+    def versions(self, id: str) -> Iterator[TaskVersion]:
+        return map(TaskVersion.of, self._repository.versions(id))
 
     def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
         with busy("store"):
-            return _detail(self._repository.put(id, file, if_match=if_match))
+            return self._detail(self._repository.put(id, file, if_match=if_match))
 
     def read(self, id: str) -> bytes:
         return self._repository.read(self._repository.get(id))
 
     def rollback(self, id: str, version: int | None) -> TaskDetail:
-        return _detail(self._repository.rollback(id, version))
+        return self._detail(self._repository.rollback(id, version))
 
     def remove(self, id: str) -> None:
         self._repository.delete(id)
         self._repository.collect()
+
+    def _detail(self, stored: StoredTask) -> TaskDetail:
+        kept = self._repository.versions(stored.id)
+        return TaskDetail.of(stored, kept=kept, loaded=stored.version if stored.served else None)
 
 
 @contextlib.contextmanager
@@ -75,7 +82,3 @@ def stored_tasks(repository: Repository) -> Iterator[StoredTask]:
         yield from page
         if after is None:
             return
-
-
-def _detail(stored: StoredTask) -> TaskDetail:
-    return TaskDetail.of(stored, loaded=stored.version if stored.served else None)

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from checkpoints.ids import check_id
 from jpets.commands.client import Server
-from serving.schemas import TaskDetail, TaskPage, TaskSummary
+from serving.schemas import TaskDetail, TaskPage, TaskSummary, TaskVersion, VersionPage
 
 TASKS = "/v1/tasks"
 PAGE = 500
@@ -32,6 +32,14 @@ class ServerStore:
 
     def get(self, id: str) -> TaskDetail:
         return self._server.ask(TaskDetail, "GET", _path(id))
+
+    def versions(self, id: str) -> Iterator[TaskVersion]:
+        after: int | None = 0
+        while after is not None:
+            asked = urlencode({"limit": PAGE, "after": after})
+            page = self._server.ask(VersionPage, "GET", f"{_path(id)}/versions?{asked}")
+            yield from page.versions
+            after = page.next
 
     def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
         headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}

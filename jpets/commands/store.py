@@ -9,7 +9,7 @@ from typing import Annotated, Protocol
 
 import typer
 
-from serving.schemas import TaskDetail, TaskSummary
+from serving.schemas import TaskDetail, TaskSummary, TaskVersion
 
 RepositoryOption = Annotated[
     Path | None,
@@ -28,6 +28,10 @@ class TaskStore(Protocol):
         ...
 
     def get(self, id: str) -> TaskDetail: ...
+
+    def versions(self, id: str) -> Iterator[TaskVersion]:
+        """Every kept version, the oldest first."""
+        ...
 
     def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
         """A new version; ``if_match`` must be the newest one so far, 0 for none.
@@ -71,7 +75,8 @@ def open_store(
         from jpets.commands.client import Server
         from jpets.commands.server_store import ServerStore
 
-        yield ServerStore(Server(server))
+        with Server(server) as kept:
+            yield ServerStore(kept)
 
 
 def on_command_line(context: typer.Context, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""``jpets task``: check, add, list, show, export, roll back and remove tasks."""
+"""``jpets task``: check, add, list, show, export, roll back and remove tasks, and list their versions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import typer
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, report_error, size
 from jpets.commands.store import RepositoryOption, ServerOption, open_store
 from jpets.commands.task_eval import evaluate
+from jpets.commands.task_files import TaskFiles, for_each, task_files
 from jpets.commands.task_import import import_task
 from jpets.commands.task_report import TaskReport
-from jpets.errors import InvalidTask
+from jpets.errors import InvalidInput, InvalidTask
 from serving.schemas import TaskDetail
 
 app = typer.Typer(no_args_is_help=True, help="The tasks of a repository's folder or of a running server.")
@@ -62,17 +63,28 @@ def check(
 @app.command()
 def add(
     context: typer.Context,
-    file: TaskFile,
-    id: Annotated[str | None, typer.Option(help="the task's id; the file's stem by default")] = None,
+    files: TaskFiles,
+    id: Annotated[str | None, typer.Option(help="the task's id, of one file; the file's stem by default")] = None,
     if_match: Annotated[int | None, typer.Option(min=0, help="the newest version must be this one, 0: none")] = None,
     repository: RepositoryOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Add a task file as a new version. A folder does not know its backbone: check the file with --backbone first."""
-    name = file.stem if id is None else id
+    """Add task files, each as a new version of the task that it is named after; one that is refused does not stop the
+    others. A repository's folder does not know its backbone: check files with --backbone first."""
+    found = task_files(files)
+    if id is not None and len(found) > 1:
+        raise typer.BadParameter(f"--id names one task, found {len(found)} files; rename them, or add each by itself")
+    taken: dict[str, Path] = {}
     with open_store(context, repository, server, create=True) as store:
-        stored = store.add(name, file, if_match)
-    typer.echo(f"added {name} version {stored.version} ({size(stored.bytes)})")
+
+        def add_one(file: Path) -> None:
+            name = file.stem if id is None else id
+            if (other := taken.setdefault(name, file)) != file:
+                raise InvalidInput(f"expected each id once, {other} has this one too; add it by itself with --id")
+            stored = store.add(name, file, if_match)
+            typer.echo(f"added {name} version {stored.version} ({size(stored.bytes)})")
+
+        for_each(found, add_one)
 
 
 @app.command("list")
@@ -112,13 +124,44 @@ def show(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the version of a task that is served."""
+    """Show the version of a task that is served, and which there are."""
     with open_store(context, repository, server) as store:
         task = store.get(id)
     if as_json:
         print_json(task.model_dump())
     else:
         print_fields(_fields(task))
+
+
+@app.command()
+def versions(
+    context: typer.Context,
+    id: TaskId,
+    repository: RepositoryOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the versions of a task that are kept, the oldest first."""
+    with open_store(context, repository, server) as store:
+        found = list(store.versions(id))
+    if as_json:
+        print_json([version.model_dump() for version in found])
+        return
+    rows = [
+        (
+            version.version,
+            "served" if version.served else version.state,
+            version.methods or "none",
+            version.head,
+            _labels(version.labels),
+            size(version.bytes),
+            version.created,
+        )
+        for version in found
+    ]
+    print_table(
+        ("version", "state", "methods", "head", "labels", "size", "uploaded"), rows, numbers=("version", "size")
+    )
 
 
 @app.command()
@@ -170,6 +213,7 @@ def _fields(task: TaskDetail) -> list[tuple[str, object]]:
         ("id", task.id),
         ("version", task.version),
         ("served", "no version" if task.loaded is None else f"version {task.loaded}"),
+        ("versions", ", ".join(map(str, task.versions))),
         ("backbone", f"{task.backbone} {task.metadata.get('backbone', {}).get('fingerprint', '')}"),
         ("methods", task.methods or "none"),
         ("head", task.head),

@@ -14,7 +14,8 @@ from checkpoints.task_file import write_task
 def tidy(run, store):
     """The server outlives a test; what the test added does not."""
     yield
-    run("task", "remove", "topic", *store)
+    for name in ("topic", "one", "third"):
+        run("task", "remove", name, *store)
 
 
 def test_a_task_lives_and_goes(run, store, task_file: Path, make_task, tmp_path: Path) -> None:
@@ -104,3 +105,80 @@ def test_a_file_that_is_not_there_is_a_usage_error(run, store, tmp_path: Path) -
     result = run("task", "add", tmp_path / "nothing.safetensors", *store)
     assert result.exit_code == 2
     assert "does not exist" in result.stderr
+
+
+def test_versions_are_listed(run, store, task_file: Path, make_task, tmp_path: Path) -> None:
+    run("task", "add", task_file, *store)
+    first = json.loads(run("task", "show", "topic", *store, "--json").stdout)["version"]
+    other = tmp_path / "other.safetensors"
+    write_task(make_task("topic", "token-classification", seed=7), other)
+    run("task", "add", other, "--id", "topic", *store)
+    run("task", "add", other, "--id", "topic", *store)
+    run("task", "rollback", "topic", "--version", first + 1, *store)
+    kept = [first, first + 1, first + 2]
+
+    found = json.loads(run("task", "versions", "topic", *store, "--json").stdout)
+    assert [each["version"] for each in found] == kept
+    assert [(each["state"], each["served"]) for each in found] == [
+        ("active", False),
+        ("active", True),
+        ("withdrawn", False),
+    ]
+    assert [each["head"] for each in found] == ["sequence-classification", *["token-classification"] * 2]
+    assert found[0]["digest"] != found[1]["digest"] == found[2]["digest"]
+    shown = json.loads(run("task", "show", "topic", *store, "--json").stdout)
+    assert (shown["versions"], shown["served"], shown["loaded"]) == (kept, first + 1, first + 1)
+
+    table = [line.split() for line in run("task", "versions", "topic", *store).stdout.splitlines()][2:]
+    assert [row[:2] for row in table if row] == [
+        [str(version), state] for version, state in zip(kept, ("active", "served", "withdrawn"), strict=True)
+    ]
+    fields = run("task", "show", "topic", *store).stdout
+    assert f"version {first + 1}\n" in fields and ", ".join(map(str, kept)) in fields
+    unknown = run("task", "versions", "nobody", *store)
+    assert (unknown.exit_code, unknown.stderr.count("\n")) == (1, 1) and "nobody" in unknown.stderr
+
+
+@pytest.fixture
+def mixed_folder(tmp_path: Path, make_task) -> Path:
+    """``one``, a broken ``second``, ``third``, a file of another kind, and a folder."""
+    folder = tmp_path / "tasks"
+    (folder / "more").mkdir(parents=True)
+    for number, name in enumerate(("one", "third")):
+        write_task(make_task(name, seed=number), folder / f"{name}.safetensors")
+    (folder / "second.safetensors").write_bytes(b"no task")
+    (folder / "notes.txt").write_text("no task either")
+    return folder
+
+
+def test_one_bad_file_of_many_does_not_stop_the_others(run, store, task_file: Path, mixed_folder: Path) -> None:
+    before = {task["id"] for task in json.loads(run("task", "list", *store, "--json").stdout or "[]")}
+    result = run("task", "add", mixed_folder, task_file, mixed_folder / "one.safetensors", *store)
+    assert result.exit_code == 1
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["one", "third", "topic"], "each once"
+    bad, summary = result.stderr.splitlines()
+    assert str(mixed_folder / "second.safetensors") in bad and "not a safetensors file" in bad
+    assert summary == "error: 1 of 4 files failed"
+    listed = {task["id"] for task in json.loads(run("task", "list", *store, "--json").stdout)}
+    assert listed - before == {"one", "third", "topic"}
+
+
+def test_many_files_that_are_all_well(run, store, mixed_folder: Path) -> None:
+    (mixed_folder / "second.safetensors").unlink()
+    result = run("task", "add", mixed_folder, *store)
+    assert (result.exit_code, result.stderr, result.stdout.count("\n")) == (0, "", 2)
+    again = run("task", "add", mixed_folder, "--if-match", 0, *store)
+    assert again.exit_code == 1 and again.stdout == ""
+    assert [("expected 0; read it again" in line) for line in again.stderr.splitlines()] == [True, True, False]
+
+
+def test_files_that_cannot_be_told_apart(run, store, task_file: Path, mixed_folder: Path, tmp_path: Path) -> None:
+    named = run("task", "add", task_file, mixed_folder, "--id", "topic", *store)
+    assert named.exit_code == 2 and "--id names one task" in " ".join(named.stderr.split())
+    twin = task_file.rename(mixed_folder / "more" / "one.safetensors")
+    result = run("task", "add", mixed_folder / "one.safetensors", twin, mixed_folder / "more", *store)
+    assert result.exit_code == 1 and result.stdout.count("\n") == 1
+    assert "expected each id once" in result.stderr and str(twin) in result.stderr
+    twin.unlink()
+    nothing = run("task", "add", mixed_folder / "more", *store)
+    assert nothing.exit_code == 1 and "found no .safetensors file" in nothing.stderr

@@ -77,6 +77,41 @@ def test_versions_and_rollback(call: Call, upload: Upload, service: Service) -> 
     call("DELETE", "/v1/tasks/turn")
 
 
+def test_versions_are_listed_a_page_at_a_time(call: Call, upload: Upload, service: Service) -> None:
+    for seed in range(4):
+        call("PUT", "/v1/tasks/many", content=upload("many", seed=seed))
+    service.repository.put("many", upload("many", seed=9), activate=False)
+    call("POST", "/v1/tasks/many/rollback", json={"version": 3})
+    page = call("GET", "/v1/tasks/many/versions").json()
+    states = [(each["version"], each["state"], each["served"]) for each in page["versions"]]
+    assert states == [
+        (1, "active", False),
+        (2, "active", False),
+        (3, "active", True),
+        (4, "withdrawn", False),
+        (5, "withdrawn", False),
+    ]
+    assert page["next"] is None
+    detail = call("GET", "/v1/tasks/many").json()
+    assert (detail["version"], detail["served"], detail["loaded"], detail["versions"]) == (3, 3, 3, [1, 2, 3, 4, 5])
+    assert call("GET", "/v1/tasks/many", params={"version": "1"}).json()["served"] == 3
+    for name in ("id", "backbone", "deltas", "head", "labels", "bytes", "created", "digest"):
+        assert page["versions"][2][name] == detail[name]
+    pages = [call("GET", "/v1/tasks/many/versions", params={"limit": 2, "after": after}).json() for after in (0, 2, 4)]
+    assert [[each["version"] for each in page["versions"]] for page in pages] == [[1, 2], [3, 4], [5]]
+    assert [page["next"] for page in pages] == [2, 4, None]
+    call("DELETE", "/v1/tasks/many")
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("limit=0", 422), ("limit=1001", 422), ("after=-1", 422), ("after=9" + "9" * 30, 422), ("", 404)],
+)
+def test_versions_of_nothing_and_bad_pages(call: Call, query: str, status: int) -> None:
+    answer = call("GET", f"/v1/tasks/unheard-of/versions?{query}")
+    assert answer.status_code == status and answer.json()["error"]["message"]
+
+
 def test_pages(call: Call, tasks: list[object]) -> None:
     ids: list[str] = []
     after = None
