@@ -18,7 +18,7 @@ PAGE = b'{"tasks": [], "next": null}'
 
 
 class Counting(http.server.ThreadingHTTPServer):
-    """Counts connections, and notes requests and their sizes. Answers under ``/cut`` are shorter than they say, and under
+    """Counts connections, and notes requests and their sizes. Answers under ``/cut`` are shorter than they say; under
     ``/close`` the connection is closed without a word."""
 
     daemon_threads = True
