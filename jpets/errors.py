@@ -12,6 +12,7 @@
     |-- Conflict                           409  somebody else changed the task first
     |-- DeadlineExceeded (TimeoutError)    504
     |-- Saturated                          503  the queue is full, or the server drains
+    |   `-- Preparing                      503  the task's class is still being made ready
     |-- OutOfSpace                         507  disk full, or no free slot on the device
     |-- NotFinite (ArithmeticError)        500  the task's own numbers gave NaN or Inf
     `-- EngineFailure (RuntimeError)       500  the device or the host loop failed
@@ -79,6 +80,10 @@ class DeadlineExceeded(JpetsError, TimeoutError):
 
 class Saturated(JpetsError):
     code, status, retry_after = "saturated", 503, 1
+
+
+class Preparing(Saturated):
+    code, retry_after = "preparing", 5
 
 
 SHUTTING_DOWN = "the server is shutting down; send the request to another one"

@@ -69,7 +69,7 @@ class Shelf:
     def open(self, name: str, engines: Callable[[], Sequence[Serves]]) -> tuple[Service, MakeEngine]:
         assert self._options.backbones is not None
         backbone = load_backbone(self._options.backbones / name, name)
-        service = Service(self._repository, backbone, validator_of(backbone))
+        service = make_service(self._options, self._repository, backbone)
         return service, partial(make_engine, self._options, backbone, engines)
 
     def source(self, name: str) -> str:
@@ -95,6 +95,19 @@ class Shelf:
                 sync_folder(target.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def make_service(options: Options, repository: Repository, backbone: Backbone) -> Service:
+    """Takes tasks of all shapes unless ``--reserve never``; those of the standard ones at once, unless device memory is
+    short."""
+    standard = options.reserve == "auto" and not options.device_memory_gb
+    return Service(
+        repository,
+        backbone,
+        validator_of(backbone),
+        standard=partial(standard_tasks, backbone) if standard else tuple,
+        growing=options.reserve != "never",
+    )
 
 
 def make_engine(

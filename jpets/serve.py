@@ -30,16 +30,15 @@ from jpets.hosting import (
     default_backbone,
     make_engine,
     make_jobs,
+    make_service,
     one_line,
     opened_repository,
     share_device_memory,
-    validator_of,
 )
 from serving.app import create_app
 from serving.job_service import Jobs
 from serving.logs import set_up_logging
 from serving.options import Options, read_options
-from serving.service import Service
 from serving.services import Services
 
 log = logging.getLogger("jpets.serve")
@@ -121,7 +120,9 @@ def main(
     ] = None,
     reserve: Annotated[
         str | None,
-        typer.Option(help="room for tasks of standard shapes: auto (where there are no tasks), always, never  [auto]"),
+        typer.Option(
+            help="room for shapes of tasks that are not there yet: auto (when they come), always, never  [auto]"
+        ),
     ] = None,
     max_inputs: Annotated[int | None, typer.Option(help="most texts in a request  [1024]")] = None,
     max_body_mb: Annotated[int | None, typer.Option(help="largest JSON body in MiB  [16]")] = None,
@@ -159,7 +160,7 @@ def run(options: Options) -> None:
             add_demo_tasks(repository)
         shelf = Shelf(options, repository)
         service = Services(
-            Service(repository, backbone, validator_of(backbone)),
+            make_service(options, repository, backbone),
             available=shelf.names,
             open_backbone=shelf.open,
             backbone_of=fingerprint_of,

@@ -83,8 +83,12 @@ class Layouts:
             log.error("task cannot be read", extra={"task": stored.id, "version": stored.version, "why": error.code})
             return None
 
+    def classes(self, task: Task) -> tuple[ClassKey, ...]:
+        """Raises ``InvalidTask``."""
+        return task_classes(task, self._config, self._params)
+
     def _layout(self, task: Task) -> str:
-        return _write(task_classes(task, self._config, self._params))
+        return _write(self.classes(task))
 
 
 def _write(classes: Sequence[ClassKey]) -> str:

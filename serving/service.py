@@ -8,8 +8,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
@@ -18,7 +20,16 @@ from jpets.engine.entries import Entry
 from jpets.engine.interface import Progress, Serves
 from jpets.engine.residency import Tier
 from jpets.engine.stats import BatchRecord
-from jpets.errors import SHUTTING_DOWN, InvalidTask, NotFound, Saturated
+from jpets.errors import (
+    SHUTTING_DOWN,
+    InvalidTask,
+    JpetsError,
+    NotFound,
+    OutOfSpace,
+    Preparing,
+    Saturated,
+    UnknownClass,
+)
 from jpets.types import LoadedBackbone, Task
 from serving.layout import Known, Layouts
 from serving.locks import NamedLocks
@@ -32,6 +43,15 @@ WARMING = 20.0
 OUTLINES = 8192
 """Tasks that are not on the device whose outlines are remembered."""
 POLL = 0.02
+
+
+class Preparation(NamedTuple):
+    """A version of a task that waits for its classes; ``problem`` says why they could not be had."""
+
+    version: int
+    problem: str | None = None
+
+
 MakeEngine = Callable[[Mapping[ClassKey, int]], Serves]
 """From how many tasks of which classes there are."""
 BatchObserver = Callable[[BatchRecord], None]
@@ -41,9 +61,20 @@ class Service:
     """Serves what ``repository`` holds. The plain backbone is asked by ``backbone``'s name.
 
     It can answer health and metrics at once, queries and changes only after ``start``. Methods block; thread-safe.
+
+    Tasks of classes that the engine does not have are taken in unless it is not ``growing``, and served once it has
+    them; those of ``standard`` tasks it gets after its start.
     """
 
-    def __init__(self, repository: TaskRepository, backbone: LoadedBackbone, validator: Validator) -> None:
+    def __init__(
+        self,
+        repository: TaskRepository,
+        backbone: LoadedBackbone,
+        validator: Validator,
+        *,
+        standard: Callable[[], Sequence[Task]] = tuple,
+        growing: bool = True,
+    ) -> None:
         self.repository = repository
         self.backbone = backbone
         self.phase = ("starting", 0, 0)
@@ -51,6 +82,10 @@ class Service:
         self.unreadable = 0
         """Stored tasks that could not be read at start."""
         self._validator = validator
+        self._standard = standard
+        self._growing = growing
+        self._preparing: dict[str, Preparation] = {}
+        """Tasks that were taken in and wait for their classes, or whose classes could not be had."""
         self._engine: Serves | None = None
         self._layouts = Layouts(repository, backbone, validator)
         self._usage: UsageLog | None = None
@@ -129,6 +164,8 @@ class Service:
         self._usage.start()
         self._engine = engine
         self.phase = ("ready", 0, 0)
+        if self._growing:
+            threading.Thread(target=self._add_standard, args=(engine,), name="jpets-standard", daemon=True).start()
 
     def refresh(self) -> None:
         """Has the engine know what others than this service changed in the repository since the last call.
@@ -203,6 +240,10 @@ class Service:
         entry = self._entry(task)
         return entry.version if entry is not None else None
 
+    def preparation(self, task: str) -> Preparation | None:
+        """What became of a version that waits for classes which the engine does not have yet."""
+        return self._preparing.get(task)
+
     def tier(self, task: str) -> Tier | None:
         """Where a task is now; None for what is not known."""
         return self._engine.tier(task) if self._engine is not None else None
@@ -217,7 +258,8 @@ class Service:
         return self._checked(self.engine, content, id)
 
     def put_task(self, id: str, file: Path, if_match: int | None = None) -> StoredTask:
-        """Checks, stores and loads a task file; when it returns, the next query sees it. On any error nothing changed.
+        """Checks, stores and loads a task file; when it returns, the next query sees it, unless there is a
+        ``preparation`` of it: then an older version serves until that is done. On any error nothing changed.
 
         Raises ``InvalidTask``, ``UnknownClass``, ``Conflict``, ``OutOfSpace``, ``Saturated``.
         """
@@ -261,13 +303,18 @@ class Service:
                 self._forget(engine, id)  # it was deleted behind the server's back
                 raise
             self._forget(engine, id)
+            self._preparing.pop(id, None)
         self.repository.collect()
 
     def _checked(self, engine: Serves, content: bytes, id: str) -> Task:
         if id == self.backbone.name:
             raise InvalidTask(f"{id!r} is the name of the backbone; choose another id")
         task = self._validator(content, id)
-        engine.check_task(task, stays=False)
+        try:
+            engine.check_task(task, stays=False)
+        except (UnknownClass, Preparing):
+            if not self._growing:
+                raise
         return task
 
     def _follow(self, engine: Serves, id: str) -> bool:
@@ -280,17 +327,83 @@ class Service:
     def _bring_up(self, engine: Serves, id: str) -> None:
         """``_follow`` by a caller that holds the task's lock."""
         known, version = self._layouts.known(id), self.version(id)
+        waits = self._preparing.get(id)
+        if known is not None and waits is not None and waits.version == known.version:
+            return
         if known is None:
             self._forget(engine, id)
         elif version is not None and id not in self._registered:
             log.warning("a stored task has the name of a backbone, which goes before it", extra={"task": id})
         elif version != known.version:
             self._register(engine, known)
+            if self._growing:
+                engine.prepare(self._classes(known))
             engine.warm([id])
 
+    def _classes(self, known: Known) -> Sequence[ClassKey]:
+        """None where the task cannot be read: its queries hear why."""
+        if known.classes is not None:
+            return known.classes
+        with contextlib.suppress(JpetsError):
+            stored = self.repository.get(known.id, version=known.version)
+            task = self._read(stored)
+            self._layouts.keep(stored.digest, task)
+            return self._layouts.classes(task)
+        return ()
+
     def _serve(self, engine: Serves, task: Task, stored: StoredTask) -> None:
-        engine.add_task(task, version=stored.version, load=partial(self._load, stored.id, stored.version))
+        self._preparing.pop(stored.id, None)
+        try:
+            engine.add_task(task, version=stored.version, load=partial(self._load, stored.id, stored.version))
+        except (UnknownClass, Preparing):
+            if not self._growing:
+                raise
+            self._prepare(engine, stored, self._layouts.classes(task))
         self._registered.add(stored.id)
+
+    def _prepare(self, engine: Serves, stored: StoredTask, classes: Sequence[ClassKey]) -> None:
+        """Serves a task once the engine has its classes; queries for one that nobody served before hear that."""
+        done = engine.prepare(classes)
+        self._preparing[stored.id] = Preparation(stored.version)
+        if not self.knows(stored.id):
+            self._register(engine, Known(stored.id, stored.version, tuple(classes)))
+        wait = threading.Thread(
+            target=self._finish, args=(engine, stored.id, stored.version, done), name="jpets-prepare", daemon=True
+        )
+        wait.start()
+
+    def _finish(self, engine: Serves, id: str, version: int, done: Future[None]) -> None:
+        problem: BaseException | None = done.exception()
+        with self._locks.hold(id):
+            if self._preparing.get(id) != Preparation(version):
+                return  # another version came, or it was deleted
+            try:
+                if problem is None:
+                    stored = self.repository.get(id, version=version)
+                    self._serve(engine, self._read(stored), stored)
+            except Exception as error:  # noqa: BLE001 (whatever it is, who asks for the task hears of it)
+                problem = error
+            if problem is not None and not self._closing:
+                self._give_up(engine, id, version, problem)
+
+    def _give_up(self, engine: Serves, id: str, version: int, problem: BaseException) -> None:
+        """Without room for a task it is not kept either: the next start would be one too many tasks for the device."""
+        why = problem.message if isinstance(problem, JpetsError) else type(problem).__name__
+        log.error("a task cannot be served", extra={"task": id, "version": version, "why": why})
+        self._preparing[id] = Preparation(version, why)
+        if isinstance(problem, OutOfSpace):
+            self.repository.discard(id, version)
+        if self.version(id) == version:
+            self._forget(engine, id)
+
+    def _add_standard(self, engine: Serves) -> None:
+        """Has the engine take tasks of the usual shapes, whatever it was started with."""
+        classes = {key for task in self._standard() for key in self._layouts.classes(task)}
+        try:
+            engine.prepare(sorted(classes)).result()
+        except JpetsError as error:
+            if not self._closing:
+                log.warning("tasks of other shapes than those of the start are not taken: %s", error.message)
 
     def _register(self, engine: Serves, task: Known) -> None:
         load = partial(self._load, task.id, task.version)
@@ -299,6 +412,8 @@ class Service:
 
     def _forget(self, engine: Serves, id: str) -> None:
         """The plain form of a backbone stays: it is no task of the repository."""
+        if (waits := self._preparing.get(id)) is not None and waits.problem is None:
+            del self._preparing[id]
         if id in self._registered:
             self._registered.discard(id)
             with contextlib.suppress(NotFound):

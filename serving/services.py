@@ -23,7 +23,7 @@ from serving.engine_metrics import Counted, counted
 from serving.follower import Follower
 from serving.locks import NamedLocks
 from serving.repository import StoredTask, TaskRepository
-from serving.service import BatchObserver, MakeEngine, Service
+from serving.service import BatchObserver, MakeEngine, Preparation, Service
 from serving.usage import AGEING
 
 log = logging.getLogger(__name__)
@@ -211,6 +211,11 @@ class Services:
     def version(self, task: str) -> int | None:
         """The version that queries get; None for what is not known."""
         return (self._owner(task) or self.first).version(task)
+
+    def preparation(self, task: str) -> Preparation | None:
+        """``Service.preparation`` of the task's backbone."""
+        found = (service.preparation(task) for service in self._serving)
+        return next((each for each in found if each is not None), None)
 
     def tier(self, task: str) -> Tier | None:
         """Where a task is now; None for what is not known."""

@@ -8,13 +8,13 @@ import re
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, StrictInt
 from starlette.responses import JSONResponse
 
-from jpets.errors import InvalidInput, NotFound
+from jpets.errors import InvalidInput, NotFound, OutOfSpace
 from jpets.files import space_errors
 from serving.context import Context, Here
 from serving.fields import Text
@@ -58,12 +58,14 @@ async def list_tasks(
 async def put_task(
     request: Request, here: Here, id: str, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> JSONResponse:
-    """201: the next query sees it. On any error nothing has changed, and the old version goes on serving."""
+    """201: the next query sees it. 202: it is the first of its shape, whose programs are being compiled; `GET` says
+    when it is served (`state`), and until then an old version is. On any error nothing has changed, and the old version
+    goes on serving."""
     expected = _expected(if_match, if_none_match)
     here.service.check_open()
     async with _received(request, here) as file:
         stored = await asyncio.to_thread(here.service.put_task, id, file, expected)
-    return await _answer(here, stored, 201)
+    return await _answer(here, stored, 202 if here.service.preparation(id) else 201)
 
 
 @router.get("/{id}", response_model=TaskDetail, summary="Read a task's description")
@@ -74,7 +76,12 @@ async def get_task(
     the served one. With `Accept: application/octet-stream` the task file itself."""
     if request.headers.get("accept", "").split(";")[0].strip() == FILE_TYPE:
         return await get_file(here, id, version)
-    stored = await asyncio.to_thread(here.service.repository.get, id, version=_version(version))
+    try:
+        stored = await asyncio.to_thread(here.service.repository.get, id, version=_version(version))
+    except NotFound:
+        if (last := here.service.preparation(id)) is not None and last.problem is not None:
+            raise OutOfSpace(last.problem) from None
+        raise
     return await _answer(here, stored, 200)
 
 
@@ -120,8 +127,11 @@ async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response
 
 async def _answer(here: Context, stored: StoredTask, status: int) -> JSONResponse:
     service = here.service
-    where = {"tier": service.tier(stored.id), "devices": list(service.devices(stored.id))}
+    where: dict[str, Any] = {"tier": service.tier(stored.id), "devices": list(service.devices(stored.id))}
     kept = await asyncio.to_thread(_kept, here, stored)
+    last = service.preparation(stored.id)
+    if last is not None:
+        where |= {"state": "preparing" if last.problem is None else "failed", "problem": last.problem}
     detail = TaskDetail.of(stored, kept=kept, loaded=service.version(stored.id), **where)
     return JSONResponse(detail.model_dump(), status, _etag(stored))
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, report_error, size
-from jpets.commands.store import RepositoryOption, ServerOption, open_store
+from jpets.commands.store import RepositoryOption, ServerOption, TaskStore, open_store
 from jpets.commands.task_eval import evaluate
 from jpets.commands.task_files import TaskFiles, for_each, task_files
 from jpets.commands.task_import import import_task
 from jpets.commands.task_report import TaskReport
-from jpets.errors import InvalidInput, InvalidTask
+from jpets.errors import EngineFailure, InvalidInput, InvalidTask
 from serving.schemas import TaskDetail
+
+LOOK = 0.5
+"""Seconds between two questions whether a task is served by now."""
 
 app = typer.Typer(no_args_is_help=True, help="The tasks of a repository's folder or of a running server.")
 
@@ -83,8 +87,21 @@ def add(
                 raise InvalidInput(f"expected each id once, {other} has this one too; add it by itself with --id")
             stored = store.add(name, file, if_match)
             typer.echo(f"added {name} version {stored.version} ({size(stored.bytes)})")
+            if stored.state == "preparing":
+                _wait_until_served(store, name)
 
         for_each(found, add_one)
+
+
+def _wait_until_served(store: TaskStore, id: str) -> None:
+    """Waits for the programs of a shape that the server did not have. Raises why they could not be had."""
+    typer.echo(f"{id} is the first of its shape: the server compiles programs for it", err=True)
+    with busy("compile programs"):
+        while (task := store.get(id)).state == "preparing":
+            time.sleep(LOOK)
+    if task.state == "failed":
+        raise EngineFailure(f"{id} cannot be served: {task.problem}")
+    typer.echo(f"{id} is served")
 
 
 @app.command("list")

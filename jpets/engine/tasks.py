@@ -12,7 +12,7 @@ from jpets.deltas.bank import tightest
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.entries import DEFAULT_TENANT, Entry, Resident
 from jpets.engine.slot_pool import SlotPool
-from jpets.errors import NotFound, OutOfSpace, Saturated, UnknownClass
+from jpets.errors import NotFound, OutOfSpace, Preparing, UnknownClass
 from jpets.types import Task
 
 FORGOTTEN = 1024
@@ -68,17 +68,17 @@ class TaskTable:
         return tuple(self._pools)
 
     def fit(self, wanted: Sequence[ClassKey]) -> list[ClassKey]:
-        """The class that takes each of these. Raises ``UnknownClass`` naming the ones that have none, ``Saturated``
+        """The class that takes each of these. Raises ``UnknownClass`` naming the ones that have none, ``Preparing``
         where these are coming."""
         fitting = [self._tightest(key) for key in wanted]
         absent = [own for own, key in zip(wanted, fitting, strict=True) if key is None]
         if absent and all(tightest(own, tuple(self._coming)) for own in absent):
-            raise Saturated("the programs for tasks of this shape are being made ready; try again in a minute")
+            raise Preparing("tasks of this shape can be served soon, their programs are being compiled; try again then")
         if absent:
             missing, known = list(map(str, absent)), sorted(str(key) for key in self.classes)
             raise UnknownClass(
                 f"no class of this server holds {missing}; it was started with {known}. "
-                "Start it with a task of that shape, or store the delta in one of these"
+                "Start it with --reserve auto, which makes room for any shape, or store the delta in one of these"
             )
         return [key for key in fitting if key is not None]
 

@@ -85,7 +85,7 @@ def service(
     repository = Repository(tmp_path_factory.mktemp("repository"), validator=validator)
     for task in tasks:
         repository.put(task.id, task_to_bytes(task))
-    service = Service(repository, backbone, validator)
+    service = Service(repository, backbone, validator, growing=False)
     cache = tmp_path_factory.mktemp("cache")
     service.start(lambda coming: Engine(backbone, (), SETTINGS, coming=coming, cache_dir=cache, buckets=BUCKETS))
     service.engine.add_task(broken(tasks[0]))
