@@ -327,21 +327,28 @@ class Service:
     def _bring_up(self, engine: Serves, id: str) -> None:
         """``_follow`` by a caller that holds the task's lock."""
         known, version = self._layouts.known(id), self.version(id)
-        waits = self._preparing.get(id)
-        if known is not None and waits is not None and waits.version == known.version:
-            return
         if known is None:
             self._forget(engine, id)
+        elif (waits := self._preparing.get(id)) is not None and waits.version == known.version:
+            return
         elif version is not None and id not in self._registered:
             log.warning("a stored task has the name of a backbone, which goes before it", extra={"task": id})
-        elif version != known.version:
+        else:
+            self._preparing.pop(id, None)  # what waits there is not wanted any more
+            if version != known.version:
+                self._take(engine, known)
+
+    def _take(self, engine: Serves, known: Known) -> None:
+        """Serves what others stored, as they do: an older version until the engine has its classes."""
+        done = engine.prepare(self._classes(known)) if self._growing else None
+        if done is None or done.done():
             self._register(engine, known)
-            if self._growing:
-                engine.prepare(self._classes(known))
-            engine.warm([id])
+            engine.warm([known.id])
+        else:
+            self._wait_for(engine, known, done, own=False)
 
     def _classes(self, known: Known) -> Sequence[ClassKey]:
-        """None where the task cannot be read: its queries hear why."""
+        """None at all where the task cannot be read: its queries hear why."""
         if known.classes is not None:
             return known.classes
         with contextlib.suppress(JpetsError):
@@ -362,18 +369,22 @@ class Service:
         self._registered.add(stored.id)
 
     def _prepare(self, engine: Serves, stored: StoredTask, classes: Sequence[ClassKey]) -> None:
-        """Serves a task once the engine has its classes; queries for one that nobody served before hear that."""
-        done = engine.prepare(classes)
-        self._preparing[stored.id] = Preparation(stored.version)
-        if not self.knows(stored.id):
-            self._register(engine, Known(stored.id, stored.version, tuple(classes)))
-        wait = threading.Thread(
-            target=self._finish, args=(engine, stored.id, stored.version, done), name="jpets-prepare", daemon=True
-        )
+        """Serves a task once the engine has its classes."""
+        known = Known(stored.id, stored.version, tuple(classes))
+        self._wait_for(engine, known, engine.prepare(classes), own=True)
+
+    def _wait_for(self, engine: Serves, known: Known, done: Future[None], *, own: bool) -> None:
+        """Serves a version once its classes are there (``done``); queries for a task that nobody served before hear
+        that. ``own``: it came by this service."""
+        self._preparing[known.id] = Preparation(known.version)
+        if not self.knows(known.id):
+            self._register(engine, known)
+        wait = threading.Thread(target=self._finish, args=(engine, known, done, own), name="jpets-prepare", daemon=True)
         wait.start()
 
-    def _finish(self, engine: Serves, id: str, version: int, done: Future[None]) -> None:
+    def _finish(self, engine: Serves, known: Known, done: Future[None], own: bool) -> None:
         problem: BaseException | None = done.exception()
+        id, version = known.id, known.version
         with self._locks.hold(id):
             if self._preparing.get(id) != Preparation(version):
                 return  # another version came, or it was deleted
@@ -384,13 +395,19 @@ class Service:
             except Exception as error:  # noqa: BLE001 (whatever it is, who asks for the task hears of it)
                 problem = error
             if problem is not None and not self._closing:
-                self._give_up(engine, id, version, problem)
+                self._give_up(engine, known, problem, own)
 
-    def _give_up(self, engine: Serves, id: str, version: int, problem: BaseException) -> None:
-        """Without room for a task it is not kept either: the next start would be one too many tasks for the device."""
+    def _give_up(self, engine: Serves, known: Known, problem: BaseException, own: bool) -> None:
+        """Without room for a task of its own a service does not keep it: the next start would be one too many tasks for
+        the device. One of others stays; who asks for it here hears what is wrong."""
+        id, version = known.id, known.version
         why = problem.message if isinstance(problem, JpetsError) else type(problem).__name__
         log.error("a task cannot be served", extra={"task": id, "version": version, "why": why})
         self._preparing[id] = Preparation(version, why)
+        if not own:
+            if self.version(id) != version:
+                self._register(engine, known)
+            return
         if isinstance(problem, OutOfSpace):
             self.repository.discard(id, version)
         if self.version(id) == version:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -38,3 +40,11 @@ def samples(call: Call) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def wait_for_preparations() -> None:
+    """Until the threads that wait for classes of tasks have done what was to be done then."""
+    end = time.monotonic() + 60
+    while "jpets-prepare" in [thread.name for thread in threading.enumerate()]:
+        assert time.monotonic() < end
+        time.sleep(0.01)

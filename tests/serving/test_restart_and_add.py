@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clients import Call, client_of
+from clients import Call, client_of, wait_for_preparations
 
 from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
@@ -137,7 +137,9 @@ def test_a_shape_without_room_is_told_and_not_kept(
 
     monkeypatch.setattr(Growth, "_open", full)
     assert put(call, make_task("topic", outputs=9)).status_code == 202
-    answer = state(call, "topic")
+    state(call, "topic")
+    wait_for_preparations()
+    answer = call("GET", "/v1/tasks/topic")
     assert "--device-memory-gb" in answer.text
     assert answer.status_code == (200 if before else 507)
     assert ask(call, "topic").status_code == (200 if before else 404)

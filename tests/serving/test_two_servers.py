@@ -9,11 +9,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
-from clients import Call, client_of, samples
+from clients import Call, client_of, samples, wait_for_preparations
 from listening import listening
 from support import paused, wait_until
 from two_servers import measure
@@ -140,21 +141,20 @@ def test_what_one_changes_the_other_answers(servers: tuple[Server, Server], uplo
 
 
 def test_both_hear_of_commands_beside_them(servers: tuple[Server, Server], upload: Upload, backbone: Backbone) -> None:
-    """A folder's store takes what no server of this backbone can: it is not served by either."""
+    """A folder's store takes what servers of this backbone do not."""
     first, second = servers
     with contextlib.closing(Repository(first.repository.folder)) as beside:
         beside.put("new", upload("new", seed=1))
         beside.put("aside", upload("aside", seed=1), activate=False)
-        beside.put("wide", upload("wide", rank=40))
         foreign = dataclasses.replace(backbone.ref(), fingerprint="sha256:" + "0" * 64)
         task = dataclasses.replace(second.repository.task(second.repository.get("always")), backbone=foreign)
         beside.put("foreign", task_to_bytes(task))
-        ids = ["new", "aside", "wide", "foreign"]
+        ids = ["new", "aside", "foreign"]
         for server in servers:
             server.service.refresh()
         told = first.tells(ids)
         assert told == second.tells(ids)
-        assert told["answers"]["wide"] == 422 and told["answers"]["foreign"] == 404 and told["answers"]["new"] != 404
+        assert told["answers"]["foreign"] == 404 and told["answers"]["new"] != 404
         beside.put("new", task_to_bytes(task))  # it becomes one of another backbone
         for server in servers:
             server.service.refresh()
@@ -215,6 +215,87 @@ def test_an_older_copy_of_the_catalogue(
     second.service._seen += 1000
     second.service.refresh()
     assert first.tells(["one"]) == second.tells(["one"])
+
+
+@pytest.fixture
+def preparations(servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> list[Future[None]]:
+    """What the second server waits for: its engine has no classes until the test says so."""
+    made: list[Future[None]] = []
+
+    def prepare(classes: Sequence[ClassKey]) -> Future[None]:
+        made.append(Future())
+        return made[-1]
+
+    monkeypatch.setattr(servers[1].engine, "prepare", prepare)
+    return made
+
+
+def test_an_old_version_serves_until_the_classes_of_one_from_elsewhere_are_there(
+    servers: tuple[Server, Server], upload: Upload, preparations: list[Future[None]]
+) -> None:
+    first, second = servers
+    first.put("shape", upload("shape", seed=1))
+    second.service.refresh()
+    detail = second.call("GET", "/v1/tasks/shape").json()
+    assert (detail["state"], len(preparations)) == ("preparing", 1)
+    preparations.pop().set_result(None)
+    wait_for_preparations()
+    old = second.ask("shape")
+    assert old == first.ask("shape")
+    first.put("shape", upload("shape", seed=2))
+    for _ in range(2):
+        second.service.refresh()
+        assert second.ask("shape") == old and len(preparations) == 1
+    preparations.pop().set_result(None)
+    wait_for_preparations()
+    assert second.ask("shape") == first.ask("shape") != old
+
+
+@pytest.mark.parametrize("change", ["replace", "rollback", "delete"])
+def test_what_waits_for_its_classes_does_not_come_after_a_later_change(
+    servers: tuple[Server, Server], upload: Upload, preparations: list[Future[None]], change: str
+) -> None:
+    first, second = servers
+    first.put("late", upload("late", seed=1))
+    second.service.refresh()
+    preparations[0].set_result(None)
+    wait_for_preparations()
+    first.put("late", upload("late", seed=2))
+    second.service.refresh()
+    if change == "replace":
+        first.put("late", upload("late", seed=3))
+    elif change == "rollback":
+        assert first.call("POST", "/v1/tasks/late/rollback").is_success
+    else:
+        first.call("DELETE", "/v1/tasks/late")
+    second.service.refresh()
+    for done in preparations[:0:-1]:
+        done.set_result(None)
+    wait_for_preparations()
+    assert second.service.preparation("late") is None
+    assert second.service.version("late") == first.service.version("late")
+    assert second.ask("late") == first.ask("late")
+
+
+def test_a_server_without_room_takes_nothing_of_others_away(
+    servers: tuple[Server, Server], upload: Upload, preparations: list[Future[None]]
+) -> None:
+    """It says so, and does not answer by an old version."""
+    first, second = servers
+    first.put("large", upload("large", seed=1))
+    second.service.refresh()
+    preparations.pop().set_exception(OutOfSpace("no room; raise --device-memory-gb"))
+    wait_for_preparations()
+    assert second.call("GET", "/v1/tasks/large").json()["state"] == "failed"
+    version = first.put("large", upload("large", seed=2))
+    second.service.refresh()
+    preparations.pop().set_exception(OutOfSpace("no room; raise --device-memory-gb"))
+    wait_for_preparations()
+    assert second.call("GET", "/v1/tasks/large").json()["state"] == "failed"
+    second.service.refresh()
+    first.service.refresh()
+    assert first.service.version("large") == second.service.version("large") == version
+    assert [each.version for each in first.repository.versions("large")][-1] == version
 
 
 @pytest.mark.parametrize("change", ["replace", "delete"])
