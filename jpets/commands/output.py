@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from rich.progress import MofNCompleteColumn, Progress, ProgressColumn, TaskID
 from rich.table import Table
 
-from jpets.errors import JpetsError
+import jpets
 
 PIPE_WIDTH = 1000
 """Columns where output is no terminal: nothing that another program reads is wrapped."""
@@ -23,6 +23,17 @@ LARGE = 10_000_000
 """Bytes above which a transfer shows a progress bar."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"jpets {jpets.__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="show the version and end")
+]
 Report = Callable[[str, int, int], None]
 """Called with (what, done, of how many)."""
 
@@ -51,12 +62,6 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 def report_error(message: str) -> None:
     typer.echo(f"error: {shown(message)}", err=True)
-
-
-def one_line(error: JpetsError | OSError) -> str:
-    if isinstance(error, OSError) and not isinstance(error, JpetsError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def shown(value: object) -> str:

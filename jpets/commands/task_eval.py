@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jpets.commands.output import JsonOption, busy, one_line, print_fields, print_json, shown
+from jpets.commands.output import JsonOption, busy, print_fields, print_json, shown
 from jpets.commands.task_files import TaskFiles, for_each, task_files
-from jpets.errors import InvalidInput, JpetsError, NotFound
+from jpets.errors import InvalidInput, JpetsError, NotFound, one_line
 
 if TYPE_CHECKING:
     from jpets.training.data import Example

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from jpets.commands.client import NoAnswer
-from jpets.commands.output import one_line, report_error
-from jpets.errors import InvalidInput, JpetsError
+from jpets.commands.output import report_error
+from jpets.errors import InvalidInput, JpetsError, one_line
 
 SUFFIX = ".safetensors"
 TaskFiles = Annotated[

@@ -23,11 +23,11 @@ def choose_devices(text: str, together: int = 1) -> Sequence[jax.Device]:
         numbers = [int(part) for part in text.split(",") if part.strip()] if "," in text else list(range(int(text)))
     except ValueError:
         raise InvalidInput(
-            f"devices: expected all, how many, or numbers like 0,2, got {text[:64]!r}; {kinds}"
+            f"--devices: expected all, how many, or numbers like 0,2, got {text[:64]!r}; {kinds}"
         ) from None
     if not numbers or len(set(numbers)) != len(numbers) or not all(0 <= number < len(found) for number in numbers):
         hint = "; JAX_NUM_CPU_DEVICES makes a CPU several" if found[0].platform == "cpu" else ""
-        raise InvalidInput(f"devices: cannot take {text[:64]!r}; {kinds}{hint}")
+        raise InvalidInput(f"--devices: cannot take {text[:64]!r}; {kinds}{hint}")
     if len(numbers) % together:
-        raise InvalidInput(f"tensor parallel: {len(numbers)} devices cannot be taken {together} at a time")
+        raise InvalidInput(f"--tensor-parallel: {len(numbers)} devices cannot be taken {together} at a time")
     return [found[number] for number in numbers]

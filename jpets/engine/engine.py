@@ -19,6 +19,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.answers import Answers
 from jpets.engine.background import BackgroundCompiler
 from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
+from jpets.engine.cache_folder import open_cache
 from jpets.engine.classes import class_slots
 from jpets.engine.cost_profile import DeltaCosts, load_profile
 from jpets.engine.delta_order import delta_streams
@@ -35,7 +36,7 @@ from jpets.engine.mesh import MeshSlice
 from jpets.engine.pending import Pending, PendingQueue
 from jpets.engine.planner import Plan, Planner
 from jpets.engine.profile import CostTable
-from jpets.engine.program import Family, ProgramKey, ProgramStore, default_cache_dir
+from jpets.engine.program import Family, ProgramKey, ProgramStore
 from jpets.engine.program_memory import ProgramMemory
 from jpets.engine.programs import Programs
 from jpets.engine.replica import Replica, SlotContents
@@ -96,7 +97,7 @@ class Engine(Serves):
         self._every = [ProgramKey(b, variant) for variant in dict.fromkeys([light, heavy]) for b in self.menu]
         core = core_programs(self.menu, light, heavy)
         self.core = self._every if buckets else [ProgramKey(*pair) for pair in core]
-        self.cache_dir = cache_dir or default_cache_dir()
+        self.cache_dir = open_cache(cache_dir)
         self.replica = Replica(family, backbone.params, self.text.pad_id, mesh)
         at_a_time = self.settings.in_flight + 1  # and the first run of a program that arrived
         self.memory = DeviceMemory(tree_bytes(self.replica.params), self.replica.bank_bytes(), limit, at_a_time)

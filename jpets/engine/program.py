@@ -241,13 +241,6 @@ def compiler_settings() -> dict[str, Any]:
     return {name: jax.config.values[name] for name in COMPILER_SETTINGS if name in jax.config.values}
 
 
-def default_cache_dir() -> pathlib.Path:
-    base = os.environ.get("JPETS_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jpets"
-    )
-    return pathlib.Path(base)
-
-
 class ProgramStore:
     """A folder of serialised programs. Loading one takes a seventh of lowering and reading the compilation cache.
 
@@ -318,9 +311,10 @@ class ProgramStore:
         path = self._path(family, key)
         try:
             payload = path.read_bytes()
-            os.utime(path)
         except OSError:
             return None
+        with contextlib.suppress(OSError):  # a folder that may only be read
+            os.utime(path)
         left = spare_mappings()
         arguments = _arguments(family, key, self._mesh)
         in_tree = jax.tree.structure((arguments, {}))

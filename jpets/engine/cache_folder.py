@@ -1,0 +1,93 @@
+"""The folder that compiled programs and costs are kept in, and what there is instead where it cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from jpets.errors import InvalidInput, OutOfSpace
+from jpets.files import user_path
+
+log = logging.getLogger(__name__)
+
+PARTS = ("programs", "costs")
+VARIABLE = "JPETS_CACHE_DIR"
+
+
+def default_cache_dir() -> Path:
+    """``JPETS_CACHE_DIR``, else ``jpets`` in ``XDG_CACHE_HOME`` or ``~/.cache``. Raises ``InvalidInput`` where there is
+    no home folder."""
+    if given := os.environ.get(VARIABLE):
+        return user_path(given)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (user_path(base) if os.path.isabs(base) else user_path("~/.cache")) / "jpets"
+
+
+def open_cache(given: Path | None = None) -> Path:
+    """The folder, made where it is not there; the default one for None.
+
+    One that cannot be written, of a read-only image as it may be, is read, and what comes new is kept in a temporary
+    folder until the process ends; so is everything where the default folder cannot be made. Raises ``InvalidInput``
+    where the folder that was asked for is none.
+    """
+    try:
+        folder = user_path(given) if given is not None else default_cache_dir()
+    except InvalidInput as error:
+        if given is not None or os.environ.get(VARIABLE):
+            raise InvalidInput(f"--cache-dir: {error.message}") from error
+        log.warning("there is no home folder to keep compiled programs in until the next start: give --cache-dir")
+        return _temporary(None)
+    problem = why_not(folder)
+    if problem is None:
+        return folder
+    if not folder.is_dir() and (given is not None or os.environ.get(VARIABLE)):
+        raise InvalidInput(
+            f"--cache-dir: {str(folder)!r} cannot be the folder of compiled programs ({problem}); give "
+            "--cache-dir a folder that can be written"
+        )
+    log.warning(
+        "the folder of compiled programs cannot be written (%s): what is compiled is kept only until this process "
+        "ends; give a folder that can be written by --cache-dir or %s",
+        problem,
+        VARIABLE,
+    )
+    return _temporary(folder)
+
+
+def why_not(folder: Path) -> str | None:
+    """What keeps the folder's parts from being made and written; None if nothing does."""
+    try:
+        for part in PARTS:
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder / part):
+                pass
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return None
+
+
+def _temporary(like: Path | None) -> Path:
+    return Path(_made_once(like).name)
+
+
+@functools.cache
+def _made_once(like: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """A folder that goes with the process, with links to the files that ``like`` has."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="jpets-cache-")
+    except OSError as error:
+        raise OutOfSpace(
+            f"compiled programs cannot be kept anywhere, not even in the temporary folder ({error.strerror}); give "
+            f"--cache-dir or {VARIABLE}, or set TMPDIR to a folder that can be written"
+        ) from error
+    for part in PARTS:
+        own = Path(made.name) / part
+        own.mkdir()
+        with contextlib.suppress(OSError):  # nothing there, or nothing for this user
+            for file in (like / part).iterdir() if like is not None else ():
+                (own / file.name).symlink_to(file.absolute())
+    return made
