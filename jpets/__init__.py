@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+
+
+def _leave_working_folder() -> None:
+    """``python -m jpets.serve`` looks for modules in the working folder first, where a file called ``serving.py`` or
+    ``typing.py`` would be taken for ours or for Python's. Nothing else is imported before this."""
+    ours = any(each == "jpets" or each.startswith("jpets.") for each in sys.orig_argv[1:])
+    if sys.argv[:1] == ["-m"] and ours and not sys.flags.safe_path:
+        root, others = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), sys.path[1:]
+        sys.path[:] = others if root in others else [root, *others]
+
+
+_leave_working_folder()
+
+import importlib  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from jpets.errors import JpetsError
-    from jpets.pretrained import Engine
+    from jpets.pretrained import Engine, read_task
     from jpets.types import (
         Classification,
         Embedding,
@@ -24,6 +39,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Engine": "jpets.pretrained",
+    "read_task": "jpets.pretrained",
     "JpetsError": "jpets.errors",
     **dict.fromkeys(
         ("Classification", "Embedding", "Failure", "Query", "Regression", "Result", "Span", "Task", "Tokens"),
@@ -43,6 +59,7 @@ __all__ = [
     "Span",
     "Task",
     "Tokens",
+    "read_task",
 ]
 
 
@@ -51,3 +68,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'jpets' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

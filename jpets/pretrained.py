@@ -14,6 +14,8 @@ from jpets.engine.entries import DEFAULT_TENANT
 from jpets.engine.xla_flags import set_xla_flags
 from jpets.types import Task
 
+__all__ = ["Engine", "TaskSource", "read_task"]
+
 TaskSource = Task | str | pathlib.Path
 
 

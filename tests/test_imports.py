@@ -65,3 +65,10 @@ def test_only_the_model_imports_flax_and_nothing_imports_torch() -> None:
             name = path.relative_to(ROOT).as_posix()
             assert not reaches(imports(path), "torch"), name
             assert name.startswith("jpets/model/") or not reaches(imports(path), "flax"), name
+
+
+def test_processes_that_are_started_import_nothing_of_the_working_folder() -> None:
+    for part in OURS:
+        for path in files(part):
+            text = path.read_text()
+            assert text.count('sys.executable, "-P", "-m"') == text.count("sys.executable"), path

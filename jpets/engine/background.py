@@ -267,7 +267,7 @@ class BackgroundCompiler:
             root = str(pathlib.Path(__file__).parents[2])
             paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "jpets.engine.background", str(self._folder), *map(str, numbers)],
+                [sys.executable, "-P", "-m", "jpets.engine.background", str(self._folder), *map(str, numbers)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

