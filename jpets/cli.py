@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from jpets.commands import backbone, doctor, jobs, profile, query, run, task, train
+from jpets.commands.app import App, take_any_encoding
 from jpets.commands.output import VersionOption, report_error
 from jpets.commands.serve import serve_command
 from jpets.errors import JpetsError, one_line
+from serving.option_sources import check_environment
 from serving.options import Options
 
 
 class Commands(TyperGroup):
     """What a user can do something about is one line on standard error, and exit code 1."""
 
+    def main(self, *args: Any, **how: Any) -> Any:
+        take_any_encoding()
+        return super().main(*args, **how)
+
     def invoke(self, ctx: Any) -> Any:
         try:
+            check_environment(os.environ)
             return super().invoke(ctx)
         except BrokenPipeError:  # the reader of a pipe has enough; typer ends quietly
             raise
@@ -27,7 +35,7 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from None
 
 
-app = typer.Typer(
+app = App(
     name="jpets",
     cls=Commands,
     no_args_is_help=True,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jpets.commands.app import App
 from jpets.commands.backbone_pretrain import pretrain
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
@@ -19,7 +20,7 @@ from serving.schemas import BackboneItem, BackboneList
 if TYPE_CHECKING:
     from checkpoints.backbone import Backbone
 
-app = typer.Typer(no_args_is_help=True, help="Shared models, from a folder, an installed package or the model hub.")
+app = App(no_args_is_help=True, help="Shared models, from a folder, an installed package or the model hub.")
 
 app.command()(pretrain)
 

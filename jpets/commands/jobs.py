@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jpets.commands.app import App
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.commands.options import named
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, progress_bars, shown
@@ -22,9 +23,7 @@ from serving.schemas import JobItem, JobPage
 if TYPE_CHECKING:
     from jpets.training.data import Columns
 
-app = typer.Typer(
-    no_args_is_help=True, help="Jobs of a running server; jpets train --task starts one that trains a task."
-)
+app = App(no_args_is_help=True, help="Jobs of a running server; jpets train --task starts one that trains a task.")
 
 PATH = "/v1/jobs"
 PAGE = 500
@@ -144,7 +143,7 @@ def texts_to_send(data: Path, validation: Path | None, columns: Columns, folder:
         if not path.is_dir():
             return path
         made = folder / f"{side}.jsonl"
-        with made.open("w") as file:
+        with made.open("w", encoding="utf-8") as file:
             for each in read_examples(path, columns):
                 values = zip(names, (each.text, each.text_pair, each.label), strict=True)
                 record = {name: value for name, value in values if name is not None}

@@ -39,7 +39,9 @@ Report = Callable[[str, int, int], None]
 
 
 def print_json(document: Any) -> None:
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    """In ASCII where the terminal or pipe has no UTF-8: escapes are the same JSON."""
+    encoding = sys.stdout.encoding or ""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=not encoding.lower().startswith("utf")))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ()) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import pydantic
 import typer
@@ -58,9 +58,20 @@ def _expanded(texts: Sequence[str]) -> Iterator[str]:
     """``-`` stands for the lines of standard input that are not blank."""
     for text in texts:
         if text == STDIN:
-            yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+            yield from (line.rstrip("\r\n") for line in _lines(sys.stdin.buffer) if line.strip())
         else:
             yield text
+
+
+def _lines(source: BinaryIO) -> Iterator[str]:
+    """Lines of UTF-8, whatever the terminal's encoding. Raises ``InvalidInput`` naming one that is not."""
+    for number, line in enumerate(source, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                f"line {number} of standard input is not UTF-8 (byte {error.start + 1}); convert it, as iconv does"
+            ) from None
 
 
 def _answers(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from jpets.commands.app import take_any_encoding
 from jpets.commands.output import VersionOption
 from jpets.errors import JpetsError, one_line
 from serving.logs import set_up_logging
@@ -33,6 +34,7 @@ def serve_command(run: Callable[[Options], None]) -> Callable[..., None]:
         (max_length = 256); the command line wins over the environment, and that over the file.
         """
         del version
+        take_any_encoding()
         told: Callable[[str], str] = str
         try:
             sources = read_sources(given, config)

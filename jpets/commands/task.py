@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from jpets.commands.app import App
 from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, report_error, size
 from jpets.commands.store import RepositoryOption, ServerOption, TaskStore, open_store
 from jpets.commands.task_eval import evaluate
@@ -20,7 +21,7 @@ from serving.schemas import TaskDetail
 LOOK = 0.5
 """Seconds between two questions whether a task is served by now."""
 
-app = typer.Typer(no_args_is_help=True, help="The tasks of a repository's folder or of a running server.")
+app = App(no_args_is_help=True, help="The tasks of a repository's folder or of a running server.")
 
 app.command("import")(import_task)
 app.command("eval")(evaluate)

@@ -117,7 +117,7 @@ def load_profile(path: pathlib.Path) -> CostProfile | None:
     The name carries the device, the backbone's shape, the delta classes and the versions, so a stale one has another.
     """
     try:
-        return CostProfile.from_json(path.read_text())
+        return CostProfile.from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:

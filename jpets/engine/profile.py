@@ -73,7 +73,7 @@ class CostTable:
         """Takes what the file has now."""
         if self._path.exists():
             try:
-                stored = json.loads(self._path.read_text())
+                stored = json.loads(self._path.read_text(encoding="utf-8"))
                 self._seconds = {str(name): float(value) for name, value in stored.items()}
             except (ValueError, AttributeError, TypeError):
                 self._path.unlink(missing_ok=True)  # half-written or foreign: measured again

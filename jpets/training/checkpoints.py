@@ -45,7 +45,7 @@ def claimed(folder: Path | None, *run: Any) -> Iterator[None]:
         except BlockingIOError as error:
             raise InvalidInput(f"{_name(folder)}: another process trains in it; give another folder") from error
         path = folder / RUN
-        known = path.read_text() if path.exists() else None
+        known = path.read_text(encoding="utf-8") if path.exists() else None
         if known not in (None, digest.hexdigest()):
             raise InvalidInput(
                 f"{_name(folder)}: it holds the progress of a run with other texts, options or backbone; give an empty "
