@@ -13,13 +13,13 @@ from functools import partial
 from types import FrameType
 from typing import Self
 
-import rich.console
 import rich.progress
 import typer
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
 from checkpoints.task_file import fingerprint_of
+from jpets.commands.bars import Bars, done_of
 from jpets.commands.serve import serve_command
 from jpets.engine.cache_folder import open_cache
 from jpets.engine.memory import freeze_heap
@@ -62,7 +62,9 @@ def _serve(options: Options) -> None:
     options = options.model_copy(update={"cache_dir": open_cache(options.cache_dir)})
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(options.host, options.port))
-        backbone = default_backbone(options)
+        with Display() as display:
+            display.show("backbone", 0, None)
+            backbone = default_backbone(options)
         repository = stack.enter_context(opened_repository(options, backbone))
         if options.demo:
             add_demo_tasks(repository)
@@ -172,28 +174,27 @@ class Display:
     """Progress bars on a terminal, log lines elsewhere."""
 
     def __init__(self) -> None:
-        self._bars: rich.progress.Progress | None = None
+        self._bars = Bars(rich.progress.MofNCompleteColumn(), tell=_log_progress)
         self._ids: dict[str, rich.progress.TaskID] = {}
-        if sys.stderr.isatty():
-            columns = (*rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn())
-            self._bars = rich.progress.Progress(*columns, console=rich.console.Console(stderr=True))
 
     def __enter__(self) -> Self:
-        if self._bars is not None:
-            self._bars.start()
+        self._bars.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        self._bars.stop()
 
-    def show(self, what: str, done: int, total: int) -> None:
-        if self._bars is None:
-            log.log(logging.INFO if done == total else logging.DEBUG, "start", extra={what: f"{done}/{total}"})
-            return
+    def show(self, what: str, done: int, total: int | None) -> None:
+        """``total`` is None for work that cannot say how far it is."""
         if what not in self._ids:
             self._ids[what] = self._bars.add_task(what, total=total)
         self._bars.update(self._ids[what], completed=done, total=total)
+        if done == total and not self._bars.on_terminal:
+            log.info("start", extra={what: f"{done}/{total}"})
+
+
+def _log_progress(task: rich.progress.Task) -> None:
+    log.info("starting", extra={task.description: done_of(task) or "...", "seconds": round(task.elapsed or 0)})
 
 
 @contextlib.contextmanager

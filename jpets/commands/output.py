@@ -12,10 +12,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import MofNCompleteColumn, Progress, ProgressColumn, TaskID
+from rich.progress import MofNCompleteColumn, ProgressColumn, TaskID
 from rich.table import Table
 
 import jpets
+from jpets.commands.bars import Bars
 
 PIPE_WIDTH = 1000
 """Columns where output is no terminal: nothing that another program reads is wrapped."""
@@ -97,16 +98,9 @@ def busy(what: str) -> Iterator[None]:
         yield
 
 
-def progress_bars(*columns: ProgressColumn, enabled: bool = True) -> Progress:
-    """Bars on standard error that go when they are done; none unless that is a terminal."""
-    console = Console(stderr=True)
-    return Progress(
-        *Progress.get_default_columns(),
-        *columns,
-        console=console,
-        transient=True,
-        disable=not (enabled and console.is_terminal),
-    )
+def progress_bars(*columns: ProgressColumn, enabled: bool = True) -> Bars:
+    """Bars on standard error that go when they are done; a line every ten seconds unless that is a terminal."""
+    return Bars(*columns, enabled=enabled)
 
 
 def _console() -> Console:
