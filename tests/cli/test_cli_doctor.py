@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import resource
 from pathlib import Path
 
 import jax
 import pytest
 
-from jpets.commands import doctor
+from jpets.commands import doctor, system_limits
 
 
 def test_all_is_well(run, tmp_path: Path) -> None:
@@ -86,3 +87,41 @@ def test_no_repository(run, tmp_path: Path) -> None:
     result = run("doctor", "--repository", tmp_path / "nothing")
     assert result.exit_code == 1
     assert "is not a task repository" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "count, status, told", [("262144", "ok", ""), ("65530", "note", "sysctl -w"), ("1000", "wrong", "sysctl -w")]
+)
+def test_memory_mappings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: str, status: str, told: str) -> None:
+    (tmp_path / "max_map_count").write_text(f"{count}\n")
+    monkeypatch.setattr(system_limits, "MOST_MAPPINGS", tmp_path / "max_map_count")
+    (finding,) = system_limits._mappings()
+    assert finding.status == status
+    assert f"vm.max_map_count is {int(count):,}" in finding.detail and told in finding.detail
+
+
+@pytest.mark.parametrize("most, status", [(1024, "note"), (65536, "ok"), (resource.RLIM_INFINITY, "ok")])
+def test_open_files(monkeypatch: pytest.MonkeyPatch, most: int, status: str) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, most))
+    finding = system_limits._descriptors()
+    assert finding.status == status
+    assert status == "ok" or "ulimit" in finding.detail
+
+
+def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(system_limits, "SHARED_BYTES", 1 << 60)
+    assert "--shm-size" in system_limits._shared_memory().detail
+    monkeypatch.setattr(system_limits, "SHARED", tmp_path / "nothing")
+    assert system_limits._shared_memory().status == "note"
+
+
+def test_folders_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "programs").write_text("no folder")
+    monkeypatch.setenv("JPETS_CACHE_DIR", str(tmp_path))
+    cache, _ = system_limits.folders()
+    assert (cache.status, "JPETS_CACHE_DIR" in cache.detail) == ("wrong", True)
+    monkeypatch.setenv("JPETS_CACHE_DIR", "~no-such-user/cache")
+    monkeypatch.setattr(system_limits, "FREE_BYTES", 1 << 60)
+    cache, temporary = system_limits.folders()
+    assert cache.status == "wrong" and "home folder" in cache.detail
+    assert temporary.status == "note" and "TMPDIR" in temporary.detail
