@@ -9,12 +9,14 @@ import typer
 from typer.core import TyperGroup
 
 from jpets.commands import backbone, doctor, jobs, profile, query, run, task, train
-from jpets.commands.app import App, take_any_encoding
+from jpets.commands.app import App, named_by_origin, take_any_encoding
 from jpets.commands.output import VersionOption, report_error
 from jpets.commands.serve import serve_command
 from jpets.errors import JpetsError, one_line
 from serving.option_sources import check_environment
 from serving.options import Options
+
+ARGUMENTS = "jpets.arguments"
 
 
 class Commands(TyperGroup):
@@ -24,14 +26,21 @@ class Commands(TyperGroup):
         take_any_encoding()
         return super().main(*args, **how)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = [*args]
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             check_environment(os.environ)
             return super().invoke(ctx)
         except BrokenPipeError:  # the reader of a pipe has enough; typer ends quietly
             raise
+        except typer.BadParameter as error:
+            error.message = named_by_origin(error.message, ctx.meta[ARGUMENTS])
+            raise
         except (JpetsError, OSError) as error:
-            report_error(one_line(error))
+            report_error(named_by_origin(one_line(error), ctx.meta[ARGUMENTS]))
             raise typer.Exit(1) from None
 
 

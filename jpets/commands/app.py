@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ import typer
 from jpets.errors import InvalidInput
 from jpets.files import user_path
 
+OF_ENVIRONMENT = ("--backbone", "--cache-dir", "--dtype", "--repository", "--server")
+"""Options of commands that are variables too."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -36,6 +39,19 @@ def take_any_encoding() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def named_by_origin(message: str, arguments: Sequence[str]) -> str:
+    """A message about ``--options``, where those that are not among the ``arguments`` but come from the environment are
+    called by their variables."""
+
+    def name(found: re.Match[str]) -> str:
+        option = found[0]
+        variable = f"JPETS_{option[2:].replace('-', '_').upper()}"
+        given = any(each == option or each.startswith(f"{option}=") for each in arguments)
+        return variable if option in OF_ENVIRONMENT and os.environ.get(variable) and not given else option
+
+    return re.sub(r"--[a-z][a-z-]*", name, message)
 
 
 def _as_meant(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -82,3 +82,12 @@ def test_lists_go_over_all_pages(run, server: str, task_file: Path, tmp_path: Pa
     assert [task["id"] for task in stored] == [f"task-{number}" for number in range(5)]
     served = json.loads(run("task", "list", "--json", "--server", server).stdout)
     assert [task["id"] for task in served] == ["mood", "names", "price", "questions", "tags", "vectors"]
+
+
+def test_a_variable_is_named_where_it_is_wrong(run) -> None:
+    result = run("query", "mood", "text", env={"JPETS_SERVER": "nonsense"})
+    assert "JPETS_SERVER must be a URL" in result.stderr
+    result = run("query", "mood", "text", "--server=nonsense", env={"JPETS_SERVER": "http://127.0.0.1:1"})
+    assert "--server must be a URL" in result.stderr
+    result = run("task", "list", env={"JPETS_REPOSITORY": "nowhere"})
+    assert "nowhere is not a task repository" in result.stderr
