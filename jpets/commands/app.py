@@ -16,7 +16,7 @@ import typer
 from jpets.errors import InvalidInput
 from jpets.files import user_path
 
-OF_ENVIRONMENT = ("--backbone", "--cache-dir", "--dtype", "--repository", "--server")
+OF_ENVIRONMENT = ("--backbone", "--cache-dir", "--config", "--dtype", "--repository", "--server")
 """Options of commands that are variables too."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
-from jpets.commands.app import take_any_encoding
+from jpets.commands.app import named_by_origin, take_any_encoding
 from jpets.commands.output import VersionOption
 from jpets.errors import JpetsError, one_line
 from serving.logs import set_up_logging
@@ -35,7 +37,7 @@ def serve_command(run: Callable[[Options], None]) -> Callable[..., None]:
         """
         del version
         take_any_encoding()
-        told: Callable[[str], str] = str
+        told: Callable[[str], str] = partial(named_by_origin, arguments=sys.argv[1:])
         try:
             sources = read_sources(given, config)
             told = sources.told

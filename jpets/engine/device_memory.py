@@ -107,7 +107,7 @@ def fit_slots(
             raise OutOfSpace(
                 f"the tasks known at start take {taken / GIGABYTE:.2f} GB of device memory beside the backbone's "
                 f"{backbone / GIGABYTE:.2f} GB; {limit / GIGABYTE:.2f} GB may be used, a sixteenth of it by running "
-                "batches: raise the limit or load fewer tasks"
+                "batches: raise the limit (--device-memory-gb) or load fewer tasks"
             )
         most //= 2
 
@@ -138,7 +138,7 @@ class DeviceMemory:
         if use.total > self.limit:
             raise OutOfSpace(
                 f"the engine needs {use} of device memory and may take {self.limit / GIGABYTE:.2f} GB; "
-                "raise the limit, or allow fewer slots or fewer tokens in a batch"
+                "raise the limit (--device-memory-gb), or allow fewer slots or fewer tokens in a batch"
             )
 
     def _need(self, program: Program) -> int:
