@@ -7,7 +7,8 @@
     |   |-- InvalidTask                    422  a task file or task object that cannot be accepted
     |   |   `-- UnknownClass               422  its shape class is outside the server's fixed set
     |   |-- InvalidBackbone                422  a checkpoint that lacks tensors or has them in wrong shapes
-    |   `-- TooLarge                       413  more inputs or bytes than one request may carry
+    |   |-- TooLarge                       413  more inputs or bytes than one request may carry
+    |   `-- UnsupportedMedia               415  a body in another format or encoding than is read here
     |-- NotFound (KeyError)                404  unknown task, version or backbone
     |-- Conflict                           409  somebody else changed the task first
     |-- DeadlineExceeded (TimeoutError)    504
@@ -64,6 +65,10 @@ class InvalidBackbone(InvalidInput):
 
 class TooLarge(InvalidInput):
     code, status = "too_large", 413
+
+
+class UnsupportedMedia(InvalidInput):
+    code, status = "unsupported_media_type", 415
 
 
 class NotFound(JpetsError, KeyError):

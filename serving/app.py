@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 from fastapi_offline import FastAPIOffline
 
-from serving import backbones, classify, embeddings, huggingface, jobs, oip, status, tasks
+from serving import backbones, classify, embeddings, huggingface, jobs, models, oip, status, tasks
 from serving.context import Context, Here, server_version
 from serving.errors import ErrorBody, install_handlers
 from serving.job_service import Jobs
+from serving.methods import MethodsMiddleware
 from serving.metrics import CONTENT_TYPE, Metrics
 from serving.middleware import RequestMiddleware
+from serving.parameters import check_parameters
 from serving.service import Service
 from serving.services import Services
 from serving.settings import ServingSettings
@@ -22,8 +24,12 @@ Thousands of fine-tuned tasks over a shared backbone, any mixture of them in one
 
 Every request may carry `X-Request-Id` (echoed, else generated) and `X-Request-Timeout` (seconds). Errors are
 `{"error": {"code", "message", "request_id"}}`, under `/v2` `{"error": "..."}`: 400 not parseable, 422 parseable but not
-acceptable, 404 unknown, 409 version conflict, 413 too large, 503 saturated, starting or draining (with `Retry-After`),
-504 deadline passed, 507 disk or device full.
+acceptable, 404 unknown, 405 another method (`Allow` names those that there are), 408 sent too slowly, 409 version
+conflict, 413 too large, 415 another format or encoding, 431 headers too large, 503 saturated, starting or draining
+(with `Retry-After`), 504 deadline passed, 507 disk or device full.
+
+JSON bodies may be packed (`Content-Encoding: gzip` or `deflate`). Optional fields may be null. A query parameter that a
+route does not know is refused. `HEAD` is answered as `GET`, and `OPTIONS` names a path's methods.
 """
 TAGS = [
     {"name": "inference", "description": "Labels, entities, answers, values and embeddings of texts"},
@@ -34,7 +40,12 @@ TAGS = [
     {"name": "operation", "description": "For people and monitoring"},
 ]
 NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 404, 413, 422, 500, 503, 504)
+    status: {"model": ErrorBody} for status in (400, 404, 408, 413, 415, 422, 431, 500, 503, 504)
+}
+CHANGE_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (409, 507)}
+"""Of what stores something."""
+PAGE_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 408, 413, 422, 431, 500, 503)
 }
 
 
@@ -52,17 +63,25 @@ def create_app(
         description=DESCRIPTION,
         openapi_tags=TAGS,
         redirect_slashes=False,
-        strict_content_type=False,  # Triton's clients send JSON without a content type
+        dependencies=[Depends(check_parameters)],
     )
     app.state.context = Context(service, settings, metrics, training)
-    for module in (classify, embeddings, huggingface, tasks, backbones, jobs):
+    for module in (classify, embeddings, huggingface, models):
         app.include_router(module.router, responses=NESTED_ERRORS)
+    for module in (tasks, backbones, jobs):
+        app.include_router(module.router, responses=NESTED_ERRORS | CHANGE_ERRORS)
     app.include_router(oip.router)
-    app.include_router(status.router)
+    app.include_router(status.router, responses=PAGE_ERRORS)
     app.add_api_route(
-        "/metrics", render_metrics, tags=["operation"], summary="Prometheus metrics", response_class=Response
+        "/metrics",
+        render_metrics,
+        tags=["operation"],
+        summary="Prometheus metrics",
+        response_class=Response,
+        responses=PAGE_ERRORS,
     )
     install_handlers(app)
+    app.add_middleware(MethodsMiddleware, routes=app.router.routes)
     app.add_middleware(RequestMiddleware, metrics=metrics, max_body_bytes=settings.max_body_bytes)
     return app
 

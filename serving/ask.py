@@ -1,4 +1,4 @@
-"""From a request's queries to their results: one submission, a deadline, and an eye on the client."""
+"""From a request's queries to the response: one submission, a deadline, and an eye on the client."""
 
 from __future__ import annotations
 
@@ -6,52 +6,74 @@ import asyncio
 import contextlib
 import itertools
 import math
+import re
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from fastapi import Request
 
 from jpets.errors import DeadlineExceeded, InvalidInput, TooLarge
 from jpets.types import Query, Result
+from serving.aside import SHORT
 from serving.context import Context
 from serving.errors import ClientGone
+from serving.responses import FastJSONResponse
 
 TIMEOUT_HEADER = "X-Request-Timeout"
-SHORT = 1000
-"""Characters or token ids that are prepared on the event loop: a hop to another thread takes longer."""
+NUMBER = re.compile(r"[+-]?(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE][+-]?\d{1,3})?", re.ASCII)
+Respond = Callable[[Sequence[Result]], Any]
+"""From results to the content of the response."""
+RENDERED = 16
+"""Characters whose results are written in the time in which one is tokenised."""
 EACH = 100
 """What a query takes apart from its characters, as so many of them."""
 LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"
 
 
-async def ask(request: Request, here: Context, queries: Sequence[Query], timeout: float | None = None) -> list[Result]:
-    """The results of ``queries`` in order; what is wrong with a single one is in its ``error``.
+async def ask(
+    request: Request, here: Context, queries: Sequence[Query], respond: Respond, timeout: float | None = None
+) -> FastJSONResponse:
+    """``respond`` of the results of ``queries``, in order; what is wrong with a single one is in its ``error``.
 
     They reach the engine as one submission, so they can share a batch. ``timeout`` (seconds) and the request's
     ``X-Request-Timeout`` bound the wait. When the client leaves, its queries are cancelled.
-    Raises ``TooLarge``, ``Saturated``, ``DeadlineExceeded``, ``InvalidInput``, ``ClientGone``.
+    Raises ``TooLarge``, ``Saturated``, ``DeadlineExceeded``, ``InvalidInput``, ``ClientGone``, and what ``respond``
+    does.
     """
     check_count(len(queries), here)
-    deadline = _deadline(request, here, timeout)
-    if sum(map(_effort, queries)) <= SHORT:
-        futures = here.service.submit(queries, deadline=deadline)
-    else:
-        futures = await asyncio.to_thread(here.service.submit, queries, deadline=deadline)
+    until = time.monotonic() + _deadline(request, here, timeout)
+    effort = sum(map(_effort, queries))
+
+    def submit() -> list[Future[Result]]:
+        if (left := until - time.monotonic()) <= 0:
+            raise DeadlineExceeded(LATE)
+        return here.service.submit(queries, deadline=left)
+
+    futures = await here.aside.do(effort, submit)
     loop = asyncio.get_running_loop()
     end: asyncio.Future[None] = loop.create_future()
     _when_all_done(futures, partial(_finish, end), loop)
-    late = loop.call_later(deadline, _finish, end, DeadlineExceeded(LATE))
+    late = loop.call_later(until - time.monotonic(), _finish, end, DeadlineExceeded(LATE))
     gone = loop.create_task(_client_leaves(request))
     gone.add_done_callback(lambda _: _finish(end, ClientGone()))
     try:
         await end
-        return [future.result() for future in futures]
+        results = [future.result() for future in futures]
     finally:
         late.cancel()
         gone.cancel()
         for future in futures:
             future.cancel()
+    return await here.aside.do(effort // RENDERED, partial(_written, respond, results, effort))
+
+
+def _written(respond: Respond, results: Sequence[Result], effort: int) -> FastJSONResponse:
+    """In pieces where it is long: what writes a piece keeps the interpreter's lock to its end."""
+    content = respond(results)
+    return FastJSONResponse(content) if effort <= SHORT * RENDERED else FastJSONResponse.in_pieces(content)
 
 
 def _finish(end: asyncio.Future[None], error: Exception | None = None) -> None:
@@ -102,10 +124,7 @@ def _deadline(request: Request, here: Context, timeout: float | None) -> float:
     asked = [] if timeout is None else [timeout]
     header = request.headers.get(TIMEOUT_HEADER)
     if header is not None:
-        try:
-            asked.append(float(header))
-        except ValueError:
-            asked.append(math.nan)
+        asked.append(float(header) if NUMBER.fullmatch(header.strip()) else math.nan)
     if not all(seconds <= settings.longest_timeout for seconds in asked):  # NaN is not
         raise InvalidInput(
             f"the timeout ({TIMEOUT_HEADER} in seconds, the parameter in microseconds) must be a number of at most "

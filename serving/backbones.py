@@ -21,7 +21,13 @@ async def list_backbones(here: Here) -> BackboneList:
     return BackboneList(backbones=[_item(here, hosted) for hosted in found])
 
 
-@router.put("/{name}", response_model=BackboneItem, status_code=202, summary="Load a backbone")
+@router.put(
+    "/{name}",
+    response_model=BackboneItem,
+    status_code=202,
+    responses={200: {"model": BackboneItem, "description": "It is ready already"}},
+    summary="Load a backbone",
+)
 async def load_backbone(here: Here, name: str) -> JSONResponse:
     """202: it starts, with every task that is stored for it; `GET /v1/backbones` says when it is ready. Others are
     served meanwhile."""

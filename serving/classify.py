@@ -5,22 +5,32 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from fastapi import APIRouter, Body, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from jpets.errors import InvalidInput
 from jpets.types import Query, Result
 from serving.answers import render, render_error
 from serving.ask import ask, check_count, raise_first_error
 from serving.context import Context, Here
-from serving.fields import ModelName, Text
+from serving.errors import worded
+from serving.fields import MOST_MODEL, Int64, Many, ModelName, Text, is_unicode
 from serving.responses import FastJSONResponse
-from serving.routes import InferenceRoute
+from serving.routes import JSONRoute
 from serving.schemas import ClassifyResponse
 
-router = APIRouter(tags=["inference"], route_class=InferenceRoute)
+router = APIRouter(tags=["inference"], route_class=JSONRoute)
 
 EXAMPLES = {
     "one task": {"value": {"model": "sentiment", "input": ["what a lovely day", "never again"], "top_k": 2}},
@@ -46,17 +56,40 @@ class MixedInput(BaseModel):
     text_pair: Text | None = None
 
 
+class WrongInput(NamedTuple):
+    """What is wrong with one of several inputs, which is told in its place; ``model`` as far as it could be read."""
+
+    model: str | None
+    problem: InvalidInput
+
+
+def _or_wrong(given: object, check: ValidatorFunctionWrapHandler) -> MixedInput | WrongInput:
+    if not isinstance(given, (dict, MixedInput)):
+        return NO_INPUT
+    try:
+        return check(given)
+    except ValidationError as error:
+        model = given.get("model") if isinstance(given, dict) else None
+        known = model if isinstance(model, str) and len(model) <= MOST_MODEL and is_unicode(model) else None
+        return WrongInput(known, InvalidInput(worded(error.errors(include_url=False, include_input=False))))
+
+
+NO_INPUT = WrongInput(None, InvalidInput("expected an object with a text and maybe a model and a text_pair"))
+
+
 class ClassifyRequest(BaseModel):
     """Either ``model`` and ``input``, or ``inputs``, in which each text names its own task."""
 
     model_config = ConfigDict(extra="forbid")
     model: ModelName | None = None
-    input: Text | list[Text] | None = None
-    inputs: list[MixedInput] | None = None
-    top_k: Annotated[StrictInt, Field(ge=1)] | None = None
+    input: Text | Many[Text] | None = None
+    inputs: Many[Annotated[MixedInput, WrapValidator(_or_wrong)]] | None = None
+    top_k: Annotated[Int64, Field(ge=1)] | None = None
     """Adds the best ``top_k`` labels with their probabilities."""
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule."""
+    user: Text | None = None
+    """Accepted because OpenAI's and vLLM's clients send it; it changes nothing."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -81,27 +114,47 @@ async def classify(
     in the context it stands (`start` and `end` in characters, `end` exclusive); embedding heads and the plain backbone,
     in a mixture, with `embedding`.
     """
+    top_k = body.top_k
     if body.inputs is not None:
-        check_count(len(body.inputs), here)
-        queries = [
-            Query(_task_id(each.model, here), each.text, each.text_pair, truncate=body.truncate) for each in body.inputs
-        ]
-        results = await ask(request, here, queries)
-        data = [
-            {"index": index, "model": each.model, **_outcome(result, body.top_k)}
-            for index, (each, result) in enumerate(zip(body.inputs, results, strict=True))
-        ]
-        return FastJSONResponse(_response(None, data, results))
+        return await _mixed(request, here, body.inputs, top_k, body.truncate)
     assert body.model is not None and body.input is not None
-    texts = [body.input] if isinstance(body.input, str) else body.input
+    model, texts = body.model, [body.input] if isinstance(body.input, str) else body.input
     check_count(len(texts), here)
-    task = await here.find(body.model)
+    task = await here.find(model)
     if task is None or task.head.type == "embedding":
-        raise InvalidInput(f"{body.model[:128]!r} gives embeddings, not labels; ask POST /v1/embeddings")
-    results = await ask(request, here, [Query(body.model, text, truncate=body.truncate) for text in texts])
-    raise_first_error(results)
-    data = [{"index": index, **render(result, body.top_k)} for index, result in enumerate(results)]
-    return FastJSONResponse(_response(body.model, data, results))
+        raise InvalidInput(f"{model[:128]!r} gives embeddings, not labels; ask POST /v1/embeddings")
+
+    def respond(results: Sequence[Result]) -> dict[str, Any]:
+        raise_first_error(results)
+        data = [{"index": index, **render(result, top_k)} for index, result in enumerate(results)]
+        return _response(model, data, results)
+
+    return await ask(request, here, [Query(model, text, truncate=body.truncate) for text in texts], respond)
+
+
+async def _mixed(
+    request: Request, here: Context, inputs: Sequence[MixedInput | WrongInput], top_k: int | None, truncate: bool | None
+) -> FastJSONResponse:
+    check_count(len(inputs), here)
+
+    def respond(results: Sequence[Result]) -> dict[str, Any]:
+        left = iter(results)
+        data = [
+            {
+                "index": index,
+                "model": each.model,
+                **(render_error(each.problem) if isinstance(each, WrongInput) else _outcome(next(left), top_k)),
+            }
+            for index, each in enumerate(inputs)
+        ]
+        return _response(None, data, results)
+
+    queries = [
+        Query(_task_id(each.model, here), each.text, each.text_pair, truncate=truncate)
+        for each in inputs
+        if isinstance(each, MixedInput)
+    ]
+    return await ask(request, here, queries, respond) if queries else FastJSONResponse(respond([]))
 
 
 def usage(results: Sequence[Result]) -> dict[str, int]:

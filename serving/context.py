@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from jpets.types import Task
+from serving.aside import Aside
 from serving.job_service import Jobs
 from serving.metrics import Metrics
 from serving.services import Services
@@ -23,6 +24,7 @@ class Context:
     settings: ServingSettings
     metrics: Metrics
     jobs: Jobs | None = None
+    aside: Aside = dataclasses.field(default_factory=Aside)
 
     async def find(self, model: str) -> Task | None:
         """``Service.find``, away from the event loop where it has to read."""

@@ -8,19 +8,19 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Body, Request
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt
+from pydantic import BaseModel, ConfigDict, StrictBool
 
 from jpets.errors import InvalidInput
-from jpets.types import Embedding, FloatArray, Query
+from jpets.types import Embedding, FloatArray, Query, Result
 from serving.ask import ask, check_count, raise_first_error
 from serving.classify import usage
 from serving.context import Here
-from serving.fields import ModelName, Text
+from serving.fields import Int64, Many, ModelName, Text
 from serving.responses import FastJSONResponse
-from serving.routes import InferenceRoute
+from serving.routes import JSONRoute
 from serving.schemas import Usage
 
-router = APIRouter(tags=["inference"], route_class=InferenceRoute)
+router = APIRouter(tags=["inference"], route_class=JSONRoute)
 
 EXAMPLES = {
     "texts": {"value": {"model": "all-minilm", "input": ["a text", "another one"]}},
@@ -33,8 +33,11 @@ class EmbeddingsRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: ModelName
-    input: Text | list[Text] | list[StrictInt] | list[list[StrictInt]]
-    encoding_format: Literal["float", "base64"] = "float"
+    input: Text | Many[Text] | Many[Int64] | Many[Many[Int64]]
+    encoding_format: Literal["float", "base64"] | None = None
+    """``float`` by default."""
+    dimensions: Int64 | None = None
+    """Those that the model has, as none are cut off."""
     user: Text | None = None
     """Accepted because OpenAI clients send it; it changes nothing."""
     truncate: StrictBool | None = None
@@ -65,6 +68,9 @@ async def embeddings(
     task = await here.find(body.model)
     if task is not None and task.head.type != "embedding":
         raise InvalidInput(f"{body.model!r} has a {task.head.type} head; ask POST /v1/classify")
+    size = task.backbone.hidden_size if task is not None else here.service.backbone.config.hidden_size
+    if body.dimensions not in (None, size):
+        raise InvalidInput(f"dimensions: {body.model!r} gives {size}, found {body.dimensions}; leave it out")
     inputs = _inputs(body.input)
     check_count(len(inputs), here)
     id = task.id if task else None
@@ -72,25 +78,25 @@ async def embeddings(
         Query(id, text=each, truncate=body.truncate) if isinstance(each, str) else Query(id, input_ids=each)
         for each in inputs
     ]
-    results = await ask(request, here, queries)
-    raise_first_error(results)
-    data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(result.embedding, body.encoding_format)}
-        for index, result in enumerate(results)
-        if isinstance(result, Embedding)
-    ]
-    return FastJSONResponse({"object": "list", "data": data, "model": body.model, "usage": usage(results)})
+
+    def respond(results: Sequence[Result]) -> dict[str, Any]:
+        raise_first_error(results)
+        data = [
+            {"object": "embedding", "index": index, "embedding": _encoded(result.embedding, body.encoding_format)}
+            for index, result in enumerate(results)
+            if isinstance(result, Embedding)
+        ]
+        return {"object": "list", "data": data, "model": body.model, "usage": usage(results)}
+
+    return await ask(request, here, queries, respond)
 
 
-def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
-    """One entry a text: a flat list of numbers is one text's token ids."""
-    if isinstance(given, str):
-        return [given]
-    numbers = [each for each in given if isinstance(each, int)]
-    return [numbers] if numbers else [each for each in given if not isinstance(each, int)]
+def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> Sequence[Any]:
+    """One entry a text, or its token ids: a flat list of numbers is one text's."""
+    return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
 
 
-def _encoded(vector: FloatArray, how: str) -> Any:
+def _encoded(vector: FloatArray, how: str | None) -> Any:
     if how == "base64":
         return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
     return np.ascontiguousarray(vector)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +22,14 @@ INFERENCE_PROTOCOL = "/v2"
 CLIENT_GONE = 499
 """Status in metrics of a request whose client left; nobody receives it."""
 SHOWN_ERRORS = 4
-HTTP_CODES = {400: "unparseable", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+HTTP_CODES = {
+    400: "unparseable",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+    415: "unsupported_media_type",
+}
+KIND = re.compile(r"(?:str|int)|.*[\[(].*")
 
 
 class ClientGone(Exception):
@@ -84,13 +93,21 @@ async def _invalid_request(request: Request, error: Exception) -> Response:
     found = error.errors()
     if any(each["type"] == "json_invalid" for each in found):
         return error_response(request.scope, Unparseable.status, Unparseable.code, "the body is not valid JSON")
-    lines = []
-    for each in found[:SHOWN_ERRORS]:
-        where = ".".join(str(part)[:40] for part in each["loc"] if part != "body") or "body"
-        lines.append(f"{where}: {each['msg'].removeprefix('Value error, ')}")
+    return error_response(request.scope, InvalidInput.status, InvalidInput.code, worded(found))
+
+
+def worded(found: Sequence[Any]) -> str:
+    """The first of pydantic's problems in a sentence each: where, and what was expected."""
+    lines = [f"{_place(each['loc'])}: {each['msg'].removeprefix('Value error, ')}" for each in found[:SHOWN_ERRORS]]
     more = [f"and {len(found) - SHOWN_ERRORS} more"] if len(found) > SHOWN_ERRORS else []
-    message = "; ".join(lines + more)
-    return error_response(request.scope, InvalidInput.status, InvalidInput.code, message)
+    return "; ".join([*dict.fromkeys(lines), *more])
+
+
+def _place(parts: Sequence[str | int]) -> str:
+    """A field's path without pydantic's names for the kinds that it may be of."""
+    path = [str(part)[:40] for part in parts if part != "body"]
+    names = [part for at, part in enumerate(path) if not at or not KIND.fullmatch(part)]
+    return ".".join(names).encode(errors="replace").decode() or "body"
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, Field, StrictStr
+from pydantic import AfterValidator, Field, StrictInt, StrictStr
 
 
 def is_unicode(text: str) -> bool:
     """False for half a surrogate pair, which JSON can spell and no encoding can hold."""
-    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def declared_length(header: str) -> int:
+    """A ``Content-Length``; one that is no number, or needs more than 64 bits, is as large as can be."""
+    return int(header) if DIGITS.fullmatch(header) else NO_LENGTH
 
 
 def _unicode(text: str) -> str:
@@ -18,5 +28,13 @@ def _unicode(text: str) -> str:
     return text
 
 
+DIGITS = re.compile(r"\d{1,18}", re.ASCII)
+NO_LENGTH = (1 << 63) - 1
 Text = Annotated[StrictStr, AfterValidator(_unicode)]
-ModelName = Annotated[Text, Field(max_length=128)]
+MOST_MODEL = 128
+ModelName = Annotated[Text, Field(max_length=MOST_MODEL)]
+Int64 = Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)]
+"""A whole number that every reader can hold."""
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]
+"""A list of which the first wrong item is told, and not each of a million."""

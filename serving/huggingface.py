@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Request
 from pydantic import BaseModel, ConfigDict
 
 from jpets.errors import InvalidInput, Saturated
-from jpets.types import Query, Span
+from jpets.types import Query, Result, Span
 from serving.answers import render
 from serving.ask import ask, raise_first_error
 from serving.context import Here
 from serving.fields import Text
 from serving.oip_tensors import REPLACED
 from serving.responses import FastJSONResponse
+from serving.routes import JSONRoute
 
-router = APIRouter(tags=["inference"])
+router = APIRouter(tags=["inference"], route_class=JSONRoute)
 
 EXAMPLES = {
     "a question": {"value": {"inputs": {"question": "Who plays?", "context": "Anna and her brother play chess."}}}
@@ -41,7 +43,7 @@ class QuestionParameters(BaseModel):
 class QuestionRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     inputs: Question
-    parameters: QuestionParameters = QuestionParameters()
+    parameters: QuestionParameters | None = None
 
 
 class QuestionAnswer(BaseModel):
@@ -64,8 +66,11 @@ async def answer(
     if found is None or found.head.type != "question-answering":
         kind = "no head" if found is None else f"a {found.head.type} head"
         raise InvalidInput(f"{task[:128]!r} has {kind}, which answers no questions; ask POST /v1/classify")
-    results = await ask(request, here, [Query(found.id, body.inputs.question, body.inputs.context)])
-    raise_first_error(results)
-    if not isinstance(results[0], Span):
-        raise Saturated(REPLACED)
-    return FastJSONResponse(render(results[0]))
+
+    def respond(results: Sequence[Result]) -> dict[str, Any]:
+        raise_first_error(results)
+        if not isinstance(results[0], Span):
+            raise Saturated(REPLACED)
+        return render(results[0])
+
+    return await ask(request, here, [Query(found.id, body.inputs.question, body.inputs.context)], respond)

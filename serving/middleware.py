@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jpets.errors import TooLarge
 from serving.errors import error_response, log_unexpected
+from serving.fields import declared_length
 from serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -76,8 +77,7 @@ class RequestMiddleware:
         if any(scope["method"] == method and scope["path"].startswith(path) for method, path in UPLOADS):
             await self._app(scope, *_read_out(headers, receive, send))
             return
-        declared = headers.get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._limit:
+        if declared_length(headers.get(b"content-length", b"0").decode("latin-1")) > self._limit:
             error = BodyTooLarge(self._limit)
             await error_response(scope, error.status_code, TooLarge.code, error.detail)(scope, receive, send)
             return

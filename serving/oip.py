@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from jpets.errors import InvalidInput, NotFound, Saturated
-from jpets.types import Task
+from jpets.types import Result, Task
 from serving.ask import ask, raise_first_error
 from serving.context import Context, Here, server_version
 from serving.errors import InferenceErrorBody
-from serving.fields import Text
+from serving.fields import Int64, Many, Text
 from serving.oip_tensors import REPLACED, InputTensor, OutputTensor, inputs_of, outputs_of, queries_of, tensors_of
 from serving.responses import FastJSONResponse
+from serving.routes import JSONRoute
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": InferenceErrorBody} for status in (400, 404, 413, 422, 500, 503, 504)
+    status: {"model": InferenceErrorBody} for status in (400, 404, 408, 413, 415, 422, 431, 500, 503, 504)
 }
 router = APIRouter(prefix="/v2", tags=["open inference protocol"], responses=ERRORS)
 
 BACKBONE_VERSION = "1"
+MOST_ID = 1024
+"""Characters of a request's id, which comes back."""
 EXAMPLES = {
     "texts": {
         "value": {
@@ -46,16 +51,22 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule."""
-    timeout: Annotated[StrictInt, Field(gt=0)] | None = None
+    timeout: Annotated[Int64, Field(gt=0)] | None = None
     """Microseconds until the request's deadline."""
     binary_data_output: StrictBool | None = None
     """Accepted because Triton's clients send it; answers are always JSON."""
+    priority: Literal[0] | None = None
+    sequence_id: Literal[0, ""] | None = None
+    sequence_start: Literal[False] | None = None
+    sequence_end: Literal[False] | None = None
+    """What Triton takes for nothing said; other values are refused."""
 
 
 class OutputParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
     binary_data: StrictBool | None = None
     """Accepted because Triton's clients send it; answers are always JSON."""
+    classification: Literal[0] | None = None
 
 
 class RequestedOutput(BaseModel):
@@ -66,10 +77,10 @@ class RequestedOutput(BaseModel):
 
 class InferRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    id: Text | None = None
-    parameters: Parameters = Parameters()
-    inputs: list[InputTensor]
-    outputs: list[RequestedOutput] | None = None
+    id: Annotated[Text, Field(max_length=MOST_ID)] | None = None
+    parameters: Parameters | None = None
+    inputs: Many[InputTensor]
+    outputs: Many[RequestedOutput] | None = None
 
 
 class InferResponse(BaseModel):
@@ -154,12 +165,6 @@ async def model_ready(here: Here, model: str, version: str | None = None) -> Fas
     return FastJSONResponse({"name": model, "ready": able}, 200 if able else 503)
 
 
-@router.post(
-    "/models/{model}/infer", response_model=InferResponse, response_model_exclude_none=True, summary="Ask a task"
-)
-@router.post(
-    "/models/{model}/versions/{version}/infer", response_model=InferResponse, summary="Ask a version of a task"
-)
 async def infer(
     request: Request,
     here: Here,
@@ -176,24 +181,38 @@ async def infer(
     ids were sent, with `lengths`; embedding heads and the backbone `embedding`. The first row that fails, fails the
     request.
     """
-    if "Inference-Header-Content-Length" in request.headers:
-        raise InvalidInput("the binary tensor extension is not supported; send the tensors' data as JSON")
     task, number = await _find(here, model, version)
     known = [each["name"] for each in outputs_of(task, _hidden_size(here, task))]
     wanted = known if body.outputs is None else [each.name for each in body.outputs]
     if unknown := [name[:64] for name in wanted if name not in known]:
         raise InvalidInput(f"outputs: expected some of {known}, found {unknown[:4]}")
-    queries = queries_of(body.inputs, task.id if task else None, body.parameters.truncate, here.settings.max_inputs)
-    timeout = None if body.parameters.timeout is None else body.parameters.timeout / 1e6
-    results = await ask(request, here, queries, timeout)
-    raise_first_error(results)
-    tensors = tensors_of(results)
-    if not tensors.keys() >= set(wanted):
-        raise Saturated(REPLACED)
-    answer: dict[str, Any] = {"model_name": model, "model_version": number}
-    if body.id is not None:
-        answer["id"] = body.id
-    return FastJSONResponse({**answer, "outputs": [tensors[name] for name in wanted]})
+    if len(set(wanted)) < len(wanted):
+        raise InvalidInput(f"outputs: expected each name once, found {len(wanted)} with {len(set(wanted))} names")
+    asked, most = body.parameters or Parameters(), here.settings.max_inputs
+    read = partial(queries_of, body.inputs, task.id if task else None, asked.truncate, most)
+    queries = await here.aside.do(sum(len(tensor.data) for tensor in body.inputs), read)
+
+    def respond(results: Sequence[Result]) -> dict[str, Any]:
+        raise_first_error(results)
+        tensors = tensors_of(results)
+        if not tensors.keys() >= set(wanted):
+            raise Saturated(REPLACED)
+        answer: dict[str, Any] = {"model_name": model, "model_version": number}
+        if body.id is not None:
+            answer["id"] = body.id
+        return {**answer, "outputs": [tensors[name] for name in wanted]}
+
+    timeout = None if asked.timeout is None else asked.timeout / 1e6
+    return await ask(request, here, queries, respond, timeout)
+
+
+for path, summary in (
+    ("/models/{model}/infer", "Ask a task"),
+    ("/models/{model}/versions/{version}/infer", "Ask a version of a task"),
+):
+    router.add_api_route(
+        path, infer, methods=["POST"], response_model=InferResponse, summary=summary, route_class_override=JSONRoute
+    )
 
 
 def _hidden_size(here: Context, task: Task | None) -> int:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, StrictInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from jpets.engine.results import softmax
 from jpets.errors import InvalidInput, Saturated, TooLarge
 from jpets.types import Classification, Embedding, FloatArray, Query, Regression, Result, Span, Task, Tokens
-from serving.fields import Text, is_unicode
+from serving.fields import Int64, Many, Text, is_unicode
 
 Ints = npt.NDArray[np.int64]
 DATATYPES = {
@@ -25,11 +25,19 @@ DATATYPES = {
 """The inputs there are, and their datatypes."""
 
 
+NO_TENSORS = "the binary tensor extension is not supported; send the tensors' data as JSON"
 REPLACED = "the task was replaced while this request ran; send it again"
 
 
-class NoParameters(BaseModel):
+def _no_binary(given: object) -> None:
+    if given is not None:
+        raise ValueError(NO_TENSORS)
+
+
+class InputParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
+    binary_data: Literal[False] | None = None
+    binary_data_size: Annotated[None, BeforeValidator(_no_binary)] = None
 
 
 class InputTensor(BaseModel):
@@ -37,9 +45,9 @@ class InputTensor(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     name: Text
-    shape: list[StrictInt]
+    shape: Many[Int64]
     datatype: Text
-    parameters: NoParameters | None = None
+    parameters: InputParameters | None = None
     data: list[Any]
 
 

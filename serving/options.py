@@ -77,7 +77,7 @@ class Options(BaseModel):
         "auto", description="room for shapes of tasks that are not there yet; auto: when they come"
     )
     max_inputs: int = Field(1024, ge=1, description="most texts in a request")
-    max_body_mb: int = Field(16, ge=1, description="largest JSON body in MiB")
+    max_body_mb: int = Field(2, ge=1, description="largest JSON body in MiB")
     max_task_mb: int = Field(512, ge=1, description="largest task file in MiB")
     max_data_mb: int = Field(512, ge=1, description="largest file to train on in MiB")
     job_platform: str = Field("cpu", description="where JAX trains tasks: cpu, cuda ...")

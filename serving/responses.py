@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Self
 
+import numpy as np
 import orjson
 from starlette.responses import JSONResponse
 
@@ -12,4 +14,41 @@ class FastJSONResponse(JSONResponse):
     """Encodes numpy arrays as they are: an embedding as Python's own floats takes longer to write than to compute."""
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+        return _dumped(content)
+
+    @classmethod
+    def in_pieces(cls, content: Any) -> Self:
+        """The same bytes, written by many short calls: another thread may run between two of them."""
+        response = cls(None)
+        response.body = b"".join(_pieces(content, LEVELS))
+        response.init_headers(None)
+        return response
+
+
+PIECE = 1 << 14
+"""Values of a list that are written at once."""
+LEVELS = 4
+"""Of containers whose parts are written one by one: the response, its list, an item of it, that item's values."""
+
+
+def _pieces(content: Any, levels: int) -> Iterator[bytes]:
+    if levels and isinstance(content, dict):
+        for at, (name, value) in enumerate(content.items()):
+            yield (b"," if at else b"{") + orjson.dumps(name) + b":"
+            yield from _pieces(value, levels - 1)
+        yield b"}" if content else b"{}"
+    elif levels and isinstance(content, list) and content and isinstance(content[0], dict):
+        for at, value in enumerate(content):
+            yield b"," if at else b"["
+            yield from _pieces(value, levels - 1)
+        yield b"]"
+    elif isinstance(content, (list, np.ndarray)) and len(content) > PIECE:
+        for at in range(0, len(content), PIECE):
+            yield (b"," if at else b"[") + _dumped(content[at : at + PIECE])[1:-1]
+        yield b"]"
+    else:
+        yield _dumped(content)
+
+
+def _dumped(content: Any) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)

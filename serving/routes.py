@@ -1,42 +1,44 @@
-"""Routes of the endpoints that are asked most: what is well-formed takes the short way."""
+"""Routes of endpoints that take JSON: the shortest way for what is well-formed, and bounds on everything."""
 
 from __future__ import annotations
 
+import inspect
 import typing
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect
+from pydantic import TypeAdapter
 
+from serving.bodies import read_body
 from serving.context import find_context
+from serving.parameters import check_parameters
 
-JSON = "application/json"
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class InferenceRoute(APIRoute):
-    """For endpoints ``(request, here, body)``, ``body`` a model, that give a finished response.
+class JSONRoute(APIRoute):
+    """For endpoints of ``here``, ``body`` and maybe ``request`` and the path's parts, which give a finished response.
 
-    FastAPI's own handling of a request costs as much as the whole of a short text's tokenising, queueing and rendering.
-    So a JSON body is validated as it came; whatever is wrong with it is left to FastAPI, whose errors stay the same.
+    FastAPI's own handling of a request costs as much as the whole of a short text's tokenising, queueing and rendering,
+    and it builds all of a body before anything of it is checked. The document (OpenAPI) is still FastAPI's.
     """
 
     def get_route_handler(self) -> Handler:
-        thorough: Handler = super().get_route_handler()
         endpoint = self.endpoint
-        model: type[BaseModel] = typing.get_type_hints(endpoint)["body"]
+        adapter: TypeAdapter[Any] = TypeAdapter(typing.get_type_hints(endpoint)["body"])
+        parameters = inspect.signature(endpoint).parameters
+        absent = parameters["body"].default
+        default = ... if absent is inspect.Parameter.empty else absent
+        takes_request = "request" in parameters
 
         async def handle(request: Request) -> Response:
-            if request.headers.get("content-type") == JSON:
-                try:
-                    body = model.model_validate_json(await request.body())
-                except (ValidationError, ClientDisconnect):
-                    return await thorough(request)
-                response: Response = await endpoint(request, await find_context(request), body)
-                return response
-            return await thorough(request)
+            await check_parameters(request)
+            here = await find_context(request)
+            body = await read_body(request, here, adapter, default)
+            more = {"request": request} if takes_request else {}
+            response: Response = await endpoint(here=here, body=body, **more, **request.path_params)
+            return response
 
         return handle

@@ -17,8 +17,8 @@ class ServingSettings:
     longest_timeout: float = 3600.0
     max_inputs: int = 1024
     """Most texts, or rows of token ids, in one request."""
-    max_body_bytes: int = 16 * MIB
-    """Largest JSON body."""
+    max_body_bytes: int = 2 * MIB
+    """Largest JSON body, unpacked."""
     max_task_bytes: int = 512 * MIB
     """Largest task file."""
     max_data_bytes: int = 512 * MIB

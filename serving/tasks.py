@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, StrictInt
+from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput, NotFound, OutOfSpace
 from jpets.files import space_errors
 from serving.context import Context, Here
-from serving.fields import Text
+from serving.fields import Int64, Text
 from serving.repository import StoredTask
+from serving.routes import JSONRoute
 from serving.schemas import TaskDetail, TaskPage, TaskSummary, TaskVersion, VersionPage
 from serving.uploads import FILE_BODY, FILE_TYPE, receive
 
@@ -35,7 +36,7 @@ class RollbackRequest(BaseModel):
     """``version`` is a number or an alias; by default the version served before."""
 
     model_config = ConfigDict(extra="forbid")
-    version: StrictInt | Text | None = None
+    version: Int64 | Text | None = None
 
 
 @router.get("", response_model=TaskPage, summary="List tasks by id, a page at a time")
@@ -68,7 +69,12 @@ async def put_task(
     return await _answer(here, stored, 202 if here.service.preparation(id) else 201)
 
 
-@router.get("/{id}", response_model=TaskDetail, summary="Read a task's description")
+@router.get(
+    "/{id}",
+    response_model=TaskDetail,
+    responses={200: {"content": {FILE_TYPE: {}}}},
+    summary="Read a task's description",
+)
 async def get_task(
     request: Request, here: Here, id: str, version: Annotated[str | None, Query(max_length=64)] = None
 ) -> Response:
@@ -111,11 +117,20 @@ async def get_file(here: Here, id: str, version: Annotated[str | None, Query(max
     return Response(content, headers={**_etag(stored), "Content-Disposition": name}, media_type=FILE_TYPE)
 
 
-@router.post("/{id}/rollback", response_model=TaskDetail, summary="Serve an earlier version")
 async def rollback(here: Here, id: str, body: RollbackRequest | None = None) -> JSONResponse:
     """200: the next query sees it. Versions newer than the target are withdrawn."""
     stored = await asyncio.to_thread(here.service.rollback, id, body.version if body else None)
     return await _answer(here, stored, 200)
+
+
+router.add_api_route(
+    "/{id}/rollback",
+    rollback,
+    methods=["POST"],
+    response_model=TaskDetail,
+    summary="Serve an earlier version",
+    route_class_override=JSONRoute,
+)
 
 
 @router.delete("/{id}", status_code=204, response_class=Response, summary="Delete a task with all its versions")
@@ -149,7 +164,12 @@ def _etag(stored: StoredTask) -> dict[str, str]:
 
 
 def _version(given: str | None) -> int | str | None:
-    return int(given) if given is not None and given.isdecimal() else given
+    """Raises ``InvalidInput`` for a number that no version can have."""
+    if given is None or not given.isdecimal():
+        return given
+    if (number := int(given)) > MOST_VERSIONS:
+        raise InvalidInput(f"version: expected a number of at most {MOST_VERSIONS}, or an alias")
+    return number
 
 
 def _expected(if_match: str | None, if_none_match: str | None) -> int | None:

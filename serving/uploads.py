@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
-from jpets.errors import TooLarge
+from jpets.errors import TooLarge, UnsupportedMedia
 from serving.errors import ClientGone
+from serving.fields import declared_length
 
 FILE_TYPE = "application/octet-stream"
 FILE_BODY: dict[str, Any] = {
@@ -26,9 +27,10 @@ class Writable(Protocol):
 
 
 async def receive(request: Request, file: Writable, limit: int, what: str) -> int:
-    """Writes the body to ``file``; returns its bytes. Raises ``TooLarge`` past ``limit``, ``ClientGone``."""
-    declared = request.headers.get("content-length", "0")
-    if not declared.isdecimal() or int(declared) > limit:
+    """Writes the body to ``file``; returns its bytes. Raises ``TooLarge`` past ``limit``, ``ClientGone``,
+    ``UnsupportedMedia`` for what is not the file itself."""
+    _check_plain(request)
+    if declared_length(request.headers.get("content-length", "0")) > limit:
         raise _too_large(limit, what)
     size = 0
     waiting = bytearray()
@@ -43,6 +45,15 @@ async def receive(request: Request, file: Writable, limit: int, what: str) -> in
     await asyncio.to_thread(file.write, bytes(waiting))
     await asyncio.to_thread(file.flush)
     return size
+
+
+def _check_plain(request: Request) -> None:
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+        raise UnsupportedMedia("expected the file without Content-Encoding, found one; unpack it before it is sent")
+    if request.headers.get("content-type", "").lower().startswith("multipart/"):
+        raise UnsupportedMedia(
+            "expected the file itself as the body, found a form; send it by curl --data-binary @FILE"
+        )
 
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:

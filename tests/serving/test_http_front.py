@@ -285,6 +285,8 @@ def test_openapi_describes_every_route(call: Call) -> None:
         "/v1/jobs/further-pretrain",
         "/v1/jobs/{id}",
         "/v1/jobs/{id}/log",
+        "/v1/models",
+        "/v1/models/{id}",
         "/v1/tasks",
         "/v1/tasks/{id}",
         "/v1/tasks/{id}/file",

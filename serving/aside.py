@@ -1,0 +1,30 @@
+"""Large work of requests, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SHORT = 1000
+"""Characters or token ids that are worked on in the event loop: a hop to another thread takes longer."""
+
+
+class Aside:
+    """One thread for the large work of all requests, in the order in which it came.
+
+    More threads would not be faster, as this work holds the interpreter's lock. They would compete with the event loop
+    for it, which gets it back only once in so many turns.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="jpets-large")
+
+    async def do(self, effort: int, work: Callable[[], T]) -> T:
+        """``work()``, in the thread where ``effort`` (characters) is more than ``SHORT``."""
+        if effort <= SHORT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

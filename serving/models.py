@@ -1,0 +1,70 @@
+"""``/v1/models``: what may be asked, as OpenAI's clients list it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from functools import partial
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from jpets.errors import NotFound
+from serving.aside import SHORT
+from serving.context import Context, Here
+from serving.repository import StoredTask
+from serving.responses import FastJSONResponse
+
+router = APIRouter(prefix="/v1/models", tags=["inference"])
+PAGE = 500
+"""Tasks that are read from the repository at once."""
+
+
+class ModelItem(BaseModel):
+    """``created`` is a Unix time, 0 for a backbone."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: Literal["jpets"] = "jpets"
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelItem]
+
+
+@router.get("", response_model=ModelList, summary="List backbones and tasks as models")
+async def list_models(here: Here) -> FastJSONResponse:
+    """The backbones that are ready, which embed, and the tasks of `GET /v1/tasks` that they serve, in one list."""
+    data = await here.aside.do(SHORT + 1, lambda: [item.model_dump() for item in _items(here)])
+    return FastJSONResponse({"object": "list", "data": data})
+
+
+@router.get("/{id:path}", response_model=ModelItem, summary="Read one of them")
+async def get_model(here: Here, id: str) -> FastJSONResponse:
+    if any(item.id == id for item in _backbones(here)):
+        return FastJSONResponse(ModelItem(id=id).model_dump())
+    if not here.service.knows(id):
+        raise NotFound(f"unknown model {id[:128]!r}; GET /v1/models lists what there is")
+    stored = await here.aside.do(SHORT + 1, partial(here.service.repository.get, id))
+    return FastJSONResponse(_item(stored).model_dump())
+
+
+def _items(here: Context) -> Iterator[ModelItem]:
+    yield from _backbones(here)
+    after = None
+    while True:
+        found, after = here.service.repository.list(limit=PAGE, after=after)
+        yield from (_item(stored) for stored in found if here.service.knows(stored.id))
+        if after is None:
+            return
+
+
+def _backbones(here: Context) -> Iterator[ModelItem]:
+    return (ModelItem(id=hosted.name) for hosted in here.service.backbones() if hosted.state == "ready")
+
+
+def _item(stored: StoredTask) -> ModelItem:
+    return ModelItem(id=stored.id, created=int(datetime.datetime.fromisoformat(stored.created).timestamp()))

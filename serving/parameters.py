@@ -1,0 +1,32 @@
+"""The query of a URL: what no route reads is refused, as an option that is passed over is a wrong answer."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from pydantic import BaseModel
+
+from jpets.errors import InvalidInput
+
+PROBED = "/v2/health/"
+"""Probes may add what they like: a process must not be ended for that."""
+
+
+async def check_parameters(request: Request) -> None:
+    """Raises ``InvalidInput`` for parameters that the route does not know, and for one that comes twice."""
+    given = request.query_params
+    if not given or request.url.path.startswith(PROBED):
+        return
+    fields = request.scope["route"].dependant.query_params
+    known = [name for field in fields for name in _names(field.alias, field.field_info.annotation)]
+    if unknown := [name[:40] for name in given if name not in known]:
+        expected = f"expected some of {known}" if known else "expected none"
+        raise InvalidInput(f"query parameters: {expected}, found {unknown[:4]}")
+    if twice := [name for name in given if len(given.getlist(name)) > 1]:
+        raise InvalidInput(f"query parameters: expected each once, found {twice[:4]} more often")
+
+
+def _names(alias: str, annotation: object) -> list[str]:
+    """Those of the fields, where they are a model's."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return list(annotation.model_fields)
+    return [alias]
