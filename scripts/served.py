@@ -28,6 +28,7 @@ class Served:
     url: str
     client: httpx.Client
     seconds_to_ready: float
+    pid: int
 
     def metrics(self) -> dict[str, float]:
         """Sums of the server's counters and gauges by name."""
@@ -54,17 +55,17 @@ def serve(options: Sequence[str], timeout: float = 600) -> Iterator[Served]:
     url = f"http://127.0.0.1:{port}"
     with (
         httpx.Client(base_url=url, timeout=30) as client,
-        running(command, {"PYTHONPATH": str(ROOT)}, lambda: _ready(client), timeout) as seconds,
+        running(command, {"PYTHONPATH": str(ROOT)}, lambda: _ready(client), timeout) as (seconds, pid),
     ):
-        yield Served(url, client, seconds)
+        yield Served(url, client, seconds, pid)
 
 
 @contextlib.contextmanager
 def running(
     command: Sequence[str], environment: Mapping[str, str], ready: Callable[[], bool], timeout: float
-) -> Iterator[float]:
-    """The seconds until ``ready`` says so of a process that was started for it; ended with SIGTERM, also where that
-    ends this one."""
+) -> Iterator[tuple[float, int]]:
+    """The seconds until ``ready`` says so of a process that was started for it, and its id; ended with SIGTERM, also
+    where that ends this one."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     start = time.perf_counter()
     server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
@@ -75,7 +76,7 @@ def running(
             if time.perf_counter() - start > timeout:
                 raise TimeoutError(f"the server was not ready after {timeout} s")
             time.sleep(0.05)
-        yield time.perf_counter() - start
+        yield time.perf_counter() - start, server.pid
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=60)

@@ -1,0 +1,249 @@
+"""Bodies that cost their sender little and could cost a server much, each of about a given size."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+JSON = {"Content-Type": "application/json"}
+CLASSIFY, EMBED, INFER = "/v1/classify", "/v1/embeddings", "/v2/models/{task}/infer"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """``path`` may name {task} and {backbone}. ``make`` gives the body of about so many bytes."""
+
+    name: str
+    path: str
+    make: Callable[[int], bytes]
+    headers: Mapping[str, str] = field(default_factory=lambda: JSON)
+    method: str = "POST"
+
+
+def payloads() -> Iterator[Payload]:
+    for kind in (_texts, _items, _ids, _tensors, _structures, _numbers, _no_json, _packed, _elsewhere):
+        yield from kind()
+
+
+def fill(before: str, item: str, after: str, size: int, between: str = ",") -> bytes:
+    """``before``, so many ``item`` that ``size`` bytes are filled, ``after``."""
+    each = (item + between).encode()
+    count = max(1, (size - len(before) - len(after)) // len(each))
+    return before.encode() + (each * count).removesuffix(between.encode()) + after.encode()
+
+
+def _filled(before: str, item: str, after: str, between: str = ",") -> Callable[[int], bytes]:
+    return lambda size: fill(before, item, after, size, between)
+
+
+def _texts() -> Iterator[Payload]:
+    """Long texts, which are cut or refused."""
+    pieces = {
+        "words": "hello world, a chess engine ",
+        "one word": "a",
+        "CJK": "漢字仮名",
+        "punctuation": "!?.;",
+        "spaces": " ",
+        "combining marks": "a\u0301\u0327",
+        "one letter and marks": "\u0301",
+        "unknown script": "\U00012000",
+        "zeros": "\\u0000",
+        "escaped": "\\n\\t\\u00e9",
+        "pairs of surrogates": "\\ud83d\\ude00",
+        "halves of surrogates": "\\ud800",
+        "special tokens": "[SEP][MASK][PAD]",
+    }
+    for name, piece in pieces.items():
+        for how in ("true", "false"):
+            before = f'{{"model": "{{}}", "truncate": {how}, "input": "'
+            text = _filled(before.replace("{}", TASK), piece, '"}', "")
+            yield Payload(f"text of {name}" + (", truncated" if how == "true" else ""), CLASSIFY, text)
+    wide = _filled(f'{{"model": "{TASK}", "truncate": true, "input": "😀', "a", '"}', "")
+    yield Payload("text of letters and one emoji", CLASSIFY, wide)
+    pair = '{"inputs": [{"model": "' + TASK + '", "text": "a '
+    yield Payload("a pair of long texts", CLASSIFY, lambda size: _pair(pair, size))
+    for name in ("words", "CJK", "punctuation", "one word"):
+        yield Payload(f"1024 texts of {name}", CLASSIFY, _texts_of(pieces[name]))
+    yield Payload("1024 texts to embed", EMBED, _texts_of(pieces["words"], BACKBONE))
+
+
+TASK, BACKBONE = "TASKS-NAME", "BACKBONES-NAME"
+"""Stand in bodies for what the server has."""
+
+
+def _pair(before: str, size: int) -> bytes:
+    half = "漢 " * (size // 10)
+    return f'{before}{half}", "text_pair": "{half}"}}], "truncate": true}}'.encode()
+
+
+def _texts_of(piece: str, model: str = TASK) -> Callable[[int], bytes]:
+    def make(size: int) -> bytes:
+        text = piece * max(1, size // 1024 // len(piece.encode()) - 1)
+        return json.dumps({"model": model, "truncate": True, "input": [text] * 1024}, ensure_ascii=False).encode()
+
+    return make
+
+
+def _items() -> Iterator[Payload]:
+    one = f'{{"model": "{TASK}", '
+    items = {
+        "numbers for texts": (one + '"input": [', "1", "]}"),
+        "texts": (one + '"input": [', '"a"', "]}"),
+        "empty texts": (one + '"input": [', '""', "]}"),
+        "numbers for inputs": ('{"inputs": [', "1", "]}"),
+        "mixed inputs": ('{"inputs": [', '{"text":"a"}', "]}"),
+        "empty inputs": ('{"inputs": [', "{}", "]}"),
+        "inputs of a wrong kind": ('{"inputs": [', '{"text":1}', "]}"),
+        "names of fields": ("{", '"":0', "}"),
+        "names of fields of an input": ('{"inputs": [{', '"":0', "}]}"),
+        "double names": ("{", f'"model":"{TASK}"', ', "input": "a"}'),
+    }
+    for name, parts in items.items():
+        yield Payload(name, CLASSIFY, _filled(*parts))
+    yield Payload("wrong inputs as many as fit", CLASSIFY, lambda size: fill(*items["inputs of a wrong kind"], 40_000))
+    yield Payload("wrong names as many as fit", CLASSIFY, lambda size: fill(*items["names of fields"], 20_000))
+    yield Payload("no inputs as many as fit", CLASSIFY, lambda size: fill(*items["numbers for inputs"], 1_000_000))
+    yield Payload("a long name of a field", CLASSIFY, _filled('{"', "a", '": 1}', ""))
+
+
+def _ids() -> Iterator[Payload]:
+    before = f'{{"model": "{BACKBONE}", "input": ['
+    items = {
+        "token ids": "2023",
+        "one-digit ids": "1",
+        "ids of 64 bits": "9223372036854775808",
+        "ids with fractions": "1.5",
+        "nulls for ids": "null",
+        "empty lists of ids": "[]",
+        "lists of an id": "[101]",
+        "lists of lists": "[[]]",
+    }
+    for name, item in items.items():
+        yield Payload(name, EMBED, _filled(before, item, "]}"))
+    yield Payload("ids as many as fit", EMBED, lambda size: fill(before, "2023", "]}", min(size, 2_600_000)))
+    yield Payload("1024 lists of ids", EMBED, lambda size: _rows(before, size), {**JSON, "X-Request-Timeout": "3"})
+
+
+def _rows(before: str, size: int) -> bytes:
+    row = fill("[101,", "2023", ",102]", min(2000, max(40, size // 1024))).decode()
+    return f"{before}{','.join([row] * 1024)}]}}".encode()
+
+
+def _tensors() -> Iterator[Payload]:
+    ids = '{"inputs":[{"name":"input_ids","shape":[1024,250],"datatype":"INT64","data":['
+    text = '{"inputs":[{"name":"text","shape":[1],"datatype":"BYTES","data":["a"]}]'
+    for name, item in {
+        "empty lists": "[]",
+        "ids": "2023",
+        "nulls": "null",
+        "objects": "{}",
+        "texts": '"a"',
+    }.items():
+        yield Payload(f"tensor of {name}", INFER, _filled(ids, item, "]}]}"))
+        count = 4000 if item in ("[]", "{}") else 256_000
+        short = f"{ids}{','.join([item] * count)}]}}]}}".encode()
+        yield Payload(
+            f"tensor of {name}, as many as fit", INFER, lambda size, short=short: short, {"X-Request-Timeout": "3"}
+        )
+    yield Payload("shape of many sizes", INFER, _filled('{"inputs":[{"name":"text","shape":[', "1", "]}]}"))
+    yield Payload("outputs", INFER, _filled(text + ',"outputs":[', '{"name":"logits"}', "]}"))
+    yield Payload(
+        "outputs as many as fit", INFER, lambda _: fill(text + ',"outputs":[', '{"name":"logits"}', "]}", 36_000)
+    )
+    yield Payload("tensors as many as fit", INFER, lambda _: fill('{"inputs":[', '{"name":"x"}', "]}", 36_000))
+    yield Payload("parameters", INFER, _filled(text + ',"parameters":{', '"a":1', "}}"))
+    yield Payload("a long id", INFER, _filled(text + ',"id":"', "a", '"}', ""))
+    yield Payload("a long name of a tensor", INFER, _filled('{"inputs":[{"name":"', "a", '"}]}', ""))
+
+
+def _structures() -> Iterator[Payload]:
+    for path in (CLASSIFY, INFER):
+        yield Payload("lists that nest", path, lambda size: b"[" * size)
+        yield Payload("lists that nest and close", path, lambda size: b"[" * (size // 2) + b"]" * (size // 2))
+        yield Payload("objects that nest", path, _filled("", '{"inputs":', "1", ""))
+        yield Payload("lists that close", path, _filled('{"inputs": [', "]", "", ""))
+        yield Payload("lists in a row", path, _filled('{"inputs": [', "[],[[]]", "]}"))
+
+
+def _numbers() -> Iterator[Payload]:
+    before = f'{{"model": "{TASK}", "input": "a", "top_k": '
+    for name, number in {"digits": "9", "digits behind a point": "0.0", "digits of an exponent": "1e9"}.items():
+        yield Payload(name, CLASSIFY, _filled(before + number, "9", "}", ""))
+    yield Payload("numbers of 60 digits", EMBED, _filled(f'{{"model": "{BACKBONE}", "input": [', "9" * 60, "]}"))
+    text = '{"inputs":[{"name":"text","shape":[%s],"datatype":"BYTES","data":["a"]}], "parameters": {"timeout": %s}}'
+    yield Payload("a size of many digits", INFER, lambda size: (text % ("9" * size, 1)).encode())
+    yield Payload("sizes of 3000 digits", INFER, lambda _: (text % (f"{'9' * 1500},{'9' * 1500}", 1)).encode())
+    yield Payload("a timeout of 400 digits", INFER, lambda _: (text % (1, "9" * 400)).encode())
+    yield Payload("a version of 400 digits", "/v1/tasks/{task}/rollback", lambda _: b'{"version": %s}' % (b"9" * 400))
+    yield Payload("a long version", "/v1/tasks/{task}/rollback", _filled('{"version": "', "a", '"}', ""))
+
+
+def _no_json() -> Iterator[Payload]:
+    for name, byte in {
+        "quotation marks": b'"',
+        "backslashes": b"\\",
+        "commas": b",",
+        "colons": b":",
+        "white space": b" ",
+        "zero bytes": b"\0",
+        "no UTF-8": b"\xff",
+        "minus signs": b"-",
+    }.items():
+        yield Payload(f"nothing but {name}", CLASSIFY, lambda size, byte=byte: byte * size)
+    yield Payload("a text without end", CLASSIFY, _filled('{"input": "', "a", "", ""))
+    yield Payload("a text of no UTF-8", CLASSIFY, lambda size: b'{"input": "' + b"\xff" * size + b'"}')
+    yield Payload("JSON before white space", CLASSIFY, _filled(f'{{"model":"{TASK}","input":"a"}}', " ", "", ""))
+    yield Payload("UTF-16", CLASSIFY, lambda size: ('{"input": "' + "a" * (size // 2) + '"}').encode("utf-16"))
+
+
+def _packed() -> Iterator[Payload]:
+    bomb, text = b"\0" * (256 << 20), b'{"inputs": ['
+    for name, content in {"zeros": bomb, "numbers": text + b"1," * (64 << 20)}.items():
+        small = gzip.compress(content, 9)
+        yield Payload(f"gzip of {name}", CLASSIFY, lambda _, small=small: small, {**JSON, "Content-Encoding": "gzip"})
+    deflated = zlib.compress(bomb, 9)
+    yield Payload("deflated zeros", INFER, lambda _: deflated, {**JSON, "Content-Encoding": "deflate"})
+    members = gzip.compress(b"")
+    yield Payload(
+        "gzip of many parts",
+        CLASSIFY,
+        lambda size: members * (size // len(members)),
+        {**JSON, "Content-Encoding": "gzip"},
+    )
+    yield Payload("no gzip", CLASSIFY, lambda size: b"a" * size, {**JSON, "Content-Encoding": "gzip"})
+
+
+def _elsewhere() -> Iterator[Payload]:
+    """Bodies where none belongs, and files that are none."""
+    yield Payload(
+        "a form", CLASSIFY, lambda size: b"a=1&" * (size // 4), {"Content-Type": "application/x-www-form-urlencoded"}
+    )
+    yield Payload("a body of no use", "/v1/tasks", lambda size: b"a" * size, method="GET")
+    yield Payload("a body for no path", "/nothing", lambda size: b"a" * size)
+    files = {"Content-Type": "application/octet-stream"}
+    upload = "/v1/tasks/hostile"
+    yield Payload("a file of zeros", upload, lambda size: b"\0" * size, files, "PUT")
+    yield Payload("a file of spaces", upload, lambda size: b" " * size, files, "PUT")
+    entry = '"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+
+    def header(item: Callable[[int], str]) -> Callable[[int], bytes]:
+        def make(size: int) -> bytes:
+            count = max(1, size // (len(item(10**6)) + 1))
+            text = ("{" + ",".join(map(item, range(count))) + "}").encode()
+            return struct.pack("<Q", len(text)) + text
+
+        return make
+
+    yield Payload("a file of many tensors", upload, header(lambda at: entry % at), files, "PUT")
+    nested = header(lambda at: f'"{at}":{{"dtype":"F32","shape":[{"1," * 1000}1],"data_offsets":[0,4]}}')
+    yield Payload("a file of long shapes", upload, nested, files, "PUT")
+    digits = header(lambda at: f'"{at}":{{"dtype":"F32","shape":[{"9" * 5000}],"data_offsets":[0,4]}}')
+    yield Payload("a file of long numbers", upload, digits, files, "PUT")
+    deep = "[" * 100_000
+    document = '"__metadata__":{"jpets":"%s"}' % ("[" * 8_000_000)
+    yield Payload("a file whose text nests", upload, header(lambda at: document if not at else '"a":1'), files, "PUT")
+    yield Payload("a file that nests", upload, lambda _: struct.pack("<Q", len(deep)) + deep.encode(), files, "PUT")
