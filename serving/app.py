@@ -40,10 +40,10 @@ TAGS = [
     {"name": "operation", "description": "For people and monitoring"},
 ]
 NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 404, 408, 413, 415, 422, 431, 500, 503, 504)
+    status: {"model": ErrorBody} for status in (400, 404, 408, 413, 415, 422, 431, 500, 503, 504, 507)
 }
-CHANGE_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (409, 507)}
-"""Of what stores something."""
+CHANGE_ERRORS: dict[int | str, dict[str, Any]] = {409: {"model": ErrorBody}}
+"""What else comes of a change."""
 PAGE_ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 408, 413, 422, 431, 500, 503)
 }

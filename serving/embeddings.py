@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Body, Request
-from pydantic import BaseModel, ConfigDict, StrictBool
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt
 
 from jpets.errors import InvalidInput
 from jpets.types import Embedding, FloatArray, Query, Result
@@ -33,7 +35,7 @@ class EmbeddingsRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: ModelName
-    input: Text | Many[Text] | Many[Int64] | Many[Many[Int64]]
+    input: Text | Many[Text] | Many[StrictInt] | Many[Many[StrictInt]]
     encoding_format: Literal["float", "base64"] | None = None
     """``float`` by default."""
     dimensions: Int64 | None = None
@@ -73,11 +75,8 @@ async def embeddings(
         raise InvalidInput(f"dimensions: {body.model!r} gives {size}, found {body.dimensions}; leave it out")
     inputs = _inputs(body.input)
     check_count(len(inputs), here)
-    id = task.id if task else None
-    queries = [
-        Query(id, text=each, truncate=body.truncate) if isinstance(each, str) else Query(id, input_ids=each)
-        for each in inputs
-    ]
+    numbers = sum(len(each) for each in inputs if not isinstance(each, str))
+    queries = await here.aside.do(numbers, partial(_queries, inputs, task.id if task else None, body.truncate))
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         raise_first_error(results)
@@ -94,6 +93,18 @@ async def embeddings(
 def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> Sequence[Any]:
     """One entry a text, or its token ids: a flat list of numbers is one text's."""
     return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+
+
+def _queries(inputs: Sequence[str | Sequence[int]], task: str | None, truncate: bool | None) -> list[Query]:
+    try:
+        return [
+            Query(task, text=each, truncate=truncate)
+            if isinstance(each, str)
+            else Query(task, input_ids=array("q", each))
+            for each in inputs
+        ]
+    except OverflowError as error:
+        raise InvalidInput("input: expected 64-bit integers, found one beyond them") from error
 
 
 def _encoded(vector: FloatArray, how: str | None) -> Any:

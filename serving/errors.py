@@ -29,7 +29,12 @@ HTTP_CODES = {
     413: "too_large",
     415: "unsupported_media_type",
 }
-KIND = re.compile(r"(?:str|int)|.*[\[(].*")
+UNROUTED = {
+    "Not Found": "there is nothing at this path; GET /docs lists what there is",
+    "Method Not Allowed": "this path does not take that method; the header Allow names those that it takes",
+}
+"""Words of our own for what the router says."""
+KIND = re.compile(r"str|int|constrained-.*|.*[\[(].*")
 
 
 class ClientGone(Exception):
@@ -113,7 +118,8 @@ def _place(parts: Sequence[str | int]) -> str:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = HTTP_CODES.get(error.status_code, "invalid_request")
-    return error_response(request.scope, error.status_code, code, str(error.detail), error.headers)
+    message = UNROUTED.get(str(error.detail), str(error.detail))
+    return error_response(request.scope, error.status_code, code, message, error.headers)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

@@ -55,7 +55,7 @@ class FineTune(_Asked):
     sweep: Annotated[str, Field(max_length=64)] | None = None
     head_rate: Rate = 1e-3
     warm_up: Annotated[Number, Field(ge=0, le=1)] = 0.1
-    patience: Annotated[int, Field(ge=0)] | None = None
+    patience: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     balanced: bool = False
     max_length: Annotated[int, Field(ge=2, le=8192)] = 128
     pooling: Literal["mean", "cls", "pooler"] = "mean"

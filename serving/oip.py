@@ -20,7 +20,7 @@ from serving.responses import FastJSONResponse
 from serving.routes import JSONRoute
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": InferenceErrorBody} for status in (400, 404, 408, 413, 415, 422, 431, 500, 503, 504)
+    status: {"model": InferenceErrorBody} for status in (400, 404, 408, 413, 415, 422, 431, 500, 503, 504, 507)
 }
 router = APIRouter(prefix="/v2", tags=["open inference protocol"], responses=ERRORS)
 

@@ -19,10 +19,10 @@ async def check_parameters(request: Request) -> None:
     fields = request.scope["route"].dependant.query_params
     known = [name for field in fields for name in _names(field.alias, field.field_info.annotation)]
     if unknown := [name[:40] for name in given if name not in known]:
-        expected = f"expected some of {known}" if known else "expected none"
-        raise InvalidInput(f"query parameters: {expected}, found {unknown[:4]}")
+        expected = f"expected some of {', '.join(known)}" if known else "this path takes no parameters"
+        raise InvalidInput(f"query.{', query.'.join(unknown[:4])}: unknown; {expected}")
     if twice := [name for name in given if len(given.getlist(name)) > 1]:
-        raise InvalidInput(f"query parameters: expected each once, found {twice[:4]} more often")
+        raise InvalidInput(f"query.{', query.'.join(twice[:4])}: given more than once; send one value")
 
 
 def _names(alias: str, annotation: object) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.app import create_app
@@ -27,9 +29,32 @@ def client_of(service: Service | Services, settings: ServingSettings, training: 
 
     async def send(method: str, path: str, request: dict[str, Any]) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
-            return await client.request(method, path, **request)
+            response = await client.request(method, path, **request)
+        check_documented(app, method, response)
+        return response
 
     return lambda method, path, **request: asyncio.run(send(method, path, request))
+
+
+def check_documented(app: FastAPI, method: str, response: httpx.Response) -> None:
+    """That the OpenAPI document, where it has the operation, knows the status."""
+    if not DOCUMENTED:
+        DOCUMENTED.extend(_operations(app.openapi()))
+    method = "get" if method == "HEAD" else method.lower()
+    for pattern, operations in DOCUMENTED:
+        if method in operations and pattern.fullmatch(response.url.path):
+            known = operations[method]["responses"]
+            assert str(response.status_code) in known, f"{method} {response.url.path}: {response.status_code}, {known}"
+            return
+
+
+DOCUMENTED: list[tuple[re.Pattern[str], dict[str, Any]]] = []
+"""Paths and their operations, the same for all applications."""
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[re.Pattern[str], dict[str, Any]]]:
+    for path, operations in sorted(document["paths"].items(), key=lambda item: item[0].count("{")):
+        yield re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))), operations
 
 
 def samples(call: Call) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
