@@ -8,6 +8,8 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from operator import mul
 
 JSON = {"Content-Type": "application/json"}
 CLASSIFY, EMBED, INFER = "/v1/classify", "/v1/embeddings", "/v2/models/{task}/infer"
@@ -34,6 +36,12 @@ def fill(before: str, item: str, after: str, size: int, between: str = ",") -> b
     each = (item + between).encode()
     count = max(1, (size - len(before) - len(after)) // len(each))
     return before.encode() + (each * count).removesuffix(between.encode()) + after.encode()
+
+
+def _always(body: bytes, size: int) -> bytes:
+    """However large others are."""
+    del size
+    return body
 
 
 def _filled(before: str, item: str, after: str, between: str = ",") -> Callable[[int], bytes]:
@@ -71,6 +79,8 @@ def _texts() -> Iterator[Payload]:
     yield Payload("1024 texts to embed", EMBED, _texts_of(pieces["words"], BACKBONE))
 
 
+BOMB = 16
+"""How many times the size a packed body has once it is unpacked."""
 TASK, BACKBONE = "TASKS-NAME", "BACKBONES-NAME"
 """Stand in bodies for what the server has."""
 
@@ -146,9 +156,7 @@ def _tensors() -> Iterator[Payload]:
         yield Payload(f"tensor of {name}", INFER, _filled(ids, item, "]}]}"))
         count = 4000 if item in ("[]", "{}") else 256_000
         short = f"{ids}{','.join([item] * count)}]}}]}}".encode()
-        yield Payload(
-            f"tensor of {name}, as many as fit", INFER, lambda size, short=short: short, {"X-Request-Timeout": "3"}
-        )
+        yield Payload(f"tensor of {name}, as many as fit", INFER, partial(_always, short), {"X-Request-Timeout": "3"})
     yield Payload("shape of many sizes", INFER, _filled('{"inputs":[{"name":"text","shape":[', "1", "]}]}"))
     yield Payload("outputs", INFER, _filled(text + ',"outputs":[', '{"name":"logits"}', "]}"))
     yield Payload(
@@ -193,7 +201,7 @@ def _no_json() -> Iterator[Payload]:
         "no UTF-8": b"\xff",
         "minus signs": b"-",
     }.items():
-        yield Payload(f"nothing but {name}", CLASSIFY, lambda size, byte=byte: byte * size)
+        yield Payload(f"nothing but {name}", CLASSIFY, partial(mul, byte))
     yield Payload("a text without end", CLASSIFY, _filled('{"input": "', "a", "", ""))
     yield Payload("a text of no UTF-8", CLASSIFY, lambda size: b'{"input": "' + b"\xff" * size + b'"}')
     yield Payload("JSON before white space", CLASSIFY, _filled(f'{{"model":"{TASK}","input":"a"}}', " ", "", ""))
@@ -201,20 +209,20 @@ def _no_json() -> Iterator[Payload]:
 
 
 def _packed() -> Iterator[Payload]:
-    bomb, text = b"\0" * (256 << 20), b'{"inputs": ['
-    for name, content in {"zeros": bomb, "numbers": text + b"1," * (64 << 20)}.items():
-        small = gzip.compress(content, 9)
-        yield Payload(f"gzip of {name}", CLASSIFY, lambda _, small=small: small, {**JSON, "Content-Encoding": "gzip"})
-    deflated = zlib.compress(bomb, 9)
-    yield Payload("deflated zeros", INFER, lambda _: deflated, {**JSON, "Content-Encoding": "deflate"})
+    gzipped, deflated = {**JSON, "Content-Encoding": "gzip"}, {**JSON, "Content-Encoding": "deflate"}
+    yield Payload("gzip of zeros", CLASSIFY, lambda size: gzip.compress(b"\0" * (BOMB * size)), gzipped)
+    yield Payload(
+        "gzip of numbers", CLASSIFY, lambda size: gzip.compress(b'{"inputs": [' + b"1," * (BOMB * size)), gzipped
+    )
+    yield Payload("deflated zeros", INFER, lambda size: zlib.compress(b"\0" * (BOMB * size)), deflated)
     members = gzip.compress(b"")
     yield Payload(
         "gzip of many parts",
         CLASSIFY,
         lambda size: members * (size // len(members)),
-        {**JSON, "Content-Encoding": "gzip"},
+        gzipped,
     )
-    yield Payload("no gzip", CLASSIFY, lambda size: b"a" * size, {**JSON, "Content-Encoding": "gzip"})
+    yield Payload("no gzip", CLASSIFY, lambda size: b"a" * size, gzipped)
 
 
 def _elsewhere() -> Iterator[Payload]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -136,3 +137,38 @@ def test_half_a_surrogate_pair_is_refused(call: Call) -> None:
     answer = call("POST", PATH, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422
     assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "model", "part"),
+    [
+        ({"model": "topic", "text": ""}, "topic", "empty"),
+        ({"model": "topic", "text": 5}, "topic", "text: Input should be a valid string"),
+        ({"model": "topic", "text": None}, "topic", "text"),
+        ({"model": "topic"}, "topic", "text: Field required"),
+        ({"model": "topic", "text": "half \ud800"}, "topic", "text"),
+        ({"model": "topic", "text": "a", "text_pair": ["b"]}, "topic", "text_pair"),
+        ({"model": "topic", "text": "a", "txt_pair": "b"}, "topic", "txt_pair"),
+        ({"model": 7, "text": "a"}, None, "model"),
+        ({"model": "m" * 200, "text": "a"}, None, "model"),
+        ({"model": "\ud800", "text": "a"}, None, "model"),
+        ("a text", None, "expected an object"),
+        (None, None, "expected an object"),
+    ],
+)
+def test_one_malformed_input_has_its_own_error(call: Call, wrong: object, model: str | None, part: str) -> None:
+    fine = {"model": "topic", "text": "fine"}
+    content = json.dumps({"inputs": [fine, wrong, {**fine, "model": "tags"}]})
+    answer = call("POST", PATH, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 200
+    first, refused, last = answer.json()["data"]
+    assert first["label"] and last["labels"] is not None
+    assert (refused["index"], refused["model"]) == (1, model)
+    assert refused["error"]["code"] == "invalid_input" and part in refused["error"]["message"]
+
+
+def test_a_request_of_malformed_inputs_alone(call: Call) -> None:
+    answer = call("POST", PATH, json={"inputs": [{"text": 1}, 2]})
+    assert [item["error"]["code"] for item in answer.json()["data"]] == ["invalid_input"] * 2
+    assert answer.json()["usage"]["total_tokens"] == 0
+    assert call("POST", PATH, json={"inputs": [1] * 1025}).status_code == 413
