@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Self
 
 import numpy as np
@@ -33,6 +34,7 @@ class Bounds:
     depth: int = 16
 
     @classmethod
+    @functools.cache
     def of(cls, max_inputs: int) -> Self:
         """Room for so many inputs in any protocol: an object of three names each, or a list of ids in three tensors."""
         return cls(names=4 * max_inputs + 256, containers=4 * max_inputs + 256)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections.abc import Iterator
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
 from jpets.errors import NotFound
-from serving.aside import SHORT
 from serving.context import Context, Here
 from serving.repository import StoredTask
 from serving.responses import FastJSONResponse
@@ -25,9 +24,9 @@ class ModelItem(BaseModel):
     """``created`` is a Unix time, 0 for a backbone."""
 
     id: str
-    object: Literal["model"] = "model"
-    created: int = 0
-    owned_by: Literal["jpets"] = "jpets"
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["jpets"]
 
 
 class ModelList(BaseModel):
@@ -38,21 +37,20 @@ class ModelList(BaseModel):
 @router.get("", response_model=ModelList, summary="List backbones and tasks as models")
 async def list_models(here: Here) -> FastJSONResponse:
     """The backbones that are ready, which embed, and the tasks of `GET /v1/tasks` that they serve, in one list."""
-    data = await here.aside.do(SHORT + 1, lambda: [item.model_dump() for item in _items(here)])
+    data = await asyncio.to_thread(lambda: list(_items(here)))
     return FastJSONResponse({"object": "list", "data": data})
 
 
 @router.get("/{id:path}", response_model=ModelItem, summary="Read one of them")
 async def get_model(here: Here, id: str) -> FastJSONResponse:
-    if any(item.id == id for item in _backbones(here)):
-        return FastJSONResponse(ModelItem(id=id).model_dump())
+    if item := next((item for item in _backbones(here) if item["id"] == id), None):
+        return FastJSONResponse(item)
     if not here.service.knows(id):
         raise NotFound(f"unknown model {id[:128]!r}; GET /v1/models lists what there is")
-    stored = await here.aside.do(SHORT + 1, partial(here.service.repository.get, id))
-    return FastJSONResponse(_item(stored).model_dump())
+    return FastJSONResponse(_item(await asyncio.to_thread(here.service.repository.get, id)))
 
 
-def _items(here: Context) -> Iterator[ModelItem]:
+def _items(here: Context) -> Iterator[dict[str, Any]]:
     yield from _backbones(here)
     after = None
     while True:
@@ -62,9 +60,13 @@ def _items(here: Context) -> Iterator[ModelItem]:
             return
 
 
-def _backbones(here: Context) -> Iterator[ModelItem]:
-    return (ModelItem(id=hosted.name) for hosted in here.service.backbones() if hosted.state == "ready")
+def _backbones(here: Context) -> Iterator[dict[str, Any]]:
+    return (_model(hosted.name, 0) for hosted in here.service.backbones() if hosted.state == "ready")
 
 
-def _item(stored: StoredTask) -> ModelItem:
-    return ModelItem(id=stored.id, created=int(datetime.datetime.fromisoformat(stored.created).timestamp()))
+def _item(stored: StoredTask) -> dict[str, Any]:
+    return _model(stored.id, int(datetime.datetime.fromisoformat(stored.created).timestamp()))
+
+
+def _model(id: str, created: int) -> dict[str, Any]:
+    return {"id": id, "object": "model", "created": created, "owned_by": "jpets"}

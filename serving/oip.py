@@ -14,7 +14,7 @@ from jpets.types import Result, Task
 from serving.ask import ask, raise_first_error
 from serving.context import Context, Here, server_version
 from serving.errors import InferenceErrorBody
-from serving.fields import Int64, Many, Text
+from serving.fields import Int64, Many, ModelName, Text
 from serving.oip_tensors import REPLACED, InputTensor, OutputTensor, inputs_of, outputs_of, queries_of, tensors_of
 from serving.responses import FastJSONResponse
 from serving.routes import JSONRoute
@@ -71,7 +71,7 @@ class OutputParameters(BaseModel):
 
 class RequestedOutput(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    name: Text
+    name: ModelName
     parameters: OutputParameters | None = None
 
 

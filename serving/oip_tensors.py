@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from jpets.engine.results import softmax
 from jpets.errors import InvalidInput, Saturated, TooLarge
 from jpets.types import Classification, Embedding, FloatArray, Query, Regression, Result, Span, Task, Tokens
-from serving.fields import Int64, Many, Text, is_unicode
+from serving.fields import Int64, Many, ModelName, is_unicode
 
 Ints = npt.NDArray[np.int64]
 DATATYPES = {
@@ -44,9 +44,9 @@ class InputTensor(BaseModel):
     """``data`` is flat in row-major order, or nested as ``shape`` says."""
 
     model_config = ConfigDict(extra="forbid")
-    name: Text
+    name: ModelName
     shape: Many[Int64]
-    datatype: Text
+    datatype: ModelName
     parameters: InputParameters | None = None
     data: list[Any]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput, NotFound, OutOfSpace
@@ -36,7 +36,7 @@ class RollbackRequest(BaseModel):
     """``version`` is a number or an alias; by default the version served before."""
 
     model_config = ConfigDict(extra="forbid")
-    version: Int64 | Text | None = None
+    version: Int64 | Annotated[Text, Field(max_length=64)] | None = None
 
 
 @router.get("", response_model=TaskPage, summary="List tasks by id, a page at a time")
