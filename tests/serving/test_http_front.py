@@ -210,6 +210,9 @@ class _Empty:
     def age_uses(self, share: float) -> None:
         pass
 
+    def changes(self, since: int) -> tuple[int, list[str]]:
+        return since, []
+
     def index(self, maker: str) -> list[Any]:
         return []
 
@@ -237,7 +240,7 @@ def test_metrics(call: Call) -> None:
     assert after["jpets_computed_tokens_total", ()] >= after["jpets_real_tokens_total", ()] > 0
     assert (after["jpets_ready", ()], after["jpets_live", ()]) == (1, 1)
     assert after["jpets_tasks", (("tier", "device"),)] == 7
-    lora = (("class", "lora/query:4+value:4/layers 0-1"),)
+    lora = (("class", "lora/query:4+value:4/layers 0-2"),)
     assert after["jpets_slots_used", lora] == 7
     assert after["jpets_slots", lora] >= 12
     assert after["jpets_bank_bytes", lora] > 0
@@ -291,6 +294,7 @@ def test_openapi_describes_every_route(call: Call) -> None:
         "/v1/tasks/{id}",
         "/v1/tasks/{id}/file",
         "/v1/tasks/{id}/rollback",
+        "/v1/tasks/{id}/versions",
         "/v2",
         "/v2/health/live",
         "/v2/health/ready",
