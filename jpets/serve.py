@@ -36,6 +36,7 @@ from jpets.hosting import (
     share_device_memory,
 )
 from serving.app import create_app
+from serving.connections import Connections
 from serving.job_service import Jobs
 from serving.options import Options
 from serving.services import Services
@@ -92,9 +93,12 @@ class DrainingServer(uvicorn.Server):
     """The first signal drains: not ready any more, running requests finish. A second one ends it at once."""
 
     def __init__(self, options: Options, service: Services, jobs: Jobs) -> None:
+        limits = options.connection_limits()
         super().__init__(
             uvicorn.Config(
                 create_app(service, options.serving_settings(), jobs),
+                http=Connections(limits).protocol,
+                timeout_keep_alive=limits.keep_alive,
                 log_config=None,
                 access_log=False,
                 lifespan="off",

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from jpets.config import DType, EngineSettings, Policy, Trigger
 from jpets.files import user_path
-from serving.settings import MIB, ServingSettings
+from serving.descriptors import most_connections
+from serving.settings import MIB, ConnectionLimits, ServingSettings
 
 if TYPE_CHECKING:
     from jpets.engine.bucket import Bucket
@@ -80,6 +81,9 @@ class Options(BaseModel):
     max_body_mb: int = Field(2, ge=1, description="largest JSON body in MiB")
     max_task_mb: int = Field(512, ge=1, description="largest task file in MiB")
     max_data_mb: int = Field(512, ge=1, description="largest file to train on in MiB")
+    max_bodies_mb: int = Field(64, ge=1, description="most MiB of JSON bodies in memory at a time; more get 503")
+    max_connections: int = Field(1024, ge=1, description="most open connections; more get 503")
+    keep_alive: int = Field(75, ge=1, description="seconds that idle connections are kept")
     job_platform: str = Field("cpu", description="where JAX trains tasks: cpu, cuda ...")
     request_timeout: float = Field(60.0, gt=0, le=3600, description="seconds until 504")
     grace: float = Field(10.0, ge=0, description="seconds that requests get to finish at the end")
@@ -173,7 +177,11 @@ class Options(BaseModel):
             max_body_bytes=self.max_body_mb * MIB,
             max_task_bytes=self.max_task_mb * MIB,
             max_data_bytes=self.max_data_mb * MIB,
+            max_bodies_bytes=self.max_bodies_mb * MIB,
         )
+
+    def connection_limits(self) -> ConnectionLimits:
+        return ConnectionLimits(most=most_connections(self.max_connections), keep_alive=self.keep_alive)
 
 
 def read_options(given: Mapping[str, Any], config: Path | None = None) -> Options:

@@ -6,16 +6,18 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 
 @contextlib.contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
+def listening(app: ASGIApp, **config: Any) -> Iterator[str]:
     """The URL at which ``app`` answers."""
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
-    running = uvicorn.Server(config)
+    running = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", **config)
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
