@@ -15,14 +15,14 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 SUFFIX = ".safetensors"
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 class Blobs(Protocol):
     """What the repository needs of a storage. A blob that ``put`` has returned survives a crash."""
 
-    def put(self, data: bytes) -> str:
+    def put(self, data: bytes | memoryview) -> str:
         """Stores ``data`` and returns its digest; storing it again is harmless. Raises ``OutOfSpace``."""
         ...
 
@@ -65,7 +65,7 @@ class LocalBlobs:
             raise NotFound("a blob's name must be 64 hexadecimal digits")
         return self._folder / f"{digest}{SUFFIX}"
 
-    def put(self, data: bytes) -> str:
+    def put(self, data: bytes | memoryview) -> str:
         digest = digest_of(data)
         path = self.path(digest)
         if _size(path) != len(data):

@@ -32,12 +32,12 @@ from jpets.types import Task
 DEFAULT_TENANT = "default"
 STALE_SECONDS = 3600.0
 """Age at which a temporary file can only be a dead writer's."""
-Validator = Callable[[bytes, str], Task]
+Validator = Callable[[bytes | memoryview, str], Task]
 """(file's bytes, id) -> the task; raises ``InvalidTask`` for a file that cannot be served."""
 StoredTasks = list[StoredTask]
 
 
-def check_structure(data: bytes, id: str) -> Task:
+def check_structure(data: bytes | memoryview, id: str) -> Task:
     """The validator of a repository that knows no backbone."""
     return read_task(data, id=id)
 
@@ -69,7 +69,7 @@ class Repository:
     def put(
         self,
         id: str,
-        data: bytes | Path,
+        data: bytes | memoryview | Path,
         *,
         tenant: str = DEFAULT_TENANT,
         if_match: int | None = None,
@@ -84,7 +84,7 @@ class Repository:
         """
         check_id(id)
         check_id(tenant, "tenant")
-        content = data if isinstance(data, bytes) else read_bytes(data)
+        content = read_bytes(data) if isinstance(data, Path) else data
         task = (validator or self._validator)(content, id)
         digest = digest_of(content)
         row = {
@@ -257,7 +257,7 @@ class Repository:
         self._catalog.close()
 
     @contextlib.contextmanager
-    def _stored_blob(self, content: bytes, digest: str) -> Iterator[None]:
+    def _stored_blob(self, content: bytes | memoryview, digest: str) -> Iterator[None]:
         """Stores a blob for the body to refer to; where that fails, removes it unless a version names it."""
         try:
             self._blobs.put(content)

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pydantic
-import safetensors
 import safetensors.numpy
 
 from checkpoints.ids import check_id
 from checkpoints.task_document import TaskDocument
+from checkpoints.tensor_views import LENGTH_BYTES, view_tensors
 from checkpoints.validation import refuse, validate
 from jpets.config import BackboneConfig
 from jpets.deltas import method_named
@@ -30,23 +28,7 @@ from jpets.files import write_atomic
 from jpets.types import BackboneRef, Task, Tensors
 
 METADATA = "jpets"
-LENGTH_BYTES = 8
 FloatDType = Literal["float32", "float16", "bfloat16"]
-DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {
-        "F32": np.dtype("<f4"),
-        "F16": np.dtype("<f2"),
-        "BF16": np.dtype(ml_dtypes.bfloat16),
-        "U8": np.dtype("u1"),
-        "I8": np.dtype("i1"),
-        "U16": np.dtype("<u2"),
-        "I16": np.dtype("<i2"),
-        "U32": np.dtype("<u4"),
-        "I32": np.dtype("<i4"),
-        "U64": np.dtype("<u8"),
-        "I64": np.dtype("<i8"),
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +47,7 @@ class _Header(pydantic.BaseModel):
 
 
 def read_task(
-    source: Path | str | bytes,
+    source: Path | str | bytes | memoryview,
     *,
     id: str | None = None,
     config: BackboneConfig | None = None,
@@ -78,11 +60,11 @@ def read_task(
     Raises ``InvalidTask``; ``FileNotFoundError`` for a path that is not there.
     """
     if id is None:
-        if isinstance(source, bytes):
+        if isinstance(source, bytes | memoryview):
             raise InvalidTask("a task read from bytes needs an id")
         id = Path(source).stem
     check_id(id)
-    data = source if isinstance(source, bytes) else read_bytes(Path(source), limits)
+    data = source if isinstance(source, bytes | memoryview) else read_bytes(Path(source), limits)
     document, tensors = _parse(data, limits)
     methods = [method_named(part.method).name for part in document.deltas]
     prefixes = [f"delta/{index}/{method}/" for index, method in enumerate(methods)]
@@ -91,7 +73,7 @@ def read_task(
     refuse([f"unexpected tensor {name[:100]!r}; this file has deltas {methods} and a head" for name in others])
     task = document.task(id, [groups[prefix] for prefix in prefixes], groups["head/"])
     validate(task, config, backbone)
-    return task
+    return _with_own_arrays(task)
 
 
 def task_to_bytes(task: Task, float_dtype: FloatDType = "float32") -> bytes:
@@ -118,7 +100,8 @@ def read_bytes(path: Path, limits: TaskLimits = LIMITS) -> bytes:
         size = os.fstat(file.fileno()).st_size
         start = file.read(LENGTH_BYTES)
         _check_sizes(start, size, limits)
-        return start + file.read()
+        file.seek(0)
+        return file.read()
 
 
 def fingerprint_of(path: Path, limits: TaskLimits = LIMITS) -> str | None:
@@ -146,37 +129,38 @@ def _check_sizes(start: bytes, size: int, limits: TaskLimits) -> None:
         raise InvalidTask(f"the file is cut off: its header needs {LENGTH_BYTES + header} bytes, found {size}")
 
 
-def _parse(data: bytes, limits: TaskLimits) -> tuple[TaskDocument, dict[str, npt.NDArray[Any]]]:
-    _check_sizes(data[:LENGTH_BYTES], len(data), limits)
-    length = int.from_bytes(data[:LENGTH_BYTES], "little")
-    try:
-        entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
-    except safetensors.SafetensorError as error:
-        raise InvalidTask(f"not a whole safetensors file: {str(error)[:200]}") from error
-    try:
-        metadata = _Header.model_validate_json(data[LENGTH_BYTES : LENGTH_BYTES + length]).metadata
-    except pydantic.ValidationError as error:
-        raise InvalidTask(f"not a task file: expected metadata with the key {METADATA!r}, found none") from error
+def _parse(data: bytes | memoryview, limits: TaskLimits) -> tuple[TaskDocument, dict[str, npt.NDArray[Any]]]:
+    _check_sizes(bytes(data[:LENGTH_BYTES]), len(data), limits)
+    metadata, tensors = view_tensors(data)
     if METADATA not in metadata:
         raise InvalidTask(f"not a task file: expected the metadata key {METADATA!r}, found {len(metadata)} others")
     document = TaskDocument.parse(metadata[METADATA])
-    return document, {name: _as_read(name, entry) for name, entry in entries}
+    return document, {name: _as_read(name, array) for name, array in tensors.items()}
 
 
-def _as_read(name: str, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
+def _as_read(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Floats as f32; indices as uint16 or int32, whatever width they came in; bytes as they are."""
-    dtype = DTYPES.get(entry["dtype"])
-    if dtype is None:
-        raise InvalidTask(f"{name[:100]}: expected one of {sorted(DTYPES)}, found {entry['dtype']}")
-    array = np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
+    dtype = array.dtype
     if dtype.kind not in "ui":
-        return array.astype(np.float32)
+        return array.astype(np.float32, copy=False)
     if dtype.name == "uint8":
         return array
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
     if low < 0 or high > np.iinfo(np.int32).max:
         raise InvalidTask(f"{name[:100]}: expected numbers from 0 to {np.iinfo(np.int32).max}, found {low} to {high}")
-    return array.astype(np.uint16 if dtype.itemsize <= 2 else np.int32)
+    return array.astype(np.uint16 if dtype.itemsize <= 2 else np.int32, copy=False)
+
+
+def _with_own_arrays(task: Task) -> Task:
+    """The task without views of a file's bytes: they would keep all of it, and may lie unaligned."""
+    deltas = tuple(dataclasses.replace(delta, tensors=_owned(delta.tensors)) for delta in task.deltas)
+    return dataclasses.replace(
+        task, deltas=deltas, head=dataclasses.replace(task.head, tensors=_owned(task.head.tensors))
+    )
+
+
+def _owned(tensors: Tensors) -> Tensors:
+    return {name: array if array.flags.owndata else array.copy() for name, array in tensors.items()}
 
 
 def _as_stored(array: npt.NDArray[Any], float_dtype: FloatDType) -> npt.NDArray[Any]:

@@ -17,6 +17,8 @@ from jpets.errors import InvalidTask
 from jpets.types import QA_OUTPUTS, BackboneRef, Delta, Head, HeadType, Preprocessing, Task, Tensors
 
 SHOWN_ERRORS = 12
+AT_ONCE = 1 << 20
+"""Numbers that are looked at together: what is computed of them is small beside a large tensor."""
 HEAD_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "identity")
 PLACEHOLDER = re.compile(r"\{text(?:_pair)?\}")
 UNLABELLED = ("embedding", "question-answering")
@@ -39,16 +41,25 @@ def validate(task: Task, config: BackboneConfig | None = None, backbone: Backbon
     errors = [*_head_errors(task, config), *_label_errors(task), *_preprocessing_errors(task, config)]
     for index, delta in enumerate(task.deltas):
         method_named(delta.method)
-        place = f"delta/{index}/{delta.method}/"
-        errors += _finite_errors(delta.tensors, place)
         if config is not None:
-            errors += _delta_errors(delta, place, config)
-    errors += _finite_errors(task.head.tensors, "head/")
-    refuse(errors)
+            errors += _delta_errors(delta, _place(index, delta), config)
+    refuse(errors)  # before any number is read
+    places = [(_place(index, delta), delta.tensors) for index, delta in enumerate(task.deltas)]
+    refuse(
+        [
+            error
+            for place, tensors in (*places, ("head/", task.head.tensors))
+            for error in _finite_errors(tensors, place)
+        ]
+    )
     folds_pooler(task)
     if config is not None:
         for index, delta in enumerate(task.deltas):
             _run_method_check(delta, index, config)
+
+
+def _place(index: int, delta: Delta) -> str:
+    return f"delta/{index}/{delta.method}/"
 
 
 def refuse(errors: list[str]) -> None:
@@ -115,9 +126,14 @@ def tensor_errors(tensors: Tensors, specs: Mapping[str, TensorSpec], place: str)
 
 def _finite_errors(tensors: Tensors, place: str) -> Iterator[str]:
     for name, array in tensors.items():
-        if array.dtype.name in KINDS["float"] and not np.isfinite(array).all():
-            what = "NaN" if np.isnan(array).any() else "Inf"
-            yield f"{place}{name[:100]}: expected finite numbers, found {what}"
+        if array.dtype.name not in KINDS["float"]:
+            continue
+        numbers = array.reshape(-1)
+        for start in range(0, numbers.size, AT_ONCE):
+            some = numbers[start : start + AT_ONCE]
+            if not np.isfinite(some).all():
+                yield f"{place}{name[:100]}: expected finite numbers, found {'NaN' if np.isnan(some).any() else 'Inf'}"
+                break
 
 
 def head_specs(head: Head, hidden_size: int | None) -> dict[str, TensorSpec]:

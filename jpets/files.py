@@ -81,7 +81,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes | memoryview) -> None:
     """Temp file, fsync, rename, fsync of the folder. Raises ``OutOfSpace``; then ``path`` is as it was."""
     temporary = temporary_sibling(path)
     try:
@@ -93,7 +93,7 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, data: bytes | memoryview) -> None:
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         view = memoryview(data)

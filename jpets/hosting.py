@@ -9,7 +9,6 @@ import logging
 import math
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -34,6 +33,7 @@ from jpets.engine.group import EngineGroup
 from jpets.engine.interface import Serves
 from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, one_line
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, temporary_sibling
+from jpets.scratch import scratch_folder
 from jpets.standard import standard_tasks
 from jpets.training.methods import DIRECT, check_continued, check_settings, direct_recipe
 from jpets.training.plan import rates_of
@@ -228,7 +228,7 @@ def opened_repository(options: Options, backbone: Backbone) -> Iterator[Reposito
     with contextlib.ExitStack() as stack:
         folder = options.repository
         if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-")))
+            folder = stack.enter_context(scratch_folder())
             log.warning("tasks are gone when the server ends; give --repository DIR to keep them")
         try:
             repository = Repository(folder, validator=validator_of(backbone))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -35,6 +36,7 @@ from jpets.hosting import (
     opened_repository,
     share_device_memory,
 )
+from jpets.scratch import scratch_folder
 from serving.app import create_app
 from serving.connections import Connections
 from serving.job_service import Jobs
@@ -79,7 +81,8 @@ def _serve(options: Options) -> None:
             grace=options.grace,
         )
         jobs = make_jobs(options, repository, service, shelf)
-        server = DrainingServer(options, service, jobs)
+        uploads = stack.enter_context(scratch_folder())
+        server = DrainingServer(options, service, jobs, uploads)
         start = Start(options, service, jobs, server, f"http://{_address(listener)}")
         start.begin()
         server.run(sockets=[listener])
@@ -92,11 +95,12 @@ def _serve(options: Options) -> None:
 class DrainingServer(uvicorn.Server):
     """The first signal drains: not ready any more, running requests finish. A second one ends it at once."""
 
-    def __init__(self, options: Options, service: Services, jobs: Jobs) -> None:
+    def __init__(self, options: Options, service: Services, jobs: Jobs, uploads: Path) -> None:
         limits = options.connection_limits()
+        settings = dataclasses.replace(options.serving_settings(), upload_folder=uploads)
         super().__init__(
             uvicorn.Config(
-                create_app(service, options.serving_settings(), jobs),
+                create_app(service, settings, jobs),
                 http=Connections(limits).protocol,
                 timeout_keep_alive=limits.keep_alive,
                 log_config=None,

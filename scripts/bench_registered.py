@@ -27,7 +27,7 @@ SETTINGS = {"lora": {"rank": 1, "sites": ["query", "value"]}, "bitfit": {}}
 class HastyBlobs(LocalBlobs):
     """Files that a crash may lose: a hundred thousand of them need not be waited for one by one."""
 
-    def put(self, data: bytes) -> str:
+    def put(self, data: bytes | memoryview) -> str:
         digest = digest_of(data)
         self.path(digest).write_bytes(data)
         return digest

@@ -82,7 +82,12 @@ def create_app(
     )
     install_handlers(app)
     app.add_middleware(MethodsMiddleware, routes=app.router.routes)
-    app.add_middleware(RequestMiddleware, metrics=metrics, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        RequestMiddleware,
+        metrics=metrics,
+        max_body_bytes=settings.max_body_bytes,
+        max_bodies_bytes=settings.max_bodies_bytes,
+    )
     return app
 
 

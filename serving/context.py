@@ -16,6 +16,7 @@ from serving.job_service import Jobs
 from serving.metrics import Metrics
 from serving.services import Services
 from serving.settings import ServingSettings
+from serving.uploads import Turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Context:
     metrics: Metrics
     jobs: Jobs | None = None
     aside: Aside = dataclasses.field(default_factory=Aside)
+    turns: Turns = dataclasses.field(default_factory=Turns)
+    """Of uploads that are checked."""
 
     async def find(self, model: str) -> Task | None:
         """``Service.find``, away from the event loop where it has to read."""

@@ -1,4 +1,4 @@
-"""File descriptors: how many connections they allow, and what is answered where there is none."""
+"""File descriptors and disk: how many connections the former allow, and what is answered where there is none left."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import errno
 import os
 import resource
-from collections.abc import Iterator
+import sqlite3
 
-from jpets.errors import Saturated
+from jpets.errors import JpetsError, OutOfSpace, Saturated
 
-EXHAUSTED = (errno.EMFILE, errno.ENFILE)
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 OTHERS = 0.25
 """Share of the descriptors that connections leave to files: tasks, programs, uploads, the catalogue, children."""
 FEWEST = 8
@@ -30,15 +31,28 @@ def most_connections(wanted: int) -> int:
     return max(FEWEST, min(wanted, int(soft * (1 - OTHERS)) - _open_now()))
 
 
-@contextlib.contextmanager
-def descriptor_errors() -> Iterator[None]:
-    """Turns a lack of file descriptors into ``Saturated``."""
+def shortage(error: BaseException | None) -> JpetsError | None:
+    """What to answer where ``error``, or what caused it, is a lack of descriptors or of space; None otherwise."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
+            return Saturated("the server has no file descriptor free; try again, or raise its limit")
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            return OutOfSpace("the disk is full; free space or remove tasks, then try again")
+        if isinstance(error, sqlite3.OperationalError) and _lacks_descriptors(error):
+            return Saturated("the catalogue cannot be opened, as the server has no file descriptor free; try again")
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _lacks_descriptors(error: sqlite3.OperationalError) -> bool:
+    """SQLite says only that it cannot open a file."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
+        return False
     try:
-        yield
-    except OSError as error:
-        if error.errno in EXHAUSTED:
-            raise Saturated("the server has no file descriptor free; try again, or raise its limit") from error
-        raise
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as now:
+        return now.errno in NO_DESCRIPTOR
+    return False
 
 
 def _open_now() -> int:

@@ -28,6 +28,7 @@ HTTP_CODES = {
     405: "method_not_allowed",
     413: "too_large",
     415: "unsupported_media_type",
+    503: "saturated",
 }
 UNROUTED = {
     "Not Found": "there is nothing at this path; GET /docs lists what there is",

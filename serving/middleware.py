@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import re
 import time
@@ -13,7 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jpets.errors import TooLarge
-from serving.errors import error_response, log_unexpected
+from serving.body_budget import BodyBudget
+from serving.descriptors import shortage
+from serving.errors import error_response, log_unexpected, retry_headers
 from serving.fields import declared_length
 from serving.metrics import Metrics
 
@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 UPLOADS = (("PUT", "/v1/tasks/"), ("POST", "/v1/jobs"))
 """Bodies under these paths are files, which are bounded where they are written."""
-READ_OUT_SECONDS = 10.0
-"""How long a client that was refused may go on sending before it gets the answer."""
 
 
 class BodyTooLarge(HTTPException):
@@ -34,12 +32,14 @@ class BodyTooLarge(HTTPException):
 
 
 class RequestMiddleware:
-    """Wraps the application. A body that is too large is refused by its declared length, or once that much has come."""
+    """Wraps the application. A body that is too large is refused by its declared length, or once that much has come;
+    ``max_bodies_bytes`` is the bound of all that are in memory."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, max_bodies_bytes: int) -> None:
         self._app = app
         self._metrics = metrics
         self._limit = max_body_bytes
+        self._budget = BodyBudget(max_bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,21 +50,33 @@ class RequestMiddleware:
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         started = time.monotonic()
-        status = 0
+        status, waits_to_send = 0, b"expect" in headers
+
+        async def noted() -> Message:
+            nonlocal waits_to_send
+            waits_to_send = False
+            return await receive()
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                if waits_to_send:  # what comes next may be that body, or another request: nobody knows
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
-            await self._bounded(scope, headers, receive, answer)
+            await self._bounded(scope, headers, noted, answer)
         except Exception as error:  # noqa: BLE001 (the last resort: the client gets an answer, the log the place)
-            log_unexpected(error, request_id.decode())
-            if not status:
+            lack = shortage(error)
+            if lack is None:
+                log_unexpected(error, request_id.decode())
                 response = error_response(scope, 500, "internal", "the server failed; the log has the details")
+            else:
+                log.warning("shortage", extra={"why": lack.message, "request_id": request_id.decode()})
+                response = error_response(scope, lack.status, lack.code, lack.message, retry_headers(lack))
+            if not status:
                 await response(scope, receive, answer)
         finally:
             seconds = time.monotonic() - started
@@ -75,46 +87,21 @@ class RequestMiddleware:
 
     async def _bounded(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         if any(scope["method"] == method and scope["path"].startswith(path) for method, path in UPLOADS):
-            await self._app(scope, *_read_out(headers, receive, send))
+            await self._app(scope, receive, send)
             return
         if declared_length(headers.get(b"content-length", b"0").decode("latin-1")) > self._limit:
             error = BodyTooLarge(self._limit)
             await error_response(scope, error.status_code, TooLarge.code, error.detail)(scope, receive, send)
             return
-        got = 0
+        with self._budget.body(receive) as body:
+            got = 0
 
-        async def counted() -> Message:
-            nonlocal got
-            message = await receive()
-            got += len(message.get("body", b""))
-            if got > self._limit:
-                raise BodyTooLarge(self._limit)
-            return message
+            async def counted() -> Message:
+                nonlocal got
+                message = await body.receive()
+                got += len(message.get("body", b""))
+                if got > self._limit:
+                    raise BodyTooLarge(self._limit)
+                return message
 
-        await self._app(scope, counted, send)
-
-
-def _read_out(headers: dict[bytes, bytes], receive: Receive, send: Send) -> tuple[Receive, Send]:
-    """``receive`` and ``send`` for bodies that may be refused before they have come: the rest is read before the answer
-    goes out, as a connection that closes upon a client that still sends takes the answer with it.
-
-    A client that asked whether to send (``Expect: 100-continue``) and was not told to is answered at once.
-    """
-    ended, asked = False, b"expect" not in headers
-
-    async def noted() -> Message:
-        nonlocal ended, asked
-        asked = True
-        message = await receive()
-        ended = message["type"] == "http.disconnect" or not message.get("more_body", False)
-        return message
-
-    async def answer(message: Message) -> None:
-        if message["type"] == "http.response.start" and asked and not ended:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(READ_OUT_SECONDS):
-                    while not ended:
-                        await noted()
-        await send(message)
-
-    return noted, answer
+            await self._app(scope, counted, send)

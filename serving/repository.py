@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from jpets.types import Task
 
-Validator = Callable[[bytes, str], Task]
+Validator = Callable[[bytes | memoryview, str], Task]
 """(file's bytes, id) -> the task; raises ``InvalidTask`` for a file that cannot be served."""
 
 
@@ -52,7 +52,7 @@ class TaskRepository(Protocol):
     """Versions of task files by id. Every method raises ``NotFound`` for what is not there."""
 
     def put(
-        self, id: str, data: Path, *, if_match: int | None = None, validator: Validator | None = None
+        self, id: str, data: Path | memoryview, *, if_match: int | None = None, validator: Validator | None = None
     ) -> StoredTask:
         """Stores a new version, which is then the served one. On any error nothing has changed.
 

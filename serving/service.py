@@ -34,6 +34,7 @@ from jpets.types import LoadedBackbone, Task
 from serving.layout import Known, Layouts
 from serving.locks import NamedLocks
 from serving.repository import StoredTask, TaskRepository, Validator
+from serving.uploads import map_file
 from serving.usage import UsageLog
 
 log = logging.getLogger(__name__)
@@ -252,7 +253,7 @@ class Service:
         """The numbers of the devices that serve a task."""
         return self._engine.devices_of(task) if self._engine is not None else ()
 
-    def check_task(self, content: bytes, id: str) -> Task:
+    def check_task(self, content: bytes | memoryview, id: str) -> Task:
         """The task in a file, which could be served as ``id``. Raises ``InvalidTask``, ``UnknownClass``, ``OutOfSpace``
         where it could not."""
         return self._checked(self.engine, content, id)
@@ -266,12 +267,12 @@ class Service:
         engine = self.engine
         checked: list[Task] = []
 
-        def acceptable(content: bytes, name: str) -> Task:
+        def acceptable(content: bytes | memoryview, name: str) -> Task:
             checked.append(self._checked(engine, content, name))
             return checked[0]
 
         with self._locks.hold(id):
-            stored = self.repository.put(id, file, if_match=if_match, validator=acceptable)
+            stored = self.repository.put(id, map_file(file), if_match=if_match, validator=acceptable)
             try:
                 self._layouts.keep(stored.digest, checked[0])
                 self._serve(engine, checked[0], stored)
@@ -306,7 +307,7 @@ class Service:
             self._preparing.pop(id, None)
         self.repository.collect()
 
-    def _checked(self, engine: Serves, content: bytes, id: str) -> Task:
+    def _checked(self, engine: Serves, content: bytes | memoryview, id: str) -> Task:
         if id == self.backbone.name:
             raise InvalidTask(f"{id!r} is the name of the backbone; choose another id")
         task = self._validator(content, id)

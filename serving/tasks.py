@@ -64,7 +64,7 @@ async def put_task(
     goes on serving."""
     expected = _expected(if_match, if_none_match)
     here.service.check_open()
-    async with _received(request, here) as file:
+    async with _received(request, here) as (file, size), here.turns.turn(size):
         stored = await asyncio.to_thread(here.service.put_task, id, file, expected)
     return await _answer(here, stored, 202 if here.service.preparation(id) else 201)
 
@@ -187,9 +187,12 @@ def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
 
 
 @contextlib.asynccontextmanager
-async def _received(request: Request, here: Context) -> AsyncIterator[Path]:
-    """The body in a temporary file, which is gone afterwards. Raises ``TooLarge``, ``OutOfSpace``, ``ClientGone``."""
+async def _received(request: Request, here: Context) -> AsyncIterator[tuple[Path, int]]:
+    """The body in a temporary file, which is gone afterwards, and how many bytes it has.
+
+    Raises ``TooLarge``, ``OutOfSpace``, ``ClientGone``.
+    """
     folder = here.settings.upload_folder
     with space_errors(), tempfile.NamedTemporaryFile(dir=folder, prefix="jpets-") as file:
-        await receive(request, file, here.settings.max_task_bytes, "a task file")
-        yield Path(file.name)
+        size = await receive(request, file, here.settings.max_task_bytes, "a task file")
+        yield Path(file.name), size

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import mmap
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -17,8 +21,23 @@ FILE_BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {FILE_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 }
 """How OpenAPI describes such a body."""
-CHUNK = 1 << 20
-"""Bytes that are gathered before a write."""
+CHUNK = 1 << 17
+"""Bytes that are gathered before a write; every upload may hold so many."""
+LARGE = 16 << 20
+"""Bytes of a file that is checked alone: what a check takes of memory is a multiple of them."""
+
+
+class Turns:
+    """Lets one large file at a time be checked, and small ones at any time."""
+
+    def __init__(self) -> None:
+        self._large = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        """The turn of a file of so many bytes."""
+        async with self._large if size > LARGE else contextlib.nullcontext():
+            yield
 
 
 class Writable(Protocol):
@@ -54,6 +73,14 @@ def _check_plain(request: Request) -> None:
         raise UnsupportedMedia(
             "expected the file itself as the body, found a form; send it by curl --data-binary @FILE"
         )
+
+
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file that nobody changes, which are read as they are used."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:
