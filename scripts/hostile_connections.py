@@ -13,19 +13,20 @@ import dataclasses
 import functools
 import http.client
 import json
+import multiprocessing
+import multiprocessing.connection
 import pathlib
 import resource
 import selectors
 import socket
 import sys
 import tempfile
-import threading
 import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated
+from typing import Annotated, Self
 
 import rich.console
 import rich.table
@@ -35,6 +36,7 @@ from served import serve
 MIB = 1 << 20
 PIECE = 1 << 16
 HEALTH = "GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE_ANSWER = "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
 CLASSIFY = "POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 UPLOAD = "PUT /v1/tasks/hostile HTTP/1.1\r\nHost: x\r\n"
 Outcomes = Counter[str]
@@ -149,23 +151,25 @@ def crowded(target: Target, scale: Scale) -> Outcomes:
 
 
 def unread(target: Target, scale: Scale) -> Outcomes:
-    """Clients that send requests, and never read an answer."""
+    """Clients that ask for much, and never read an answer."""
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(target.connect()) for _ in range(scale.connections)]
-
-        def fill(connection: socket.socket) -> str:
-            connection.settimeout(scale.patience)
-            try:
-                for _ in range(scale.endless // PIECE):
-                    connection.sendall(HEALTH.encode() * (PIECE // len(HEALTH)))
-            except TimeoutError:
-                return "open"
-            except OSError:
-                return "closed"
-            return "taken"
-
-        with ThreadPoolExecutor(len(connections)) as pool:
-            return Counter(pool.map(fill, connections))
+        for connection in connections:
+            connection.setblocking(False)
+        found: Outcomes = Counter()
+        end = time.monotonic() + scale.patience
+        while connections and time.monotonic() < end:
+            for connection in list(connections):
+                try:
+                    connection.send(LARGE_ANSWER.encode() * 100)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    found["closed"] += 1
+                    connections.remove(connection)
+            time.sleep(scale.pause / 10)
+        found["open"] += len(connections)
+        return +found
 
 
 def task_like(scale: Scale, folder: pathlib.Path) -> pathlib.Path:
@@ -258,7 +262,7 @@ ATTACKS: Sequence[Attack] = (
 )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Seen:
     """What a watch saw: seconds of the slowest answer of health, and bytes of resident memory."""
 
@@ -269,38 +273,59 @@ class Seen:
     failed: int = 0
 
 
-@contextlib.contextmanager
-def watched(target: Target) -> Iterator[Seen]:
-    """Asks for health on new connections, and looks at memory, until the end."""
-    seen, ended = Seen(resident(target.pid)), threading.Event()
+class Watch:
+    """Asks for health on new connections, and looks at memory, in a process of its own: the attack's threads must not
+    hold it up."""
 
-    def ask() -> None:
-        while not ended.wait(0.05):
-            start = time.perf_counter()
-            try:
-                client = http.client.HTTPConnection(target.host, target.port, timeout=60)
-                client.request("GET", "/v2/health/live")
-                seen.failed += client.getresponse().status != 200
-                client.close()
-            except (OSError, http.client.HTTPException):
-                seen.failed += 1
-            seen.slowest = max(seen.slowest, time.perf_counter() - start)
+    def __init__(self, target: Target) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=_watch, args=(target, there), daemon=True)
+        self._process.start()
 
-    def look() -> None:
-        while not ended.wait(0.01):
-            seen.most = max(seen.most, resident(target.pid))
+    def __enter__(self) -> Self:
+        return self
 
-    threads = [threading.Thread(target=work, daemon=True) for work in (ask, look)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield seen
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-        seen.after = resident(target.pid)
-        seen.most = max(seen.most, seen.after)
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def begin(self) -> None:
+        self._here.send("begin")
+        self._here.recv()
+
+    def end(self) -> Seen:
+        """What was seen since ``begin``."""
+        self._here.send("end")
+        seen: Seen = self._here.recv()
+        return seen
+
+
+def _watch(target: Target, orders: multiprocessing.connection.Connection) -> None:
+    seen = Seen(0)
+    while True:
+        now = resident(target.pid)
+        seen = dataclasses.replace(seen, most=max(seen.most, now))
+        if orders.poll(0.01):
+            if orders.recv() == "begin":
+                seen = Seen(now, most=now)
+                orders.send("begun")
+            else:
+                orders.send(dataclasses.replace(seen, after=now))
+        start = time.perf_counter()
+        failed = not is_healthy(target)
+        slowest = max(seen.slowest, time.perf_counter() - start)
+        seen = dataclasses.replace(seen, failed=seen.failed + failed, slowest=slowest)
+
+
+def is_healthy(target: Target) -> bool:
+    client = http.client.HTTPConnection(target.host, target.port, timeout=60)
+    with contextlib.closing(client):
+        try:
+            client.request("GET", "/v2/health/live")
+            return client.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
 
 
 def resident(pid: int) -> int:
@@ -312,11 +337,13 @@ def run_attacks(
     target: Target, scale: Scale, attacks: Sequence[Attack]
 ) -> Iterator[tuple[Attack, Outcomes, Seen, bool]]:
     """What each attack got and did, and whether that is as it should be."""
-    for attack in attacks:
-        with watched(target) as seen:
+    with Watch(target) as watch:
+        for attack in attacks:
+            watch.begin()
             found = attack.run(target, scale)
-        healthy = attack.shuts or not seen.failed
-        yield attack, found, seen, healthy and found.keys() <= attack.expected and bool(found[attack.needed])
+            seen = watch.end()
+            healthy = attack.shuts or not seen.failed
+            yield attack, found, seen, healthy and found.keys() <= attack.expected and bool(found[attack.needed])
 
 
 def main(

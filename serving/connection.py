@@ -19,8 +19,8 @@ from serving.errors import error_response
 if TYPE_CHECKING:
     from serving.connections import Connections
 
-PIECE = 4096
-"""Bytes outside of bodies that are parsed before other connections have their turn: at most some 200 requests."""
+PIECE = 1024
+"""Bytes outside of bodies that are parsed before other connections have their turn: at most some 50 requests."""
 FRAMING = 16
 """Bytes around each byte of a chunked body that are read beyond the limit of headers: a chunk of one byte has five, and
 may have extensions."""
@@ -89,6 +89,24 @@ class Connection(HttpToolsProtocol):
         """Whether there is no request, nor a part of one."""
         answered = self.cycle is None or self.cycle.response_complete
         return answered and self._phase == "between" and not self._held and not self._socket.is_closing()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request that has come whole is not answered yet."""
+        return self._phase == "between" and not (self.cycle is None or self.cycle.response_complete)
+
+    def is_slow(self, rate: float, now: float, seconds: float) -> bool:
+        """Whether all that it has is a request that has been coming for ``seconds``, at less than ``rate`` bytes in
+        each."""
+        answered = self.cycle is None or self.cycle.response_complete
+        own = self._phase == "body" and not self.pipeline and not self.cycle.response_started
+        coming = self._phase != "between" and not self.lingers and not self._socket.is_closing()
+        waited = now - self.since
+        return coming and (answered or own) and waited > seconds and self._fed < rate * waited
+
+    def end(self) -> None:
+        """Closes the connection when what was written is sent."""
+        self._socket.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)

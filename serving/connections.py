@@ -26,17 +26,29 @@ SPARE = 32
 HEALTH = ("/v2/health/", "/metrics")
 IDLE_SECONDS = 1.0
 """How long a connection must have been idle to be closed for a new one."""
+PATIENCE = 5.0
+"""How long a request may take to come before its connection is closed for a new one, unless it comes fast."""
+FAST = 32.0
+"""As a multiple of the least rate."""
 LOOK_AGAIN = 0.1
-"""Seconds between two searches for idle connections."""
+"""Seconds between two searches for connections that can be closed."""
 TELL_SECONDS = 60.0
 """Between two log lines of what was refused."""
+RETRY = {"Retry-After": str(Saturated.retry_after)}
+TOO_MANY = (
+    Saturated.status,
+    Saturated.code,
+    "the server has too many connections; try again, or close idle ones",
+    RETRY,
+)
 
 
 class Connections:
     """All connections, and what uvicorn makes a new one by (``protocol``). Event loop only.
 
-    One timer looks after all of them; with no connection there is none. Where there are too many, the one that has been
-    idle for longest makes room, and without one the newcomer is refused.
+    One timer looks after all of them; with no connection there is none. Where there are too many, one that has been
+    idle makes room, or one whose request comes slowly. Without such a one the newcomer is refused, unless it asks for
+    health and is among the newest.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -46,7 +58,10 @@ class Connections:
         self._open: dict[Connection, None] = {}
         """A set in the order in which they were opened."""
         self._timer: asyncio.TimerHandle | None = None
-        self._idle: deque[Connection] = deque()
+        self._spare: dict[Connection, None] = {}
+        """Those beyond the limit, in the order in which they were opened."""
+        self._yielding: deque[Connection] = deque()
+        """Those that can be closed, as far as that was known when they were looked for."""
         self._searched = 0.0
         self._counts: Counter[str] = Counter()
         self._told = 0.0
@@ -81,33 +96,46 @@ class Connections:
         if self._timer is None:
             self.now = now
             self._timer = connection.loop.call_later(self.limits.look_seconds, self._look, connection.loop)
-        over = len(self._open) + 1 - self.limits.most
-        has_room = over <= 0 or self._make_room(now)
+        has_room = len(self._open) < self.limits.most or self._make_room(now)
         self._open[connection] = None
-        if has_room:
-            return
-        self.count("too_many_connections")
-        if over <= SPARE:
-            connection.app = _only_health(connection.app)
-        else:
-            connection.refuse(*_too_many(), {"Retry-After": str(Saturated.retry_after)})
-            connection.transport.close()
+        if not has_room:
+            self.count("too_many_connections")
+            self._add_spare(connection)
 
     def closed(self, connection: Connection) -> None:
         self._open.pop(connection, None)
+        self._spare.pop(connection, None)
 
     def _make_room(self, now: float) -> bool:
-        """Closes the connection that has been idle for longest."""
-        if not self._idle and now - self._searched > LOOK_AGAIN:
+        """Closes the connection that has been idle for longest, or else the one whose request has been coming for
+        longest."""
+        if not self._yielding and now - self._searched > LOOK_AGAIN:
             self._searched = now
-            found = [each for each in self._open if each.idle and now - each.since > IDLE_SECONDS]
-            self._idle = deque(sorted(found, key=lambda each: each.since))
-        while self._idle:
-            oldest = self._idle.popleft()
-            if oldest.idle and now - oldest.since > IDLE_SECONDS:
-                oldest.transport.close()
-                return True
+            found = [each for each in self._open if self._yields(each, now)]
+            self._yielding = deque(sorted(found, key=lambda each: (not each.idle, each.since)))
+        while self._yielding:
+            oldest = self._yielding.popleft()
+            if not self._yields(oldest, now):
+                continue
+            if not oldest.idle:
+                oldest.refuse(*TOO_MANY)
+            oldest.end()
+            return True
         return False
+
+    def _yields(self, connection: Connection, now: float) -> bool:
+        if connection.idle:
+            return now - connection.since > IDLE_SECONDS
+        return connection.is_slow(FAST * self.limits.least_rate, now, PATIENCE)
+
+    def _add_spare(self, connection: Connection) -> None:
+        connection.app = _only_health(connection.app)
+        self._spare[connection] = None
+        if len(self._spare) > SPARE:
+            oldest = next((each for each in self._spare if not each.busy), connection)
+            del self._spare[oldest]
+            oldest.refuse(*TOO_MANY)
+            oldest.end()
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self.now = time.monotonic()
@@ -120,17 +148,13 @@ class Connections:
             self._told = self.now
 
 
-def _too_many() -> tuple[int, str, str]:
-    return Saturated.status, Saturated.code, "the server has too many connections; try again, or close idle ones"
-
-
 def _only_health(app: ASGIApp) -> ASGIApp:
     async def limited(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith(HEALTH):
             await app(scope, receive, send)
             return
         request_id = scope.setdefault("state", {})["request_id"] = uuid.uuid4().hex
-        headers = {"Retry-After": str(Saturated.retry_after), "Connection": "close", "X-Request-Id": request_id}
-        await error_response(scope, *_too_many(), headers)(scope, receive, send)
+        headers = {**RETRY, "Connection": "close", "X-Request-Id": request_id}
+        await error_response(scope, *TOO_MANY[:3], headers)(scope, receive, send)
 
     return limited

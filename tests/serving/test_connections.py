@@ -348,15 +348,40 @@ def test_beyond_the_limit_of_connections_requests_are_refused_and_health_is_not(
     assert crowded.ask(GET % b"v2/health/live")[0][0] == 200
 
 
-def test_far_beyond_the_limit_no_request_is_read(crowded: Server) -> None:
+def test_far_beyond_the_limit_only_the_newest_connections_are_read(crowded: Server) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(SPARE):
-            stack.enter_context(crowded.connect())
+        oldest, second, *_ = [stack.enter_context(crowded.connect()) for _ in range(SPARE)]
         wait_until(lambda: len(crowded.connections) == 8 + SPARE)
-        with crowded.connect() as client:
-            status, _, headers = client.answer()
+        for refused in (oldest, second):
+            newest = stack.enter_context(crowded.connect())
+            status, _, headers = refused.answer()
             assert (status, headers["retry-after"]) == (503, "1")
-            assert client.rest() == b""
+            assert refused.rest() == b""
+            newest.send(GET % b"v2/health/live")
+            assert newest.answer()[0] == 200
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /", HEAD + b"Content-Length: 1000000\r\n\r\nabc"])
+def test_requests_that_come_slowly_make_room(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
+    """No request that has come whole does."""
+    monkeypatch.setattr("serving.connections.PATIENCE", -1.0)
+    monkeypatch.setattr("serving.connections.IDLE_SECONDS", -1.0)
+    monkeypatch.setattr("serving.connections.FAST", 1e9)
+    monkeypatch.setattr("serving.connections.LOOK_AGAIN", -1.0)
+    with serving(dataclasses.replace(PATIENT, most=2)) as server, server.connect() as whole, server.connect() as slow:
+        whole.send(GET % b"slow")
+        wait_until(lambda: server.app.running == 1)
+        slow.send(start)
+        wait_until(
+            lambda: (
+                len(server.connections) == 2
+                and (not start or any(each.is_slow(1e9, time.monotonic(), -1.0) for each in server.connections))
+            )
+        )
+        assert server.ask(GET % b"new")[0][0] == 200
+        assert slow.rest().startswith(b"HTTP/1.1 503 " if start else b"")
+        server.app.may_answer.set()
+        assert whole.answer()[1]["path"] == "/slow"
 
 
 def test_idle_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
