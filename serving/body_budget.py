@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
+from jpets.engine.memory import return_free_memory
 from jpets.errors import Saturated
 
 FREE = 1 << 16
 """Bytes of a body that are not counted: a connection may have as many in its buffers, and small requests shall go
 through where large ones are too many."""
+MUCH = 32 << 20
+"""Bytes of bodies after which freed memory is given back to the system: the C library keeps most of it."""
 PATIENCE = 5.0
 """Seconds that a body may take to come before it has to give way to others."""
 
@@ -38,6 +41,8 @@ class BodyBudget:
         self._limit = limit
         self.held = 0
         """Bytes."""
+        self._most = 0
+        """Since memory was given back to the system."""
         self._coming: dict[Body, None] = {}
         """Bodies that have not come whole, in the order in which they began."""
 
@@ -56,11 +61,15 @@ class BodyBudget:
         if self.held + size > self._limit:
             self._make_room(body, size)
         self.held += size
+        self._most = max(self._most, self.held)
         body.held += size
 
     def give_back(self, body: Body) -> None:
         self.held -= body.held
         body.held = 0
+        if not self.held and self._most > MUCH:
+            self._most = 0
+            asyncio.get_running_loop().run_in_executor(None, return_free_memory)
 
     def began(self, body: Body) -> None:
         self._coming[body] = None

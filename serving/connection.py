@@ -41,12 +41,17 @@ class Flow(FlowControl):
 
 
 class GentleTransport:
-    """A transport as requests see it: ``close`` is the connection's, which waits for a client that still sends."""
+    """A transport as requests see it: ``close`` is the connection's, which waits for a client that still sends, and
+    what is written for one that is gone is thrown away."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
+        self._transport = transport
         self.is_closing = transport.is_closing
         self.close = close
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
 
 class Connection(HttpToolsProtocol):

@@ -231,11 +231,14 @@ def test_a_body_that_comes_slowly_but_steadily_is_read() -> None:
         assert client.answer()[1]["size"] == 30_000
 
 
-def test_answers_that_nobody_takes_are_not_kept(strict: Server) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_answers_that_nobody_takes_are_not_kept(strict: Server, caplog: pytest.LogCaptureFixture, count: int) -> None:
+    """Nor are errors logged for those that were not written yet."""
     with strict.connect() as client:
-        client.send(GET % b"large")
+        client.send(GET % b"large" * count)
         wait_until(lambda: len(strict.connections) > 0)
-        wait_until(lambda: not len(strict.connections))
+        wait_until(lambda: not len(strict.connections) and not strict.app.running)
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 def test_idle_connections_are_kept_as_long_as_asked(strict: Server, patient: Server) -> None:
@@ -407,8 +410,10 @@ def test_idle_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_of_a_flood_of_slow_clients_nothing_is_left(strict: Server) -> None:
     with contextlib.ExitStack() as stack:
-        for number in range(200):
-            client = stack.enter_context(strict.connect())
+        clients = [stack.enter_context(strict.connect()) for _ in range(200)]
+        for number, client in enumerate(clients):
             client.send((HEAD, b"", HEAD + b"Content-Length: 9\r\n\r\n")[number % 3])
+        for client in clients:
+            client.rest()
         wait_until(lambda: not len(strict.connections))
         assert strict.ask(GET % b"")[0][0] == 200
