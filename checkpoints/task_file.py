@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ import safetensors.numpy
 from checkpoints.ids import check_id
 from checkpoints.task_document import TaskDocument
 from checkpoints.tensor_views import LENGTH_BYTES, view_tensors
-from checkpoints.validation import refuse, validate
+from checkpoints.validation import refuse, validate_structure, validate_values
 from jpets.config import BackboneConfig
 from jpets.deltas import method_named
 from jpets.errors import InvalidTask
@@ -72,8 +73,10 @@ def read_task(
     others = [name for name in sorted(tensors) if not name.startswith((*prefixes, "head/"))]
     refuse([f"unexpected tensor {name[:100]!r}; this file has deltas {methods} and a head" for name in others])
     task = document.task(id, [groups[prefix] for prefix in prefixes], groups["head/"])
-    validate(task, config, backbone)
-    return _with_own_arrays(task)
+    validate_structure(task, config, backbone)
+    task = _with_tensors(task, _as_single)
+    validate_values(task, config)
+    return _with_tensors(task, _own)
 
 
 def task_to_bytes(task: Task, float_dtype: FloatDType = "float32") -> bytes:
@@ -139,11 +142,9 @@ def _parse(data: bytes | memoryview, limits: TaskLimits) -> tuple[TaskDocument, 
 
 
 def _as_read(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Floats as f32; indices as uint16 or int32, whatever width they came in; bytes as they are."""
+    """Indices as uint16 or int32, whatever width they came in; bytes and floats as they are."""
     dtype = array.dtype
-    if dtype.kind not in "ui":
-        return array.astype(np.float32, copy=False)
-    if dtype.name == "uint8":
+    if dtype.kind not in "ui" or dtype.name == "uint8":
         return array
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
     if low < 0 or high > np.iinfo(np.int32).max:
@@ -151,16 +152,23 @@ def _as_read(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.astype(np.uint16 if dtype.itemsize <= 2 else np.int32, copy=False)
 
 
-def _with_own_arrays(task: Task) -> Task:
-    """The task without views of a file's bytes: they would keep all of it, and may lie unaligned."""
-    deltas = tuple(dataclasses.replace(delta, tensors=_owned(delta.tensors)) for delta in task.deltas)
+def _as_single(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return array if array.dtype.kind in "ui" else array.astype(np.float32, copy=False)
+
+
+def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """No view of a file's bytes, which would keep all of it and may lie unaligned."""
+    return array if array.flags.owndata else array.copy()
+
+
+def _with_tensors(task: Task, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Task:
+    def changed(tensors: Tensors) -> Tensors:
+        return {name: change(array) for name, array in tensors.items()}
+
+    deltas = tuple(dataclasses.replace(delta, tensors=changed(delta.tensors)) for delta in task.deltas)
     return dataclasses.replace(
-        task, deltas=deltas, head=dataclasses.replace(task.head, tensors=_owned(task.head.tensors))
+        task, deltas=deltas, head=dataclasses.replace(task.head, tensors=changed(task.head.tensors))
     )
-
-
-def _owned(tensors: Tensors) -> Tensors:
-    return {name: array if array.flags.owndata else array.copy() for name, array in tensors.items()}
 
 
 def _as_stored(array: npt.NDArray[Any], float_dtype: FloatDType) -> npt.NDArray[Any]:

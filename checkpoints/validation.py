@@ -37,21 +37,28 @@ def validate(task: Task, config: BackboneConfig | None = None, backbone: Backbon
     With ``config`` names and shapes are held against what the methods declare for that backbone; without it only what
     the task says about itself is checked. ``backbone`` is the reference or the fingerprint that the task must name.
     """
+    validate_structure(task, config, backbone)
+    validate_values(task, config)
+
+
+def validate_structure(
+    task: Task, config: BackboneConfig | None = None, backbone: BackboneRef | str | None = None
+) -> None:
+    """The part of ``validate`` that reads no number of a tensor, and can be done before they are converted."""
     _check_backbone(task.backbone, config, backbone)
     errors = [*_head_errors(task, config), *_label_errors(task), *_preprocessing_errors(task, config)]
     for index, delta in enumerate(task.deltas):
         method_named(delta.method)
         if config is not None:
             errors += _delta_errors(delta, _place(index, delta), config)
-    refuse(errors)  # before any number is read
+    refuse(errors)
+
+
+def validate_values(task: Task, config: BackboneConfig | None = None) -> None:
+    """The rest of ``validate``."""
     places = [(_place(index, delta), delta.tensors) for index, delta in enumerate(task.deltas)]
-    refuse(
-        [
-            error
-            for place, tensors in (*places, ("head/", task.head.tensors))
-            for error in _finite_errors(tensors, place)
-        ]
-    )
+    places.append(("head/", task.head.tensors))
+    refuse([error for place, tensors in places for error in _finite_errors(tensors, place)])
     folds_pooler(task)
     if config is not None:
         for index, delta in enumerate(task.deltas):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import mmap
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -368,3 +370,34 @@ def test_settings_that_json_cannot_hold(make_task: MakeTask) -> None:
     )
     again = read_task(task_to_bytes(dataclasses.replace(task, deltas=(delta,))), id="sample")
     assert again.deltas[0].settings["layers"] == [0, 1]
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("wrong", ["head/kernel", "backbone", "labels"])
+def test_large_files_are_refused_without_a_copy(
+    make_task: MakeTask, config: BackboneConfig, tmp_path: Path, dtype: str, wrong: str
+) -> None:
+    """Where their descriptions say that they do not fit."""
+    task, size, count = make_task("lora"), 2 if "16" in dtype else 4, 16 << 20
+    document = document_of(task_to_bytes(task))
+    name = wrong if wrong == "head/kernel" else "head/bias"
+    fingerprint = OTHER if wrong == "backbone" else task.backbone.fingerprint
+    entry = {"dtype": dtype, "shape": [count], "data_offsets": [0, count * size]}
+    header = json.dumps({"__metadata__": {"jpets": json.dumps(document)}, name: entry}).encode()
+    path = tmp_path / "large.safetensors"
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(file.tell() + count * size)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        tracemalloc.start()
+        with pytest.raises(InvalidTask), memoryview(data) as view:
+            read_task(view, id="sample", config=config, backbone=fingerprint)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < count
+
+
+def test_a_task_keeps_nothing_of_its_file(make_task: MakeTask, config: BackboneConfig) -> None:
+    task = read_task(memoryview(task_to_bytes(make_task("lora", "diff"))), id="sample", config=config)
+    for tensors in (task.head.tensors, *(delta.tensors for delta in task.deltas)):
+        assert all(array.flags.owndata and array.flags.aligned for array in tensors.values())
