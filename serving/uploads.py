@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from fastapi import Request
 
+from jpets.engine.memory import return_free_memory
 from jpets.errors import TooLarge, UnsupportedMedia
 from serving.errors import ClientGone
 from serving.fields import declared_length
@@ -35,9 +36,15 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, size: int) -> AsyncIterator[None]:
-        """The turn of a file of so many bytes."""
-        async with self._large if size > LARGE else contextlib.nullcontext():
+        """The turn of a file of so many bytes. After a large one, freed memory is given back to the system."""
+        if size <= LARGE:
             yield
+            return
+        async with self._large:
+            try:
+                yield
+            finally:
+                await asyncio.to_thread(return_free_memory)
 
 
 class Writable(Protocol):
