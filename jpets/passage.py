@@ -58,7 +58,7 @@ def passage_of_text(context: Context, text: str, tokens: Encoding, whole: Encodi
     others count to the next word, is nobody's. Tokens that reach beyond the context are none of it; special tokens
     that it spells out are. Raises ``InvalidInput`` where none is left.
     """
-    offsets = [_trimmed(text, begin, end) for begin, end in tokens.offsets]
+    offsets = [trimmed(text, begin, end) for begin, end in tokens.offsets]
     first, last = context.first, context.first + len(context.text)
     inside = [at for at, (begin, end) in enumerate(offsets) if first <= begin < end <= last]
     if not inside:
@@ -71,7 +71,7 @@ def passage_of_text(context: Context, text: str, tokens: Encoding, whole: Encodi
     return Passage(start, start + len(characters), whole.sequence_ids[0] is None, context.text, characters)
 
 
-def _trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
+def trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
     """Where ``text[begin:end]`` stands without white space around it."""
     piece = text[begin:end]
     end -= len(piece) - len(piece.rstrip())

@@ -93,11 +93,14 @@ class Entity:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Tokens(Result):
-    """Per-token ``logits`` [tokens, labels], special tokens included, and the entities they spell."""
+    """Per-token ``logits`` [tokens, labels], special tokens included, and the entities that the text's own spell."""
 
     logits: FloatArray
     entities: tuple[Entity, ...] = ()
     names: tuple[str, ...] = ()
+    of_text: npt.NDArray[np.int8] | None = None
+    """[tokens]: the text that each token is of, 0 or 1 of a pair; -1 for special tokens and what the task's prefix or
+    template sets around texts. What a model says of those is nobody's answer: its loss ignored them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -175,11 +175,11 @@ async def infer(
     """Inputs: `text` and maybe `text_pair` (BYTES, [N]), or `input_ids` and maybe `attention_mask` (padding on the
     right only) and `token_type_ids` (INT64, [N, L]); ids include the special tokens.
 
-    Outputs by head: `logits`, `label`, `score`; regression `logits`, `score`; tokens the same for each token, padded
-    to the longest, with `lengths`; question answering (`text` is the question, `text_pair` the context) `logits` for
-    each token, `start` and `end` (token positions, `end` exclusive), `score`, and `answer`, which is empty where token
-    ids were sent, with `lengths`; embedding heads and the backbone `embedding`. The first row that fails, fails the
-    request.
+    Outputs by head: `logits`, `label`, `score`; regression `logits`, `score`; tokens the same for each token (an empty
+    label and the score 0 for special tokens), padded to the longest, with `lengths`; question answering (`text` is the
+    question, `text_pair` the context) `logits` for each token, `start` and `end` (token positions, `end` exclusive),
+    `score`, and `answer`, which is empty where token ids were sent, with `lengths`; embedding heads and the backbone
+    `embedding`. The first row that fails, fails the request.
     """
     task, number = await _find(here, model, version)
     known = [each["name"] for each in outputs_of(task, _hidden_size(here, task))]

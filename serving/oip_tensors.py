@@ -220,13 +220,16 @@ def _layout(result: Result) -> tuple[str, tuple[str, ...], int]:
 
 
 def _token_tensors(rows: Sequence[Tokens]) -> dict[str, dict[str, Any]]:
+    """Tokens that are of no text, as special ones, have an empty label and the score 0."""
     logits, lengths = _padded([r.logits for r in rows])
     label = np.full(logits.shape[:2], "", dtype=object)
     score = np.zeros(logits.shape[:2], np.float32)
     for at, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        probs = softmax(row.logits)
-        score[at, :length] = probs.max(-1)
-        label[at, :length] = [row.names[best] for best in probs.argmax(-1)]
+        probs, own = softmax(row.logits), row.of_text if row.of_text is not None else np.zeros(length, np.int8)
+        score[at, :length] = np.where(own >= 0, probs.max(-1), 0)
+        label[at, :length] = [
+            row.names[best] if of >= 0 else "" for best, of in zip(probs.argmax(-1), own, strict=True)
+        ]
     return _named(logits=logits, label=label, score=score, lengths=lengths)
 
 

@@ -62,14 +62,16 @@ class _Judge:
     def __init__(self, model: FullModel, backbone: Backbone, texts: Sequence[Example], rule: Preprocessing) -> None:
         text = TextEncoder.of(backbone)
         self._head, self._config, self._params = model.head, backbone.config, dict(backbone.params)
-        self._tokens = [_tokens(text, example, rule) for example in texts]
+        self._tokens = [
+            _tokens(text, example, rule, labels=model.head.type == "token-classification") for example in texts
+        ]
         self._predict = Predictor(split(backbone.config), text, model.head)
         self._expected = self._predict(to_params(model.tensors, backbone.config), model.head, self._tokens)
 
     def __call__(self, deltas: Sequence[Delta]) -> float:
         merged = merge_deltas(deltas, self._config, jax.tree.map(jnp.asarray, self._params))
         found = self._predict(merged, self._head, self._tokens)
-        return agreement(self._expected, found, self._head)
+        return agreement(self._expected, found, self._head, self._tokens)
 
 
 def compare(
@@ -128,5 +130,5 @@ def _candidate(model: FullModel, backbone: Backbone, how: Extraction, judge: _Ju
     return Candidate(how, deltas, lost, judge(deltas) if judge is not None else None)
 
 
-def _tokens(text: TextEncoder, example: Example, rule: Preprocessing) -> Tokens:
-    return text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule)
+def _tokens(text: TextEncoder, example: Example, rule: Preprocessing, *, labels: bool) -> Tokens:
+    return text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule, of_text=labels)

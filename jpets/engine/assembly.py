@@ -40,7 +40,8 @@ class Row:
     """One query as the device sees it: tokens, its task's slot in each class, how it is pooled.
 
     The first ``lead.tokens`` of ``ids`` hold the places of virtual tokens; positions begin at ``lead.first_position``.
-    ``passage``, of a question, is for its answer: its tokens are counted from the text's first.
+    ``passage``, of a question, and ``of_text`` [text_tokens] (as in ``Tokens``), where tokens get labels, are for the
+    answer: they count tokens from the text's first.
     """
 
     ids: Ints
@@ -49,6 +50,7 @@ class Row:
     pooling: int
     lead: Lead = NO_LEAD
     passage: Passage | None = None
+    of_text: npt.NDArray[np.int8] | None = None
 
     @property
     def length(self) -> int:

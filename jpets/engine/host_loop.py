@@ -380,4 +380,5 @@ class HostLoop:
             cells = outputs.logits[place.head][place.cells][:, : task.head.outputs]
             logits = np.array(cells if task.head.reads_tokens else cells[0])
         pooled, finite = np.asarray(outputs.pooled[row]), bool(outputs.finite[row])
-        return row_result(task, pending.row.text_tokens, timing, finite, pooled, logits, pending.row.passage)
+        own = pending.row
+        return row_result(task, own.text_tokens, timing, finite, pooled, logits, own.passage, own.of_text)

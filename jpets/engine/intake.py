@@ -13,6 +13,7 @@ from jpets.engine.residency import stand_in
 from jpets.engine.results import as_refusal, failure
 from jpets.engine.stats import Stats
 from jpets.engine.tasks import TaskTable
+from jpets.errors import InvalidInput
 from jpets.model.batch import POOLINGS
 from jpets.tokenizing import TextEncoder
 from jpets.types import Preprocessing, Query, Result
@@ -57,7 +58,12 @@ class Intake:
             tokens = self._text.encode(query, Preprocessing(), self._text.longest)
             return Row(tokens.ids, tokens.types, {}, POOLINGS.index("mean"))
         task, pooling = resident.task, POOLINGS.index(resident.pooling)
-        asks = task.head.type == "question-answering"
-        tokens = self._text.encode(query, task.preprocessing, resident.longest, passage=asks)
-        row = Row(tokens.ids, tokens.types, resident.slots, pooling, passage=tokens.passage)
+        asks, labels = task.head.type == "question-answering", task.head.type == "token-classification"
+        if asks and query.text is not None and query.text_pair is None:
+            raise InvalidInput(
+                "the task answers questions about a text, found a question alone; send the text to find the answer in "
+                "as text_pair, beside the question as text"
+            )
+        tokens = self._text.encode(query, task.preprocessing, resident.longest, passage=asks, of_text=labels)
+        row = Row(tokens.ids, tokens.types, resident.slots, pooling, passage=tokens.passage, of_text=tokens.of_text)
         return row if resident.lead == NO_LEAD else led(row, resident.lead, self._text.pad_id)

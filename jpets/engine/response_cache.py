@@ -18,17 +18,18 @@ ENTRY_BYTES = 1024
 ENTITY_BYTES = 160
 HIT = Timing(queued=0.0, computed=0.0, bucket="", executable="cache", fallback=False)
 
-ResponseKey = tuple[str, object, int, tuple[int, int, bool] | None, bytes]
+ResponseKey = tuple[str, object, int, tuple[int, int, bool] | bytes | None, bytes]
 
 
 def response_key(tenant: str, loading: object, row: Row) -> ResponseKey:
     """All that decides an answer: who asks, which loading of a task (None: the plain backbone), pooling and tokens.
 
-    Of a question also where its context stands. The context's text decides the words of the answer only, which are
-    not kept: other texts have the same tokens.
+    Of a question also where its context stands, and of tokens that get labels which are of the text. The context's
+    text decides the words of the answer only, which are not kept: other texts have the same tokens.
     """
     tokens = hashlib.blake2b(row.ids.tobytes() + row.types.tobytes(), digest_size=32).digest()
-    return tenant, loading, row.pooling, row.passage.place if row.passage else None, tokens
+    place = row.passage.place if row.passage else row.of_text.tobytes() if row.of_text is not None else None
+    return tenant, loading, row.pooling, place, tokens
 
 
 class ResponseCache:

@@ -76,10 +76,12 @@ def row_result(
     pooled: FloatArray,
     logits: npt.NDArray[np.float32] | None,
     passage: Passage | None = None,
+    of_text: npt.NDArray[np.int8] | None = None,
 ) -> Result:
     """The result of one row: ``pooled`` [d]; ``logits`` [C], [tokens, C] for heads on tokens, None without a head.
 
-    A question's row has a ``passage``; its answer is not in words yet (``worded``).
+    A question's row has a ``passage``; its answer is not in words yet (``worded``). A row whose tokens get labels says
+    which of them are of its text.
     """
     name = task.id if task else None
     numbers = pooled if logits is None else logits
@@ -91,8 +93,9 @@ def row_result(
         return Embedding(task=name, tokens=tokens, timing=timing, embedding=np.array(scaled, np.float32))
     assert logits is not None
     if task.head.type == "token-classification":
-        entities = find_entities(logits, task.labels)
-        return Tokens(task=name, tokens=tokens, timing=timing, logits=logits, entities=entities, names=task.labels)
+        found = find_entities(logits, task.labels, of_text)
+        result = Tokens(task=name, tokens=tokens, timing=timing, logits=logits, entities=found, names=task.labels)
+        return dataclasses.replace(result, of_text=of_text)
     if passage is not None:
         start, end, score = best_span(logits, passage)
         return Span(task=name, tokens=tokens, timing=timing, logits=logits, start=start, end=end, score=score)
@@ -130,18 +133,27 @@ def _classification(task: Task, tokens: int, timing: Timing, logits: FloatArray)
     )
 
 
-def find_entities(logits: FloatArray, labels: tuple[str, ...]) -> tuple[Entity, ...]:
-    """Runs of equal labels, IOB2 prefixes understood (B- starts, I- goes on); ``O`` is no entity."""
+def find_entities(
+    logits: FloatArray, labels: tuple[str, ...], of_text: npt.NDArray[np.int8] | None = None
+) -> tuple[Entity, ...]:
+    """Runs of equal labels, IOB2 prefixes understood (B- starts, I- goes on); ``O`` is no entity.
+
+    ``of_text`` [tokens] is that of ``Tokens``: tokens of no text belong to no entity, and none reaches from one text
+    into the other. Without it all tokens are of one text.
+    """
     probs = softmax(logits)
     best = probs.argmax(-1)
+    owner = np.zeros(len(best), np.int8) if of_text is None else of_text
     found: list[Entity] = []
-    for at, index in enumerate(best):
-        label, score = labels[int(index)], float(probs[at, index])
+    for at in np.flatnonzero(owner >= 0).tolist():
+        index = int(best[at])
+        label, score = labels[index], float(probs[at, index])
         prefix, _, name = label.partition("-") if label[:2] in ("B-", "I-") else ("", "", label)
         if name == "O":
             continue
         last = found[-1] if found else None
-        if last and last.end == at and last.label == name and prefix != "B":
+        goes_on = last is not None and last.end == at and owner[at - 1] == owner[at]
+        if last and goes_on and last.label == name and prefix != "B":
             found[-1] = Entity(name, min(last.score, score), last.start, at + 1)
         else:
             found.append(Entity(name, score, at, at + 1))
