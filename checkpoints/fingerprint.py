@@ -23,10 +23,15 @@ LATER: Mapping[str, object] = MappingProxyType({"embedding_size": 0})
 """Settings that earlier fingerprints do not know, as every earlier backbone has them: only other values enter."""
 
 
+LIMITS = ("usual_length",)
+"""Settings that say how texts are cut, not what numbers mean; like truncation and padding they never enter."""
+
+
 def fingerprint(tensors: Mapping[str, FloatArray], tokenizer_json: str, config: BackboneConfig) -> str:
     """``sha256:<hex>`` of a backbone given by its canonical tensors. Raises ``InvalidBackbone``."""
     digest = hashlib.sha256(b"jpets backbone 1\n")
     settings = {**config.to_dict(), "norm_eps": float(config.norm_eps)}
+    settings = {key: value for key, value in settings.items() if key not in LIMITS}
     settings = {key: value for key, value in settings.items() if key not in LATER or value != LATER[key]}
     for part in (_canonical_json(settings), canonical_tokenizer(tokenizer_json)):
         digest.update(f"{len(part)}\n".encode())

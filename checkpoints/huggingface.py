@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray, canonical_shapes
 from checkpoints.families import ACTIVATIONS, FAMILIES, tensor_names
 from checkpoints.tensors import read_tensors
+from checkpoints.tokenizer import read_tokenizer
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone
 
@@ -33,11 +35,9 @@ def read_backbone(folder: Path, name: str | None = None) -> Backbone:
     pooler = any(f"{prefix}{module}.weight" in tensors for _, module, _ in FAMILIES[family].pooler)
     config = read_config(settings, family, pooler)
     found = convert(tensors, config, prefix, unused_positions(settings, family))
-    try:
-        tokenizer_json = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise InvalidBackbone("expected tokenizer.json in the folder; save the fast tokenizer there") from error
-    return Backbone.of_tensors(name or folder.resolve().name, config, found, tokenizer_json)
+    text = read_tokenizer(folder, settings, config)
+    config = dataclasses.replace(config, usual_length=text.usual_length)
+    return Backbone.of_tensors(name or folder.resolve().name, config, found, text.text)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -39,6 +39,9 @@ class BackboneConfig:
     pooler: bool = True
     embedding_size: int = 0
     """Width of the embeddings where a projection takes them to ``hidden_size`` (ELECTRA); 0: they have it already."""
+    usual_length: int = 0
+    """Tokens to which texts are cut where neither query nor task says otherwise: the tokenizer's ``model_max_length``
+    where that is less than ``max_positions``; 0: as many as there are positions. Longer texts can be computed."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads:

@@ -49,9 +49,12 @@ class _Part:
 
 
 class TextEncoder:
-    """Thread-safe: the tokenizer is only read. ``longest`` is the most tokens the model takes."""
+    """Thread-safe: the tokenizer is only read. ``longest`` is the most tokens the model takes; texts are cut to
+    ``usual_length`` where that is set and their task has no length of its own."""
 
-    def __init__(self, tokenizer_json: str, vocab_size: int, type_vocab_size: int, longest: int) -> None:
+    def __init__(
+        self, tokenizer_json: str, vocab_size: int, type_vocab_size: int, longest: int, usual_length: int = 0
+    ) -> None:
         document = json.loads(tokenizer_json)
         self._side = str((document.get("truncation") or {}).get("direction", "Right")).lower()
         document["truncation"] = document["padding"] = None
@@ -60,6 +63,7 @@ class TextEncoder:
         self._vocab_size = vocab_size
         self._type_limit = max(1, type_vocab_size)
         self.longest = longest
+        self._usual = usual_length or longest
         found = [self._tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
         pads = [id for id in found if id is not None]
         self.pad_id: int = next(iter(pads), 0)
@@ -70,8 +74,13 @@ class TextEncoder:
     @classmethod
     def of(cls, backbone: LoadedBackbone) -> Self:
         """For texts as long as the backbone takes."""
-        config = backbone.config
-        return cls(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, config.max_positions)
+        return cls.for_length(backbone, backbone.config.max_positions)
+
+    @classmethod
+    def for_length(cls, backbone: LoadedBackbone, longest: int) -> Self:
+        """For texts of at most ``longest`` tokens."""
+        config, text = backbone.config, backbone.tokenizer_json
+        return cls(text, config.vocab_size, config.type_vocab_size, longest, config.usual_length)
 
     def encode(
         self,
@@ -103,7 +112,8 @@ class TextEncoder:
         assert query.text is not None
         texts = self._prepare(query.text, query.text_pair, rule)
         truncate = rule.truncation if query.truncate is None else query.truncate
-        first, second = self._cut(*texts, min(longest, rule.max_length or longest), truncate=truncate)
+        limit = min(longest, rule.max_length or (self._usual if truncate else longest))
+        first, second = self._cut(*texts, limit, truncate=truncate)
         whole: Encoding = self._tokenizer.post_process(first.tokens, second.tokens if second else None, True)
         types = np.array(whole.type_ids, np.int32) % self._type_limit
         tokens = Tokens(np.array(whole.ids, np.int32), types)

@@ -80,7 +80,7 @@ class Engine(Serves):
         longest = min(self.settings.max_length, config.max_positions)
         if buckets:
             longest = min(longest, max(bucket.longest for bucket in buckets))
-        self.text = TextEncoder(backbone.tokenizer_json, config.vocab_size, config.type_vocab_size, longest)
+        self.text = TextEncoder.for_length(backbone, longest)
         first = list(tasks)
         self._start_tasks = first
         mesh = MeshSlice(devices or jax.local_devices()[:1], config.heads)

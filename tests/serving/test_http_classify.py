@@ -42,12 +42,14 @@ def test_one_text_needs_no_list(call: Call) -> None:
 def test_mixed_request_shares_a_batch_and_answers_by_head(call: Call, engine: Engine, all_at_once: None) -> None:
     models = ["topic", "tags", "price", "names", "vectors", None, "tiny-bert", "questions"]
     batches = engine.stats.batches
-    answer = call("POST", PATH, json={"inputs": [{"model": m, "text": "hello world"} for m in models]})
+    texts = [{"text": "hello world", **({"text_pair": "a world"} if m == "questions" else {})} for m in models]
+    answer = call("POST", PATH, json={"inputs": [{"model": m, **own} for m, own in zip(models, texts, strict=True)]})
     assert answer.status_code == 200
     data = answer.json()["data"]
     assert engine.stats.batches == batches + 1
     assert [item["model"] for item in data] == models
-    results = engine.infer([Query(m if m != "tiny-bert" else None, "hello world") for m in models])
+    names_of = [m if m != "tiny-bert" else None for m in models]
+    results = engine.infer([Query(m, **own) for m, own in zip(names_of, texts, strict=True)])
     topic, tags, price, names, vectors, plain, _, questions = results
     assert isinstance(topic, Classification) and data[0]["label"] == topic.label
     assert isinstance(tags, Classification) and data[1]["labels"] == list(tags.labels)
@@ -70,6 +72,14 @@ def test_mixed_request_shares_a_batch_and_answers_by_head(call: Call, engine: En
         "end": questions.answer.end,
     }
     assert math.isclose(data[7]["score"], questions.score, rel_tol=1e-4)
+
+
+def test_a_question_alone_is_refused(call: Call) -> None:
+    alone = call("POST", PATH, json={"model": "questions", "input": "who plays?"})
+    assert (alone.status_code, alone.json()["error"]["code"]) == (422, "invalid_input")
+    assert "a question alone; send the text to find the answer in as text_pair" in alone.json()["error"]["message"]
+    (item,) = call("POST", PATH, json={"inputs": [{"model": "questions", "text": "who plays?"}]}).json()["data"]
+    assert item["error"]["code"] == "invalid_input"
 
 
 def test_an_answer_is_of_the_second_text(call: Call) -> None:

@@ -95,8 +95,9 @@ def test_token_head_pads_to_the_longest(call: Call, engine: Engine) -> None:
     for row, result in enumerate(results):
         np.testing.assert_allclose(got["logits"][row, : result.tokens], result.logits, atol=1e-4)
         assert not got["logits"][row, result.tokens :].any()
-        assert got["label"][row, 0] == result.names[int(result.logits[0].argmax())]
-        assert set(got["label"][row, result.tokens :]) <= {""}
+        assert got["label"][row, 1] == result.names[int(result.logits[1].argmax())]
+        assert set(got["label"][row, result.tokens - 1 :]) == {got["label"][row, 0]} == {""}  # special tokens, padding
+        assert not got["score"][row, 0]
 
 
 def test_questions(call: Call, engine: Engine) -> None:

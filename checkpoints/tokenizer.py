@@ -1,0 +1,294 @@
+"""A folder's tokenizer as ``transformers`` reads it, in the one form that engines need: a ``tokenizer.json``.
+
+``tokenizer_config.json`` and other files beside ``tokenizer.json`` may contradict it, or stand there without it; the
+library follows them. So it reads the folder, and what it says otherwise than the file is taken over. A file that it
+spells in another way only stays as it is, as fingerprints cover it. Importing the library takes a second, which is
+saved where the files are seen to agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from checkpoints.fingerprint import canonical_tokenizer
+from jpets.config import BackboneConfig
+from jpets.errors import InvalidBackbone
+
+JSON, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+OTHER = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+"""What the library makes a tokenizer of where there is no ``tokenizer.json``."""
+CONVERTED = ("WordPiece", "BPE", "Unigram")
+"""The kinds of model that the library's classes for our families have."""
+Document = dict[str, Any]
+
+BERT_FAMILIES = ("bert", "distilbert", "electra")
+BERT_CLASSES = ("BertTokenizer", "BertTokenizerFast")
+NAMED = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+MEANINGLESS = frozenset(
+    {
+        "tokenizer_class",
+        "model_max_length",  # read by itself
+        "name_or_path",
+        "special_tokens_map_file",
+        "do_basic_tokenize",
+        "never_split",
+        "clean_up_tokenization_spaces",
+        "padding_side",
+    }
+)
+"""Settings that do not change what a text becomes."""
+
+
+class ReadTokenizer(NamedTuple):
+    """``text`` is a ``tokenizer.json``; ``usual_length`` that of ``BackboneConfig``."""
+
+    text: str
+    usual_length: int
+
+
+def read_tokenizer(folder: Path, settings: Mapping[str, Any], config: BackboneConfig) -> ReadTokenizer:
+    """The tokenizer of a Hugging Face folder, whose ``config.json`` is ``settings``.
+
+    Raises ``InvalidBackbone`` where there is none, where it is code of its own, and where the library cannot read it.
+    """
+    beside = _read_json(folder / CONFIG)
+    for name, found in ((CONFIG, beside), ("config.json", settings)):
+        _refuse_code(name, found.get("auto_map"))
+    if beside.get("split_special_tokens"):
+        raise InvalidBackbone(f"{CONFIG}: split_special_tokens must be false, found true")
+    raw = _read_text(folder)
+    document = _checked(raw) if raw is not None else None
+    if raw is None and not any((folder / name).is_file() for name in OTHER):
+        raise InvalidBackbone(f"expected {JSON} or {' or '.join(OTHER)} in the folder; save the tokenizer there")
+    if document is not None and raw is not None:
+        alone = not (folder / CONFIG).is_file()
+        if (alone and _kind(document) not in CONVERTED) or _agrees(folder, document, beside, settings):
+            return ReadTokenizer(raw, _usual_length(beside.get("model_max_length"), config))
+    return _converted(folder, raw, config)
+
+
+def _read_json(path: Path) -> Document:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidBackbone(f"{path.name} must be a JSON document; download or save it again") from error
+    if not isinstance(found, dict):
+        raise InvalidBackbone(f"{path.name} must hold a JSON object, found {type(found).__name__}")
+    return found
+
+
+def _read_text(folder: Path) -> str | None:
+    try:
+        return (folder / JSON).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise InvalidBackbone(f"{JSON} must be a JSON document; save the fast tokenizer again") from error
+
+
+def _checked(text: str) -> Document:
+    canonical_tokenizer(text)
+    document: Document = json.loads(text)
+    try:
+        kinds = [document["model"].get("type"), document["added_tokens"]]
+    except (KeyError, AttributeError, TypeError) as error:
+        raise InvalidBackbone(f"{JSON} cannot be read; save the fast tokenizer again") from error
+    assert len(kinds) == 2
+    return document
+
+
+def _refuse_code(name: str, auto_map: Any) -> None:
+    found = auto_map.get("AutoTokenizer") if isinstance(auto_map, Mapping) else auto_map
+    if found:
+        raise InvalidBackbone(
+            f"{name}: auto_map names a tokenizer with code of its own, which is not run; save the tokenizer as {JSON} "
+            "and remove auto_map"
+        )
+
+
+def _kind(document: Document) -> str:
+    """The kind of a tokenizer's model; old files do not say it of their own families."""
+    model = document["model"]
+    return str(model.get("type") or ("BPE" if "merges" in model else "WordPiece"))
+
+
+def _usual_length(length: Any, config: BackboneConfig) -> int:
+    fits = isinstance(length, (int, float)) and not isinstance(length, bool) and 0 < length < config.max_positions
+    return int(length) if fits else 0
+
+
+def _agrees(folder: Path, document: Document, beside: Document, settings: Mapping[str, Any]) -> bool:
+    """Whether the file is seen to be what the library's BERT tokenizer makes of the folder. False where in doubt."""
+    special = _read_json(folder / SPECIAL)
+    named = beside.get("tokenizer_class") or settings.get("tokenizer_class") or BERT_CLASSES[0]
+    own = {key: value for key, value in beside.items() if key not in MEANINGLESS and value not in ([], {})}
+    normalizer = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": own.pop("tokenize_chinese_chars", True),
+        "strip_accents": own.pop("strip_accents", None),
+        "lowercase": own.pop("do_lower_case", True),
+    }
+    tokens = {str(token.pop("id")): token for token in map(dict, document["added_tokens"])}
+    flags = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+    plain = [{"content": content, "special": True, **flags} for content in NAMED.values()]
+    decoder = own.pop("added_tokens_decoder", tokens)
+    model = {key: value for key, value in document["model"].items() if key not in ("vocab", "type")}
+    return (
+        settings.get("model_type") in BERT_FAMILIES
+        and named in BERT_CLASSES
+        and not (folder / "added_tokens.json").exists()
+        and all(NAMED.get(key) == value for key, value in [*own.items(), *_contents(special)])
+        and len(tokens) == len(plain)
+        and all(token in tokens.values() for token in plain)
+        and decoder == tokens
+        and document.get("normalizer") == normalizer
+        and document.get("pre_tokenizer") == {"type": "BertPreTokenizer"}
+        and _kind(document) == "WordPiece"
+        and model == {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+        and _is_bert(document.get("post_processor"), {token["content"]: int(id) for id, token in tokens.items()})
+        and (document.get("truncation") or {}).get("direction", "Right") == "Right"
+    )
+
+
+def _contents(special: Document) -> list[tuple[str, Any]]:
+    """What a map of special tokens calls each: a token, or its content and flags, which must be the default ones."""
+    found = []
+    for key, value in special.items():
+        flags = dict(value) if isinstance(value, dict) else {"content": value}
+        content = flags.pop("content", None)
+        found.append((key, None if any(flags.values()) else content))
+    return found
+
+
+def _is_bert(processor: Any, ids: Mapping[str, int]) -> bool:
+    """Whether it sets ``[CLS]`` and ``[SEP]`` around texts as BERT has them, the second text of type 1."""
+    if not isinstance(processor, dict):
+        return False
+    cls, sep = ids.get("[CLS]"), ids.get("[SEP]")
+    if processor.get("type") == "BertProcessing":
+        return processor.get("cls") == ["[CLS]", cls] and processor.get("sep") == ["[SEP]", sep]
+
+    def piece(kind: str, id: str, type_id: int) -> Document:
+        return {kind: {"id": id, "type_id": type_id}}
+
+    single = [piece("SpecialToken", "[CLS]", 0), piece("Sequence", "A", 0), piece("SpecialToken", "[SEP]", 0)]
+    pair = [*single, piece("Sequence", "B", 1), piece("SpecialToken", "[SEP]", 1)]
+    known = processor.get("special_tokens") or {}
+    return (
+        processor.get("type") == "TemplateProcessing"
+        and processor.get("single") == single
+        and processor.get("pair") == pair
+        and [known.get(token, {}).get("ids") for token in ("[CLS]", "[SEP]")] == [[cls], [sep]]
+    )
+
+
+def _converted(folder: Path, raw: str | None, config: BackboneConfig) -> ReadTokenizer:
+    """What the library reads; of a file only the parts that it takes to be others."""
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        theirs = Tokenizer.from_str(found.backend_tokenizer.to_str())
+        own = Tokenizer.from_str(raw) if raw is not None else theirs
+    except Exception as error:  # whatever it meets: there are as many kinds as files
+        raise InvalidBackbone(
+            f"transformers cannot read the folder's tokenizer ({type(error).__name__}), of which it must make a fast "
+            f"one; save it there as {JSON}, and remove what contradicts it in {CONFIG}"
+        ) from error
+    merged, changed = _merged(own, theirs, config.type_vocab_size)
+    if "token_type_ids" not in found.model_input_names and config.type_vocab_size > 1 and _has_types(theirs):
+        merged["post_processor"], changed = _without_types(merged["post_processor"]), True
+    left = found.truncation_side == "left"
+    spelled = (json.loads(raw).get("truncation") or {}).get("direction", "Right") if raw is not None else "Right"
+    if raw is None or changed or left != (spelled == "Left"):
+        merged["padding"], merged["truncation"] = None, None
+        if left:
+            stand_in = {"max_length": config.max_positions, "strategy": "LongestFirst", "stride": 0}
+            merged["truncation"] = {"direction": "Left", **stand_in}
+        raw = json.dumps(merged, ensure_ascii=False)
+    return ReadTokenizer(raw, _usual_length(found.model_max_length, config))
+
+
+def _merged(own: Tokenizer, theirs: Tokenizer, types: int) -> tuple[Document, bool]:
+    """``own`` with those parts of ``theirs`` that do other things; also whether there are any."""
+    document, other = json.loads(own.to_str()), json.loads(theirs.to_str())
+    same = {
+        "normalizer": _local(document) == _local(other),
+        "pre_tokenizer": document["pre_tokenizer"] == other["pre_tokenizer"],
+        "model": _told(document["model"]) == _told(other["model"]),
+        "added_tokens": sorted(document["added_tokens"], key=str) == sorted(other["added_tokens"], key=str),
+        "post_processor": _around(own, theirs, types) == _around(theirs, theirs, types),
+    }
+    changed = {part: other[part] for part, equal in same.items() if not equal}
+    return {**document, **changed}, bool(changed)
+
+
+def _told(model: Document) -> Document:
+    """Without what only says that there is nothing; merges in one spelling."""
+    told = {key: value for key, value in model.items() if value not in (None, "", False)}
+    if "merges" in told:
+        told["merges"] = [each if isinstance(each, str) else " ".join(each) for each in told["merges"]]
+    return told
+
+
+def _local(document: Document) -> list[Document]:
+    """Its normalizers, but those that only change spaces where words are divided by spaces anyway."""
+    normalizer, divider = document["normalizer"], document["pre_tokenizer"] or {}
+    parts = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    first = (divider.get("pretokenizers") or [divider])[0]
+    if first.get("type") != "WhitespaceSplit":
+        return list(parts)
+    spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    return [part for part in parts if part != spaces and part["type"] != "Strip"]
+
+
+def _around(tokenizer: Tokenizer, encoder: Tokenizer, types: int) -> list[tuple[list[int], list[int]]]:
+    """Ids and types of a text and of a pair, with what the tokenizer sets around them; ``types`` of the model."""
+    first, second = (encoder.encode(text, add_special_tokens=False) for text in ("a", "a b c"))
+    found = [tokenizer.post_process(first, None, True), tokenizer.post_process(first, second, True)]
+    return [(each.ids, [type % max(1, types) for type in each.type_ids]) for each in found]
+
+
+def _has_types(tokenizer: Tokenizer) -> bool:
+    return any(any(types) for _, types in _around(tokenizer, tokenizer, 1 << 20))
+
+
+def _without_types(processor: Document | None) -> Document:
+    """A processor that gives every token type 0. Raises ``InvalidBackbone`` for a kind that is not known."""
+    kind = processor["type"] if processor is not None else None
+    if processor is None or kind == "ByteLevel":
+        plain: Document = {"type": "TemplateProcessing", "special_tokens": {}}
+        first, second = ({"Sequence": {"id": id, "type_id": 0}} for id in "AB")
+        return {**plain, "single": [first], "pair": [first, second]}
+    if kind == "TemplateProcessing":
+
+        def zero(pieces: list[Document]) -> list[Document]:
+            return [{kind: {**own, "type_id": 0} for kind, own in piece.items()} for piece in pieces]
+
+        return {**processor, "single": zero(processor["single"]), "pair": zero(processor["pair"])}
+    if kind == "BertProcessing":
+        (sep, sep_id), (cls, cls_id) = processor["sep"], processor["cls"]
+        pieces = {name: {"SpecialToken": {"id": name, "type_id": 0}} for name in (cls, sep)}
+        first, second = ({"Sequence": {"id": id, "type_id": 0}} for id in "AB")
+        single = [pieces[cls], first, pieces[sep]]
+        known = {name: {"id": name, "ids": [id], "tokens": [name]} for name, id in ((cls, cls_id), (sep, sep_id))}
+        pair = [*single, second, pieces[sep]]
+        return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": known}
+    raise InvalidBackbone(
+        f"{CONFIG}: model_input_names without token_type_ids needs a tokenizer whose post_processor is one of "
+        f"TemplateProcessing and BertProcessing, found {kind}"
+    )
