@@ -1,6 +1,7 @@
 """A backbone's tensors under canonical names: the neutral form between checkpoint formats and the parameter tree.
 
-Names: ``word``, ``position``, ``token_type``; ``PLACE/weight`` [in, out] and ``PLACE/bias`` of linear sites,
+Names: ``word``, ``position``, ``token_type``, ``padding_position`` [width] of families whose positions skip padding;
+``PLACE/weight`` [in, out] and ``PLACE/bias`` of linear sites,
 ``PLACE/scale`` and ``PLACE/bias`` of norms. PLACE is ``layers/<i>/<site>``, or a site outside the layers.
 
 Fingerprints are taken over this form. It must not change when the engine lays its parameters out in another way.
@@ -18,6 +19,8 @@ from jpets.config import LINEAR_SITES, NORM_SITES, OUTSIDE_SITES, BackboneConfig
 
 FloatArray = npt.NDArray[np.float32]
 Params = dict[str, Any]
+PADDING_POSITION = "padding_position"
+EMBEDDINGS = ("word", "position", PADDING_POSITION, "token_type")
 FUSED = ("query", "key", "value")
 """Sites whose weights lie side by side in one ``qkv`` leaf."""
 
@@ -31,6 +34,8 @@ def canonical_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor that a backbone has, in canonical order."""
     d, e = config.hidden_size, config.embedding_width
     shapes: dict[str, tuple[int, ...]] = {"word": (config.vocab_size, e), "position": (config.max_positions, e)}
+    if config.skips_padding:
+        shapes[PADDING_POSITION] = (e,)
     if config.type_vocab_size:
         shapes["token_type"] = (config.type_vocab_size, e)
     shapes |= {"embeddings_norm/scale": (e,), "embeddings_norm/bias": (e,)}
@@ -57,7 +62,7 @@ def to_params(tensors: Mapping[str, FloatArray], config: BackboneConfig) -> Para
         qkv = np.concatenate([tensors[f"{at}/{site}/weight"] for site in FUSED], axis=1)
         return {"qkv": _own(qkv), **leaves, **norms}
 
-    embeddings = {name: _own(tensors[name]) for name in ("word", "position", "token_type") if name in tensors}
+    embeddings = {name: _own(tensors[name]) for name in EMBEDDINGS if name in tensors}
     return {
         **embeddings,
         "embeddings_norm": _own(tensors["embeddings_norm/scale"]),
@@ -70,7 +75,7 @@ def to_params(tensors: Mapping[str, FloatArray], config: BackboneConfig) -> Para
 def from_params(params: Mapping[str, Any], config: BackboneConfig) -> dict[str, FloatArray]:
     """Canonical name -> array, views into ``params``, in canonical order. The inverse of ``to_params``."""
     layout, d = config.bias_layout(), config.hidden_size
-    found: dict[str, FloatArray] = {name: params[name] for name in ("word", "position", "token_type") if name in params}
+    found: dict[str, FloatArray] = {name: params[name] for name in EMBEDDINGS if name in params}
     found["embeddings_norm/scale"] = params["embeddings_norm"]
     for layer, leaves in params["layers"].items():
         for column, site in enumerate(FUSED):

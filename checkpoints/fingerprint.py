@@ -14,12 +14,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from checkpoints.canonical import FloatArray
+from checkpoints.canonical import PADDING_POSITION, FloatArray
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone
 
 FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
-LATER: Mapping[str, object] = MappingProxyType({"embedding_size": 0})
+LATER: Mapping[str, object] = MappingProxyType({"embedding_size": 0, "padding_id": 1})
 """Settings that earlier fingerprints do not know, as every earlier backbone has them: only other values enter."""
 
 
@@ -37,6 +37,8 @@ def fingerprint(tensors: Mapping[str, FloatArray], tokenizer_json: str, config: 
         digest.update(f"{len(part)}\n".encode())
         digest.update(part)
     for name in sorted(tensors):
+        if name == PADDING_POSITION and not tensors[name].any():
+            continue  # as nearly every checkpoint has it: earlier fingerprints do not know it
         digest.update(f"{name} {list(tensors[name].shape)}\n".encode())
         digest.update(np.ascontiguousarray(tensors[name], "<f4").data)
     return f"sha256:{digest.hexdigest()}"

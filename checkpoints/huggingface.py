@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from checkpoints.backbone import Backbone
-from checkpoints.canonical import FloatArray, canonical_shapes
+from checkpoints.canonical import PADDING_POSITION, FloatArray, canonical_shapes
 from checkpoints.families import ACTIVATIONS, FAMILIES, tensor_names
 from checkpoints.tensors import read_tensors
 from checkpoints.tokenizer import read_tokenizer
@@ -100,6 +100,7 @@ def read_config(settings: Mapping[str, Any], family: str, pooler: bool) -> Backb
         type_vocab_size=types,
         activation=ACTIVATIONS[activation],
         norm_eps=float(eps),
+        padding_id=pad if spec.positions_follow_pad else 1,
         pooler=pooler,
     )
 
@@ -132,6 +133,8 @@ def convert(tensors: Tensors, config: BackboneConfig, prefix: str = "", unused: 
         else:
             array = np.asarray(tensors[key], np.float32)[skipped:]
             found[name] = array.T if transposed else array
+            if name == "position" and config.skips_padding:
+                found[PADDING_POSITION] = np.asarray(tensors[key][skipped - 1], np.float32)
     if errors:
         raise InvalidBackbone(f"the checkpoint does not fit its config.json: {'; '.join(errors)}")
     return found

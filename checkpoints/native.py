@@ -18,7 +18,7 @@ import numpy as np
 import pydantic
 
 from checkpoints.backbone import Backbone
-from checkpoints.canonical import Params, canonical_shapes, from_params
+from checkpoints.canonical import PADDING_POSITION, Params, canonical_shapes, from_params
 from jpets.config import BackboneConfig
 from jpets.errors import Conflict, InvalidBackbone
 from jpets.files import space_errors, sync_folder, temporary_sibling
@@ -90,6 +90,8 @@ def _restore(folder: Path, config: BackboneConfig) -> Params:
             restored = checkpointer.restore(folder.resolve())
         tree = {**restored, "layers": {int(layer): leaves for layer, leaves in restored["layers"].items()}}
         tree["layers"] = dict(sorted(tree["layers"].items()))
+        if config.skips_padding:  # which earlier folders do not have
+            tree.setdefault(PADDING_POSITION, np.zeros(config.embedding_width, np.float32))
         found = {name: array.shape for name, array in from_params(tree, config).items()}
     except (FileNotFoundError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise InvalidBackbone(f"{PARAMS} is incomplete or damaged; import the backbone again") from error

@@ -13,6 +13,9 @@ OUTSIDE_SITES = ("embeddings_norm", "embeddings_project", "pooler")
 """Sites that a backbone has once or not at all, outside its layers."""
 ADAPTER_SITES = ("after_attn_out", "after_ffn_out")
 
+PADDING_SKIPPED = ("roberta", "xlm-roberta", "camembert")
+"""Families whose positions do not count padding tokens: one that a text spells has a position of its own."""
+
 Policy = Literal["fixed", "alpha", "auto", "steady"]
 Trigger = Literal["hungry", "lazy"]
 DType = Literal["bfloat16", "float32"]
@@ -39,6 +42,8 @@ class BackboneConfig:
     pooler: bool = True
     embedding_size: int = 0
     """Width of the embeddings where a projection takes them to ``hidden_size`` (ELECTRA); 0: they have it already."""
+    padding_id: int = 1
+    """Id of the padding token, where positions do not count it (``skips_padding``); elsewhere it means nothing."""
     usual_length: int = 0
     """Tokens to which texts are cut where neither query nor task says otherwise: the tokenizer's ``model_max_length``
     where that is less than ``max_positions``; 0: as many as there are positions. Longer texts can be computed."""
@@ -46,6 +51,11 @@ class BackboneConfig:
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}")
+
+    @property
+    def skips_padding(self) -> bool:
+        """Whether padding tokens that a text spells take no position, but share one of their own (RoBERTa)."""
+        return self.family in PADDING_SKIPPED
 
     @property
     def embedding_width(self) -> int:

@@ -51,6 +51,12 @@ class Row:
     lead: Lead = NO_LEAD
     passage: Passage | None = None
     of_text: npt.NDArray[np.int8] | None = None
+    places: Ints | None = None
+    """Positions [length] where they are not counted from ``lead.first_position``."""
+
+    @property
+    def positions(self) -> Ints:
+        return self.lead.first_position + np.arange(self.length, dtype=np.int32) if self.places is None else self.places
 
     @property
     def length(self) -> int:
@@ -207,7 +213,7 @@ def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, pad_id: int)
     for at, q in enumerate(layout.queries):
         span = slice(layout.starts[at], layout.starts[at] + layout.lengths[at])
         ids[span], types[span] = rows[q].ids, rows[q].types
-        positions[span] = rows[q].lead.first_position + np.arange(layout.lengths[at])
+        positions[span] = rows[q].positions
     groups, cells, row_of_token, row_at = _attention(layout)
     order = np.empty(len(rows), np.int32)
     order[layout.queries] = row_at

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from concurrent.futures import Future
 
+import numpy as np
+
+from jpets.config import BackboneConfig
 from jpets.deltas.protocol import NO_LEAD
 from jpets.engine.assembly import Row, led
 from jpets.engine.entries import Entry, Resident
@@ -15,6 +19,7 @@ from jpets.engine.stats import Stats
 from jpets.engine.tasks import TaskTable
 from jpets.errors import InvalidInput
 from jpets.model.batch import POOLINGS
+from jpets.model.positions import text_positions
 from jpets.tokenizing import TextEncoder
 from jpets.types import Preprocessing, Query, Result
 
@@ -22,8 +27,9 @@ from jpets.types import Preprocessing, Query, Result
 class Intake:
     """Prepares the queries of one engine, in whatever thread submits them."""
 
-    def __init__(self, text: TextEncoder, tasks: TaskTable, stats: Stats) -> None:
+    def __init__(self, text: TextEncoder, tasks: TaskTable, stats: Stats, config: BackboneConfig) -> None:
         self._text = text
+        self._config = config
         self._tasks = tasks
         self._stats = stats
 
@@ -56,7 +62,7 @@ class Intake:
         """Raises what is wrong with the query."""
         if resident is None:
             tokens = self._text.encode(query, Preprocessing(), self._text.longest)
-            return Row(tokens.ids, tokens.types, {}, POOLINGS.index("mean"))
+            return self._placed(Row(tokens.ids, tokens.types, {}, POOLINGS.index("mean")))
         task, pooling = resident.task, POOLINGS.index(resident.pooling)
         asks, labels = task.head.type == "question-answering", task.head.type == "token-classification"
         if asks and query.text is not None and query.text_pair is None:
@@ -66,4 +72,16 @@ class Intake:
             )
         tokens = self._text.encode(query, task.preprocessing, resident.longest, passage=asks, of_text=labels)
         row = Row(tokens.ids, tokens.types, resident.slots, pooling, passage=tokens.passage, of_text=tokens.of_text)
-        return row if resident.lead == NO_LEAD else led(row, resident.lead, self._text.pad_id)
+        return self._placed(row if resident.lead == NO_LEAD else led(row, resident.lead, self._text.pad_id))
+
+    def _placed(self, row: Row) -> Row:
+        """``row`` with the positions of a text that spells the padding token, where its family skips it.
+
+        Behind virtual tokens, which models take as vectors, all are counted: there are no ids to tell them apart.
+        """
+        config = self._config
+        if row.lead.tokens or not config.skips_padding or not (row.ids == config.padding_id).any():
+            return row
+        places = text_positions(row.ids, config, np)
+        places[row.ids != config.padding_id] += row.lead.first_position
+        return dataclasses.replace(row, places=places)

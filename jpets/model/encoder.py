@@ -1,9 +1,9 @@
 """Encoders of the BERT family as Flax NNX modules, and their split form: plain dicts and pure functions.
 
 The families are one stack: DistilBERT has no token types and no pooler, ELECTRA may have embeddings of another width
-and a projection behind them, RoBERTa differs in its checkpoints alone. All biases of the model are one flat array, so
-that a task's own biases are one gather (``BackboneConfig.bias_layout``). Axes: t packed tokens, d hidden,
-f feed-forward.
+and a projection behind them, RoBERTa's positions skip the padding tokens that a text spells. All biases of the model
+are one flat array, so that a task's own biases are one gather (``BackboneConfig.bias_layout``). Axes: t packed tokens,
+d hidden, f feed-forward.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Encoder(nnx.Module):
         self.config = config
         self.word = _normal(rngs, config.vocab_size, width)
         self.position = _normal(rngs, config.max_positions, width)
+        if config.skips_padding:
+            self.padding_position = nnx.Param(jnp.zeros(width))
         if config.type_vocab_size:
             self.token_type = _normal(rngs, config.type_vocab_size, width)
         self.embeddings_norm = nnx.Param(jnp.ones(width))
@@ -74,7 +76,11 @@ class Encoder(nnx.Module):
     def embed(self, batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
         """Sum of the embeddings, normed and, where they have another width, projected, f32."""
         x = sites.embed(self.word[...][batch.ids].astype(jnp.float32), batch.rows.first_token)
-        x = x + self.position[...][batch.positions].astype(jnp.float32)
+        places = self.position[...][batch.positions]
+        if self.config.skips_padding:
+            padding = batch.positions[:, None] == self.config.max_positions
+            places = jnp.where(padding, self.padding_position[...], places)
+        x = x + places.astype(jnp.float32)
         if self.config.type_vocab_size:
             x = x + self.token_type[...][batch.types].astype(jnp.float32)
         x = sites.norm(0, "embeddings_norm", x, self.embeddings_norm[...])

@@ -19,6 +19,7 @@ from jpets.deltas.view import HeadView, RowView, SlotView
 from jpets.model.batch import POOLINGS, PackedBatch, Rows
 from jpets.model.encoder import Params, SplitEncoder, cast_params
 from jpets.model.forward import encode, forward
+from jpets.model.positions import text_positions
 from jpets.types import Delta, Head, Pooling
 from pallas_kernels.numerics import take_rows
 from pallas_kernels.packed_attention import AttentionGroup
@@ -76,9 +77,9 @@ def task_outputs(
     """
     lead = sum((METHODS[delta.method].lead(delta) for delta in deltas), NO_LEAD)
     if isinstance(rows, PackedRows):
-        batch = packed_batch(rows, head.pooling, lead)
+        batch = packed_batch(rows, head.pooling, encoder.config, lead)
     else:
-        batch = rectangular_batch(rows, head.pooling, lead)
+        batch = rectangular_batch(rows, head.pooling, encoder.config, lead)
     params, bound = _bind(encoder.config, params, deltas, batch, dtype)
     if tensors:
         bound.append(_bind_head(head, tensors, batch))
@@ -101,7 +102,7 @@ def hidden_states(
     encoder: SplitEncoder, params: Params, rows: TextRows, dtype: str = "float32"
 ) -> Float[Array, "n l d"]:
     """Final hidden states of the bare backbone, f32; what stands past a row's length means nothing."""
-    hidden = encode(encoder, cast_params(params, dtype), rectangular_batch(rows, "mean"))
+    hidden = encode(encoder, cast_params(params, dtype), rectangular_batch(rows, "mean", encoder.config))
     return hidden.reshape(*rows.ids.shape, -1)
 
 
@@ -111,19 +112,22 @@ def acts_beside(delta: Delta) -> bool:
     return method.kind != "heavy" and method.step != "bias"
 
 
-def rectangular_batch(rows: TextRows, pooling: Pooling, lead: Lead = NO_LEAD) -> PackedBatch:
+def rectangular_batch(rows: TextRows, pooling: Pooling, config: BackboneConfig, lead: Lead = NO_LEAD) -> PackedBatch:
     """``rows``, with places for ``lead``'s virtual tokens before each, as the model takes a rectangular bucket; all are
     pooled alike."""
     places = ((0, 0), (lead.tokens, 0))
     ids, types = jnp.pad(rows.ids, places), jnp.pad(rows.types, places)
     count, length = ids.shape
     positions = jnp.tile(jnp.arange(length) + lead.first_position, count)
+    if config.skips_padding and not lead.tokens:
+        own = text_positions(ids, config, jnp)
+        positions = jnp.where(ids == config.padding_id, own, own + lead.first_position).reshape(-1)
     groups = (AttentionGroup(None, rows.lengths + lead.tokens),)
     firsts = _all_pooled(jnp.arange(count) * length, pooling)
     return PackedBatch(ids.reshape(-1), positions, types.reshape(-1), groups, None, None, firsts)
 
 
-def packed_batch(rows: PackedRows, pooling: Pooling, lead: Lead = NO_LEAD) -> PackedBatch:
+def packed_batch(rows: PackedRows, pooling: Pooling, config: BackboneConfig, lead: Lead = NO_LEAD) -> PackedBatch:
     """``rows``, with places for ``lead``'s virtual tokens before each, as the model takes a packed bucket; all are
     pooled alike."""
     count, longest = len(rows.lengths), rows.longest + lead.tokens
@@ -138,7 +142,12 @@ def packed_batch(rows: PackedRows, pooling: Pooling, lead: Lead = NO_LEAD) -> Pa
     ids, types = (jnp.where(place < lead.tokens, 0, take_rows(part, source)) for part in (rows.ids, rows.types))
     groups = (AttentionGroup(tokens, lengths),)
     cells = row * longest + place
-    return PackedBatch(ids, place + lead.first_position, types, groups, cells, row, _all_pooled(first, pooling))
+    positions = place + lead.first_position
+    if config.skips_padding and not lead.tokens:
+        padding = jnp.asarray(ids == config.padding_id, jnp.int32)
+        before = jnp.cumsum(padding) - padding
+        positions = jnp.where(padding, config.max_positions, positions - before + before[first[row]])
+    return PackedBatch(ids, positions, types, groups, cells, row, _all_pooled(first, pooling))
 
 
 def _all_pooled(first_token: Int[Array, " n"], pooling: Pooling) -> Rows:

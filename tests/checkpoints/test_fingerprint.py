@@ -67,3 +67,18 @@ def test_tokenizer_matters_but_not_its_truncation(tensors: Tensors, tokenizer_js
     assert fingerprint(tensors, json.dumps(cut, indent=2), bert.config) == expected
     data["model"]["vocab"]["three"] = 6
     assert fingerprint(tensors, json.dumps(data), bert.config) != expected
+
+
+def test_the_position_of_padding_matters_where_there_is_one(tokenizer_json: str, roberta: Any) -> None:
+    """Checkpoints have zeros there, and earlier fingerprints knew none."""
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.random(shape, np.float32) for name, shape in canonical_shapes(roberta.config).items()}
+    own = tensors.pop("padding_position")
+    earlier = fingerprint(tensors, tokenizer_json, roberta.config)
+    assert fingerprint({**tensors, "padding_position": np.zeros_like(own)}, tokenizer_json, roberta.config) == earlier
+    assert fingerprint({**tensors, "padding_position": own}, tokenizer_json, roberta.config) != earlier
+
+
+def test_the_usual_length_does_not_matter(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
+    cut = dataclasses.replace(bert.config, usual_length=8)
+    assert fingerprint(tensors, tokenizer_json, cut) == fingerprint(tensors, tokenizer_json, bert.config)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import numpy as np
 import pytest
 import tokenizers
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, make_head, make_task, random_delta, tiny
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, FIXTURES, dense_answer, make_head, make_task, random_delta, tiny
 
+from checkpoints.backbone import Backbone
+from checkpoints.tensors import read_tensors
 from jpets.engine.engine import Engine
+from jpets.tokenizing import Tokens
+from jpets.training.forward import packed_batch, rectangular_batch
+from jpets.training.tokens import packed, rectangle
 from jpets.types import Classification, Embedding, Query
 
 LONG = " ".join(["sparse matrices"] * 40)
@@ -39,3 +45,54 @@ def test_texts_are_answered(name: str, tmp_path: pathlib.Path) -> None:
             else:
                 assert isinstance(result, Classification)
                 np.testing.assert_allclose(result.logits, expected["logits"][0], atol=1e-4)
+
+
+SPELLED = {"tiny-bert": "a [PAD] chess [SEP] [MASK]", "tiny-roberta": "a <pad> chess <pad></s><mask> <pad>"}
+
+
+def as_the_library_counts(name: str, ids: np.ndarray, first: int = 0) -> Backbone:
+    """A backbone whose n-th position is what Hugging Face's RoBERTa gives to the n-th of ``ids``, from the
+    checkpoint's own table: padding has the row of its id, others one behind it for each that is not padding."""
+    backbone = tiny(name)
+    pad = backbone.config.padding_id
+    counted = (ids != pad).astype(int)
+    places = (np.cumsum(counted) + first) * counted + pad
+    (table,) = (own for key, own in read_tensors(FIXTURES / name).items() if "position_embeddings" in key)
+    position = np.concatenate([np.zeros((first, table.shape[1]), np.float32), table[places]])
+    return dataclasses.replace(backbone, params={**backbone.params, "position": position})
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_special_tokens_that_a_text_spells(name: str, tmp_path: pathlib.Path) -> None:
+    """They are attended to. Among RoBERTa's positions padding does not count, but where virtual tokens, which have no
+    ids, stand before the text."""
+    backbone, text = tiny(name), SPELLED[name]
+    config, head = backbone.config, make_head(np.random.default_rng(2), backbone.config.hidden_size, 3)
+    deltas = [random_delta("bitfit", config, 1), random_delta("prefix", config), random_delta("prompt", config)]
+    tasks = [make_task(backbone, delta.method, [delta], head) for delta in deltas]
+    with Engine(backbone, tasks, ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[1:]) as engine:
+        engine.start()
+        plain, *answers = engine.infer([Query(task and task.id, text) for task in (None, *tasks)])
+    ids = np.array(tokenizers.Tokenizer.from_str(backbone.tokenizer_json).encode(text).ids)
+    roberta = name == "tiny-roberta"
+    assert (ids == (1 if roberta else 0)).sum() == (3 if roberta else 1)
+    counted = as_the_library_counts(name, ids) if roberta else backbone
+    assert isinstance(plain, Embedding)
+    vector = dense_answer(counted, None, ids)["pooled"]
+    np.testing.assert_allclose(plain.embedding, vector / np.linalg.norm(vector), atol=1e-4)
+    behind = as_the_library_counts(name, ids, deltas[1].settings["first_position"]) if roberta else backbone
+    for task, result, own in zip(tasks, answers, (counted, behind, backbone), strict=True):
+        assert isinstance(result, Classification)
+        np.testing.assert_allclose(result.logits, dense_answer(own, task, ids)["logits"][0], atol=1e-4)
+
+
+def test_training_counts_positions_as_the_engine_does() -> None:
+    backbone = tiny("tiny-roberta")
+    texts = [np.array(ids, np.int32) for ids in ([0, 9, 1, 8, 2], [0, 1, 1, 7, 2, 5], [0, 3, 2])]
+    tokens = [Tokens(ids, np.zeros_like(ids)) for ids in texts]
+    rows, pad = rectangle(tokens, 8, 1), backbone.config.max_positions
+    places = [[0, 1, pad, 2, 3], [0, pad, pad, 1, 2, 3], [0, 1, 2]]
+    found = np.asarray(rectangular_batch(rows, "mean", backbone.config).positions).reshape(3, 8)
+    assert [own[: len(ids)].tolist() for own, ids in zip(found, texts, strict=True)] == places
+    flat = np.asarray(packed_batch(packed(tokens, 16, 8, 1), "mean", backbone.config).positions)
+    assert flat[:14].tolist() == [place for own in places for place in own]
