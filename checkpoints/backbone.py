@@ -9,16 +9,18 @@ import tokenizers
 
 from checkpoints.canonical import FloatArray, Params, from_params, to_params
 from checkpoints.fingerprint import fingerprint
+from checkpoints.finite import check_finite
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone
-from jpets.types import BackboneRef
+from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Backbone:
     """``params`` is the encoder's parameter tree in f32 NumPy arrays; weights are [in, out].
 
-    ``tokenizer_json`` is the text of ``tokenizer.json``, for ``tokenizers.Tokenizer.from_str``.
+    ``tokenizer_json`` is the text of ``tokenizer.json``, for ``tokenizers.Tokenizer.from_str``. ``embeds`` is how it
+    embeds texts without a task; the fingerprint does not cover it, as no task depends on it.
     """
 
     name: str
@@ -26,15 +28,23 @@ class Backbone:
     params: Params
     tokenizer_json: str
     fingerprint: str
+    embeds: EmbeddingRule = BY_MEAN
 
     @classmethod
     def of_tensors(
-        cls, name: str, config: BackboneConfig, tensors: Mapping[str, FloatArray], tokenizer_json: str
+        cls,
+        name: str,
+        config: BackboneConfig,
+        tensors: Mapping[str, FloatArray],
+        tokenizer_json: str,
+        embeds: EmbeddingRule = BY_MEAN,
     ) -> Backbone:
-        """A backbone from canonical tensors of the right shapes. Raises ``InvalidBackbone`` for a broken tokenizer."""
+        """A backbone from canonical tensors of the right shapes. Raises ``InvalidBackbone`` for a broken tokenizer, and
+        for numbers that are not finite."""
+        check_finite(tensors)
         _check_tokenizer(tokenizer_json, config)
         own = fingerprint(tensors, tokenizer_json, config)
-        return cls(name, config, to_params(tensors, config), tokenizer_json, own)
+        return cls(name, config, to_params(tensors, config), tokenizer_json, own, embeds)
 
     def computed_fingerprint(self) -> str:
         """The fingerprint of the parameters as they are now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -124,6 +124,13 @@ PARTS: Mapping[Kind, tuple[tuple[str, tuple[str, ...]], ...]] = MappingProxyType
     }
 )
 """What a module holds: our suffix, and its names in checkpoints, the old TensorFlow ones included."""
+
+
+def encoder_prefix(names: Iterable[str], family: str) -> str:
+    """What a model with a head puts before the names of its encoder's tensors; nothing where the encoder stands
+    alone."""
+    own = f"{FAMILIES[family].prefix}."
+    return own if any(name.startswith(own) for name in names) else ""
 
 
 def tensor_names(config: BackboneConfig) -> Iterator[tuple[str, tuple[str, ...], bool]]:

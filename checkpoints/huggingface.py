@@ -1,4 +1,7 @@
-"""Importing a backbone from a Hugging Face folder: ``config.json``, tensors, ``tokenizer.json``."""
+"""Importing a backbone from a Hugging Face folder: ``config.json``, tensors, ``tokenizer.json``.
+
+Where it is a Sentence-Transformers folder, the backbone embeds texts as that library does (``checkpoints.sentence``).
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,55 @@ import numpy.typing as npt
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import PADDING_POSITION, FloatArray, canonical_shapes
-from checkpoints.families import ACTIVATIONS, FAMILIES, tensor_names
+from checkpoints.families import ACTIVATIONS, FAMILIES, encoder_prefix, tensor_names
+from checkpoints.finite import check_finite
+from checkpoints.listing import listing
+from checkpoints.sentence import MODULES, Sentence, lowered, model_folder, read_sentence
 from checkpoints.tensors import read_tensors
 from checkpoints.tokenizer import read_tokenizer
+from checkpoints.wrappers import unwrapped
 from jpets.config import BackboneConfig
-from jpets.errors import InvalidBackbone
+from jpets.errors import InvalidBackbone, InvalidTask
+from jpets.types import BY_MEAN
 
 Tensors = Mapping[str, npt.NDArray[Any]]
+MOST_PROBLEMS = 6
+"""That are shown of a Sentence-Transformers folder."""
 
 
 def read_backbone(folder: Path, name: str | None = None) -> Backbone:
     """A backbone from a Hugging Face folder, with a head or without; the name is the folder's by default.
 
-    Raises ``InvalidBackbone`` with every missing or wrongly shaped tensor, and for settings that cannot be computed.
+    Raises ``InvalidBackbone`` with missing or wrongly shaped tensors, and for settings that cannot be computed.
     """
-    settings = read_settings(folder)
+    inner = model_folder(folder)
+    settings = read_settings(inner)
     family = family_of(settings)
-    tensors = read_tensors(folder)
-    own = f"{FAMILIES[family].prefix}."
-    prefix = own if any(key.startswith(own) for key in tensors) else ""
+    tensors = unwrapped(read_tensors(inner))
+    prefix = encoder_prefix(tensors, family)
     pooler = any(f"{prefix}{module}.weight" in tensors for _, module, _ in FAMILIES[family].pooler)
     config = read_config(settings, family, pooler)
-    found = convert(tensors, config, prefix, unused_positions(settings, family))
-    text = read_tokenizer(folder, settings, config)
+    found = convert(tensors, config, prefix, unused_positions(settings, family), finite=True)
+    text = read_tokenizer(inner, settings, config)
     config = dataclasses.replace(config, usual_length=text.usual_length)
-    return Backbone.of_tensors(name or folder.resolve().name, config, found, text.text)
+    sentence = _sentence(folder, config)
+    tokenizer_json = lowered(text.text) if sentence.lowercase else text.text
+    return Backbone.of_tensors(name or folder.resolve().name, config, found, tokenizer_json, sentence.rule)
+
+
+def _sentence(folder: Path, config: BackboneConfig) -> Sentence:
+    """How the backbone embeds texts by itself. Raises ``InvalidBackbone`` where that cannot be computed."""
+    problems: list[str] = []
+    try:
+        found = read_sentence(folder, config.max_positions, problems)
+    except InvalidTask as error:
+        raise InvalidBackbone(error.message) from error
+    if problems:
+        raise InvalidBackbone(
+            f"{'; '.join(problems[:MOST_PROBLEMS])}; for tasks alone, or the mean over the tokens, give a copy of the "
+            f"folder without {MODULES}"
+        )
+    return found or Sentence(BY_MEAN)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -110,13 +137,17 @@ def unused_positions(settings: Mapping[str, Any], family: str) -> int:
     return settings.get("pad_token_id", 1) + 1 if FAMILIES[family].positions_follow_pad else 0
 
 
-def convert(tensors: Tensors, config: BackboneConfig, prefix: str = "", unused: int = 0) -> dict[str, FloatArray]:
+def convert(
+    tensors: Tensors, config: BackboneConfig, prefix: str = "", unused: int = 0, *, finite: bool = False
+) -> dict[str, FloatArray]:
     """Canonical name -> f32 array, positions from row ``unused`` of their table on.
 
-    Raises ``InvalidBackbone`` listing every missing or wrongly shaped tensor.
+    Raises ``InvalidBackbone`` naming missing and wrongly shaped tensors and, where they are to be ``finite``, those
+    that are not: of each kind the first, and how many there are.
     """
     shapes = canonical_shapes(config)
     found: dict[str, FloatArray] = {}
+    names: dict[str, str] = {}
     errors = []
     for name, candidates, transposed in tensor_names(config):
         if name not in shapes:
@@ -132,9 +163,12 @@ def convert(tensors: Tensors, config: BackboneConfig, prefix: str = "", unused: 
             errors.append(f"{key}: expected floating-point numbers, found {tensors[key].dtype.name}")
         else:
             array = np.asarray(tensors[key], np.float32)[skipped:]
-            found[name] = array.T if transposed else array
+            found[name], names[name] = array.T if transposed else array, key
             if name == "position" and config.skips_padding:
                 found[PADDING_POSITION] = np.asarray(tensors[key][skipped - 1], np.float32)
+                names[PADDING_POSITION] = f"{key}[{skipped - 1}]"
     if errors:
-        raise InvalidBackbone(f"the checkpoint does not fit its config.json: {'; '.join(errors)}")
+        raise InvalidBackbone(f"the checkpoint does not fit its config.json: {listing(errors)}")
+    if finite:
+        check_finite({names[place]: array for place, array in found.items()})
     return found

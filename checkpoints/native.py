@@ -1,6 +1,6 @@
 """The native form of a backbone: a folder that loads without conversion.
 
-    backbone.json   {"format": 1, "name", "config": {...}, "fingerprint"}
+    backbone.json   {"format": 1, "name", "config": {...}, "fingerprint", "embeds": {...}}
     tokenizer.json
     params/         the parameter tree, written by Orbax
 
@@ -19,9 +19,11 @@ import pydantic
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import PADDING_POSITION, Params, canonical_shapes, from_params
+from checkpoints.finite import check_finite
 from jpets.config import BackboneConfig
 from jpets.errors import Conflict, InvalidBackbone
 from jpets.files import space_errors, sync_folder, temporary_sibling
+from jpets.types import BY_MEAN, EmbeddingRule
 
 MANIFEST, TOKENIZER, PARAMS = "backbone.json", "tokenizer.json", "params"
 FORMAT = 1
@@ -32,6 +34,8 @@ class _Manifest(pydantic.BaseModel):
     name: str
     config: BackboneConfig
     fingerprint: str
+    embeds: EmbeddingRule = BY_MEAN
+    """Which earlier folders do not have: theirs embed by the mean."""
 
 
 def is_native(folder: Path) -> bool:
@@ -43,7 +47,13 @@ def write_native(backbone: Backbone, folder: Path) -> None:
     if folder.exists():
         raise Conflict(f"{folder.name} exists already; remove it or choose another name")
     temporary = temporary_sibling(folder)
-    manifest = _Manifest(format=FORMAT, name=backbone.name, config=backbone.config, fingerprint=backbone.fingerprint)
+    manifest = _Manifest(
+        format=FORMAT,
+        name=backbone.name,
+        config=backbone.config,
+        fingerprint=backbone.fingerprint,
+        embeds=backbone.embeds,
+    )
     try:
         with space_errors():
             temporary.mkdir(parents=True)
@@ -66,7 +76,10 @@ def read_native(folder: Path, name: str | None = None, *, verify: bool = True) -
     if manifest.format != FORMAT:
         raise InvalidBackbone(f"{MANIFEST}: expected format {FORMAT}, found {manifest.format}; import it again")
     params = _restore(folder / PARAMS, manifest.config)
-    backbone = Backbone(name or manifest.name, manifest.config, params, tokenizer_json, manifest.fingerprint)
+    backbone = Backbone(
+        name or manifest.name, manifest.config, params, tokenizer_json, manifest.fingerprint, manifest.embeds
+    )
+    check_finite(from_params(params, manifest.config))
     if verify and backbone.computed_fingerprint() != manifest.fingerprint:
         raise InvalidBackbone(
             f"the parameters or tokenizer do not match the stored fingerprint {manifest.fingerprint}; "

@@ -209,6 +209,19 @@ class Preprocessing:
     thresholds: tuple[float, ...] | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class EmbeddingRule:
+    """How a backbone itself, without a task, makes an embedding of a text: the mean over the tokens, normalised, unless
+    its checkpoint says something else."""
+
+    pooling: Pooling = "mean"
+    normalize: bool = True
+    preprocessing: Preprocessing = Preprocessing()
+
+
+BY_MEAN = EmbeddingRule()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
     """What a user registers: id, backbone, deltas, head and labels."""
@@ -230,7 +243,8 @@ class Task:
 
 
 class LoadedBackbone(Protocol):
-    """A backbone in host memory, as a checkpoint reader gives it: ``params`` is the encoder's nested dict of arrays."""
+    """A backbone in host memory, as a checkpoint reader gives it: ``params`` is the encoder's nested dict of arrays,
+    ``embeds`` says how it embeds texts by itself."""
 
     @property
     def name(self) -> str: ...
@@ -242,3 +256,5 @@ class LoadedBackbone(Protocol):
     def tokenizer_json(self) -> str: ...
     @property
     def fingerprint(self) -> str: ...
+    @property
+    def embeds(self) -> EmbeddingRule: ...

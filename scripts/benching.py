@@ -21,7 +21,7 @@ from rich.table import Table
 from jpets.config import NAMED_BACKBONES, BackboneConfig
 from jpets.deltas import METHODS
 from jpets.model.encoder import Params, random_params
-from jpets.types import BackboneRef, Head, Task
+from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, Head, Task
 
 console = Console(stderr=True)
 
@@ -52,6 +52,7 @@ class RandomBackbone:
         '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[PAD]": 0}, "unk_token": "[PAD]"}}'
     )
     fingerprint: str = f"sha256:{0:064}"
+    embeds: EmbeddingRule = BY_MEAN
 
 
 def named_backbone(name: str) -> BackboneConfig:

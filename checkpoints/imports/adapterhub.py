@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -75,6 +76,7 @@ def read_adapterhub(folder: Path, backbone: Backbone, wishes: Wishes) -> Importe
     tensors = Unread(read_one_of(folder, FILES), problems)
     deltas = reader(settings, name, tensors, backbone)
     tensors.refuse_rest(f"not understood in a {family} adapter of architecture {architecture}")
-    head, labels = read_hub_head(folder, backbone, wishes, problems)
+    found = read_hub_head(folder, backbone, wishes, problems)
     problems.refuse()
-    return Imported(tuple(deltas), head, labels, notes_on_base(document.get("model_name"), backbone))
+    notes = (*notes_on_base(document.get("model_name"), backbone), *found.notes)
+    return dataclasses.replace(found, deltas=tuple(deltas), notes=notes)

@@ -9,7 +9,17 @@ from types import MappingProxyType
 from typing import Any
 
 from checkpoints.backbone import Backbone
-from checkpoints.imports.heads import Wishes, labels_of, read_head, read_linear, refuse_idle_wishes
+from checkpoints.imports.heads import (
+    Wishes,
+    check_outputs,
+    labels_of,
+    note_on_labels,
+    read_head,
+    read_linear,
+    refuse_idle_wishes,
+)
+from checkpoints.imports.imported import Imported
+from checkpoints.imports.sentence import embedding_of, is_sentence_folder
 from checkpoints.imports.settings import expect, names, read_json, unsupported
 from checkpoints.imports.tensor_files import read_one_of
 from checkpoints.imports.unread import Problems, Unread
@@ -35,37 +45,42 @@ CLASSES: Mapping[str, HeadType] = MappingProxyType(
     }
 )
 """End of ``model_class`` -> our head, where the model is one of transformers' own."""
+WITHOUT_HEAD = "the folder holds no head: the task gives embeddings; for labels save the adapter with its head"
 KNOWN = names("head_type num_labels layers activation_function label2id use_pooler bias dropout_prob")
 
 
-def read_hub_head(folder: Path, backbone: Backbone, wishes: Wishes, problems: Problems) -> tuple[Head, tuple[str, ...]]:
-    """The head in an adapter's folder and its labels; an embedding head where there is none."""
+def read_hub_head(folder: Path, backbone: Backbone, wishes: Wishes, problems: Problems) -> Imported:
+    """The head in an adapter's folder and its labels, without deltas; an embedding head, and a note, where there is
+    none."""
     if not (folder / CONFIG).is_file():
         if wishes.head not in (None, "embedding"):
             problems.options.append(f"{CONFIG}: the folder holds no {wishes.head} head; save the adapter with its head")
-            return Head("embedding"), ()
-        head = Head("embedding", pooling=wishes.pooling or "mean")
-        refuse_idle_wishes(head, wishes, problems.options)
-        return head, ()
+            return Imported((), Head("embedding"))
+        found = embedding_of(folder, backbone, wishes, problems.options)
+        refuse_idle_wishes(found.head, wishes, problems.options)
+        if wishes.head is None and not is_sentence_folder(folder):
+            found = dataclasses.replace(found, notes=(WITHOUT_HEAD, *found.notes))
+        return found
     document = read_json(folder / CONFIG)
     tensors = Unread(read_one_of(folder, FILES), problems)
     settings = document.get("config")
     if isinstance(settings, dict):
-        found = _flexible(settings, str(document.get("name")), tensors, backbone, wishes)
+        head = _flexible(settings, str(document.get("name")), tensors, backbone, wishes)
     else:
-        settings, found = document, _static(str(document.get("model_class")), tensors, backbone, wishes)
-    if found is None:
-        return Head("embedding"), ()
+        settings, head = document, _static(str(document.get("model_class")), tensors, backbone, wishes)
+    if head is None:
+        return Imported((), Head("embedding"))
     tensors.refuse_rest(f"not understood in a head for {backbone.config.family}")
-    refuse_idle_wishes(found, wishes, problems.options)
-    return found, labels_of(found, settings, wishes, problems.options)
+    refuse_idle_wishes(head, wishes, problems.options)
+    labels = labels_of(head, settings, wishes, problems.options)
+    return Imported((), head, labels, note_on_labels(labels))
 
 
 def _static(model: str, tensors: Unread, backbone: Backbone, wishes: Wishes) -> Head | None:
     """The head of a model of transformers' own; None, which is a problem, of another model."""
     kind = next((head for end, head in CLASSES.items() if model.endswith(end)), None)
     if kind is not None:
-        return read_head(tensors, backbone.config, kind, wishes.problem, None)
+        return read_head(tensors, backbone.config, kind, wishes.problem)
     tensors.problems.options.append(
         f"model_class: expected one that ends in {' or '.join(CLASSES)}, found {model[:80]!r}"
     )
@@ -106,7 +121,9 @@ def _flexible(
     own["kernel"], own["bias"] = read_linear(tensors, f"heads.{name}.{last}", inputs, biased=biased)
     if own["kernel"].shape[1] not in (0, outputs):
         problems.append(f"num_labels: {outputs}, found a head of {own['kernel'].shape[1]} outputs")
-    return dataclasses.replace(head, tensors=own)
+    head = dataclasses.replace(head, tensors=own)
+    check_outputs(head, problems)
+    return head
 
 
 def _activation(settings: Mapping[str, Any], problems: list[str]) -> str:

@@ -12,16 +12,27 @@ import numpy.typing as npt
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray, canonical_shapes, from_params
-from checkpoints.families import FAMILIES, tensor_names
+from checkpoints.families import FAMILIES, encoder_prefix, tensor_names
 from checkpoints.huggingface import convert, family_of, read_config, read_settings, unused_positions
-from checkpoints.imports.heads import PROBLEMS, Wishes, head_of_names, labels_of, read_head, refuse_idle_wishes
-from checkpoints.imports.sentence import embedding_head
+from checkpoints.imports.heads import (
+    PROBLEMS,
+    Wishes,
+    head_of_names,
+    labels_of,
+    note_on_labels,
+    read_head,
+    refuse_idle_wishes,
+)
+from checkpoints.imports.imported import PLAIN, Imported
+from checkpoints.imports.sentence import cut, embedding_of, is_sentence_folder
 from checkpoints.imports.unread import Problems, Unread
+from checkpoints.sentence import model_folder
 from checkpoints.tensors import read_tensors
 from checkpoints.validation import refuse
+from checkpoints.wrappers import unwrapped
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidTask
-from jpets.types import Head, HeadType
+from jpets.types import Head, HeadType, Preprocessing
 
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 """What older checkpoints carry beside parameters."""
@@ -49,11 +60,14 @@ class FullModel:
     tensors: Mapping[str, FloatArray]
     head: Head
     labels: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    preprocessing: Preprocessing = PLAIN
 
 
 def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     """Raises ``InvalidTask`` for a checkpoint of another architecture, ``InvalidBackbone`` for one that is broken."""
-    settings = read_settings(folder)
+    inner = model_folder(folder)
+    settings = read_settings(inner)
     family = family_of(settings)
     config = read_config(settings, family, backbone.config.pooler)
     mine, theirs = backbone.config.to_dict(), config.to_dict()
@@ -64,9 +78,8 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
             if mine[key] != theirs[key]
         ]
     )
-    own = f"{FAMILIES[family].prefix}."
-    stored = dict(read_tensors(folder))
-    prefix = own if any(key.startswith(own) for key in stored) else ""
+    stored = unwrapped(read_tensors(inner))
+    prefix = encoder_prefix(stored, family)
     pooled = all(f"{prefix}{module}.weight" in stored for _, module, _ in FAMILIES[family].pooler)
     own_config = dataclasses.replace(config, pooler=config.pooler and pooled)
     tensors = convert(stored, own_config, prefix, unused_positions(settings, family))
@@ -77,20 +90,36 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
         tensors=[f"{name}: expected finite numbers" for name, array in tensors.items() if not np.isfinite(array).all()]
     )
     rest = Unread(_without_known(stored, config, prefix), problems)
-    kind = wishes.head or _head_type(settings, rest, config)
+    kind = wishes.head or ("embedding" if is_sentence_folder(folder) else _head_type(settings, rest, config))
     problem = wishes.problem or PROBLEMS.get(str(settings.get("problem_type")), None)
     if problem is None and settings.get("problem_type") is not None:
         problems.options.append(
             f"problem_type: expected one of {sorted(PROBLEMS)}, found {str(settings['problem_type'])[:80]!r}"
         )
-    head = read_head(rest, backbone.config, kind, problem, wishes.pooling)
     if kind == "embedding":
-        head = embedding_head(folder, head, wishes.pooling, problems.options)
+        found = embedding_of(folder, backbone, wishes, problems.options)
+        if wishes.head is None and not is_sentence_folder(folder):
+            _expect_no_labels(settings, problems.options)
+    else:
+        head = read_head(rest, backbone.config, kind, problem)
+        labels = labels_of(head, settings, wishes, problems.options)
+        found = Imported((), head, labels, note_on_labels(labels))
     rest.refuse_rest(f"not understood in a {family} checkpoint with a {kind} head")
-    labels = labels_of(head, settings, wishes, problems.options)
-    refuse_idle_wishes(head, wishes, problems.options)
+    refuse_idle_wishes(found.head, wishes, problems.options)
     problems.refuse()
-    return FullModel(tensors, head, labels)
+    found = cut(found, wishes)
+    return FullModel(tensors, found.head, found.labels, found.notes, found.preprocessing)
+
+
+def _expect_no_labels(settings: Mapping[str, Any], problems: list[str]) -> None:
+    """A problem for a model without a head whose configuration is a classifier's: the head was not saved."""
+    named = settings.get("id2label")
+    labels = [str(label) for at, label in named.items() if label != f"LABEL_{at}"] if isinstance(named, dict) else []
+    said = f"names labels ({', '.join(labels[:3])[:120]})" if labels else "names a problem_type"
+    if labels or settings.get("problem_type") is not None:
+        problems.append(
+            f"config.json {said}, but the folder holds no head; save the model with its head, or say --head embedding"
+        )
 
 
 def _without_known(stored: Stored, config: BackboneConfig, prefix: str) -> Stored:

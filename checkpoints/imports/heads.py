@@ -72,7 +72,10 @@ class Wishes:
     problem: Problem | None = None
     labels: tuple[str, ...] = ()
     pooling: Pooling | None = None
-    """Of an embedding head."""
+    """Of an embedding head, as ``normalize``."""
+    normalize: bool | None = None
+    max_length: int | None = None
+    """Tokens that texts are cut to."""
 
 
 def read_linear(tensors: Unread, module: str, inputs: int, *, biased: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -85,16 +88,12 @@ def read_linear(tensors: Unread, module: str, inputs: int, *, biased: bool = Tru
     return kernel, tensors.take(f"{module}.bias", (outputs or None,)) if biased else np.zeros(outputs, np.float32)
 
 
-def read_head(
-    tensors: Unread, config: BackboneConfig, kind: HeadType, problem: Problem | None, pooling: Pooling | None
-) -> Head:
-    """The head of a model whose head modules have their usual names.
+def read_head(tensors: Unread, config: BackboneConfig, kind: HeadType, problem: Problem | None) -> Head:
+    """The head of a model whose head modules have their usual names; not of an embedding, which has none.
 
-    Without ``problem`` a single output for a text is a value, as transformers has it. An embedding head has none;
-    ``pooling`` is its own. Problems go to ``tensors.problems``.
+    Without ``problem`` a single output for a text is a value, as transformers has it; heads that read tokens have one
+    problem, whatever a configuration says. Problems go to ``tensors.problems``.
     """
-    if kind == "embedding":
-        return Head("embedding", pooling=pooling or "mean")
     layout = LAYOUTS[config.family][kind]
     own = {}
     inputs = config.hidden_size
@@ -102,10 +101,21 @@ def read_head(
         own["dense_kernel"], own["dense_bias"] = read_linear(tensors, layout.dense, inputs)
         inputs = own["dense_kernel"].shape[1]
     own["kernel"], own["bias"] = read_linear(tensors, layout.output, inputs)
-    if problem is None:
-        is_value = kind == "sequence-classification" and own["kernel"].shape[1] == 1
-        problem = "regression" if is_value else "single-label"
-    return Head(kind, own, problem=problem, pooling=layout.pooling, activation=layout.activation)
+    if kind != "sequence-classification":
+        problem = "single-label"
+    elif problem is None:
+        problem = "regression" if own["kernel"].shape[1] == 1 else "single-label"
+    head = Head(kind, own, problem=problem, pooling=layout.pooling, activation=layout.activation)
+    check_outputs(head, tensors.problems.options)
+    return head
+
+
+def check_outputs(head: Head, problems: list[str]) -> None:
+    """A problem for a head that gives one answer whatever the text: of one class there is only one to choose."""
+    if head.outputs != 1 or head.problem != "single-label" or head.type in UNLABELLED:
+        return
+    other = "; say --problem regression or multi-label" if head.type == "sequence-classification" else ""
+    problems.append(f"expected several classes in a {head.type} head of single labels, found one output{other}")
 
 
 def head_of_names(tensors: Unread, config: BackboneConfig) -> Sequence[HeadType]:
@@ -126,6 +136,10 @@ def labels_of(head: Head, settings: Mapping[str, Any], wishes: Wishes, problems:
             problems.append(f"labels: expected {head.outputs}, one for each output, found {len(wishes.labels)}")
         problems += name_errors(wishes.labels, "labels")
         return wishes.labels
+    for option in ("num_labels", "_num_labels"):
+        wrong = f"{option}: {settings.get(option)}, found a head of {head.outputs} outputs"
+        if type(settings.get(option)) is int and settings[option] != head.outputs and wrong not in problems:
+            problems.append(wrong)
     option, by_id = _by_id(settings, problems)
     if not by_id:
         return () if head.problem == "regression" else tuple(f"LABEL_{at}" for at in range(head.outputs))
@@ -139,6 +153,13 @@ def labels_of(head: Head, settings: Mapping[str, Any], wishes: Wishes, problems:
     return labels
 
 
+def note_on_labels(labels: Sequence[str]) -> tuple[str, ...]:
+    """What the user is told where a checkpoint does not name its labels."""
+    if not labels or any(label != f"LABEL_{at}" for at, label in enumerate(labels)):
+        return ()
+    return (f"the checkpoint does not name its {len(labels)} labels, which are {labels[0]} ... now; see --labels",)
+
+
 def refuse_idle_wishes(head: Head, wishes: Wishes, problems: list[str]) -> None:
     """A problem for each wish that can have no effect on this head."""
     if wishes.head not in (None, head.type):
@@ -147,6 +168,7 @@ def refuse_idle_wishes(head: Head, wishes: Wishes, problems: list[str]) -> None:
         ("problem", wishes.problem, head.type != "sequence-classification"),
         ("labels", len(wishes.labels), head.type in UNLABELLED),
         ("pooling", wishes.pooling, head.type != "embedding"),
+        ("normalize", wishes.normalize is not None, head.type != "embedding"),
     ]
     problems += [
         f"{option}: expected none for a head of type {head.type}, found {found}; leave it out"

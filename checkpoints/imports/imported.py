@@ -6,17 +6,20 @@ import dataclasses
 from pathlib import PurePath
 
 from checkpoints.backbone import Backbone
-from jpets.types import Delta, Head
+from jpets.types import Delta, Head, Preprocessing
+
+PLAIN = Preprocessing()
 
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """``notes`` are for the user: what the checkpoint says that could not be checked."""
+    """``notes`` are for the user: what the checkpoint says that could not be checked, or does not say."""
 
     deltas: tuple[Delta, ...]
     head: Head
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    preprocessing: Preprocessing = PLAIN
 
 
 def notes_on_base(base: object, backbone: Backbone) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,13 +11,23 @@ from typing import Any
 import numpy.typing as npt
 
 from checkpoints.backbone import Backbone
-from checkpoints.imports.heads import Wishes, head_of_names, labels_of, read_head, refuse_idle_wishes
+from checkpoints.imports.heads import (
+    Wishes,
+    head_of_names,
+    labels_of,
+    note_on_labels,
+    read_head,
+    refuse_idle_wishes,
+)
 from checkpoints.imports.imported import Imported, notes_on_base
 from checkpoints.imports.peft_linear import ia3_deltas, lora_deltas
 from checkpoints.imports.peft_virtual import prefix_deltas, prompt_deltas
+from checkpoints.imports.sentence import embedding_of
 from checkpoints.imports.settings import expect_list, names, read_json, unsupported
 from checkpoints.imports.tensor_files import read_one_of
 from checkpoints.imports.unread import Problems, Unread
+from checkpoints.sentence import model_folder
+from checkpoints.wrappers import unwrapped_name
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Head, HeadType
 
@@ -39,6 +50,15 @@ TASK_TYPES: Mapping[str, HeadType] = MappingProxyType(
         "FEATURE_EXTRACTION": "embedding",
     }
 )
+MODEL_TYPES: Mapping[str, HeadType] = MappingProxyType(
+    {
+        "ForSequenceClassification": "sequence-classification",
+        "ForTokenClassification": "token-classification",
+        "ForQuestionAnswering": "question-answering",
+        "Model": "embedding",
+    }
+)
+"""End of the class that was tuned -> head; PEFT writes that class where it was told no task type."""
 GENERAL = names(
     "peft_type task_type peft_version auto_mapping base_model_name_or_path revision inference_mode modules_to_save"
 )
@@ -92,19 +112,21 @@ READERS: Mapping[str, tuple[Reader, frozenset[str]]] = MappingProxyType(
 
 def read_peft(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported:
     """Raises ``InvalidTask`` with every problem found; an option that is not supported is one."""
-    settings = read_json(folder / CONFIG)
+    inner = model_folder(folder)
+    settings = read_json(inner / CONFIG)
     kind = settings.get("peft_type")
     if not isinstance(kind, str) or kind not in READERS:
         raise InvalidTask(f"{CONFIG}: peft_type must be one of {sorted(READERS)}, found {kind!r}")
     reader, known = READERS[kind]
     problems = Problems([*unsupported(settings, GENERAL | known, f"peft_type {kind}")])
-    tensors = Unread(_own_tensors(read_one_of(folder, FILES), problems.tensors), problems)
+    tensors = Unread(_own_tensors(read_one_of(inner, FILES), problems.tensors), problems)
     _drop_replaced(tensors, [*HEADS, *expect_list(settings, "modules_to_save", str, [], problems.options)])
     deltas = reader(settings, tensors, backbone)
-    head, labels = _head(settings, tensors, backbone, wishes)
+    found = _head(folder, settings, tensors, backbone, wishes)
     tensors.refuse_rest(f"not understood in a {backbone.config.family} checkpoint of peft_type {kind}")
     problems.refuse()
-    return Imported(tuple(deltas), head, labels, notes_on_base(settings.get("base_model_name_or_path"), backbone))
+    notes = (*notes_on_base(settings.get("base_model_name_or_path"), backbone), *found.notes)
+    return dataclasses.replace(found, deltas=tuple(deltas), notes=notes)
 
 
 def _own_tensors(stored: Stored, problems: list[str]) -> Stored:
@@ -127,6 +149,7 @@ def _same(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
 
 
 def _unwrapped(name: str) -> str:
+    name = unwrapped_name(name)
     return name.removeprefix(next((wrapper for wrapper in WRAPPED if name.startswith(wrapper)), ""))
 
 
@@ -148,16 +171,26 @@ def _drop_replaced(tensors: Unread, saved: Collection[str]) -> None:
             tensors.drop(name)
 
 
-def _head(
-    settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, wishes: Wishes
-) -> tuple[Head, tuple[str, ...]]:
-    """The head among the tensors, and its labels."""
+def _head(folder: Path, settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, wishes: Wishes) -> Imported:
+    """The head among the tensors, and its labels; without deltas."""
     kind, problems = _head_type(settings, tensors, backbone, wishes), tensors.problems.options
     if kind is None:
-        return Head("embedding"), ()
-    head = read_head(tensors, backbone.config, kind, wishes.problem, wishes.pooling)
+        return Imported((), Head("embedding"))
+    if kind == "embedding":
+        found = embedding_of(folder, backbone, wishes, problems)
+        refuse_idle_wishes(found.head, wishes, problems)
+        return found
+    head = read_head(tensors, backbone.config, kind, wishes.problem)
     refuse_idle_wishes(head, wishes, problems)
-    return head, labels_of(head, settings, wishes, problems)
+    labels = labels_of(head, settings, wishes, problems)
+    return Imported((), head, labels, note_on_labels(labels))
+
+
+def _tuned_model(settings: Mapping[str, Any]) -> str | None:
+    """The class of the model that was tuned, where that is said."""
+    mapping = settings.get("auto_mapping")
+    found = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+    return found if isinstance(found, str) and found else None
 
 
 def _head_type(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, wishes: Wishes) -> HeadType | None:
@@ -171,6 +204,17 @@ def _head_type(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone,
         tensors.problems.options.append(f"task_type: expected one of {sorted(TASK_TYPES)}, found {task_type!r}")
         return None
     found = head_of_names(tensors, backbone.config)
+    tuned = _tuned_model(settings)
+    if tuned is not None:
+        expected = next((kind for end, kind in MODEL_TYPES.items() if tuned.endswith(end)), None)
+        if expected is not None and (expected == "embedding" or expected in found):
+            return expected
+        lacks = "the folder lacks its head" if expected is not None else "whose head is not supported"
+        tensors.problems.options.append(
+            f"auto_mapping: the adapter was trained in a {tuned[:80]}, {lacks}; save it again with the task_type, or "
+            "say --head embedding to do without the head"
+        )
+        return None
     if len(found) > 1:
         tensors.problems.options.append(
             f"task_type is not set, and the saved modules may be {' or '.join(found)}: say which head"

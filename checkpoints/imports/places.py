@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from checkpoints.families import FAMILIES, Kind
+from checkpoints.families import FAMILIES, Kind, encoder_prefix
 from jpets.config import BackboneConfig
 
 
@@ -29,5 +29,4 @@ def module_places(config: BackboneConfig) -> Mapping[str, ModulePlace]:
 
 def model_prefix(config: BackboneConfig, names: Iterable[str]) -> str:
     """What a model with a head puts before its encoder's modules; nothing where the encoder itself was tuned."""
-    prefix = f"{FAMILIES[config.family].prefix}."
-    return prefix if any(name.startswith(prefix) for name in names) else ""
+    return encoder_prefix(names, config.family)

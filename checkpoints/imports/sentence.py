@@ -1,52 +1,45 @@
-"""How a Sentence-Transformers folder makes an embedding of its model's hidden states: ``modules.json``."""
+"""The embedding head that a checkpoint's folder asks for, by Sentence-Transformers' files where it has them."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
-from checkpoints.imports.settings import read_json
-from jpets.errors import InvalidTask
-from jpets.types import Head, Pooling
-
-MODULES = "modules.json"
-UNDERSTOOD = ("Transformer", "Pooling", "Normalize")
-POOLINGS: Mapping[str, Pooling] = MappingProxyType(
-    {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
-)
-MODE = "pooling_mode"
+from checkpoints.backbone import Backbone
+from checkpoints.imports.heads import Wishes
+from checkpoints.imports.imported import Imported
+from checkpoints.sentence import MODULES, lowercases, read_sentence
+from jpets.types import Head
 
 
-def embedding_head(folder: Path, head: Head, wished: Pooling | None, problems: list[str]) -> Head:
-    """``head`` with the pooling and normalisation of the folder's modules, where it has any; a pooling that the user
-    wishes stays. What they do beside is a problem."""
-    if not (folder / MODULES).is_file():
-        return head
-    try:
-        listed = json.loads((folder / MODULES).read_bytes())
-        modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in listed]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise InvalidTask(f"{MODULES}: expected a list of modules with type and path") from error
-    problems += [f"{MODULES}: {kind[:80]!r} is not supported" for kind, _ in modules if kind not in UNDERSTOOD]
-    head = dataclasses.replace(head, normalize=any(kind == "Normalize" for kind, _ in modules))
-    place = next((path for kind, path in modules if kind == "Pooling"), None)
-    if wished is not None or place is None:
-        return head
-    if Path(place).name != place:
-        problems.append(f"{MODULES}: expected the name of a folder in the folder, found {place[:80]!r}")
-        return head
-    settings = read_json(folder / place / "config.json")
-    modes = [
-        name.removeprefix(f"{MODE}_") for name, on in settings.items() if name.startswith(f"{MODE}_") and on is True
-    ]
-    if isinstance(settings.get(MODE), str):
-        modes.append(settings[MODE])
-    if len(modes) != 1 or modes[0] not in POOLINGS:
+def is_sentence_folder(folder: Path) -> bool:
+    """Whether it says how its model's hidden states become an embedding."""
+    return (folder / MODULES).is_file()
+
+
+def embedding_of(folder: Path, backbone: Backbone, wishes: Wishes, problems: list[str]) -> Imported:
+    """The head with the pooling and normalisation of the folder's modules, unless the user wishes others, and what
+    happens to texts before. What the folder asks for beside is a problem."""
+    found = read_sentence(folder, backbone.config.max_positions, problems, wishes.pooling)
+    if found is None:
+        head = Head("embedding", pooling=wishes.pooling or "mean", normalize=bool(wishes.normalize))
+        said = wishes.pooling is not None and wishes.normalize is not None
+        scale = "normalised" if head.normalize else "not normalised"
+        note = f"the folder does not say how it embeds: pooled by {head.pooling}, {scale}; see --pooling, --normalize"
+        return Imported((), head, notes=() if said else (note,))
+    if found.lowercase and not lowercases(backbone.tokenizer_json):
         problems.append(
-            f"{place}/config.json: expected {MODE} to be one of {sorted(POOLINGS)}, found {str(modes)[:80]}"
+            "do_lower_case: the backbone's tokenizer keeps the case of texts; load this folder itself as a backbone, "
+            "which then lowers it"
         )
-        return head
-    return dataclasses.replace(head, pooling=POOLINGS[modes[0]])
+    normalize = found.rule.normalize if wishes.normalize is None else wishes.normalize
+    head = Head("embedding", pooling=found.rule.pooling, normalize=normalize)
+    return Imported((), head, notes=found.notes, preprocessing=found.rule.preprocessing)
+
+
+def cut(imported: Imported, wishes: Wishes) -> Imported:
+    """With the length that the user wishes texts to be cut to, if any."""
+    if wishes.max_length is None:
+        return imported
+    rule = dataclasses.replace(imported.preprocessing, max_length=wishes.max_length, truncation=True)
+    return dataclasses.replace(imported, preprocessing=rule)

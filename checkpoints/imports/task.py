@@ -13,22 +13,23 @@ from checkpoints.imports.full import FullModel, read_full
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported
 from checkpoints.imports.peft import CONFIG, read_peft
+from checkpoints.imports.sentence import cut
 from checkpoints.imports.settings import read_json
+from checkpoints.sentence import model_folder
 from checkpoints.validation import validate
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Preprocessing, Task
 
-PLAIN = Preprocessing()
-
 
 def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported | None:
     """What a PEFT or AdapterHub folder holds; None for a folder of neither. Raises ``InvalidTask``."""
-    if not (folder / CONFIG).is_file():
+    inner = model_folder(folder)
+    if not (inner / CONFIG).is_file():
         return None
-    settings = read_json(folder / CONFIG)
+    settings = read_json(inner / CONFIG)
     if is_adapterhub(settings):
-        return read_adapterhub(folder, backbone, wishes)
-    return read_peft(folder, backbone, wishes)
+        return cut(read_adapterhub(folder, backbone, wishes), wishes)
+    return cut(read_peft(folder, backbone, wishes), wishes)
 
 
 def read_model(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
@@ -39,7 +40,7 @@ def read_model(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
 
 def check_model(folder: Path) -> None:
     """Raises ``InvalidTask`` for a folder that holds neither an adapter nor a model."""
-    if not (folder / "config.json").is_file():
+    if not (model_folder(folder) / "config.json").is_file():
         raise InvalidTask(
             f"expected {CONFIG} (PEFT, AdapterHub) or config.json (a fine-tuned model) in the folder, found neither"
         )
@@ -47,7 +48,8 @@ def check_model(folder: Path) -> None:
 
 def base_model(folder: Path) -> str:
     """What an adapter's folder says that it was trained on. Raises ``InvalidTask``."""
-    settings = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    file = model_folder(folder) / CONFIG
+    settings = read_json(file) if file.is_file() else {}
     found = settings.get("base_model_name_or_path") or settings.get("model_name")
     if not isinstance(found, str) or not found:
         raise InvalidTask("the folder does not say which backbone it was trained on: give --backbone")
@@ -56,18 +58,18 @@ def base_model(folder: Path) -> str:
 
 def extracted(model: FullModel, deltas: Sequence[Delta]) -> Imported:
     """Deltas that were extracted from a fully fine-tuned model, with its head."""
-    return Imported(tuple(deltas), model.head, model.labels)
+    return Imported(tuple(deltas), model.head, model.labels, model.notes, model.preprocessing)
 
 
-def make_task(id: str, imported: Imported, backbone: Backbone, preprocessing: Preprocessing = PLAIN) -> Task:
-    """The checked task. Raises ``InvalidTask``."""
+def make_task(id: str, imported: Imported, backbone: Backbone, preprocessing: Preprocessing | None = None) -> Task:
+    """The checked task; with ``preprocessing`` instead of its own, if any. Raises ``InvalidTask``."""
     task = Task(
         id=id,
         backbone=backbone.ref(),
         deltas=imported.deltas,
         head=imported.head,
         labels=imported.labels,
-        preprocessing=preprocessing,
+        preprocessing=imported.preprocessing if preprocessing is None else preprocessing,
         created=datetime.date.today().isoformat(),
     )
     task = dataclasses.replace(task, deltas=tuple(delta for delta in task.deltas if delta.tensors))

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from checkpoints.canonical import FloatArray
-from checkpoints.validation import refuse
+from checkpoints.listing import listing
+from jpets.errors import InvalidTask
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
 class Problems:
-    """What is wrong with a checkpoint, collected so that all of it is said at once.
-
-    Only the first few are shown, and one option can spoil every tensor: options come first.
+    """What is wrong with a checkpoint, collected so that all of it is said at once, options first: one can spoil every
+    tensor. Of many tensors with one fault the first few are named, and how many there are.
     """
 
     options: list[str] = dataclasses.field(default_factory=list)
@@ -29,8 +29,9 @@ class Problems:
         return bool(self.options or self.tensors)
 
     def refuse(self) -> None:
-        """Raises ``InvalidTask`` with all of them, unless there are none."""
-        refuse([*self.options, *self.tensors])
+        """Raises ``InvalidTask``, unless there are none."""
+        if self:
+            raise InvalidTask(listing([*self.options, *self.tensors]))
 
 
 class Unread:

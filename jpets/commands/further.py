@@ -62,7 +62,8 @@ def further_pretrained(
     trained = jax.tree.leaves([params["layers"][layer] for layer in layers])
     if not all(map(math.isfinite, losses)) or not all(bool(jnp.isfinite(leaf).all()) for leaf in trained):
         raise InvalidInput("losses or weights are not finite: training diverged; try a lower rate")
-    return Backbone.of_tensors(name, config, from_params(params, config), backbone.tokenizer_json), losses
+    tensors = from_params(params, config)
+    return Backbone.of_tensors(name, config, tensors, backbone.tokenizer_json, backbone.embeds), losses
 
 
 def first_and_last(losses: Sequence[float]) -> tuple[float, float]:

@@ -1,0 +1,262 @@
+"""What a Sentence-Transformers folder does around its model: what happens to texts before it, and to tokens behind it.
+
+    modules.json                       the modules in their order, and where each lies
+    sentence_bert_config.json          max_seq_length, do_lower_case (beside the model; older ones name the family)
+    config_sentence_transformers.json  prompts, and which one every text gets
+    1_Pooling/config.json              how tokens become one vector
+
+Whatever else such a folder asks for is a problem, and named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from checkpoints.imports.settings import MAX_BYTES, expect, expect_count, names, read_json, unsupported
+from jpets.errors import InvalidBackbone, InvalidTask
+from jpets.types import EmbeddingRule, Pooling, Preprocessing
+
+MODULES = "modules.json"
+PROMPTS = "config_sentence_transformers.json"
+LIBRARY = "sentence_transformers."
+UNDERSTOOD = ("Transformer", "Pooling", "Normalize")
+WITHOUT_EFFECT = ("Dropout",)
+"""Modules that do nothing after training."""
+FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+"""After which the file of the model's settings may be named, ``bert`` whatever the family since version 0.3."""
+POOLINGS: Mapping[str, Pooling] = MappingProxyType(
+    {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
+)
+MODE = "pooling_mode"
+POOLING_KEYS = names(
+    "word_embedding_dimension embedding_dimension include_prompt pooling_mode pooling_mode_cls_token "
+    "pooling_mode_mean_tokens pooling_mode_max_tokens pooling_mode_mean_sqrt_len_tokens "
+    "pooling_mode_weightedmean_tokens pooling_mode_lasttoken"
+)
+TRANSFORMER_KEYS = names(
+    "max_seq_length do_lower_case transformer_task modality_config module_output_name "
+    # how the library computes, not what
+    "unpad_inputs backend"
+)
+ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
+"""What the library hands to transformers, by its old and new names."""
+HARMLESS = names(
+    "torch_dtype dtype attn_implementation add_pooling_layer use_safetensors low_cpu_mem_usage device_map "
+    "trust_remote_code use_fast model_max_length clean_up_tokenization_spaces local_files_only cache_dir revision token"
+)
+"""Of these: about loading and precision, or read elsewhere."""
+TEXT_MODALITY: Mapping[str, object] = MappingProxyType(
+    {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+)
+UNLIMITED = 1 << 20
+"""Tokenizers without a limit say a number above this."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentence:
+    """``lowercase``: texts lose their case before they are tokenised, whatever the tokenizer does.
+
+    ``notes`` are for the user: what the folder offers and does not do by itself.
+    """
+
+    rule: EmbeddingRule
+    lowercase: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class _Module(NamedTuple):
+    kind: str
+    path: str
+
+
+def model_folder(folder: Path) -> Path:
+    """Where the model's own files lie: in a folder of their own where ``modules.json`` says so, as older ones do."""
+    try:
+        listed = json.loads((folder / MODULES).read_bytes())
+        places = [str(each["path"]) for each in listed if _kind(str(each["type"])) == "Transformer"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):  # which reading them all refuses
+        return folder
+    inner = [folder / place for place in places if _is_name(place)]
+    return next((each for each in inner if any(each.glob("*config.json"))), folder)
+
+
+def read_sentence(
+    folder: Path,
+    longest: int,
+    problems: list[str],
+    pooling: Pooling | None = None,
+) -> Sentence | None:
+    """How the folder makes an embedding of a text; None for one that does not say, without ``modules.json``.
+
+    ``longest`` is the most tokens that the model takes; ``pooling`` is the user's, in the place of the folder's.
+    Raises ``InvalidTask`` for files that cannot be read.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    modules = _modules(folder, problems)
+    prompt, notes = _prompts(folder, problems)
+    settings = _settings(folder)
+    lowercase = expect(settings, "do_lower_case", bool, False, problems)
+    rule = EmbeddingRule(
+        pooling or _pooling(folder, modules, problems, prompted=bool(prompt)),
+        any(module.kind == "Normalize" for module in modules),
+        Preprocessing(min(longest, _most_tokens(folder, settings, problems) or longest), True, prefix=prompt or None),
+    )
+    _check_settings(settings, problems)
+    return Sentence(rule, lowercase, notes)
+
+
+def lowercases(tokenizer_json: str) -> bool:
+    """Whether a tokenizer takes texts without their case."""
+    normalizer = tokenizers.Tokenizer.from_str(tokenizer_json).normalizer
+    return normalizer is not None and normalizer.normalize_str("ABC").islower()
+
+
+def lowered(tokenizer_json: str) -> str:
+    """A tokenizer that does, as Sentence-Transformers makes one; itself where it did before.
+
+    Raises ``InvalidBackbone`` for what is no tokenizer.
+    """
+    try:
+        if lowercases(tokenizer_json):
+            return tokenizer_json
+    except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
+        raise InvalidBackbone("tokenizer.json cannot be read; save the fast tokenizer again") from error
+    document = json.loads(tokenizer_json)
+    own = document.get("normalizer")
+    others = own["normalizers"] if own and own["type"] == "Sequence" else [own] if own else []
+    document["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *others]}
+    return json.dumps(document, ensure_ascii=False)
+
+
+def _is_name(place: str) -> bool:
+    """Whether it is the name of a folder in a folder."""
+    return bool(place) and Path(place).name == place and place != ".." and "\\" not in place
+
+
+def _kind(reference: str) -> str:
+    """A module's class without its package, which the library moved; somebody's own class as it is written."""
+    return reference.rpartition(".")[2] if reference.startswith(LIBRARY) else reference
+
+
+def _modules(folder: Path, problems: list[str]) -> Sequence[_Module]:
+    """Those that do something, in their order."""
+    try:
+        if (folder / MODULES).stat().st_size > MAX_BYTES:
+            raise ValueError
+        listed = json.loads((folder / MODULES).read_bytes())
+        modules = [_Module(_kind(str(each["type"])), str(each["path"])) for each in listed]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise InvalidTask(f"{MODULES}: expected a list of modules with type and path") from error
+    modules = [module for module in modules if module.kind not in WITHOUT_EFFECT]
+    unknown = [f"{MODULES}: {kind[:80]!r} is not supported" for kind, _ in modules if kind not in UNDERSTOOD]
+    problems += unknown[:3]
+    found = tuple(module.kind for module in modules)
+    if not unknown and found not in (UNDERSTOOD, UNDERSTOOD[:2]):
+        problems.append(f"{MODULES}: expected Transformer, Pooling and maybe Normalize, found {str(list(found))[:80]}")
+    for kind, path in modules:
+        if path and not _is_name(path):
+            problems.append(f"{MODULES}: expected the name of a folder in the folder, found {path[:80]!r}")
+        elif kind == "Normalize" and (folder / path / "config.json").is_file() and path:
+            _check_normalize(read_json(folder / path / "config.json"), path, problems)
+    return [module for module in modules if not module.path or _is_name(module.path)]
+
+
+def _check_normalize(settings: Mapping[str, Any], path: str, problems: list[str]) -> None:
+    for option in ("module_input_name", "module_output_name"):
+        if settings.get(option) not in (None, "sentence_embedding"):
+            problems.append(f"{path}/config.json: {option} must be sentence_embedding, found {settings[option]!r}")
+
+
+def _pooling(folder: Path, modules: Sequence[_Module], problems: list[str], *, prompted: bool) -> Pooling:
+    """By the library's rules: the flags of older versions count where there is no ``pooling_mode``; the mean without
+    any."""
+    place = next((module.path for module in modules if module.kind == "Pooling"), None)
+    if place is None or not (folder / place / "config.json").is_file():
+        if place is not None:
+            problems.append(f"expected {place}/config.json, which says how tokens are pooled, found none")
+        return "mean"
+    settings, file = read_json(folder / place / "config.json"), f"{place}/config.json"
+    problems += [f"{file}: {each}" for each in unsupported(settings, POOLING_KEYS, "Pooling")]
+    given = settings.get(MODE)
+    modes = [name.removeprefix(f"{MODE}_") for name, on in settings.items() if name.startswith(f"{MODE}_") and on]
+    if given is not None:
+        modes = [str(each) for each in given] if isinstance(given, list) else [str(given)]
+    modes = modes or ["mean"]
+    if settings.get("include_prompt") is False and prompted:
+        problems.append(f"{file}: include_prompt must be true beside a default prompt, found false")
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        problems.append(f"{file}: expected {MODE} to be one of {sorted(POOLINGS)}, found {str(modes)[:80]}")
+        return "mean"
+    return POOLINGS[modes[0]]
+
+
+def _prompts(folder: Path, problems: list[str]) -> tuple[str, tuple[str, ...]]:
+    """What stands before every text, and a note on prompts that a caller of the library may choose."""
+    if not (folder / PROMPTS).is_file():
+        return "", ()
+    settings = read_json(folder / PROMPTS)
+    prompts = expect(settings, "prompts", dict, {}, problems)
+    if settings.get("truncate_dim") is not None:
+        problems.append(f"{PROMPTS}: truncate_dim is not supported, found {str(settings['truncate_dim'])[:80]}")
+    if settings.get("model_type") not in (None, "SentenceTransformer"):
+        problems.append(f"{PROMPTS}: model_type must be SentenceTransformer, found {str(settings['model_type'])[:80]}")
+    if not all(text is None or isinstance(text, str) for text in prompts.values()):
+        problems.append(f"{PROMPTS}: prompts must be texts")
+        return "", ()
+    default = expect(settings, "default_prompt_name", str, None, problems)
+    if default is not None and default not in prompts:
+        problems.append(f"{PROMPTS}: default_prompt_name {default[:80]!r} is none of its prompts")
+    own = prompts.get(default) or "" if default is not None else ""
+    others = [f"{name!r} ({text!r})" for name, text in prompts.items() if text and name != default]
+    if not others:
+        return own, ()
+    listed = ", ".join(others[:3])[:300]
+    return own, (f"it has {len(others)} prompts that callers choose, {listed}: send them as part of a text",)
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    """Of the model itself: the first file that there is, of an object that is not empty, as the library looks."""
+    inner = model_folder(folder)
+    for family in FAMILIES:
+        path = inner / f"sentence_{family}_config.json"
+        if path.is_file() and (settings := read_json(path)):
+            return settings
+    return {}
+
+
+def _check_settings(settings: Mapping[str, Any], problems: list[str]) -> None:
+    problems += unsupported(settings, TRANSFORMER_KEYS | set(ARGUMENTS), "a Transformer module")
+    expected: Mapping[str, object] = {
+        "transformer_task": "feature-extraction",
+        "module_output_name": "token_embeddings",
+        "modality_config": TEXT_MODALITY,
+    }
+    for option, own in expected.items():
+        if settings.get(option) not in (None, own):
+            problems.append(f"{option}: expected {own}, found {str(settings[option])[:120]}")
+    for option in ARGUMENTS:
+        given = expect(settings, option, dict, {}, problems)
+        problems += [f"{option}: {each}" for each in unsupported(given, HARMLESS, "a Transformer module")]
+
+
+def _most_tokens(folder: Path, settings: Mapping[str, Any], problems: list[str]) -> int | None:
+    """Where the library cuts texts: ``max_seq_length``, unless it is handed on as ``model_max_length``, or else the
+    tokenizer's own limit."""
+    for option in ("tokenizer_args", "processor_kwargs"):
+        given = settings.get(option)
+        if isinstance(given, dict) and given.get("model_max_length") is not None:
+            return int(expect_count(given, "model_max_length", None, problems) or 0) or None
+    if settings.get("max_seq_length") is not None:
+        return int(expect_count(settings, "max_seq_length", None, problems) or 0) or None
+    file = model_folder(folder) / "tokenizer_config.json"
+    found = read_json(file).get("model_max_length") if file.is_file() else None
+    is_limit = isinstance(found, (int, float)) and not isinstance(found, bool) and 1 <= found <= UNLIMITED
+    return int(found) if is_limit and found is not None else None
