@@ -35,6 +35,8 @@ POOLINGS: Mapping[str, Pooling] = MappingProxyType(
     {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
 )
 MODE = "pooling_mode"
+ROOT_MEAN = "mean_sqrt_len_tokens"
+"""The sum over the root of the number of tokens: of length 1 it is the mean."""
 POOLING_KEYS = names(
     "word_embedding_dimension embedding_dimension include_prompt pooling_mode pooling_mode_cls_token "
     "pooling_mode_mean_tokens pooling_mode_max_tokens pooling_mode_mean_sqrt_len_tokens "
@@ -192,6 +194,8 @@ def _pooling(folder: Path, modules: Sequence[_Module], problems: list[str], *, p
     modes = modes or ["mean"]
     if settings.get("include_prompt") is False and prompted:
         problems.append(f"{file}: include_prompt must be true beside a default prompt, found false")
+    if modes[0] == ROOT_MEAN and len(modes) == 1 and any(module.kind == "Normalize" for module in modules):
+        return "mean"
     if len(modes) != 1 or modes[0] not in POOLINGS:
         problems.append(f"{file}: expected {MODE} to be one of {sorted(POOLINGS)}, found {str(modes)[:80]}")
         return "mean"

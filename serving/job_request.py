@@ -121,6 +121,7 @@ class Extract(_Asked):
     problem: Literal["single-label", "multi-label", "regression"] | None = None
     labels: Annotated[Text, Field(max_length=65536)] | None = None
     pooling: Literal["mean", "cls", "pooler"] | None = None
+    normalize: bool | None = None
     max_length: Annotated[int, Field(ge=2, le=8192)] | None = None
 
     @model_validator(mode="after")

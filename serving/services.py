@@ -401,7 +401,9 @@ class Services:
 
 def _plain(backbone: LoadedBackbone) -> Task:
     """A backbone without any delta, as a task of its name."""
-    return Task(backbone.name, BackboneRef.of(backbone), (), Head("embedding", pooling="mean", normalize=True))
+    rule = backbone.embeds
+    head = Head("embedding", pooling=rule.pooling, normalize=rule.normalize)
+    return Task(backbone.name, BackboneRef.of(backbone), (), head, preprocessing=rule.preprocessing)
 
 
 def _engines_of(*services: Service) -> list[Serves]:

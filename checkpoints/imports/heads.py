@@ -97,6 +97,12 @@ def read_head(tensors: Unread, config: BackboneConfig, kind: HeadType, problem: 
     layout = LAYOUTS[config.family][kind]
     own = {}
     inputs = config.hidden_size
+    modules = [module for module in (layout.dense, layout.output) if module is not None]
+    if not any(f"{module}.weight" in tensors for module in modules):
+        tensors.problems.options.append(
+            f"the folder holds no {kind} head ({', '.join(modules)}); save it with the head (PEFT: task_type, "
+            "modules_to_save), or say --head embedding to do without"
+        )
     if layout.dense is not None:
         own["dense_kernel"], own["dense_bias"] = read_linear(tensors, layout.dense, inputs)
         inputs = own["dense_kernel"].shape[1]

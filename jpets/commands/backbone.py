@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from serving.schemas import BackboneItem, BackboneList
 
 if TYPE_CHECKING:
     from checkpoints.backbone import Backbone
+    from jpets.types import EmbeddingRule
 
 app = App(no_args_is_help=True, help="Shared models, from a folder, an installed package or the model hub.")
 
@@ -64,6 +66,7 @@ def show(source: Source, as_json: JsonOption = False) -> None:
     if as_json:
         sizes = {"parameters": _count(backbone), "bytes": _bytes(backbone)}
         named = {"name": backbone.name, "fingerprint": backbone.fingerprint, "config": backbone.config.to_dict()}
+        named["embeds"] = dataclasses.asdict(backbone.embeds)
         print_json(named | sizes)
     else:
         print_fields(_summary(backbone).items())
@@ -118,8 +121,19 @@ def _summary(backbone: Backbone) -> dict[str, object]:
         f"feed-forward {config.intermediate_size}",
         "vocabulary": f"{config.vocab_size} tokens, {config.max_positions} positions",
         "size": f"{_count(backbone):,} parameters, {size(_bytes(backbone))} in float32",
+        "embeds": ", ".join(_embedding(backbone.embeds)),
         "fingerprint": backbone.fingerprint,
     }
+
+
+def _embedding(rule: EmbeddingRule) -> Iterator[str]:
+    """How texts without a task are embedded, in words."""
+    yield f"by {rule.pooling}"
+    yield "normalised" if rule.normalize else "not normalised"
+    if rule.preprocessing.prefix:
+        yield f"{rule.preprocessing.prefix!r} before each text"
+    if rule.preprocessing.max_length:
+        yield f"texts cut to {rule.preprocessing.max_length} tokens"
 
 
 def _count(backbone: Backbone) -> int:

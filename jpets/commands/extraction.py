@@ -111,16 +111,15 @@ def extracted_model(
     wishes: Wishes,
     how: Extraction | None,
     texts: Sequence[Example],
-    rule: Preprocessing,
     wanted: float,
 ) -> tuple[Imported, Candidate]:
     """A task's parts out of the fully fine-tuned model in ``folder``; without ``how`` the smallest that agrees with it
     on ``texts`` as ``wanted``. Raises ``InvalidTask``."""
     model = read_model(folder, backbone, wishes)
     if how is None:
-        chosen = smallest(model, backbone, texts, rule, wanted)
+        chosen = smallest(model, backbone, texts, model.preprocessing, wanted)
     else:
-        chosen = compare(model, backbone, [how], texts, rule)[0]
+        chosen = compare(model, backbone, [how], texts, model.preprocessing)[0]
     return extracted(model, chosen.deltas), chosen
 
 

@@ -138,11 +138,9 @@ def _extract(job: JobFolder, request: Extract, source: str, name: str) -> JobRes
     from checkpoints.task_file import write_task
     from jpets.commands.extraction import extracted_model
     from jpets.training.data import Columns, read_examples
-    from jpets.types import Preprocessing
 
     labels = tuple(each.strip() for each in request.labels.split(",")) if request.labels else ()
-    wishes = Wishes(request.head, request.problem, labels, request.pooling)
-    rule = Preprocessing(max_length=request.max_length, truncation=request.max_length is not None)
+    wishes = Wishes(request.head, request.problem, labels, request.pooling, request.normalize, request.max_length)
     how = None
     if request.method != "auto":
         how = Extraction(
@@ -155,11 +153,13 @@ def _extract(job: JobFolder, request: Extract, source: str, name: str) -> JobRes
                 raise InvalidInput(f"texts: expected a file {request.texts} in the archive, found none")
             texts = read_examples(folder / request.texts, Columns(request.text, request.text_pair, None))
         backbone = load_backbone(source, name)
-        imported, chosen = extracted_model(folder, backbone, wishes, how, texts, rule, request.agreement)
-        write_task(make_task(request.task, imported, backbone, rule), job.task_file)
+        imported, chosen = extracted_model(folder, backbone, wishes, how, texts, request.agreement)
+        write_task(make_task(request.task, imported, backbone), job.task_file)
     scores = {"most_lost": max(chosen.losses.values(), default=0.0)}
     if chosen.agreement is not None:
         scores["agreement"] = chosen.agreement
+    for note in imported.notes:
+        log.warning(note)
     log.info("extracted", extra={"how": str(chosen.how), **scores})
     return JobResult(scores=_finite(scores), extracted=str(chosen.how))
 

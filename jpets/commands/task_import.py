@@ -65,7 +65,13 @@ def import_task(
     problem: Annotated[ProblemKind | None, typer.Option(help="of a sequence classification")] = None,
     labels: Annotated[str | None, typer.Option(help="names, comma-separated, in the order of the outputs")] = None,
     pooling: Annotated[Pooled | None, typer.Option(help="of an embedding head")] = None,
-    max_length: Annotated[int | None, typer.Option(min=2, help="tokens that texts are cut to when served")] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option("--normalize/--no-normalize", help="embeddings to length 1; by default as the folder says"),
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="tokens that texts are cut to when served; by default as the folder says")
+    ] = None,
     method: Annotated[
         Method | None,
         typer.Option(help="what to extract from a fully fine-tuned model; auto: the smallest that agrees"),
@@ -97,7 +103,6 @@ def import_task(
     from checkpoints.source import load_backbone
     from checkpoints.task_file import write_task
     from jpets.commands.extraction import extracted_model
-    from jpets.types import Preprocessing
 
     check_task_output(output)
     wishes = Wishes(
@@ -105,8 +110,9 @@ def import_task(
         problem=problem.value if problem else None,
         labels=tuple(each.strip() for each in labels.split(",")) if labels else (),
         pooling=pooling.value if pooling else None,
+        normalize=normalize,
+        max_length=max_length,
     )
-    rule = Preprocessing(max_length=max_length, truncation=max_length is not None)
     chosen: Candidate | None = None
     with open_folder(source) as folder:
         with busy("read backbone"):
@@ -129,8 +135,8 @@ def import_task(
             if method is not Method.auto:
                 how = Extraction(cast("Any", method.value), density, per_matrix, block, rank, energy)
             with busy("extract"):
-                imported, chosen = extracted_model(folder, loaded, wishes, how, given, rule, agreement)
-        task = make_task("imported", imported, loaded, rule)
+                imported, chosen = extracted_model(folder, loaded, wishes, how, given, agreement)
+        task = make_task("imported", imported, loaded)
     write_task(task, output, dtype.value)
     report = TaskReport.of_task(output, task, complete=True)
     if as_json:

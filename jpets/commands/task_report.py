@@ -57,6 +57,7 @@ class TaskReport:
     deltas: list[DeltaReport] = dataclasses.field(default_factory=list)
     head: dict[str, Any] | None = None
     labels: list[str] = dataclasses.field(default_factory=list)
+    preprocessing: dict[str, Any] | None = None
 
     @classmethod
     def of_error(cls, file: Path, error: InvalidTask) -> TaskReport:
@@ -71,8 +72,11 @@ class TaskReport:
             "outputs": task.head.outputs,
             "dense": task.head.dense,
         }
+        if task.head.type == "embedding":
+            head["normalize"] = task.head.normalize
         deltas = [DeltaReport.of_delta(delta) for delta in task.deltas]
-        return cls(file.name, file.stat().st_size, [], complete, task.backbone, deltas, head, list(task.labels))
+        own = dataclasses.asdict(task.preprocessing)
+        return cls(file.name, file.stat().st_size, [], complete, task.backbone, deltas, head, list(task.labels), own)
 
     def to_dict(self) -> dict[str, Any]:
         return {"valid": not self.problems, **dataclasses.asdict(self)}
@@ -89,6 +93,8 @@ class TaskReport:
             yield "deltas", "none"
         yield "head", ", ".join(_head_words(self.head))
         yield "labels", ", ".join(self.labels) or "none"
+        if texts := ", ".join(_text_words(self.preprocessing or {})):
+            yield "texts", texts
         yield "size", f"{size(self.bytes)} ({self.bytes} bytes)"
 
 
@@ -98,10 +104,19 @@ def _head_words(head: Mapping[str, Any]) -> Iterator[str]:
         yield head["problem"]
     if head["type"] not in TOKEN_HEADS:
         yield f"{head['pooling']} pooling"
+    if head.get("normalize"):
+        yield "normalised"
     if head["outputs"]:
         yield f"{head['outputs']} outputs"
     if head["dense"]:
         yield f"dense layer of {head['dense']}"
+
+
+def _text_words(own: Mapping[str, Any]) -> Iterator[str]:
+    if own.get("prefix"):
+        yield f"{own['prefix']!r} before each"
+    if own.get("max_length"):
+        yield f"{'cut to' if own.get('truncation') else 'at most'} {own['max_length']} tokens"
 
 
 def _brief(value: object) -> str:

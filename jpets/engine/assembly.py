@@ -53,6 +53,8 @@ class Row:
     of_text: npt.NDArray[np.int8] | None = None
     places: Ints | None = None
     """Positions [length] where they are not counted from ``lead.first_position``."""
+    normalize: bool = True
+    """Whether the embedding of a row without a task gets length 1."""
 
     @property
     def positions(self) -> Ints:

@@ -107,7 +107,7 @@ class Engine(Serves):
         self.tasks = TaskTable(dict(family.slots), reserved=self.settings.reserved_tasks)
         self._loader = TaskLoader(backbone, family, longest)
         self._answers = Answers(self.tasks, self.stats)
-        self.intake = Intake(self.text, self.tasks, self.stats, config)
+        self.intake = Intake(self.text, backbone.embeds, self.tasks, self.stats, config)
         self.pending = PendingQueue(self.settings.max_queue, self._answers.left)
         self.responses = ResponseCache(self.settings.response_cache_mb * 2**20)
         store = ProgramStore(self.cache_dir / "programs", mesh)

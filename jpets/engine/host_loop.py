@@ -381,4 +381,14 @@ class HostLoop:
             logits = np.array(cells if task.head.reads_tokens else cells[0])
         pooled, finite = np.asarray(outputs.pooled[row]), bool(outputs.finite[row])
         own = pending.row
-        return row_result(task, own.text_tokens, timing, finite, pooled, logits, own.passage, own.of_text)
+        return row_result(
+            task,
+            own.text_tokens,
+            timing,
+            finite,
+            pooled,
+            logits,
+            own.passage,
+            own.of_text,
+            normalize=own.normalize,
+        )

@@ -20,15 +20,19 @@ from jpets.engine.tasks import TaskTable
 from jpets.errors import InvalidInput
 from jpets.model.batch import POOLINGS
 from jpets.model.positions import text_positions
-from jpets.tokenizing import TextEncoder
-from jpets.types import Preprocessing, Query, Result
+from jpets.tokenizing import TextEncoder, Tokens
+from jpets.types import EmbeddingRule, Query, Result
 
 
 class Intake:
     """Prepares the queries of one engine, in whatever thread submits them."""
 
-    def __init__(self, text: TextEncoder, tasks: TaskTable, stats: Stats, config: BackboneConfig) -> None:
+    def __init__(
+        self, text: TextEncoder, embeds: EmbeddingRule, tasks: TaskTable, stats: Stats, config: BackboneConfig
+    ) -> None:
         self._text = text
+        self._embeds = embeds
+        self._uncut = dataclasses.replace(embeds.preprocessing, max_length=None, truncation=False)
         self._config = config
         self._tasks = tasks
         self._stats = stats
@@ -61,8 +65,11 @@ class Intake:
     def row(self, query: Query, resident: Resident | None) -> Row:
         """Raises what is wrong with the query."""
         if resident is None:
-            tokens = self._text.encode(query, Preprocessing(), self._text.longest)
-            return self._placed(Row(tokens.ids, tokens.types, {}, POOLINGS.index("mean")))
+            tokens, pooling = self._plain(query), POOLINGS.index(self._embeds.pooling)
+            return self._placed(Row(tokens.ids, tokens.types, {}, pooling, normalize=self._embeds.normalize))
+        if not resident.slots and resident.task.id == resident.task.backbone.name:  # the plain form of the backbone
+            tokens = self._plain(query)
+            return self._placed(Row(tokens.ids, tokens.types, {}, POOLINGS.index(resident.pooling)))
         task, pooling = resident.task, POOLINGS.index(resident.pooling)
         asks, labels = task.head.type == "question-answering", task.head.type == "token-classification"
         if asks and query.text is not None and query.text_pair is None:
@@ -85,3 +92,14 @@ class Intake:
         places = text_positions(row.ids, config, np)
         places[row.ids != config.padding_id] += row.lead.first_position
         return dataclasses.replace(row, places=places)
+
+    def _plain(self, query: Query) -> Tokens:
+        """Tokens for the backbone itself. A text that the model takes is cut to where its library cuts texts, unless
+        the query says no; token ids are not."""
+        rule = self._embeds.preprocessing
+        if query.input_ids is None and query.truncate:
+            return self._text.encode(query, rule)
+        tokens = self._text.encode(query, self._uncut)
+        if query.input_ids is not None or len(tokens.ids) <= (rule.max_length or self._text.longest):
+            return tokens
+        return self._text.encode(query, rule)

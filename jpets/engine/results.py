@@ -26,6 +26,10 @@ from jpets.types import (
 )
 
 DEFAULT_THRESHOLD = 0.5
+TASK_FAILS = "the task's parameters gave NaN or Inf for this text; upload a repaired version of the task"
+BACKBONE_FAILS = (
+    "the backbone gave NaN or Inf for this text, without any task's parameters; serve it in float32, or a repaired one"
+)
 
 
 def check_answers(task: Task) -> None:
@@ -77,19 +81,21 @@ def row_result(
     logits: npt.NDArray[np.float32] | None,
     passage: Passage | None = None,
     of_text: npt.NDArray[np.int8] | None = None,
+    *,
+    normalize: bool = True,
 ) -> Result:
     """The result of one row: ``pooled`` [d]; ``logits`` [C], [tokens, C] for heads on tokens, None without a head.
 
     A question's row has a ``passage``; its answer is not in words yet (``worded``). A row whose tokens get labels says
-    which of them are of its text.
+    which of them are of its text. ``normalize`` is of rows without a task.
     """
     name = task.id if task else None
     numbers = pooled if logits is None else logits
     if not (finite and np.isfinite(numbers).all()):
-        message = "the task's parameters gave NaN or Inf for this text; upload a repaired version of the task"
-        return failure(name, NotFinite(message), tokens, timing)
+        plain = task is None or task.id == task.backbone.name
+        return failure(name, NotFinite(BACKBONE_FAILS if plain else TASK_FAILS), tokens, timing)
     if task is None or task.head.type == "embedding":
-        scaled = normalized(pooled) if task is None or task.head.normalize else pooled
+        scaled = normalized(pooled) if (normalize if task is None else task.head.normalize) else pooled
         return Embedding(task=name, tokens=tokens, timing=timing, embedding=np.array(scaled, np.float32))
     assert logits is not None
     if task.head.type == "token-classification":
