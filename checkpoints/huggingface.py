@@ -167,6 +167,12 @@ def convert(
             if name == "position" and config.skips_padding:
                 found[PADDING_POSITION] = np.asarray(tensors[key][skipped - 1], np.float32)
                 names[PADDING_POSITION] = f"{key}[{skipped - 1}]"
+    if errors and not found:
+        others = ", ".join(repr(name[:80]) for name in sorted(tensors)[:3])
+        raise InvalidBackbone(
+            f"expected a {config.family} model's tensors, such as {prefix}{next(tensor_names(config))[1][0]}, found "
+            f"{len(tensors)} with other names or shapes: {others} ...; save the model itself, without what wraps it"
+        )
     if errors:
         raise InvalidBackbone(f"the checkpoint does not fit its config.json: {listing(errors)}")
     if finite:
