@@ -3,27 +3,23 @@ the caller names."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jpets.errors import InvalidInput, NotFound
+from jpets.training.tables import SHOWN, TAB, read_table, text_lines
 
 Record = Mapping[str, Any]
-LONGEST_FIELD = 16 << 20
-"""Bytes of one field or line."""
-
 MOST_ROWS = 5_000_000
 """A few kilobytes of Parquet may hold any number of equal rows."""
 MOST_CHARACTERS = 1 << 30
 NO_DATASET = "expected a file, or a folder that datasets' save_to_disk wrote"
 READ_AT_ONCE = 64
 """Rows of Parquet, each of which may be large though the file is small."""
-SHOWN_NAME = 40
-"""Characters of a column's name in a message: where the line of names is missing, they are texts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +59,15 @@ def read_examples(path: Path, columns: Columns) -> list[Example]:
         raise InvalidInput(f"{path.name}: expected a file that ends in one of {sorted(READERS)}")
     found: list[Example] = []
     size = 0
-    for number, record in reader(path):
+    for row, record in reader(path, columns):
+        where = f"{path.name}, {row}"
         for name in (columns.text, columns.text_pair, columns.label):
             if name is not None and name not in record:
-                found_names = sorted(str(each)[:SHOWN_NAME] for each in record)[:20]
-                raise InvalidInput(f"{path.name}, row {number}: expected a column {name!r}, found {found_names}")
+                found_names = sorted(str(each)[:SHOWN] for each in record)[:20]
+                raise InvalidInput(f"{where}: expected a column {name!r}, found {found_names}")
         if len(found) == MOST_ROWS:
             raise InvalidInput(f"{path.name}: expected at most {MOST_ROWS} rows, which all lie in memory; give a part")
-        example = _example(record, columns, f"{path.name}, row {number}")
+        example = _example(record, columns, where)
         size += len(example.plain) + len(example.text_pair or "")
         if size > MOST_CHARACTERS:
             raise InvalidInput(f"{path.name}: expected at most {MOST_CHARACTERS} characters; give a part")
@@ -88,46 +85,81 @@ def _example(record: Record, columns: Columns, where: str) -> Example:
     if not all(isinstance(word, str) for word in words) or not "".join(words).strip():
         raise InvalidInput(f"{where}: expected {columns.text!r} to be a text that is not empty, or a list of words")
     pair = record[columns.text_pair] if columns.text_pair is not None else None
-    if pair is not None and not isinstance(pair, str):
-        raise InvalidInput(f"{where}: expected {columns.text_pair!r} to be a text, found {type(pair).__name__}")
-    return Example(text, pair, record[columns.label] if columns.label is not None else None)
+    if columns.text_pair is not None and (not isinstance(pair, str) or not pair.strip()):
+        found = "an empty one" if isinstance(pair, str) else type(pair).__name__
+        raise InvalidInput(f"{where}: expected {columns.text_pair!r} to be a text that is not empty, found {found}")
+    if not all(map(is_text, (*words, pair or ""))):
+        raise InvalidInput(f"{where}: expected texts in Unicode, found half of a surrogate pair")
+    if columns.label is None:
+        return Example(text, pair)
+    label = record[columns.label]
+    for each in label if isinstance(label, (list, tuple)) else (label,):
+        if problem := _problem(each):
+            raise InvalidInput(f"{where}: expected {columns.label!r} to be a label, found {problem}")
+    return Example(text, pair, label)
 
 
-def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[int, Record]]:
-    csv.field_size_limit(LONGEST_FIELD)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter=delimiter, strict=True)
-            names = list(reader.fieldnames or ())
-            if twice := sorted({name[:SHOWN_NAME] for name in names if names.count(name) > 1}):
-                raise InvalidInput(f"{path.name}: expected each column once, found {twice[:20]} more often")
-            for number, row in enumerate(reader, 1):
-                if None in row or None in row.values():
-                    raise InvalidInput(f"{path.name}, row {number}: expected as many fields as the first line has")
-                yield number, row
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path.name}: expected CSV in UTF-8 with a line of column names: {error}") from error
+def contradictions(examples: Sequence[Example]) -> int:
+    """Rows whose text an earlier row has with another label."""
+    first: dict[tuple[Any, str | None], Any] = {}
+    return sum(first.setdefault((each.text, each.text_pair), each.label) != each.label for each in examples)
 
 
-def _read_tsv(path: Path) -> Iterator[tuple[int, Record]]:
-    return _read_csv(path, "\t")
+def is_text(text: str) -> bool:
+    """Whether it can be written: half of a surrogate pair cannot."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[int, Record]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InvalidInput(f"{path.name}, line {number}: expected a JSON object in UTF-8") from error
-            if not isinstance(record, dict):
-                raise InvalidInput(f"{path.name}, line {number}: expected a JSON object, found {type(record).__name__}")
-            yield number, record
+def _problem(label: Any) -> str | None:
+    """What is no label: nothing, not a number, or a name with spaces around it, which would be a label of its own."""
+    if label is None or (isinstance(label, str) and not label.strip()):
+        return "none"
+    if (isinstance(label, float) and math.isnan(label)) or (isinstance(label, str) and label.strip().lower() == "nan"):
+        return f"{label!r}, which says that it is missing"
+    if isinstance(label, str) and label != label.strip():
+        return f"spaces around {label[:SHOWN]!r}"
+    return None
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, Record]]:
+def _read_csv(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
+    return read_table(path, ",", columns.label)
+
+
+def _read_tsv(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
+    return read_table(path, TAB, columns.label)
+
+
+def _read_jsonl(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
+    del columns
+    number = 0
+    for line, content in text_lines(path, "JSON lines"):
+        if not content.strip():
+            continue
+        number += 1
+        where = f"{path.name}, line {line}"
+        try:
+            record = json.loads(content, object_pairs_hook=_once)
+        except InvalidInput as error:  # before ValueError, of which it is one
+            raise InvalidInput(f"{where}: {error.message}") from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"{where}: expected a JSON object in UTF-8") from error
+        if not isinstance(record, dict):
+            raise InvalidInput(f"{where}: expected a JSON object, found {type(record).__name__}")
+        yield f"line {line}, row {number}", record
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Record:
+    """An object, each of whose names must occur once: which value of two is meant nobody can know."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(f"expected each name once, found {twice[:SHOWN]!r} more often")
+    return found
+
+
+def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
+    del columns
     try:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError as error:
@@ -137,13 +169,14 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Record]]:
         for batch in parquet.ParquetFile(path).iter_batches(READ_AT_ONCE):
             for record in batch.to_pylist():
                 number += 1
-                yield number, record
+                yield f"row {number}", record
     except (ArrowException, OSError, ValueError, OverflowError) as error:
         raise InvalidInput(f"{path.name}: expected a Parquet file; it cannot be read after row {number}") from error
 
 
-def _read_dataset(path: Path) -> Iterator[tuple[int, Record]]:
+def _read_dataset(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
     """What ``save_to_disk`` wrote; numbers of named classes become their names."""
+    del columns
     try:
         import datasets  # type: ignore[import-untyped, unused-ignore]
     except ModuleNotFoundError as error:
@@ -154,7 +187,7 @@ def _read_dataset(path: Path) -> Iterator[tuple[int, Record]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"{path.name}: {NO_DATASET}") from error
     for number, record in enumerate(found, 1):
-        yield number, {name: _named(found.features[name], value) for name, value in record.items()}
+        yield f"row {number}", {name: _named(found.features[name], value) for name, value in record.items()}
 
 
 def _check_names(folder: Path) -> None:
@@ -180,17 +213,16 @@ def _named(feature: Any, value: Any) -> Any:
     return feature.int2str(value) if is_class else value
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, Record]]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, {"text": line.strip()}
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path.name}: expected a text a line, in UTF-8") from error
+def _read_lines(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
+    del columns
+    number = 0
+    for line, content in text_lines(path, "a text a line,"):
+        if content.strip():
+            number += 1
+            yield f"line {line}, row {number}", {"text": content.strip()}
 
 
-READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, Record]]]] = {
+READERS: Mapping[str, Callable[[Path, Columns], Iterator[tuple[str, Record]]]] = {
     ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".jsonl": _read_jsonl,

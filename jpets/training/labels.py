@@ -16,7 +16,7 @@ import numpy.typing as npt
 from jpets.errors import InvalidInput
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.batches import Rows
-from jpets.training.data import Example
+from jpets.training.data import Example, is_text
 from jpets.training.losses import IGNORED
 from jpets.types import Head, HeadType, Preprocessing, Problem, Query
 
@@ -70,6 +70,11 @@ def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -
     kinds = {type(name).__name__ for each in examples for name in (each.label if listed else [each.label])}
     if len(kinds) > 1:
         raise InvalidInput(f"expected labels of one type, found {sorted(kinds)}; write all as texts, or all as numbers")
+    numbers = [_value(name) for name in found]
+    if alike := [
+        name for name, value in zip(found, numbers, strict=True) if value is not None and numbers.count(value) > 1
+    ]:
+        raise InvalidInput(f"expected each number written in one way, found the labels {alike[:SHOWN]}")
     if len(found) < (1 if problem == "multi-label" else 2):
         raise InvalidInput(f"expected at least two labels to tell apart, found {found[:SHOWN]}")
     if (size := len(json.dumps(found))) > MOST_NAME_BYTES:
@@ -88,14 +93,9 @@ def _names(label: Any, listed: bool, row: int) -> list[str]:
         raise InvalidInput(f"row {row}: expected {wanted}, found {label!r}"[:200])
     names = label if listed else [label]
     for name in names:
-        if not isinstance(name, (str, int, float, np.generic)) or not str(name).strip() or not _is_text(str(name)):
+        if not isinstance(name, (str, int, float, np.generic)) or not str(name).strip() or not is_text(str(name)):
             raise InvalidInput(f"row {row}: expected a label that is a text or a number, found {name!r}"[:200])
     return [str(name) for name in names]
-
-
-def _is_text(name: str) -> bool:
-    """Whether it can be written: half of a surrogate pair cannot."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def make_rows(
