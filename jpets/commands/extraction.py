@@ -22,7 +22,7 @@ from jpets.errors import InvalidTask
 from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.data import Example
-from jpets.training.predict import Predictor, agreement
+from jpets.training.predict import Predictor, agreement, agreement_by_label, varies
 from jpets.types import Delta, Preprocessing, Query
 
 AUTO: Sequence[Extraction] = (
@@ -33,6 +33,9 @@ AUTO: Sequence[Extraction] = (
 )
 """What ``auto`` tries, the smallest first."""
 
+KEPT = 0.5
+"""Share of a label's texts on which ``auto`` has to agree: of a rare one few disagreements are many."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -42,18 +45,32 @@ class Candidate:
     deltas: Sequence[Delta]
     losses: Mapping[str, float]
     agreement: float | None
+    least: float | None = None
+    """The least agreement on one of the labels that the model gives."""
+    texts: int = 0
+    varies: bool = False
+    """Whether the model's answers to the texts differ: else agreement says nothing."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "extraction": dataclasses.asdict(self.how),
             "agreement": self.agreement,
+            "least_agreement": self.least,
+            "answers_vary": self.varies,
             "losses": dict(self.losses),
         }
 
     def fields(self) -> Iterator[tuple[str, object]]:
         yield "extracted", str(self.how)
         if self.agreement is not None:
-            yield "agreement", f"{100 * self.agreement:.1f} % of the answers"
+            told = "" if self.least is None else f", at least {100 * self.least:.1f} % of those with one label"
+            if not self.varies:
+                told = ", which says nothing: the model answers all of them alike"
+            yield "agreement", f"{100 * self.agreement:.1f} % of the answers to {self.texts} texts{told}"
+
+    def agrees(self, wanted: float) -> bool:
+        """Whether it answers as the model does, and has lost none of the model's labels."""
+        return self.agreement is not None and self.agreement >= wanted and (self.least is None or self.least >= KEPT)
 
 
 class _Judge:
@@ -66,12 +83,22 @@ class _Judge:
             _tokens(text, example, rule, labels=model.head.type == "token-classification") for example in texts
         ]
         self._predict = Predictor(split(backbone.config), text, model.head)
-        self._expected = self._predict(to_params(model.tensors, backbone.config), model.head, self._tokens)
+        self._expected = self._answers(to_params(model.tensors, backbone.config))
+        self.varies = bool(texts) and varies(self._expected, self._head)
+        self.texts = len(texts)
 
-    def __call__(self, deltas: Sequence[Delta]) -> float:
+    def __call__(self, deltas: Sequence[Delta]) -> tuple[float, float | None]:
+        """(share of equal answers, the least of one label)"""
         merged = merge_deltas(deltas, self._config, jax.tree.map(jnp.asarray, self._params))
-        found = self._predict(merged, self._head, self._tokens)
-        return agreement(self._expected, found, self._head, self._tokens)
+        found = self._answers(merged)
+        each = agreement_by_label(self._expected, found, self._head)
+        return agreement(self._expected, found, self._head), min(each, default=None) if each is not None else None
+
+    def _answers(self, params: Any) -> Sequence[npt.NDArray[Any]]:
+        """The model's answers; of those for tokens, the ones for tokens of the texts."""
+        found = self._predict(params, self._head, self._tokens)
+        marks = [tokens.of_text for tokens in self._tokens]
+        return [each if mark is None else each[mark >= 0] for each, mark in zip(found, marks, strict=True)]
 
 
 def compare(
@@ -90,19 +117,28 @@ def smallest(
     Raises ``InvalidTask`` with the best that was found where there is none.
     """
     judge = _Judge(model, backbone, texts, rule)
+    if not judge.varies:
+        raise InvalidTask(
+            f"the model answers all {len(texts)} texts alike, so that agreement says nothing: give texts that it "
+            "answers differently, or choose a method"
+        )
     best: Candidate | None = None
     for how in AUTO:
         candidate = _candidate(model, backbone, how, judge)
         assert candidate.agreement is not None
-        if candidate.agreement >= wanted:
+        if candidate.agrees(wanted):
             return candidate
         if best is None or best.agreement is None or candidate.agreement > best.agreement:
             best = candidate
     assert best is not None
     raise InvalidTask(
         f"no extraction agrees with the model in {100 * wanted:g} % of the answers; the best is {best.how} with "
-        f"{100 * (best.agreement or 0):.1f} %: ask for less, or serve the model as a backbone of its own"
+        f"{100 * (best.agreement or 0):.1f} %{_least(best)}: ask for less, or serve the model as a backbone of its own"
     )
+
+
+def _least(candidate: Candidate) -> str:
+    return "" if candidate.least is None else f", and {100 * candidate.least:.1f} % of one label's"
 
 
 def extracted_model(
@@ -126,7 +162,9 @@ def extracted_model(
 def _candidate(model: FullModel, backbone: Backbone, how: Extraction, judge: _Judge | None) -> Candidate:
     deltas = extract(model.tensors, backbone, how)
     lost = losses(model.tensors, backbone, deltas)
-    return Candidate(how, deltas, lost, judge(deltas) if judge is not None else None)
+    if judge is None:
+        return Candidate(how, deltas, lost, None)
+    return Candidate(how, deltas, lost, *judge(deltas), judge.texts, judge.varies)
 
 
 def _tokens(text: TextEncoder, example: Example, rule: Preprocessing, *, labels: bool) -> Tokens:

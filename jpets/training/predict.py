@@ -85,3 +85,29 @@ def agreement(
     if head.problem == "multi-label":
         return float(((x > 0) == (y > 0)).all(-1).mean())
     return float((x.argmax(-1) == y.argmax(-1)).mean())
+
+
+def agreement_by_label(a: Sequence[npt.NDArray[Any]], b: Sequence[npt.NDArray[Any]], head: Head) -> list[float] | None:
+    """Of each label that ``a`` gives somewhere, the share of those places where ``b`` gives it too; None of heads that
+    answer with values, vectors or places in a text.
+
+    What always answers the same agrees with a model that mostly does so, but not on the labels that are rare.
+    """
+    if head.type in ("embedding", "question-answering") or head.problem == "regression":
+        return None
+    if head.problem == "multi-label" and not head.reads_tokens:
+        given, found = np.stack(a) > 0, np.stack(b) > 0
+        return [float(found[given[:, label], label].mean()) for label in np.flatnonzero(given.any(0))]
+    best, other = (np.concatenate([np.atleast_1d(each.argmax(-1)) for each in side]) for side in (a, b))
+    return [float((other[best == label] == label).mean()) for label in np.unique(best)]
+
+
+def varies(answers: Sequence[npt.NDArray[Any]], head: Head) -> bool:
+    """Whether a model's answers to several texts are not all the same, so that agreement with them says something."""
+    if head.type == "embedding" or head.problem == "regression":
+        return len(answers) > 1 and bool(np.ptp(np.stack(answers), axis=0).max() > 1e-6)
+    if head.type == "question-answering":
+        return len({tuple(each.argmax(0).tolist()) for each in answers}) > 1
+    if head.problem == "multi-label" and not head.reads_tokens:
+        return len({tuple((each > 0).tolist()) for each in answers}) > 1
+    return len(np.unique(np.concatenate([np.atleast_1d(each.argmax(-1)) for each in answers]))) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import zipfile
@@ -12,8 +13,10 @@ import pytest
 from full_model import biases, ranked, write_full
 from support import FIXTURES, tiny
 
+from checkpoints.imports.extract import Extraction
 from checkpoints.task_file import read_task
-from jpets.training.predict import agreement
+from jpets.commands.extraction import Candidate
+from jpets.training.predict import agreement, agreement_by_label, varies
 from jpets.types import Head
 
 LORA = FIXTURES / "imports" / "peft" / "lora"
@@ -78,6 +81,7 @@ def test_what_was_lost_is_reported(run, tmp_path: Path, texts: Path) -> None:
     assert 0.1 < found["losses"]["layers/0/query/weight"] < 0.99 and found["losses"]["layers/0/query/bias"] < 1e-6
     whole = run("task", "import", full, "-o", out, *arguments, "--energy", 1.0).stdout
     assert "100.0 % of the answers" in whole and "/weight" in whole
+    assert "says nothing: the model answers all of them alike" in whole
     assert f"the 8 of {len(found['losses'])} tensors that lost most" in whole
 
 
@@ -88,6 +92,31 @@ def test_auto_takes_the_smallest_that_agrees(run, tmp_path: Path, texts: Path) -
     found = json.loads(run("task", "import", full, "-o", out, *arguments, "--json").stdout)
     assert (found["extraction"]["method"], found["agreement"]) == ("bitfit", 1.0)
     assert [delta.method for delta in read_task(out).deltas] == ["bitfit"]
+
+
+def test_auto_wants_answers_that_differ(run, tmp_path: Path, texts: Path) -> None:
+    full, out = write_full(tmp_path / "full", ranked(6)), tmp_path / "own.safetensors"
+    arguments = ("--backbone", BACKBONE, "--method", "auto", "--texts", texts)
+    result = run("task", "import", full, "-o", out, *arguments)
+    assert result.exit_code == 1 and "the model answers all 40 texts alike" in result.stderr and not out.exists()
+
+
+def test_what_lost_a_label_does_not_agree() -> None:
+    kernel = {"kernel": np.zeros((4, 2), np.float32), "bias": np.zeros(2, np.float32)}
+    mostly, never = [np.array([1.0, 0.0])] * 99 + [np.array([0.0, 1.0])], [np.array([1.0, 0.0])] * 100
+    tagged = [np.stack(mostly)], [np.stack(never)]
+    shifted = [[each - 0.5 for each in side] for side in (mostly, never)]
+    for problem, kind, (own, other) in (
+        ("single-label", "sequence-classification", (mostly, never)),
+        ("single-label", "token-classification", tagged),
+        ("multi-label", "sequence-classification", shifted),
+    ):
+        head = Head(kind, kernel, problem=problem)
+        each = agreement_by_label(own, other, head)
+        assert agreement(own, other, head) >= 0.99 and each == [1.0, 0.0]
+        found = Candidate(Extraction("bitfit"), (), {}, agreement(own, other, head), min(each), 100, True)
+        assert not found.agrees(0.99) and dataclasses.replace(found, least=1.0).agrees(0.99)
+        assert varies(own, head) and not varies(other, head)
 
 
 def test_agreement_of_each_kind_of_head() -> None:
