@@ -65,13 +65,16 @@ class JobState(BaseModel):
 
 class JobResult(BaseModel):
     """How a job's process ended: with a task or a backbone and its scores (None: not finite), or with what is wrong.
-    ``extracted`` says how."""
+    ``extracted`` says how, ``chosen`` how it was trained, ``held_against`` the scores of what is simpler."""
 
     problem: str | None = None
     held_out_loss: float | None = None
     scores: dict[str, float | None] = {}
     updates: int | None = None
     extracted: str | None = None
+    chosen: str | None = None
+    held_against: dict[str, float | None] = {}
+    warnings: list[str] = []
 
 
 class JobFolder:

@@ -48,12 +48,12 @@ class FineTune(_Asked):
     settings: dict[str, Any] = {}
     held_out: Annotated[Number, Field(ge=0.001, le=0.9)] = 0.1
     problem: Literal["regression"] | None = None
-    epochs: Annotated[int, Field(ge=1, le=1000)] = 3
-    batch: Annotated[int, Field(ge=1, le=4096)] = 32
+    epochs: Annotated[int, Field(ge=1, le=1000)] | None = None
+    batch: Annotated[int, Field(ge=1, le=4096)] | None = None
     accumulate: Annotated[int, Field(ge=1, le=4096)] = 1
     rate: Rate | None = None
     sweep: Annotated[str, Field(max_length=64)] | None = None
-    head_rate: Rate = 1e-3
+    head_rate: Rate = 5e-3
     warm_up: Annotated[Number, Field(ge=0, le=1)] = 0.1
     patience: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     balanced: bool = False

@@ -212,6 +212,9 @@ class JobItem(BaseModel):
     held_out_loss: float | None
     scores: dict[str, float | None]
     extracted: str | None
+    chosen: str | None = None
+    held_against: dict[str, float | None] = {}
+    warnings: list[str] = []
     version: int | None
     problem: str | None
 
@@ -227,6 +230,7 @@ class JobItem(BaseModel):
             held_out_loss=result.held_out_loss if result else None,
             scores=result.scores if result else {},
             extracted=result.extracted if result else None,
+            **(result.model_dump(include={"chosen", "held_against", "warnings"}) if result else {}),
             **state.model_dump(exclude={"publishing", "above"}),
         )
 

@@ -68,7 +68,7 @@ def training_of(request: FineTune) -> Training:
 
 
 def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report: Report) -> JobResult:
-    from jpets.training.data import Columns, label_column
+    from jpets.training.data import Columns, contradictions, label_column
 
     label = label_column(request.label, request.head)
     examples, held_out = texts_of(job.data, Columns(request.text, request.text_pair, label))
@@ -78,6 +78,7 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     from checkpoints.task_file import read_task, write_task
     from checkpoints.validation import validate
     from jpets.training.plan import rates_of
+    from jpets.training.summary import IDLE, chosen, held_against
     from jpets.training.sweep import best_of
 
     backbone = load_backbone(source, name)
@@ -89,11 +90,12 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     start = None
     if request.start is not None:
         start = read_task(job.start_file, id=request.start, config=backbone.config, backbone=backbone.ref())
+    training = training_of(request)
     result, rate = best_of(
         rates_of(request.sweep, request.rate),
         request.task,
         backbone,
-        training_of(request),
+        training,
         examples,
         held_out,
         start=start,
@@ -104,9 +106,21 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     validate(result.task, backbone.config, backbone.ref())
     write_task(result.task, job.task_file)
     scores = _finite({**result.scores, **({"rate": rate} if request.sweep is not None and rate is not None else {})})
+    warnings = [IDLE] if not result.gained else []
+    if count := contradictions(examples):
+        warnings.append(f"{count} rows have the text of an earlier row with another label")
+    for warning in warnings:
+        log.warning("%s", warning)
     log.info("trained", extra={"held_out_loss": result.held_out, **{f"score_{name}": scores[name] for name in scores}})
     updates = len(result.losses) // request.accumulate
-    return JobResult(held_out_loss=result.held_out, scores=scores, updates=updates)
+    return JobResult(
+        held_out_loss=result.held_out,
+        scores=scores,
+        updates=updates,
+        chosen=chosen(result, training.method),
+        held_against=_finite(held_against(result)),
+        warnings=warnings,
+    )
 
 
 def texts_of(data: Path, columns: Columns) -> tuple[list[Example], list[Example]]:

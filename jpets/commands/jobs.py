@@ -16,7 +16,16 @@ import typer
 from jpets.commands.app import App
 from jpets.commands.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.commands.options import named
-from jpets.commands.output import JsonOption, busy, print_fields, print_json, print_table, progress_bars, shown
+from jpets.commands.output import (
+    JsonOption,
+    busy,
+    print_fields,
+    print_json,
+    print_table,
+    print_warning,
+    progress_bars,
+    shown,
+)
 from jpets.errors import InvalidInput
 from serving.schemas import JobItem, JobPage
 
@@ -218,7 +227,12 @@ def print_job(item: JobItem, as_json: bool) -> None:
         fields.append(("done", done))
     if item.held_out_loss is not None:
         fields.append(("held-out loss", f"{item.held_out_loss:.4f}"))
-    print_fields([*fields, *((name, f"{score:.4f}") for name, score in item.scores.items() if score is not None)])
+    if item.chosen is not None:
+        fields.append(("chosen", item.chosen))
+    scores = item.scores | item.held_against
+    print_fields([*fields, *((name, f"{score:.4f}") for name, score in scores.items() if score is not None)])
+    for warning in item.warnings:
+        print_warning(warning)
 
 
 def _done(item: JobItem) -> str:

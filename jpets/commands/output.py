@@ -67,6 +67,10 @@ def report_error(message: str) -> None:
     typer.echo(f"error: {shown(message)}", err=True)
 
 
+def print_warning(message: str) -> None:
+    typer.echo(f"warning: {shown(message)}", err=True)
+
+
 def shown(value: object) -> str:
     """Text that cannot steer a terminal."""
     return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in str(value))

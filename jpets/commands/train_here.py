@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from jpets.commands.options import SUFFIX, check_task_output, check_tasks_output
-from jpets.commands.output import busy, print_fields, print_json, print_table, progress_bars, size
+from jpets.commands.output import busy, print_fields, print_json, print_table, print_warning, progress_bars, size
 from jpets.errors import InvalidInput, JpetsError
 
 if TYPE_CHECKING:
@@ -42,8 +42,9 @@ def train_one(
     from checkpoints.ids import check_id
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task
-    from jpets.training.data import read_examples
+    from jpets.training.data import contradictions, read_examples
     from jpets.training.plan import rates_of
+    from jpets.training.summary import chosen, held_against
     from jpets.training.sweep import best_of
 
     check_task_output(output)
@@ -63,7 +64,7 @@ def train_one(
     method = training.method
     with progress_bars() as bars:
         shown = {own: bars.add_task(method if own is None else f"{method} at {own:.1e}", total=None) for own in rates}
-        best, kept_rate = best_of(
+        best, _ = best_of(
             rates,
             id,
             loaded,
@@ -77,14 +78,23 @@ def train_one(
                 shown[own], completed=step.number, total=step.of, description=f"{method}, loss {step.loss:.3f}"
             ),
         )
-    summary = _written(best, output, loaded, training, kept_rate)
+    summary = _written(best, output, loaded, training, contradictions(examples))
     if as_json:
         print_json(summary | {"settings": dataclasses.asdict(training), "losses": list(best.losses)})
         return
     rows = [(name, f"{value:.4f}") for name, value in best.scores.items()]
     print_fields(
-        [("file", output.name), ("size", size(summary["bytes"])), ("held-out loss", f"{best.held_out:.4f}"), *rows]
+        [
+            ("file", output.name),
+            ("size", size(summary["bytes"])),
+            ("texts", f"{best.texts[0]} to train on, {best.texts[1]} held out"),
+            ("chosen", chosen(best, training.method)),
+            ("held-out loss", f"{best.held_out:.4f}"),
+            *rows,
+            *((name, f"{value:.4f}") for name, value in held_against(best).items()),
+        ]
     )
+    _warn({id: best}, {id: summary["contradictions"]})
 
 
 def train_each(
@@ -96,7 +106,7 @@ def train_each(
     """
     from checkpoints.ids import check_id
     from checkpoints.source import load_backbone
-    from jpets.training.data import read_examples
+    from jpets.training.data import contradictions, read_examples
     from jpets.training.many import check_method, train_many
     from jpets.training.run import DIVERGED
 
@@ -124,40 +134,64 @@ def train_each(
             if not math.isfinite(result.held_out):
                 raise InvalidInput(DIVERGED)
             output.mkdir(exist_ok=True)
-            summaries.append(_written(result, output / f"{id}{SUFFIX}", loaded, training, training.plan.rate))
+            summaries.append(_written(result, output / f"{id}{SUFFIX}", loaded, training, contradictions(examples[id])))
         except (JpetsError, OSError) as error:
             problems[id] = str(error)
     if as_json:
         print_json({"settings": dataclasses.asdict(training), "tasks": summaries})
     elif summaries:
         _print_tasks(summaries)
+        _warn(found, {each["file"].removesuffix(SUFFIX): each["contradictions"] for each in summaries})
     if problems:
         told = "; ".join(f"{id}: {problem}" for id, problem in problems.items())
         raise InvalidInput(told + ("; the other tasks are written" if summaries else ""))
 
 
 def _print_tasks(summaries: Sequence[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for each in summaries for name in each["scores"]))
+    scores = [each["scores"] | each["held_against"] for each in summaries]
+    names = list(dict.fromkeys(name for own in scores for name in own))
     rows = [
-        (each["file"], size(each["bytes"]), f"{each['held_out_loss']:.4f}", *_scores(each["scores"], names))
-        for each in summaries
+        (each["file"], size(each["bytes"]), f"{each['held_out_loss']:.4f}", *_scores(own, names))
+        for each, own in zip(summaries, scores, strict=True)
     ]
     print_table(("file", "size", "held-out loss", *names), rows, numbers=("size", "held-out loss", *names))
 
 
-def _written(result: Result, path: Path, backbone: Backbone, training: Training, rate: float | None) -> dict[str, Any]:
+def _warn(found: Mapping[str, Result], contradictions: Mapping[str, int]) -> None:
+    """Says of which tasks training gained nothing, and which texts contradict each other."""
+    from jpets.training.summary import IDLE
+
+    if idle := [id for id in contradictions if not found[id].gained]:
+        print_warning(f"{IDLE}: {_named(idle)}. Give more texts, or try --sweep rate=LOW..HIGH or another --method")
+    if unsure := [id for id, count in contradictions.items() if count]:
+        count = sum(contradictions.values())
+        print_warning(f"{count} rows have the text of an earlier row with another label: {_named(unsure)}")
+
+
+def _named(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+
+
+def _written(result: Result, path: Path, backbone: Backbone, training: Training, contradictions: int) -> dict[str, Any]:
     """Writes a trained task; what there is to say about it."""
     from checkpoints.task_file import write_task
     from checkpoints.validation import validate
+    from jpets.training.summary import held_against
 
     validate(result.task, backbone.config, backbone.ref())
     write_task(result.task, path)
     return {
         "file": path.name,
         "method": training.method,
-        "rate": rate,
+        "rate": result.outcome.rate,
+        "epochs": result.plan.epochs,
+        "batch": result.plan.batch,
+        "texts": {"trained": result.texts[0], "held_out": result.texts[1]},
+        "contradictions": contradictions,
         "held_out_loss": result.held_out,
         "scores": dict(result.scores),
+        "held_against": dict(held_against(result)),
+        "gained": result.gained,
         "updates": len(result.losses) // training.plan.accumulate,
         "bytes": path.stat().st_size,
     }

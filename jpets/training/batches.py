@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jpets.tokenizing import Tokens
 from jpets.training.forward import PackedRows, TextRows
 from jpets.training.losses import IGNORED, Labels
-from jpets.training.plan import Plan
+from jpets.training.plan import SettledPlan
 from jpets.training.tokens import packed, padded_length, rectangle
 
 WINDOW = 32
@@ -49,13 +49,13 @@ class Rows(NamedTuple):
         )
 
 
-def each_batch(rows: Rows, plan: Plan, epoch: int, pad_id: int = 0) -> Iterator[tuple[TextRows, Labels]]:
+def each_batch(rows: Rows, plan: SettledPlan, epoch: int, pad_id: int = 0) -> Iterator[tuple[TextRows, Labels]]:
     """One epoch's batches, always the same for a seed and an epoch; rows that fill up the last one weigh nothing."""
     for chosen in batch_order([len(own.ids) for own in rows.tokens], plan, epoch):
         yield gather(rows, chosen, plan.batch, pad_id)
 
 
-def batch_order(lengths: Sequence[int], plan: Plan, epoch: int) -> list[npt.NDArray[np.intp]]:
+def batch_order(lengths: Sequence[int], plan: SettledPlan, epoch: int) -> list[npt.NDArray[np.intp]]:
     """Row numbers of each batch: shuffled, sorted by length within windows, and the batches shuffled again."""
     rng = np.random.default_rng([plan.seed, epoch])
     order, sizes = rng.permutation(len(lengths)), np.asarray(lengths)

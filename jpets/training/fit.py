@@ -16,7 +16,7 @@ from jpets.model.encoder import Params, SplitEncoder, cast_params
 from jpets.training.forward import InputRows, TextRows, task_outputs
 from jpets.training.losses import Labels, mean_loss, row_losses
 from jpets.training.methods import Recipe, Tree
-from jpets.training.plan import Plan
+from jpets.training.plan import Plan, SettledPlan
 from jpets.types import Head
 
 DATA = "data"
@@ -97,7 +97,7 @@ class Trainer:
         base: Params,
         recipe: Recipe,
         head: Head,
-        plan: Plan,
+        plan: SettledPlan,
         steps: int,
         devices: Sequence[jax.Device] = (),
     ) -> None:

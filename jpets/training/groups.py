@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jpets.training.batches import Rows, batch_order, gather_packed, packed_texts
 from jpets.training.forward import PackedRows
 from jpets.training.losses import Labels
-from jpets.training.plan import Plan
+from jpets.training.plan import Plan, SettledPlan, settled
 
 CPU_GROUP = 4
 """Tasks side by side on a CPU: of more, what one operation leaves for the next does not fit into its caches."""
@@ -54,12 +54,16 @@ class _Batches(NamedTuple):
 
 
 def each_step(data: Sequence[Rows], plan: Plan, pad_id: int) -> Iterator[list[Group]]:
-    """One batch of each task that still has one, those of like size side by side; a step after the other."""
+    """One batch of each task that still has one, those of like size side by side; a step after the other.
+
+    The plan must give all tasks batches of one size."""
     size = min(CPU_GROUP, len(data)) if jax.default_backend() == "cpu" else len(data)
-    steps = [_side_by_side(data, chosen, plan.batch, size) for chosen in _batches_by_step(data, plan)]
+    plans = [settled(plan, len(rows.tokens)) for rows in data]
+    batch = plans[0].batch
+    steps = [_side_by_side(data, chosen, batch, size) for chosen in _batches_by_step(data, plans)]
     shapes = best_shapes([part.needs for parts in steps for part in parts], PROGRAMS)
     for parts in steps:
-        yield [_group(data, part, shapes, plan.batch, size, pad_id) for part in parts]
+        yield [_group(data, part, shapes, batch, size, pad_id) for part in parts]
 
 
 def best_shapes(needs: Iterable[Shape], most: int) -> list[Shape]:
@@ -87,14 +91,14 @@ def best_shapes(needs: Iterable[Shape], most: int) -> list[Shape]:
     return found[::-1]
 
 
-def _batches_by_step(data: Sequence[Rows], plan: Plan) -> Iterator[dict[int, npt.NDArray[np.intp]]]:
+def _batches_by_step(data: Sequence[Rows], plans: Sequence[SettledPlan]) -> Iterator[dict[int, npt.NDArray[np.intp]]]:
     """Row numbers of the next batch of each task that still has one."""
-    orders = [_own_batches(rows, plan) for rows in data]
+    orders = [_own_batches(rows, plan) for rows, plan in zip(data, plans, strict=True)]
     for batches in itertools.zip_longest(*orders):
         yield {at: batch for at, batch in enumerate(batches) if batch is not None}
 
 
-def _own_batches(rows: Rows, plan: Plan) -> Iterator[npt.NDArray[np.intp]]:
+def _own_batches(rows: Rows, plan: SettledPlan) -> Iterator[npt.NDArray[np.intp]]:
     """Row numbers of each batch of all epochs."""
     lengths = [len(own.ids) for own in rows.tokens]
     for epoch in range(plan.epochs):

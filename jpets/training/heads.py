@@ -42,6 +42,14 @@ def at_the_usual_answer(head: Head, rows: Rows) -> Head:
     return dataclasses.replace(head, tensors={**head.tensors, "bias": usual.astype(np.float32)})
 
 
+def usual_answer(head: Head, rows: Rows) -> Head:
+    """One that answers as is right most often, whatever the text."""
+    head = at_the_usual_answer(head, rows)
+    return dataclasses.replace(
+        head, tensors={n: a if n == "bias" else np.zeros_like(a) for n, a in head.tensors.items()}
+    )
+
+
 def _answer(head: Head, target: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """[C]: a row's values, or each class's share of what counts in it."""
     if target.dtype.kind == "f":

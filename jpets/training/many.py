@@ -9,8 +9,9 @@ from jpets.errors import InvalidInput
 from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
 from jpets.training.data import Example
+from jpets.training.linear import FrozenFeatures
 from jpets.training.methods import DIRECT, Direct, direct_recipe
-from jpets.training.plan import Training
+from jpets.training.plan import Training, settled
 from jpets.training.predict import Predictor
 from jpets.training.prepared import Prepared, prepare
 from jpets.training.run import Step, check_batches
@@ -41,7 +42,8 @@ def train_many(
     made = {name: _prepared(name, config, text, training, own) for name, own in examples.items()}
     kinds: dict[object, list[str]] = {}
     for name, own in made.items():
-        kinds.setdefault(head_kind(own.head, own.rows), []).append(name)
+        batch = settled(training.plan, len(own.rows.tokens)).batch
+        kinds.setdefault((batch, head_kind(own.head, own.rows)), []).append(name)
     found: dict[str, Result] = {}
     for names in kinds.values():
         found |= _train_alike(backbone, text, training, recipe, {name: made[name] for name in names}, report)
@@ -57,9 +59,9 @@ def check_method(method: str) -> None:
 def _prepared(
     name: str, config: BackboneConfig, text: TextEncoder, training: Training, examples: Sequence[Example]
 ) -> Prepared:
-    plan = training.plan
     try:
         made = prepare(config, text, training, examples)
+        plan = settled(training.plan, len(made.rows.tokens))
         check_batches(plan.epochs * plan.per_epoch(len(made.rows.tokens)), plan)
         return made
     except InvalidInput as error:
@@ -75,10 +77,13 @@ def _train_alike(
     report: Callable[[Step], None],
 ) -> dict[str, Result]:
     encoder, base = split(backbone.config), dict(backbone.params)
+    features = FrozenFeatures(encoder, text, base, next(iter(made.values())).head)
     members = [Member(recipe, own.head, own.rows, own.judged) for own in made.values()]
     outcomes = train_together(encoder, base, members, training.plan, pad_id=text.pad_id, report=report)
     predictor = Predictor(encoder, text, outcomes[0].head, outcomes[0].deltas)
     return {
-        name: concluded(name, backbone, own, outcome, predictor, base)
+        name: concluded(
+            name, backbone, own, outcome, predictor, base, features, settled(training.plan, len(own.rows.tokens))
+        )
         for (name, own), outcome in zip(made.items(), outcomes, strict=True)
     }

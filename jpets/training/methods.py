@@ -33,7 +33,7 @@ class Recipe(Protocol):
 
     @property
     def rate(self) -> float:
-        """Learning rate that suits it (AdamW, batches of 32)."""
+        """Learning rate that suits it (AdamW, a hundred updates and more)."""
         ...
 
     @property
@@ -133,8 +133,8 @@ def _own_biases(settings: Mapping[str, Any], config: BackboneConfig, base: Param
 
 
 DIRECT: Mapping[str, tuple[Mapping[str, Any], float]] = {
-    "adapter": ({"bottleneck": 64}, 1e-3),
-    "lora": ({"sites": ["query", "value"], "rank": 8}, 1e-3),
+    "adapter": ({"bottleneck": 64}, 2e-3),
+    "lora": ({"sites": ["query", "value"], "rank": 8}, 4e-3),
     "bitfit": ({}, 3e-3),
     "ia3": ({}, 1e-2),
     "prefix": ({"tokens": 16}, 1e-2),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,9 @@ import numpy.typing as npt
 from jpets.errors import InvalidInput
 from jpets.training.losses import IGNORED
 from jpets.types import Head
+
+MAIN = ("rmse", "entity_f1", "f1_micro", "accuracy", "exact", "accuracy_at_1")
+"""The scores that kinds of heads are judged by; each kind has one of them, or of tags the first."""
 
 
 def scores(
@@ -63,6 +66,17 @@ def scores(
     if len(names) == 2:
         result["f1"] = float(metrics.f1_score(truth, best, zero_division=0))
     return result
+
+
+def main_score(found: Mapping[str, float]) -> float:
+    """The score that stands for the others, so that more is better."""
+    name = main_name(found)
+    return -found[name] if name == "rmse" else found[name]
+
+
+def main_name(found: Mapping[str, float]) -> str:
+    """The name of the score that stands for the others."""
+    return next(name for name in MAIN if name in found)
 
 
 def _regression_scores(found: npt.NDArray[Any], truth: npt.NDArray[Any]) -> dict[str, float]:

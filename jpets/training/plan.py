@@ -16,16 +16,28 @@ SWEPT = 4
 """Learning rates that a sweep tries, evenly spread on a logarithmic scale."""
 
 
+UPDATES = 160
+"""Updates that training takes at least: over a few hundred texts three epochs would be a handful."""
+LEAST_EPOCHS, MOST_EPOCHS = 3, 40
+FEW_TEXTS = 4096
+"""Texts below which batches are small, so that there are more updates for the same work."""
+SMALL_BATCH, BATCH = 16, 32
+LEAST_PATIENCE = 3
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How to train. ``batch`` rows make one gradient, ``accumulate`` of them one update."""
+    """How to train. ``batch`` rows make one gradient, ``accumulate`` of them one update.
 
-    epochs: int = 3
-    batch: int = 32
+    What is None follows the number of texts: see ``settled``.
+    """
+
+    epochs: int | None = None
+    batch: int | None = None
     accumulate: int = 1
     rate: float | None = None
     """Of the method's parameters; None: what suits the method."""
-    head_rate: float = 1e-3
+    head_rate: float = 5e-3
     warm_up: float = 0.1
     """Share of the updates in which the learning rate rises; it falls as a cosine over the others."""
     weight_decay: float = 0.01
@@ -37,9 +49,37 @@ class Plan:
     """Of the forward pass; gradients and parameters stay in f32 (Micikevicius et al. 2018)."""
     seed: int = 0
 
+
+@dataclasses.dataclass(frozen=True)
+class SettledPlan(Plan):
+    """A plan for a known number of texts."""
+
+    epochs: int = LEAST_EPOCHS
+    batch: int = BATCH
+    patience: int | None = None
+    """None: training never stops early."""
+
     def per_epoch(self, texts: int) -> int:
         """Batches that so many texts make, of which the last may not be full."""
         return -(-texts // self.batch)
+
+
+def settled(plan: Plan, texts: int) -> SettledPlan:
+    """``plan`` for ``texts`` texts to train on; what it says itself stays.
+
+    Batches are small where texts are few, and epochs as many as make ``UPDATES``. Training stops where a third of the
+    epochs brought nothing on the texts held out.
+    """
+    if isinstance(plan, SettledPlan):
+        return plan
+    batch = plan.batch or (SMALL_BATCH if texts < FEW_TEXTS else BATCH)
+    per_epoch = max(1, -(-texts // batch))
+    epochs = plan.epochs or min(MOST_EPOCHS, max(LEAST_EPOCHS, -(-UPDATES * plan.accumulate // per_epoch)))
+    patience = plan.patience
+    if patience is None and plan.epochs is None:
+        patience = max(LEAST_PATIENCE, epochs // 3)
+    given = {field.name: getattr(plan, field.name) for field in dataclasses.fields(Plan)}
+    return SettledPlan(**{**given, "epochs": epochs, "batch": batch, "patience": patience})
 
 
 @dataclasses.dataclass(frozen=True)

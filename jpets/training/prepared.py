@@ -12,7 +12,7 @@ from jpets.errors import InvalidInput
 from jpets.tokenizing import TextEncoder
 from jpets.training.batches import Rows
 from jpets.training.data import Example
-from jpets.training.heads import at_the_usual_answer, new_head
+from jpets.training.heads import at_the_usual_answer, new_head, usual_answer
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.plan import Training
 from jpets.types import Head, Preprocessing, Task
@@ -27,6 +27,8 @@ class Prepared:
     rule: Preprocessing
     rows: Rows
     judged: Rows
+    usual: Head
+    """A head that always gives the usual answer."""
 
 
 def prepare(
@@ -51,7 +53,7 @@ def prepare(
         rows, judged = _split(rows, training)
     if start is None:
         head = at_the_usual_answer(head, rows)
-    return Prepared(head, names, rule, rows, judged)
+    return Prepared(head, names, rule, rows, judged, usual_answer(head, rows))
 
 
 def _head(

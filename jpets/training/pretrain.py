@@ -20,7 +20,7 @@ from jpets.tokenizing import Tokens
 from jpets.training.batches import batch_order
 from jpets.training.fit import Pace, State, optimiser, rate_at, stepped
 from jpets.training.forward import TextRows, hidden_states
-from jpets.training.plan import Plan
+from jpets.training.plan import Plan, settled
 from jpets.training.run import Keeper, Progress, Step
 from jpets.training.tokens import padded_length, rectangle
 
@@ -102,8 +102,9 @@ def pretrain(
         "own": {str(layer): base["layers"][layer] for layer in layers},
         "head": {"bias": jnp.zeros(encoder.config.vocab_size)},
     }
-    rule = optimiser(plan)
     lengths = [len(own.ids) for own in tokens]
+    plan = settled(plan, len(lengths))
+    rule = optimiser(plan)
     per_epoch = plan.per_epoch(len(lengths))
     total = plan.epochs * per_epoch
     pace = Pace.of(plan, 1e-4)

@@ -19,7 +19,7 @@ from jpets.training.fit import State, Trained, Trainer
 from jpets.training.forward import TextRows
 from jpets.training.losses import Labels
 from jpets.training.methods import Recipe
-from jpets.training.plan import Plan
+from jpets.training.plan import Plan, SettledPlan, settled
 from jpets.types import Delta, Head
 
 DIVERGED = "the held-out loss is not finite: training diverged; try a lower rate"
@@ -69,6 +69,8 @@ class Outcome:
     head: Head
     losses: Sequence[float]
     held_out: float | None
+    rate: float
+    """Peak learning rate of the method's parameters."""
 
 
 def train(
@@ -94,6 +96,7 @@ def train(
     Raises ``InvalidInput`` where there are too few for one.
     """
     lengths = [len(own.ids) for own in rows.tokens]
+    plan = settled(plan, len(lengths))
     per_epoch = plan.per_epoch(len(lengths))
     total = plan.epochs * per_epoch
     check_batches(total, plan)
@@ -125,10 +128,11 @@ def train(
         dataclasses.replace(head, tensors=tensors),
         progress.losses[: progress.state.step].tolist(),
         float(progress.best_loss) if held_out is not None else None,
+        recipe.rate if plan.rate is None else plan.rate,
     )
 
 
-def check_batches(count: int, plan: Plan) -> None:
+def check_batches(count: int, plan: SettledPlan) -> None:
     """Raises ``InvalidInput`` where so many batches are too few for an update."""
     if plan.accumulate > count:
         raise InvalidInput(

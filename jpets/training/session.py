@@ -16,10 +16,12 @@ from jpets.deltas.onebit import onebit_delta
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, split
 from jpets.tokenizing import TextEncoder
+from jpets.training.baselines import Baselines, baselines
 from jpets.training.batches import Rows
 from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.labels import make_rows
+from jpets.training.linear import FrozenFeatures
 from jpets.training.methods import (
     RATES,
     Direct,
@@ -31,7 +33,7 @@ from jpets.training.methods import (
     random_start,
 )
 from jpets.training.metrics import scores
-from jpets.training.plan import Training
+from jpets.training.plan import SettledPlan, Training, settled
 from jpets.training.predict import Predictor
 from jpets.training.prepared import Prepared, prepare
 from jpets.training.run import Outcome, Step, train
@@ -54,6 +56,16 @@ class Result:
     held_out: float
     scores: Mapping[str, float]
     outcome: Outcome
+    plan: SettledPlan
+    """What was chosen for the number of texts."""
+    beside: Baselines
+    texts: tuple[int, int]
+    """How many were trained on, and held out."""
+
+    @property
+    def gained(self) -> bool:
+        """Whether training is better than what it is held against, on the texts held out."""
+        return self.beside.beaten(self.scores)
 
 
 def run_training(
@@ -76,25 +88,34 @@ def run_training(
     size they must divide. ``begin`` hears the head and labels that the data ask for, in a task without new deltas, and
     may refuse them. Raises ``InvalidInput``, ``InvalidTask``.
     """
-    if devices and training.plan.batch % len(devices):
-        raise InvalidInput(f"{len(devices)} devices must divide the batch, which is {training.plan.batch}")
     config, base = backbone.config, dict(backbone.params)
     check_settings(training.method, training.settings, config)
     going_on = _going_on(start, training, config, base) if start is not None else None
     text = TextEncoder.of(backbone)
     made = prepare(config, text, training, examples, held_out, start)
+    plan = settled(training.plan, len(made.rows.tokens))
+    training = dataclasses.replace(training, plan=plan)
+    if devices and plan.batch % len(devices):
+        raise InvalidInput(f"{len(devices)} devices must divide the batch, which is {plan.batch}")
     before = start.deltas if start is not None else ()
     begin(Task(id, BackboneRef.of(backbone), tuple(before), made.head, made.labels, made.rule))
-    stages = _Stages(training, config, base, made, text.pad_id, folder, devices, report)
+    features = FrozenFeatures(split(config), text, base, made.head)
     with claimed(folder, backbone.fingerprint, training, made.rows, made.judged, made.head, before):
-        outcome = stages.run(going_on)
+        outcome = _Stages(training, plan, config, base, made, text.pad_id, folder, devices, report).run(going_on)
     params: Params = outcome.trained["own"] if training.method == "full" else base
     predictor = Predictor(split(config), text, outcome.head, outcome.deltas)
-    return concluded(id, backbone, made, outcome, predictor, params)
+    return concluded(id, backbone, made, outcome, predictor, params, features, plan)
 
 
 def concluded(
-    id: str, backbone: LoadedBackbone, made: Prepared, outcome: Outcome, predictor: Predictor, params: Params
+    id: str,
+    backbone: LoadedBackbone,
+    made: Prepared,
+    outcome: Outcome,
+    predictor: Predictor,
+    params: Params,
+    features: FrozenFeatures,
+    plan: SettledPlan,
 ) -> Result:
     """The task that training made, with the scores of its answers to the texts held out."""
     judged = made.judged
@@ -102,7 +123,9 @@ def concluded(
     found = scores(outcome.head, made.labels, logits, judged.targets, cut=judged.cut)
     task = Task(id, BackboneRef.of(backbone), tuple(outcome.deltas), outcome.head, made.labels, made.rule)
     assert outcome.held_out is not None
-    return Result(task, outcome.losses, outcome.held_out, found, outcome)
+    counts = (len(made.rows.tokens), len(judged.tokens))
+    beside = baselines(made, features, plan.seed)
+    return Result(task, outcome.losses, outcome.held_out, found, outcome, plan, beside, counts)
 
 
 def evaluate_task(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> dict[str, float]:
@@ -133,6 +156,7 @@ class _Stages:
     def __init__(
         self,
         training: Training,
+        plan: SettledPlan,
         config: BackboneConfig,
         base: Params,
         made: Prepared,
@@ -141,7 +165,7 @@ class _Stages:
         devices: Sequence[jax.Device],
         report: Callable[[Step], None],
     ) -> None:
-        self._training, self._config, self._base = training, config, base
+        self._training, self._plan, self._config, self._base = training, plan, config, base
         self._made = made
         self._pad_id, self._folder, self._devices, self._report = pad_id, folder, devices, report
         self._number = 0
@@ -152,9 +176,9 @@ class _Stages:
             return self._one(going_on)
         if training.method == "diff":
             search = DiffGates(self._config, self._base, **training.settings)
-            first = max(1, round(SEARCH * training.plan.epochs))
+            first = max(1, round(SEARCH * self._plan.epochs))
             found = self._one(search, first)
-            return self._one(search.then(found.trained["own"]), max(1, training.plan.epochs - first), found.head)
+            return self._one(search.then(found.trained["own"]), max(1, self._plan.epochs - first), found.head)
         if training.method == "onebit":
             found = self._one(Full(self._base))
             return self._one(self._signs(found), 1, found.head)
@@ -168,7 +192,7 @@ class _Stages:
         return Direct((onebit_delta(changes), biases), RATES["onebit"])
 
     def _one(self, recipe: Recipe, epochs: int | None = None, head: Head | None = None) -> Outcome:
-        plan = dataclasses.replace(self._training.plan, epochs=epochs or self._training.plan.epochs)
+        plan = dataclasses.replace(self._plan, epochs=epochs or self._plan.epochs)
         keeper = Checkpoints(self._folder / str(self._number)) if self._folder is not None else None
         self._number += 1
         try:

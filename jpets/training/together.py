@@ -23,7 +23,7 @@ from jpets.training.forward import IMPOSSIBLE, TextRows
 from jpets.training.groups import each_step
 from jpets.training.losses import IGNORED, Labels
 from jpets.training.methods import Direct
-from jpets.training.plan import Plan
+from jpets.training.plan import Plan, SettledPlan, settled
 from jpets.training.run import Outcome, Step, check_batches, mean_held_out
 from jpets.types import Head
 
@@ -60,13 +60,15 @@ def train_together(
     head = dataclasses.replace(members[0].head, tensors=_widened(members[0].head, width))
     task = TaskFunctions(encoder, members[0].recipe, head, plan)
     trained, state = stacked_start(task, members)
-    per_epoch = [plan.per_epoch(len(member.rows.tokens)) for member in members]
-    totals = np.array([plan.epochs * batches for batches in per_epoch], np.int32)
-    check_batches(int(totals.min()), plan)
+    plans = [settled(plan, len(member.rows.tokens)) for member in members]
+    _check_batch(plans)
+    per_epoch = [own.per_epoch(len(member.rows.tokens)) for own, member in zip(plans, members, strict=True)]
+    totals = np.array([own.epochs * batches for own, batches in zip(plans, per_epoch, strict=True)], np.int32)
+    check_batches(int(totals.min()), plans[0])
     base = as_served(base, members[0].recipe, plan)
     update = jax.jit(stacked_update(task), donate_argnums=(1, 2))
     losses: list[list[float]] = [[] for _ in members]
-    best = _Best(task, base, members, plan, trained, pad_id)
+    best = _Best(task, base, members, plans, trained, pad_id)
     for step, groups in enumerate(each_step([member.rows for member in members], plan, pad_id)):
         found = []
         for group in groups:
@@ -83,16 +85,22 @@ def train_together(
         best.judge(trained, [at for at in ended if at not in best.stopped])
         if len(best.stopped) > len(members):
             break
-    return [_outcome(member, best.trained, at, losses[at], best.loss(at)) for at, member in enumerate(members)]
+    return [_outcome(member, best, at, losses[at], plan.rate) for at, member in enumerate(members)]
 
 
 class _Best:
     """``trained``: of each task what did best on the texts held out, or what came last where there are none."""
 
     def __init__(
-        self, task: TaskFunctions, base: Params, members: Sequence[Member], plan: Plan, first: Trained, pad_id: int
+        self,
+        task: TaskFunctions,
+        base: Params,
+        members: Sequence[Member],
+        plans: Sequence[SettledPlan],
+        first: Trained,
+        pad_id: int,
     ) -> None:
-        self._members, self._plan, self._base, self._pad_id = members, plan, base, pad_id
+        self._members, self._plans, self._base, self._pad_id = members, plans, base, pad_id
         self._losses = np.full(len(members), np.inf)
         self._waited = np.zeros(len(members), np.int32)
         self.stopped: set[int] = {len(members)}
@@ -119,13 +127,14 @@ class _Best:
                 better[at] = True
                 continue
             losses = partial(self._measure, self._base, trained, np.int32(at))
-            found = mean_held_out(losses, rows, self._plan.batch, self._pad_id)
+            found = mean_held_out(losses, rows, self._plans[at].batch, self._pad_id)
             better[at] = found < self._losses[at]
             if better[at]:
                 self._losses[at], self._waited[at] = found, 0
                 continue
             self._waited[at] += 1
-            if self._plan.patience is not None and self._waited[at] > self._plan.patience:
+            patience = self._plans[at].patience
+            if patience is not None and self._waited[at] > patience:
                 self.stopped.add(at)
         if better.any():
             self.trained = self._keep(self.trained, trained, better)
@@ -198,14 +207,16 @@ def _widened(head: Head, width: int) -> dict[str, Any]:
     }
 
 
-def _outcome(member: Member, trained: Trained, at: int, losses: Sequence[float], held_out: float | None) -> Outcome:
-    own: Trained = jax.tree.map(lambda leaf: leaf[at], trained)
+def _outcome(member: Member, best: _Best, at: int, losses: Sequence[float], rate: float | None) -> Outcome:
+    own: Trained = jax.tree.map(lambda leaf: leaf[at], best.trained)
     outputs = member.head.outputs
     tensors = {name: np.asarray(array) for name, array in own["head"].items()}
     if outputs:
         tensors |= {"kernel": tensors["kernel"][:, :outputs], "bias": tensors["bias"][:outputs]}
     head = dataclasses.replace(member.head, tensors=tensors)
-    return Outcome(own, member.recipe.finish(own["own"]), head, losses, held_out)
+    return Outcome(
+        own, member.recipe.finish(own["own"]), head, losses, best.loss(at), member.recipe.rate if rate is None else rate
+    )
 
 
 def head_kind(head: Head, rows: Rows) -> tuple[str, str | None, int, str]:
@@ -228,6 +239,14 @@ def _check(members: Sequence[Member]) -> None:
                 "tasks that are trained together must have heads of one type and problem, equally many values, and "
                 f"pairs that are all rated or none: found {own} and {others}"
             )
+
+
+def _check_batch(plans: Sequence[SettledPlan]) -> None:
+    if found := sorted({own.batch for own in plans})[1:]:
+        raise InvalidInput(
+            f"tasks that are trained together must have batches of one size, found {found[0]} beside {plans[0].batch}; "
+            "give a batch"
+        )
 
 
 def _shape(recipe: Direct) -> list[tuple[str, dict[str, tuple[int, ...]]]]:
