@@ -20,7 +20,7 @@ from jpets.training.fit import TaskFunctions, as_served
 from jpets.training.groups import each_step
 from jpets.training.heads import new_head
 from jpets.training.methods import direct_recipe
-from jpets.training.plan import Plan
+from jpets.training.plan import Plan, SettledPlan
 from jpets.training.process import set_up_training
 from jpets.training.together import Member, stacked_start, stacked_update
 
@@ -42,7 +42,7 @@ def training(
     set_up_training()
     loaded = random_backbone(backbone)
     config, encoder = loaded.config, split(loaded.config)
-    plan = Plan(epochs=1, batch=batch, dtype=DTYPES[dtype])
+    plan = SettledPlan(epochs=1, batch=batch, dtype=DTYPES[dtype])
     lengths = draw_lengths(tasks * batch * steps, length, length / 4, config.max_positions)
     members = [_member(at, lengths[at::tasks], plan, config, loaded.params, method) for at in range(tasks)]
     task = TaskFunctions(encoder, members[0].recipe, members[0].head, plan)

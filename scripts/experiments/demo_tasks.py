@@ -57,7 +57,7 @@ DEMOS: Mapping[str, Demo] = {
 
 def trained(name: str, demo: Demo, method: Method, backbone: Backbone, data: Data, max_length: int) -> Result:
     rates = RATES.get(method, Rates())
-    plan = Plan(demo.epochs, rate=rates.own, head_rate=rates.head)
+    plan = Plan(demo.epochs, 32, rate=rates.own, head_rate=rates.head)
     settings = demo.settings if method == demo.method else {}
     training = Training(method, settings, plan, max_length=max_length)
     return run_training(name, backbone, training, data.train, data.chosen_by)
