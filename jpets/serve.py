@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Self
 
@@ -222,7 +223,12 @@ def _address(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """``python -m jpets.serve``."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(serve_command(run))
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Message
 
-from jpets.serve import cli
+from jpets.serve import main
 from serving.body_budget import Body
 
 KEPT: list[bytes] = []
@@ -19,4 +19,4 @@ async def keep(self: Body) -> Message:
 
 if __name__ == "__main__":
     Body.receive = keep  # type: ignore[method-assign]
-    cli()
+    main()

@@ -41,7 +41,7 @@ def read_words() -> list[str]:
 
 
 class Traffic:
-    """Random requests: 1 to 8 texts, log-normal lengths (median 20 words, up to ``longest``), any task for each text."""
+    """Random requests: 1 to 8 texts, log-normal lengths (median 20 words, up to ``longest``), any task for each."""
 
     def __init__(self, tasks: list[str | None], seed: int, longest: int = 300) -> None:
         self._longest = longest

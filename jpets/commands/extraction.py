@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy.typing as npt
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import to_params
@@ -22,7 +23,7 @@ from jpets.errors import InvalidTask
 from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.data import Example
-from jpets.training.predict import Predictor, agreement, agreement_by_label, varies
+from jpets.training.predict import Predictor, agreement, agreement_by_label, of_texts, varies
 from jpets.types import Delta, Preprocessing, Query
 
 AUTO: Sequence[Extraction] = (
@@ -96,9 +97,7 @@ class _Judge:
 
     def _answers(self, params: Any) -> Sequence[npt.NDArray[Any]]:
         """The model's answers; of those for tokens, the ones for tokens of the texts."""
-        found = self._predict(params, self._head, self._tokens)
-        marks = [tokens.of_text for tokens in self._tokens]
-        return [each if mark is None else each[mark >= 0] for each, mark in zip(found, marks, strict=True)]
+        return of_texts(self._predict(params, self._head, self._tokens), self._tokens)
 
 
 def compare(

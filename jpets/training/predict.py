@@ -59,14 +59,17 @@ def _beside(deltas: Sequence[Delta]) -> list[Delta]:
     return [delta for delta in deltas if acts_beside(delta)]
 
 
-def agreement(
-    a: Sequence[npt.NDArray[Any]], b: Sequence[npt.NDArray[Any]], head: Head, tokens: Sequence[Tokens] | None = None
-) -> float:
+def of_texts(answers: Sequence[npt.NDArray[Any]], tokens: Sequence[Tokens]) -> Sequence[npt.NDArray[Any]]:
+    """Answers without those for tokens that are of no text, where ``tokens`` say which these are."""
+    marks = [own.of_text for own in tokens]
+    return [each if mark is None else each[mark >= 0] for each, mark in zip(answers, marks, strict=True)]
+
+
+def agreement(a: Sequence[npt.NDArray[Any]], b: Sequence[npt.NDArray[Any]], head: Head) -> float:
     """How far two models answer alike, from 0 to 1.
 
-    Share of equal best classes, of equal label sets (multi-label), of equal tags over the tokens that ``tokens`` say
-    are of the texts (all without), of equal best starts and ends (question answering); of regressions the squared
-    correlation, of embeddings the mean cosine.
+    Share of equal best classes, of equal label sets (multi-label), of equal tags over all tokens, of equal best starts
+    and ends (question answering); of regressions the squared correlation, of embeddings the mean cosine.
     """
     if head.type == "embedding":
         cosines = [float(x @ y / max(np.linalg.norm(x) * np.linalg.norm(y), 1e-12)) for x, y in zip(a, b, strict=True)]
@@ -75,9 +78,7 @@ def agreement(
         return float(np.mean([np.array_equal(x.argmax(0), y.argmax(0)) for x, y in zip(a, b, strict=True)]))
     if head.reads_tokens:
         equal = np.concatenate([x.argmax(-1) == y.argmax(-1) for x, y in zip(a, b, strict=True)])
-        marks = [own.of_text for own in tokens or () if own.of_text is not None]
-        own = equal[np.concatenate(marks) >= 0] if marks else equal
-        return float(own.mean()) if own.size else 1.0
+        return float(equal.mean()) if equal.size else 1.0
     x, y = np.stack(a), np.stack(b)
     if head.problem == "regression":
         same = np.ptp(x) == 0 or np.ptp(y) == 0

@@ -13,7 +13,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.response_cache import ResponseCache
 from jpets.engine.results import find_entities
 from jpets.tokenizing import Tokens as Encoded
-from jpets.training.predict import agreement
+from jpets.training.predict import agreement, of_texts
 from jpets.types import Head, Preprocessing, Query, Task, Timing, Tokens
 from serving.oip_tensors import tensors_of
 
@@ -127,5 +127,5 @@ def test_special_tokens_have_no_label_in_tensors() -> None:
 def test_special_tokens_do_not_count_for_agreement() -> None:
     tokens = [Encoded(np.zeros(3, np.int32), np.zeros(3, np.int32), of_text=np.array([-1, 0, -1], np.int8))]
     a, b = [says("B-LOC", "B-PER", "I-PER")], [says("O", "B-PER", "O")]
-    assert agreement(a, b, Head("token-classification"), tokens) == 1.0
+    assert agreement(of_texts(a, tokens), of_texts(b, tokens), Head("token-classification")) == 1.0
     assert agreement(a, b, Head("token-classification")) == pytest.approx(1 / 3)
