@@ -61,4 +61,5 @@ def cased(folder: Path) -> Path:
     document = json.loads((folder / "tokenizer.json").read_text())
     document["normalizer"]["lowercase"] = False
     write(folder / "tokenizer.json", document)
+    write(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
     return folder
