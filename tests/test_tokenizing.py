@@ -7,6 +7,7 @@ import tokenizers
 from support import tiny
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from jpets.errors import InputTooLong
 from jpets.tokenizing import TextEncoder
 from jpets.types import Preprocessing, Query
 
@@ -37,3 +38,19 @@ def test_pairs_of_models_with_one_token_type(kind: str) -> None:
     assert found.ids.tolist() == expected.ids
     assert not found.types.any()
     assert encoder.encode(Query(None, "one " * 40, truncate=True), Preprocessing()).ids.tolist()[-1] == 2
+
+
+def test_texts_are_cut_to_the_usual_length_but_may_be_longer() -> None:
+    """As ``model_max_length`` has it: it cuts where nothing else says how far, and forbids nothing."""
+    encoder = TextEncoder(tiny().tokenizer_json, 800, 2, 32, usual_length=8)
+    text = "a chess engine " * 6
+
+    def length(rule: Preprocessing, truncate: bool | None) -> int:
+        return len(encoder.encode(Query(None, text, truncate=truncate), rule).ids)
+
+    whole = length(Preprocessing(), None)
+    assert 8 < whole <= 32
+    assert length(Preprocessing(), True) == length(Preprocessing(truncation=True), None) == 8
+    assert length(Preprocessing(max_length=12), True) == 12
+    with pytest.raises(InputTooLong, match="the limit is 12"):
+        length(Preprocessing(max_length=12), None)

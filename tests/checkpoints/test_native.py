@@ -44,6 +44,19 @@ def test_folder_of_before_embeddings_had_a_size(bert: Any, save_hf: Callable[...
     assert read_native(tmp_path / "native").config == backbone.config
 
 
+def test_folder_of_before_padding_had_a_position(roberta: Any, save_hf: Callable[..., Path], tmp_path: Path) -> None:
+    """Its checkpoint had zeros there, as those of the libraries have."""
+    key = "embeddings.position_embeddings.weight"
+    table = roberta.tensors[key].copy()
+    table[1] = 0
+    backbone = read_backbone(save_hf(roberta.settings, {**roberta.tensors, key: table}))
+    params = {name: leaf for name, leaf in backbone.params.items() if name != "padding_position"}
+    write_native(dataclasses.replace(backbone, params=params), tmp_path / "native")
+    again = read_native(tmp_path / "native")
+    assert again.fingerprint == backbone.fingerprint
+    assert not again.params["padding_position"].any()
+
+
 def test_existing_folder_is_kept(backbone: Backbone, tmp_path: Path) -> None:
     (tmp_path / "native").mkdir()
     with pytest.raises(Conflict, match="exists already"):
