@@ -176,5 +176,5 @@ def convert(
     if errors:
         raise InvalidBackbone(f"the checkpoint does not fit its config.json: {listing(errors)}")
     if finite:
-        check_finite({names[place]: array for place, array in found.items()})
+        check_finite({names.get(place, place): array for place, array in found.items()})
     return found

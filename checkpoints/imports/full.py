@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray, canonical_shapes, from_params
@@ -78,6 +79,7 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
             if mine[key] != theirs[key]
         ]
     )
+    _check_vocabulary(inner, backbone)
     stored = unwrapped(read_tensors(inner))
     prefix = encoder_prefix(stored, family)
     pooled = all(f"{prefix}{module}.weight" in stored for _, module, _ in FAMILIES[family].pooler)
@@ -109,6 +111,25 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     problems.refuse()
     found = cut(found, wishes)
     return FullModel(tensors, found.head, found.labels, found.notes, found.preprocessing)
+
+
+def _check_vocabulary(folder: Path, backbone: Backbone) -> None:
+    """Raises ``InvalidTask`` for a model whose own tokenizer gives tokens other numbers than the backbone's."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return
+    try:
+        own = tokenizers.Tokenizer.from_file(str(file)).get_vocab()
+    except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
+        raise InvalidTask("tokenizer.json cannot be read; save the fast tokenizer again") from error
+    theirs = tokenizers.Tokenizer.from_str(backbone.tokenizer_json).get_vocab()
+    others = [token for token, id in own.items() if theirs.get(token) != id]
+    if others:
+        listed = ", ".join(repr(token[:40]) for token in sorted(others)[:3])
+        raise InvalidTask(
+            f"tokenizer.json: {len(others)} tokens have other numbers than in the backbone {backbone.name!r}, such as "
+            f"{listed}; give the backbone that the model was trained on"
+        )
 
 
 def _expect_no_labels(settings: Mapping[str, Any], problems: list[str]) -> None:

@@ -165,3 +165,16 @@ def test_normalisation_is_wished_of_embeddings_alone(wish: bool, tmp_path: Path)
     assert read(folder, Wishes(normalize=wish)).head.normalize == wish
     with pytest.raises(InvalidTask, match="normalize: expected none for a head of type sequence-class"):
         read(IMPORTS / "peft" / "lora", Wishes(normalize=wish))
+
+
+def test_a_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    folder = write_full(tmp_path, biases)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    vocab = document["model"]["vocab"]
+    (a, b) = list(vocab)[100:102]
+    vocab[a], vocab[b] = vocab[b], vocab[a]
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidTask, match="2 tokens have other numbers than in the backbone 'tiny-bert'"):
+        read_model(folder, tiny(), Wishes())
+    (folder / "tokenizer.json").unlink()
+    assert read_model(folder, tiny(), Wishes()).head.outputs == 3
