@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-from checkpoints.imports.settings import MAX_BYTES, expect, expect_count, names, read_json, unsupported
+from checkpoints.imports.settings import MAX_BYTES, expect, expect_count, is_number, names, read_json, unsupported
 from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.types import EmbeddingRule, Pooling, Preprocessing
 
@@ -89,12 +89,7 @@ def model_folder(folder: Path) -> Path:
     return next((each for each in inner if any(each.glob("*config.json"))), folder)
 
 
-def read_sentence(
-    folder: Path,
-    longest: int,
-    problems: list[str],
-    pooling: Pooling | None = None,
-) -> Sentence | None:
+def read_sentence(folder: Path, longest: int, problems: list[str], pooling: Pooling | None = None) -> Sentence | None:
     """How the folder makes an embedding of a text; None for one that does not say, without ``modules.json``.
 
     ``longest`` is the most tokens that the model takes; ``pooling`` is the user's, in the place of the folder's.
@@ -254,13 +249,12 @@ def _check_settings(settings: Mapping[str, Any], problems: list[str]) -> None:
 def _most_tokens(folder: Path, settings: Mapping[str, Any], problems: list[str]) -> int | None:
     """Where the library cuts texts: ``max_seq_length``, unless it is handed on as ``model_max_length``, or else the
     tokenizer's own limit."""
-    for option in ("tokenizer_args", "processor_kwargs"):
-        given = settings.get(option)
-        if isinstance(given, dict) and given.get("model_max_length") is not None:
-            return int(expect_count(given, "model_max_length", None, problems) or 0) or None
-    if settings.get("max_seq_length") is not None:
-        return int(expect_count(settings, "max_seq_length", None, problems) or 0) or None
+    handed_on = [settings.get(option) for option in ("tokenizer_args", "processor_kwargs")]
+    limits = [(own, "model_max_length") for own in handed_on if isinstance(own, dict)] + [(settings, "max_seq_length")]
+    for given, option in limits:
+        if given.get(option) is not None:
+            found: int | None = expect_count(given, option, None, problems)
+            return found
     file = model_folder(folder) / "tokenizer_config.json"
-    found = read_json(file).get("model_max_length") if file.is_file() else None
-    is_limit = isinstance(found, (int, float)) and not isinstance(found, bool) and 1 <= found <= UNLIMITED
-    return int(found) if is_limit and found is not None else None
+    limit: Any = read_json(file).get("model_max_length") if file.is_file() else None
+    return int(limit) if is_number(limit) and 1 <= limit <= UNLIMITED else None
