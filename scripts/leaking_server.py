@@ -1,4 +1,4 @@
-"""A server that keeps every body it reads: what ``soak.py --leak`` shows is that its measurement would find a leak."""
+"""A server that keeps every message of the bodies it reads, to show that ``soak.py`` would find a leak."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from starlette.types import Message
 from jpets.serve import main
 from serving.body_budget import Body
 
-KEPT: list[bytes] = []
+KEPT: list[Message] = []
 receive = Body.receive
 
 
 async def keep(self: Body) -> Message:
     message = await receive(self)
-    KEPT.append(message.get("body", b""))
+    KEPT.append(message)
     return message
 
 

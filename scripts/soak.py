@@ -109,6 +109,7 @@ def main(
     clients: Annotated[int, typer.Option(help="connections that send at a time")] = 8,
     grow: Annotated[int, typer.Option(help="further requests, over which the growth of memory is measured")] = 0,
     backbone: Annotated[str | None, typer.Option(help="folder of a plain backbone instead of the demo")] = None,
+    bucket: Annotated[list[str] | None, typer.Option(help="the only shapes; nothing compiles later")] = None,
     longest: Annotated[int, typer.Option(help="words of the longest text")] = 300,
     leak: Annotated[bool, typer.Option("--leak", help="a server that keeps every body")] = False,
     cache: Annotated[pathlib.Path | None, typer.Option(help="cache folder; an empty one by default")] = None,
@@ -119,6 +120,7 @@ def main(
         folder = cache or stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-soak-"))
         program = (str(ROOT / "scripts" / "leaking_server.py"),) if leak else SERVER
         served = ["--demo"] if backbone is None else ["--backbone", backbone]
+        served += [f"--bucket={each}" for each in bucket or ()]
         server = stack.enter_context(serve([*served, "--cache-dir", str(folder)], program=program))
         figures: dict[str, Any] = {"seconds_to_ready": server.seconds_to_ready}
         figures |= run_phases(server, Traffic([*server.tasks(), None], 0, longest), requests, clients)
