@@ -50,6 +50,10 @@ class Served:
         pages = int(pathlib.Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize()
 
+    def backbone(self) -> str:
+        """The name of the first."""
+        return str(self.client.get("/v1/backbones").json()["backbones"][0]["name"])
+
     def tasks(self) -> list[str]:
         return [task["id"] for task in self.client.get("/v1/tasks").json()["tasks"]]
 

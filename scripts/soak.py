@@ -64,6 +64,10 @@ class Traffic:
 class Mixture(Traffic):
     """Short requests to several routes, a tenth of them wrong; what could be kept of one is new each time."""
 
+    def __init__(self, tasks: list[str | None], backbone: str, seed: int) -> None:
+        super().__init__(tasks, seed)
+        self._backbone = backbone
+
     def asked(self) -> tuple[str, str, dict[str, Any] | None]:
         """Method, path and body."""
         number = int(self._rng.integers(1 << 40))
@@ -72,9 +76,9 @@ class Mixture(Traffic):
         if kind < 12:
             return "POST", "/v1/classify", {"inputs": [{"model": self._task(), "text": text}]}
         if kind < 16:
-            return "POST", "/v1/embeddings", {"input": [text, text[:20]]}
+            return "POST", "/v1/embeddings", {"model": self._backbone, "input": [text, text[:20]]}
         if kind < 18:
-            return "GET", f"/v2/models/{self._task() or 'none-such'}", None
+            return "GET", f"/v2/models/{self._task() or self._backbone}", None
         if kind < 19:
             return "POST", "/v1/classify", {"model": f"unknown-{number}", "input": text}
         return "POST", "/v1/classify", {f"field-{number}": text, "input": number}
@@ -125,7 +129,8 @@ def main(
         figures: dict[str, Any] = {"seconds_to_ready": server.seconds_to_ready}
         figures |= run_phases(server, Traffic([*server.tasks(), None], 0, longest), requests, clients)
         if grow:
-            figures["growth"] = measure_growth(server, Mixture([*server.tasks(), None], 1), grow, clients)
+            traffic = Mixture([*server.tasks(), None], server.backbone(), 1)
+            figures["growth"] = measure_growth(server, traffic, grow, clients)
         figures["resident_bytes"] = server.metrics()["process_resident_memory_bytes"]
     text = json.dumps(figures, indent=1)
     if json_out is not None:
