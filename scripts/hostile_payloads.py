@@ -12,6 +12,9 @@ from functools import partial
 from operator import mul
 
 JSON = {"Content-Type": "application/json"}
+SOON = {"X-Request-Timeout": "3"}
+"""Of bodies that are right, and would take long to compute."""
+"""Of bodies that are right, and would take long to compute."""
 CLASSIFY, EMBED, INFER = "/v1/classify", "/v1/embeddings", "/v2/models/{task}/infer"
 
 
@@ -75,8 +78,8 @@ def _texts() -> Iterator[Payload]:
     pair = '{"inputs": [{"model": "' + TASK + '", "text": "a '
     yield Payload("a pair of long texts", CLASSIFY, lambda size: _pair(pair, size))
     for name in ("words", "CJK", "punctuation", "one word"):
-        yield Payload(f"1024 texts of {name}", CLASSIFY, _texts_of(pieces[name]))
-    yield Payload("1024 texts to embed", EMBED, _texts_of(pieces["words"], BACKBONE))
+        yield Payload(f"1024 texts of {name}", CLASSIFY, _texts_of(pieces[name]), {**JSON, **SOON})
+    yield Payload("1024 texts to embed", EMBED, _texts_of(pieces["words"], BACKBONE), {**JSON, **SOON})
 
 
 BOMB = 16
@@ -135,7 +138,7 @@ def _ids() -> Iterator[Payload]:
     for name, item in items.items():
         yield Payload(name, EMBED, _filled(before, item, "]}"))
     yield Payload("ids as many as fit", EMBED, lambda size: fill(before, "2023", "]}", min(size, 2_600_000)))
-    yield Payload("1024 lists of ids", EMBED, lambda size: _rows(before, size), {**JSON, "X-Request-Timeout": "3"})
+    yield Payload("1024 lists of ids", EMBED, lambda size: _rows(before, size), {**JSON, **SOON})
 
 
 def _rows(before: str, size: int) -> bytes:
@@ -156,7 +159,7 @@ def _tensors() -> Iterator[Payload]:
         yield Payload(f"tensor of {name}", INFER, _filled(ids, item, "]}]}"))
         count = 4000 if item in ("[]", "{}") else 256_000
         short = f"{ids}{','.join([item] * count)}]}}]}}".encode()
-        yield Payload(f"tensor of {name}, as many as fit", INFER, partial(_always, short), {"X-Request-Timeout": "3"})
+        yield Payload(f"tensor of {name}, as many as fit", INFER, partial(_always, short), {**JSON, **SOON})
     yield Payload("shape of many sizes", INFER, _filled('{"inputs":[{"name":"text","shape":[', "1", "]}]}"))
     yield Payload("outputs", INFER, _filled(text + ',"outputs":[', '{"name":"logits"}', "]}"))
     yield Payload(

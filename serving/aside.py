@@ -13,18 +13,22 @@ SHORT = 1000
 """Characters or token ids that are worked on in the event loop: a hop to another thread takes longer."""
 
 
-class Aside:
-    """One thread for the large work of all requests, in the order in which it came.
+THREADS = 2
 
-    More threads would not be faster, as this work holds the interpreter's lock. They would compete with the event loop
-    for it, which gets it back only once in so many turns.
+
+class Aside:
+    """Few threads for the large work of all requests, in the order in which it came.
+
+    More threads would not be faster, as most of this work holds the interpreter's lock. They would compete with the
+    event loop for it, which gets it back only once in so many turns. One alone would let a text that takes seconds keep
+    out all others.
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="jpets-large")
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jpets-large")
 
     async def do(self, effort: int, work: Callable[[], T]) -> T:
-        """``work()``, in the thread where ``effort`` (characters) is more than ``SHORT``."""
+        """``work()``, in one of the threads where ``effort`` (characters) is more than ``SHORT``."""
         if effort <= SHORT:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
