@@ -86,14 +86,15 @@ def test_arguments_are_utf_8_where_the_locale_has_no_letters_for_them(asked: lis
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"},
     ],
 )
-def test_a_process_finds_files_and_tells_their_names(tmp_path: Path, variables: dict[str, str]) -> None:
-    file = tmp_path / f"{LABEL}.safetensors"
-    file.write_bytes(b"no task")
-    command = [sys.executable, "-m", "jpets", "task", "check", file]
+def test_a_process_finds_folders_and_tells_their_names(tmp_path: Path, variables: dict[str, str]) -> None:
+    folder = tmp_path / LABEL
+    folder.mkdir()
+    (folder / "catalog.sqlite").write_bytes(b"no catalogue" * 100)
+    command = [sys.executable, "-m", "jpets", "task", "list", "--repository", folder]
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True)
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
-    assert done.stderr.startswith(b"error: ") and b"1 problem" in done.stderr
+    assert done.stderr.startswith(b"error: ") and b"catalog.sqlite cannot be used" in done.stderr
 
 
 def test_a_tilde_in_an_option_is_the_home_folder(
