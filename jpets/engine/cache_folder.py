@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from jpets.errors import InvalidInput, OutOfSpace
 from jpets.files import user_path
+from jpets.scratch import scratch_folder
 
 log = logging.getLogger(__name__)
 
@@ -70,22 +72,20 @@ def why_not(folder: Path) -> str | None:
     return None
 
 
-def _temporary(like: Path | None) -> Path:
-    return Path(_made_once(like).name)
-
-
 @functools.cache
-def _made_once(like: Path | None) -> tempfile.TemporaryDirectory[str]:
+def _temporary(like: Path | None) -> Path:
     """A folder that goes with the process, with links to the files that ``like`` has."""
+    held = contextlib.ExitStack()
     try:
-        made = tempfile.TemporaryDirectory(prefix="jpets-cache-")
+        made = held.enter_context(scratch_folder())
     except OSError as error:
         raise OutOfSpace(
             f"compiled programs cannot be kept anywhere, not even in the temporary folder ({error.strerror}); give "
             f"--cache-dir or {VARIABLE}, or set TMPDIR to a folder that can be written"
         ) from error
+    atexit.register(held.close)
     for part in PARTS:
-        own = Path(made.name) / part
+        own = made / part
         own.mkdir()
         with contextlib.suppress(OSError):  # nothing there, or nothing for this user
             for file in (like / part).iterdir() if like is not None else ():
