@@ -44,7 +44,8 @@ def pretrain(
     if dtype not in ("bfloat16", "float32"):
         raise typer.BadParameter(f"--dtype must be bfloat16 or float32, found {dtype!r}")
     set_up_training()
-    examples = read_examples(data, Columns(text, None, None))
+    with busy("read texts"):
+        examples = read_examples(data, Columns(text, None, None))
     with busy("read backbone"):
         backbone = load_backbone(source)
     plan = Plan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)

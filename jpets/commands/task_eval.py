@@ -49,7 +49,8 @@ def evaluate(
 
     @functools.lru_cache(maxsize=1)
     def examples_of(path: Path, column: str | None) -> Sequence[Example]:
-        return read_examples(path, Columns(text, text_pair, column))
+        with busy("read texts"):
+            return read_examples(path, Columns(text, text_pair, column))
 
     with busy("read backbone"):
         loaded = load_backbone(backbone)

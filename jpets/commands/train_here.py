@@ -50,8 +50,9 @@ def train_one(
     check_task_output(output)
     id = check_id(output.stem.lower())
     rates = rates_of(sweep, training.plan.rate)
-    examples = read_examples(data, columns)
-    others = read_examples(validation, columns) if validation is not None else []
+    with busy("read texts"):
+        examples = read_examples(data, columns)
+        others = read_examples(validation, columns) if validation is not None else []
     with busy("read backbone"):
         loaded = load_backbone(backbone)
     earlier = None
@@ -115,7 +116,8 @@ def train_each(
     if twice := next((id for id in ids if ids.count(id) > 1), None):
         raise typer.BadParameter(f"each file makes a task of its own name, found {twice!r} more than once")
     check_tasks_output(output, ids)
-    examples = {id: read_examples(path, columns) for id, path in zip(ids, data, strict=True)}
+    with busy("read texts"):
+        examples = {id: read_examples(path, columns) for id, path in zip(ids, data, strict=True)}
     with busy("read backbone"):
         loaded = load_backbone(backbone)
     with progress_bars() as bars:
