@@ -242,10 +242,10 @@ def _check(members: Sequence[Member]) -> None:
 
 
 def _check_batch(plans: Sequence[SettledPlan]) -> None:
-    if found := sorted({own.batch for own in plans})[1:]:
+    if len(found := sorted({own.batch for own in plans})) > 1:
         raise InvalidInput(
-            f"tasks that are trained together must have batches of one size, found {found[0]} beside {plans[0].batch}; "
-            "give a batch"
+            f"tasks that are trained together must have batches of one size, found {found} by the number of their "
+            "texts; give a batch"
         )
 
 
