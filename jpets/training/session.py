@@ -101,7 +101,7 @@ def run_training(
     begin(Task(id, BackboneRef.of(backbone), tuple(before), made.head, made.labels, made.rule))
     features = FrozenFeatures(split(config), text, base, made.head)
     with claimed(folder, backbone.fingerprint, training, made.rows, made.judged, made.head, before):
-        outcome = _Stages(training, plan, config, base, made, text.pad_id, folder, devices, report).run(going_on)
+        outcome = _Stages(training, config, base, made, text.pad_id, folder, devices, report).run(going_on)
     params: Params = outcome.trained["own"] if training.method == "full" else base
     predictor = Predictor(split(config), text, outcome.head, outcome.deltas)
     return concluded(id, backbone, made, outcome, predictor, params, features, plan)
@@ -156,7 +156,6 @@ class _Stages:
     def __init__(
         self,
         training: Training,
-        plan: SettledPlan,
         config: BackboneConfig,
         base: Params,
         made: Prepared,
@@ -165,7 +164,8 @@ class _Stages:
         devices: Sequence[jax.Device],
         report: Callable[[Step], None],
     ) -> None:
-        self._training, self._plan, self._config, self._base = training, plan, config, base
+        self._training, self._config, self._base = training, config, base
+        self._plan = settled(training.plan, len(made.rows.tokens))
         self._made = made
         self._pad_id, self._folder, self._devices, self._report = pad_id, folder, devices, report
         self._number = 0
