@@ -78,7 +78,7 @@ def train(
         int | None,
         typer.Option(
             min=0,
-            help="epochs without a better held-out loss to go on  [a third of the epochs where those are not given]",
+            help="epochs without a better held-out loss to go on  [half of the epochs where those are not given]",
         ),
     ] = None,
     balanced: Annotated[bool, typer.Option("--balanced", help="let classes count alike, however rare")] = False,

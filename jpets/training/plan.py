@@ -16,9 +16,10 @@ SWEPT = 4
 """Learning rates that a sweep tries, evenly spread on a logarithmic scale."""
 
 
-UPDATES = 160
+UPDATES = 100
 """Updates that training takes at least: over a few hundred texts three epochs would be a handful."""
-LEAST_EPOCHS, MOST_EPOCHS = 3, 40
+LEAST_EPOCHS, LEAST_OF_FEW, MOST_EPOCHS = 3, 4, 40
+"""Epochs of many texts, of few, and at most."""
 FEW_TEXTS = 4096
 """Texts below which batches are small, so that there are more updates for the same work."""
 SMALL_BATCH, BATCH = 16, 32
@@ -67,17 +68,18 @@ class SettledPlan(Plan):
 def settled(plan: Plan, texts: int) -> SettledPlan:
     """``plan`` for ``texts`` texts to train on; what it says itself stays.
 
-    Batches are small where texts are few, and epochs as many as make ``UPDATES``. Training stops where a third of the
+    Batches are small where texts are few, and epochs as many as make ``UPDATES``. Training stops where half of the
     epochs brought nothing on the texts held out.
     """
     if isinstance(plan, SettledPlan):
         return plan
-    batch = plan.batch or (SMALL_BATCH if texts < FEW_TEXTS else BATCH)
+    least, usual = (LEAST_OF_FEW, SMALL_BATCH) if texts < FEW_TEXTS else (LEAST_EPOCHS, BATCH)
+    batch = plan.batch or usual
     per_epoch = max(1, -(-texts // batch))
-    epochs = plan.epochs or min(MOST_EPOCHS, max(LEAST_EPOCHS, -(-UPDATES * plan.accumulate // per_epoch)))
+    epochs = plan.epochs or min(MOST_EPOCHS, max(least, -(-UPDATES * plan.accumulate // per_epoch)))
     patience = plan.patience
     if patience is None and plan.epochs is None:
-        patience = max(LEAST_PATIENCE, epochs // 3)
+        patience = max(LEAST_PATIENCE, epochs // 2)
     given = {field.name: getattr(plan, field.name) for field in dataclasses.fields(Plan)}
     return SettledPlan(**{**given, "epochs": epochs, "batch": batch, "patience": patience})
 

@@ -46,6 +46,6 @@ def test_small_files_become_tasks_that_beat_their_words(run, tmp_path: Path) -> 
         usual = model.score([each.plain for each in test], [each.label for each in test])
         task = read_task(tmp_path / "tasks" / summary["file"], config=tiny().config, backbone=tiny().ref())
         assert evaluate_task(task, tiny(), test)["accuracy"] > usual + 0.1
-        assert (summary["epochs"], summary["batch"]) == (27, 16) and summary["texts"] == {"trained": 86, "held_out": 10}
+        assert (summary["epochs"], summary["batch"]) == (17, 16) and summary["texts"] == {"trained": 86, "held_out": 10}
         assert summary["held_against"]["majority_accuracy"] < summary["scores"]["accuracy"]
         assert "frozen_accuracy" in summary["held_against"] and summary["rate"] == 4e-3
