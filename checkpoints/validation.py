@@ -44,25 +44,30 @@ def validate(task: Task, config: BackboneConfig | None = None, backbone: Backbon
 def validate_structure(
     task: Task, config: BackboneConfig | None = None, backbone: BackboneRef | str | None = None
 ) -> None:
-    """The part of ``validate`` that reads no number of a tensor, and can be done before they are converted."""
+    """The part of ``validate`` that can be done before a tensor's numbers are converted. It reads none, unless
+    something is wrong: then what is wrong with them is named too."""
     _check_backbone(task.backbone, config, backbone)
     errors = [*_head_errors(task, config), *_label_errors(task), *_preprocessing_errors(task, config)]
     for index, delta in enumerate(task.deltas):
         method_named(delta.method)
         if config is not None:
             errors += _delta_errors(delta, _place(index, delta), config)
-    refuse(errors)
+    refuse([*errors, *(_not_finite(task) if errors else ())])
 
 
 def validate_values(task: Task, config: BackboneConfig | None = None) -> None:
     """The rest of ``validate``."""
-    places = [(_place(index, delta), delta.tensors) for index, delta in enumerate(task.deltas)]
-    places.append(("head/", task.head.tensors))
-    refuse([error for place, tensors in places for error in _finite_errors(tensors, place)])
+    refuse(_not_finite(task))
     folds_pooler(task)
     if config is not None:
         for index, delta in enumerate(task.deltas):
             _run_method_check(delta, index, config)
+
+
+def _not_finite(task: Task) -> list[str]:
+    places = [(_place(index, delta), delta.tensors) for index, delta in enumerate(task.deltas)]
+    places.append(("head/", task.head.tensors))
+    return [error for place, tensors in places for error in _finite_errors(tensors, place)]
 
 
 def _place(index: int, delta: Delta) -> str:

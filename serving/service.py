@@ -360,13 +360,14 @@ class Service:
         return ()
 
     def _serve(self, engine: Serves, task: Task, stored: StoredTask) -> None:
-        self._preparing.pop(stored.id, None)
         try:
             engine.add_task(task, version=stored.version, load=partial(self._load, stored.id, stored.version))
         except (UnknownClass, Preparing):
             if not self._growing:
                 raise
             self._prepare(engine, stored, self._layouts.classes(task))
+        else:
+            self._preparing.pop(stored.id, None)  # only now: until then an older version is served
         self._registered.add(stored.id)
 
     def _prepare(self, engine: Serves, stored: StoredTask, classes: Sequence[ClassKey]) -> None:

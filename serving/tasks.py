@@ -53,6 +53,7 @@ async def list_tasks(
     "/{id}",
     response_model=TaskDetail,
     status_code=201,
+    responses={202: {"model": TaskDetail, "description": "Stored; served once the programs of its shape are there"}},
     summary="Upload a task file as a new version",
     openapi_extra=FILE_BODY,
 )

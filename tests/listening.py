@@ -11,13 +11,16 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from serving.connections import Connections
+from serving.settings import ConnectionLimits
+
 
 @contextlib.contextmanager
 def listening(app: ASGIApp, **config: Any) -> Iterator[str]:
-    """The URL at which ``app`` answers."""
-    running = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", **config)
-    )
+    """The URL at which ``app`` answers, as the server's own process has it listen."""
+    limits = ConnectionLimits()
+    how = {"http": Connections(limits).protocol, "timeout_keep_alive": limits.keep_alive, **config}
+    running = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", **how))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -86,7 +86,7 @@ class Growth:
 
     def close(self) -> None:
         self._closed = True
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._workers.shutdown(wait=True)
 
     def _missing(self, keys: Iterable[ClassKey]) -> list[ClassKey]:
         """Those that no class takes, without those that another one of them takes."""
@@ -100,6 +100,8 @@ class Growth:
     def _add(self, wanted: Sequence[ClassKey]) -> None:
         keys = self._missing(wanted)  # some may have come since
         try:
+            if keys and self._closed:
+                raise Saturated(SHUTTING_DOWN)
             if keys:
                 self._open(keys)
         finally:

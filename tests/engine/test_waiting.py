@@ -107,7 +107,7 @@ def test_the_policys_batch_makes_room_for_another_tenant(engine: Engine, monkeyp
 
     waiting = [pending("roomy", 12), pending("narrow", 5), *(pending("roomy", 12) for _ in range(20))]
     # Whether this counts as a flood depends on the seconds that the engine's programs took so far.
-    monkeypatch.setattr(Planner, "_contended_plan", lambda *_: None)
+    monkeypatch.setattr(Planner, "_contended_plan", lambda *_, **__: None)
     monkeypatch.setattr(
         ready, "cheapest_split", lambda lengths, shapes, most: [[0, *range(2, 15)], [1, *range(15, 22)]]
     )

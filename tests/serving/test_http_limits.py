@@ -17,10 +17,9 @@ from clients import Call, client_of
 from listening import listening
 
 from serving.app import create_app
-from serving.connections import Connections
 from serving.descriptors import FEWEST, most_connections, shortage
 from serving.service import Service
-from serving.settings import ConnectionLimits, ServingSettings
+from serving.settings import ServingSettings
 
 LARGE = 10 << 30
 Ask = Callable[..., tuple[http.client.HTTPResponse, Any]]
@@ -35,7 +34,7 @@ def address(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Itera
         upload_folder=tmp_path_factory.mktemp("uploads"),
     )
     app = create_app(service, settings)
-    with listening(app, http=Connections(ConnectionLimits()).protocol, timeout_keep_alive=75) as url:
+    with listening(app) as url:
         host, port = url.removeprefix("http://").split(":")
         yield host, int(port)
 
