@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-from fastapi import Depends, FastAPI, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
+from starlette.responses import JSONResponse
 
 from serving import backbones, classify, embeddings, huggingface, jobs, models, oip, status, tasks
 from serving.context import Context, Here, server_version
@@ -80,6 +82,7 @@ def create_app(
         response_class=Response,
         responses=PAGE_ERRORS,
     )
+    _render_document_once(app)
     install_handlers(app)
     app.add_middleware(MethodsMiddleware, routes=app.router.routes)
     app.add_middleware(
@@ -89,6 +92,23 @@ def create_app(
         max_bodies_bytes=settings.max_bodies_bytes,
     )
     return app
+
+
+def _render_document_once(app: FastAPI) -> None:
+    """A client that asks for the OpenAPI document again and again must not keep the event loop from others: rendering
+    it takes a millisecond."""
+
+    @functools.cache
+    def document() -> bytes:
+        return bytes(JSONResponse(app.openapi()).body)
+
+    async def answer(request: Request) -> Response:
+        del request
+        return Response(document(), media_type=JSONResponse.media_type)
+
+    routes = app.router.routes
+    routes[:] = [route for route in routes if getattr(route, "path", None) != app.openapi_url]
+    app.add_route(str(app.openapi_url), answer, include_in_schema=False)
 
 
 async def render_metrics(here: Here) -> Response:
