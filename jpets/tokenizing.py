@@ -26,6 +26,9 @@ SHORT = 2048
 """Characters of a text that is tokenised as a whole whatever of it is needed."""
 LETTERS = 8
 """Characters for each token that is needed, at first: more than most texts have."""
+MOST_WHOLE = 1 << 20
+"""Characters of a text that are tokenised as a whole where there is no place to cut: they take a hundred times as many
+bytes."""
 PIECE = 1 << 16
 """Characters that are counted at a time."""
 
@@ -175,6 +178,11 @@ class TextEncoder:
                 if len(tokens) > room:
                     return _Part(tokens, part, start, False)
             size *= 4
+        if len(text) > MOST_WHOLE:
+            raise InputTooLong(
+                f"the text has {len(text)} characters and no place to cut it, such as a space, where its tokens are "
+                f"kept; at most {MOST_WHOLE} are read at once: shorten it"
+            )
         return _Part(self._tokenize(text), text)
 
     def _tokenize(self, text: str) -> Encoding:

@@ -157,3 +157,21 @@ def test_offsets_of_a_cut_text_are_those_of_the_whole() -> None:
         assert answer is not None and context[answer.start : answer.end] == answer.text
         assert (answer.end == len(context)) if side == "Left" else (answer.start == 0)
         assert np.all(np.diff(passage.offsets[:, 0]) >= 0)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("text", ["w" * 2000, "\u0301" * 2000, "w" * 990 + " " + "w" * 1009])
+def test_more_than_is_read_at_once_is_refused(text: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read of it: what a tokenizer takes for a text is a hundred times its size."""
+    monkeypatch.setattr(tokenizing, "MOST_WHOLE", 1000)
+    monkeypatch.setattr(tokenizing, "SHORT", 64)
+    backbone = tiny()
+    document = json.loads(backbone.tokenizer_json)
+    document["truncation"] = {"direction": side.title(), "max_length": 16, "strategy": "LongestFirst", "stride": 0}
+    encoder = TextEncoder(json.dumps(document), backbone.config.vocab_size, 2, 16)
+    for query in (Query(None, text, truncate=True), Query(None, "short", text, truncate=True)):
+        with pytest.raises(InputTooLong, match="no place to cut it"):
+            encoder.encode(query, Preprocessing())
+    assert len(encoder.encode(Query(None, text[:900], truncate=True), Preprocessing()).ids) <= 16
+    spaced = " ".join(["word"] * 2000)
+    assert len(encoder.encode(Query(None, spaced, truncate=True), Preprocessing()).ids) == 16
