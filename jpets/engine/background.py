@@ -123,7 +123,7 @@ class BackgroundCompiler:
         with self._changed:
             done = self._needed.setdefault(key, Future())
             if self._closed:
-                done.set_exception(Saturated(SHUTTING_DOWN))
+                self._refuse_needed()
             self._changed.notify()
             return done
 
@@ -144,15 +144,18 @@ class BackgroundCompiler:
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            for done in self._needed.values():
-                if not done.done():
-                    done.set_exception(Saturated(SHUTTING_DOWN))
+            self._refuse_needed()
             self._changed.notify()
         if (child := self._child) is not None:
             child.kill()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
         self._end_child()
+
+    def _refuse_needed(self) -> None:
+        for done in self._needed.values():
+            if not done.done():
+                done.set_exception(Saturated(SHUTTING_DOWN))
 
     def _end_child(self) -> None:
         child, self._child = self._child, None
@@ -173,15 +176,20 @@ class BackgroundCompiler:
                 wanted = bool(self._queue)
                 key = needed or (self._queue.pop(0) if wanted else self._menu.pop(0))
                 self._busy = True
+            problem: JpetsError | None = None
             try:
                 if needed is not None:
-                    self._bring_needed(needed)
+                    problem = self._bring_needed(needed)
                 else:
                     self._bring(key, wanted)
-            except Exception:  # one program less; the queries run in others
+            except Exception as error:  # one program less; the queries run in others
                 log.exception("a program could not be added")
                 self._store.forget(self._replica.family, key)
                 self._failed(key)
+                unforeseen = EngineFailure(f"a program could not be added: {type(error).__name__}")
+                problem = error if isinstance(error, JpetsError) else unforeseen
+            if needed is not None:
+                self._tell(needed, problem)
             self._busy = False
 
     def _failed(self, key: ProgramKey) -> None:
@@ -190,21 +198,21 @@ class BackgroundCompiler:
         self._failures[key] += 1
         self._not_before[key] = time.monotonic() + wait
 
-    def _bring_needed(self, key: ProgramKey) -> None:
-        problem: JpetsError | None = None
+    def _bring_needed(self, key: ProgramKey) -> JpetsError | None:
+        """Adds a program that is to stay, if it is still missing; what keeps it from coming, or None."""
+        if self.memory.has(key):
+            return None
         try:
-            if not self.memory.has(key):
-                program = self._load(key)
-                if program is None:
-                    problem = EngineFailure("a program could not be compiled; try again later")
-                else:
-                    self._add(program)
-                    self.compiled += 1
+            program = self._load(key)
         except OutOfSpace as full:
-            problem = full
-        except Exception as error:
-            log.exception("a program could not be added")
-            problem = EngineFailure(f"a program could not be added: {type(error).__name__}")
+            return full
+        if program is None:
+            return EngineFailure("a program could not be compiled; try again later")
+        self._add(program)
+        self.compiled += 1
+        return None
+
+    def _tell(self, key: ProgramKey, problem: JpetsError | None) -> None:
         with self._changed:
             done = self._needed.pop(key)
             if not done.done():

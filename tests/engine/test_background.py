@@ -22,6 +22,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.mesh import first_device
 from jpets.engine.profile import CostTable
 from jpets.engine.program import Family, ProgramKey, ProgramStore
+from jpets.errors import EngineFailure, Saturated
 from jpets.files import TEMPORARY, written_by
 from jpets.types import Query
 
@@ -128,6 +129,26 @@ def test_a_program_that_could_not_be_had_may_be_asked_for_again(
     monkeypatch.setattr(background, "time", mock.Mock(monotonic=lambda: time.monotonic() + 2 * RETRY_SECONDS))
     compiler.want(key, compiler.compile_seconds)
     wait_until(lambda: compiler.compiled == before + 1)
+
+
+def test_a_needed_program_that_does_not_run_is_compiled_again(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = unlisted(15)
+    with monkeypatch.context() as broken:
+        broken.setattr(compiler, "_add", mock.Mock(side_effect=ValueError))
+        assert isinstance(compiler.need(key).exception(60), EngineFailure)
+    assert compiler._store.load(compiler._replica.family, key) is None, "what is stored is not tried again"
+    compiler.need(key).result(60)
+    assert compiler._replica.has_program(key)
+
+
+def test_nothing_is_needed_of_a_closed_compiler(program_cache: pathlib.Path) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True)
+    own = Engine(shallow(), [], settings, cache_dir=program_cache, buckets=[Bucket(16, ((1, 16),))]).start()
+    own.close()
+    for _ in range(2):
+        assert isinstance(own.compiler.need(unlisted(16)).exception(1), Saturated)
 
 
 def test_the_process_compiles_as_the_engine_would(tmp_path: pathlib.Path) -> None:
