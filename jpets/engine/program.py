@@ -33,7 +33,7 @@ from jpets.engine.bucket import Bucket, Variant, replaces_weights
 from jpets.engine.delta_order import ORDERED, Streams, delta_order
 from jpets.engine.mappings import mappings_left, spare_mappings
 from jpets.engine.mesh import MeshSlice, first_device
-from jpets.engine.sources import PROGRAM, digest_of_code
+from jpets.engine.sources import PROGRAM, digest_of_code, foreign_modules
 from jpets.errors import OutOfSpace
 from jpets.files import TEMPORARY, sweep, write_atomic, written_by
 from jpets.model.batch import PackedBatch
@@ -270,8 +270,8 @@ class ProgramStore:
 
     def family_name(self, family: Family) -> str:
         """A file name that changes with everything that figures or programs of ``family`` depend on."""
-        methods = {key.method: type(class_method(key.method)) for key, _ in family.slots}
-        code = [digest_of_code(*_modules(method)) for _, method in sorted(methods.items())]
+        methods = {key.method: foreign_modules(type(class_method(key.method))) for key, _ in family.slots}
+        code = [digest_of_code(*modules) for _, modules in sorted(methods.items()) if modules]
         return hashlib.sha256("\0".join([*self._base, *code, family.to_json()]).encode()).hexdigest()[:40]
 
     def _path(self, family: Family, key: ProgramKey) -> pathlib.Path:
@@ -329,11 +329,6 @@ class ProgramStore:
             self.forget(family, key)
             return None
         return Program(key, compiled, stored_bytes=len(payload), mappings=left - mappings_left())
-
-
-def _modules(method: type) -> Sequence[str]:
-    """Where a method's class and what it inherits from are written."""
-    return sorted({each.__module__ for each in method.__mro__} - {"builtins"})
 
 
 def _cpu() -> str:

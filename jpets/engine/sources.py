@@ -12,7 +12,7 @@ import pathlib
 import sys
 import sysconfig
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 OURS = ("jpets", "pallas_kernels", "checkpoints", "serving")
 LIBRARIES = ("flax", "jax", "jaxlib", "jaxtyping", "ml_dtypes", "numpy", "optax", "scipy", "tokenizers", "transformers")
@@ -40,16 +40,22 @@ def digest_of_code(*roots: str) -> str:
             continue
         seen.add(name)
         files = _files(name)
-        found |= {f"{module}:{path.name}": path.read_bytes() for path, module in files.items()}
         if not files:
             found[name] = uuid.uuid4().bytes if name in roots else _version(_top(name))
         for path, module in files.items():
+            content = found[f"{module}:{path.name}"] = path.read_bytes()
             if path.suffix == ".py" and (_top(name) in followed or not _installed(path)):
-                wanted += _imports(path.read_bytes(), module, package=path.name == "__init__.py")
+                wanted += _imports(content, module, package=path.name == "__init__.py")
     digest = hashlib.sha256()
     for name, content in sorted(found.items()):
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+def foreign_modules(kind: type) -> Sequence[str]:
+    """Where a class and what it inherits from are written, but for our packages and Python's own."""
+    modules = {each.__module__ for each in kind.__mro__}
+    return sorted(name for name in modules if _top(name) not in (*OURS, *sys.stdlib_module_names))
 
 
 def _top(name: str) -> str:
