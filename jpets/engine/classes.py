@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jpets.config import BackboneConfig, EngineSettings
@@ -46,15 +46,24 @@ def class_slots(
     stay = Counter(key for task in tasks for key in task_classes(task, config, params))
     shapes = {key for task in reserve for key in task_classes(task, config, params)}
     kept: dict[ClassKey, _Members] = {}
-    for key in sorted({*stay, *shapes, *coming}, key=lambda key: (key.volume(), key), reverse=True):  # same each start
-        cover = tightest(key, [own for own in kept if own.volume() <= MOST_PADDING * key.volume()])
-        members = kept.get(cover or key, _Members(0, 0))
-        kept[cover or key] = _Members(members.stay + stay[key], members.coming + coming.get(key, 0))
+    for key, cover in covered({*stay, *shapes, *coming}).items():
+        members = kept.get(cover, _Members(0, 0))
+        kept[cover] = _Members(members.stay + stay[key], members.coming + coming.get(key, 0))
     wanted = {key: members.wanted(settings) for key, members in kept.items()}
     least = {key: members.least(settings) for key, members in kept.items()}
     taken = param_bytes(params, settings.dtype, mesh)
     fitting = fit_slots(least, wanted, config, settings.dtype, taken, limit, mesh)
     return tuple(sorted(fitting.items()))
+
+
+def covered(keys: Iterable[ClassKey]) -> dict[ClassKey, ClassKey]:
+    """Each class with the one of them that serves it: itself, or one that covers it without much padding. The same
+    whatever their order."""
+    found: dict[ClassKey, ClassKey] = {}
+    for key in sorted(keys, key=lambda key: (key.volume(), key), reverse=True):
+        own = [other for other in dict.fromkeys(found.values()) if other.volume() <= MOST_PADDING * key.volume()]
+        found[key] = tightest(key, own) or key
+    return found
 
 
 class _Members(NamedTuple):

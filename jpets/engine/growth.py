@@ -12,7 +12,7 @@ from jpets.deltas.bank import tightest
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.background import BackgroundCompiler
 from jpets.engine.bucket import Bucket, core_programs, widest
-from jpets.engine.classes import MOST_PADDING
+from jpets.engine.classes import covered
 from jpets.engine.device_memory import WORKING_SHARE, DeviceMemory, slot_bytes
 from jpets.engine.program import ProgramKey
 from jpets.engine.programs import Programs
@@ -91,11 +91,7 @@ class Growth:
     def _missing(self, keys: Iterable[ClassKey]) -> list[ClassKey]:
         """Those that no class takes, without those that another one of them takes."""
         absent = {key for key in keys if tightest(key, self._tasks.classes) is None}
-        kept: list[ClassKey] = []
-        for key in sorted(absent, key=lambda key: (key.volume(), key), reverse=True):
-            if tightest(key, [own for own in kept if own.volume() <= MOST_PADDING * key.volume()]) is None:
-                kept.append(key)
-        return kept
+        return list(dict.fromkeys(covered(absent).values()))
 
     def _add(self, wanted: Sequence[ClassKey]) -> None:
         keys = self._missing(wanted)  # some may have come since
