@@ -48,7 +48,7 @@ class Sources(NamedTuple):
 
     def told(self, message: str) -> str:
         """A message about ``--options``, with the places that these came from."""
-        return _told(message, self.origins)
+        return named_by(message, {option_of(name): origin for name, origin in self.origins.items()})
 
 
 def read_sources(given: Mapping[str, Any], config: Path | None = None) -> Sources:
@@ -163,17 +163,18 @@ def _hint(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else "; python -m jpets.serve --help lists them"
 
 
+def named_by(message: str, origins: Mapping[str, str]) -> str:
+    """A message about ``--options``, those of ``origins`` called by what they have there."""
+    return re.sub(r"--[a-z][a-z-]*", lambda found: origins.get(found[0], found[0]), message)
+
+
 def _problems(error: ValidationError, origins: Mapping[str, str]) -> Iterable[str]:
+    named = {option_of(name): origin for name, origin in origins.items()}
     for each in error.errors(include_url=False):
-        message = _told(each["msg"].removeprefix("Value error, "), origins)
+        message = named_by(each["msg"].removeprefix("Value error, "), named)
         if not each["loc"]:
             yield message
             continue
         name = str(each["loc"][0])
         shown = repr(each["input"])
         yield f"{origins.get(name, option_of(name))}: {message}, found {shown[:LONGEST_SHOWN]}"
-
-
-def _told(message: str, origins: Mapping[str, str]) -> str:
-    named = {option_of(name): origin for name, origin in origins.items()}
-    return re.sub(r"--[a-z][a-z-]*", lambda found: named.get(found[0], found[0]), message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 
 from jpets.errors import InvalidInput
 from jpets.files import user_path
+from serving.option_sources import PREFIX, named_by
 
 OF_ENVIRONMENT = ("--backbone", "--cache-dir", "--config", "--dtype", "--repository", "--server")
 """Options of commands that are variables too."""
@@ -44,14 +44,10 @@ def take_any_encoding() -> None:
 def named_by_origin(message: str, arguments: Sequence[str]) -> str:
     """A message about ``--options``, where those that are not among the ``arguments`` but come from the environment are
     called by their variables."""
-
-    def name(found: re.Match[str]) -> str:
-        option = found[0]
-        variable = f"JPETS_{option[2:].replace('-', '_').upper()}"
-        given = any(each == option or each.startswith(f"{option}=") for each in arguments)
-        return variable if option in OF_ENVIRONMENT and os.environ.get(variable) and not given else option
-
-    return re.sub(r"--[a-z][a-z-]*", name, message)
+    given = {each.partition("=")[0] for each in arguments}
+    variables = {option: f"{PREFIX}{option[2:].replace('-', '_').upper()}" for option in OF_ENVIRONMENT}
+    told = {name: variable for name, variable in variables.items() if os.environ.get(variable) and name not in given}
+    return named_by(message, told)
 
 
 def _as_meant(function: Callable[..., Any]) -> Callable[..., Any]:
