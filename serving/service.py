@@ -365,15 +365,12 @@ class Service:
         except (UnknownClass, Preparing):
             if not self._growing:
                 raise
-            self._prepare(engine, stored, self._layouts.classes(task))
+            classes = self._layouts.classes(task)
+            known = Known(stored.id, stored.version, classes)
+            self._wait_for(engine, known, engine.prepare(classes), own=True)
         else:
             self._preparing.pop(stored.id, None)  # only now: until then an older version is served
         self._registered.add(stored.id)
-
-    def _prepare(self, engine: Serves, stored: StoredTask, classes: Sequence[ClassKey]) -> None:
-        """Serves a task once the engine has its classes."""
-        known = Known(stored.id, stored.version, tuple(classes))
-        self._wait_for(engine, known, engine.prepare(classes), own=True)
 
     def _wait_for(self, engine: Serves, known: Known, done: Future[None], *, own: bool) -> None:
         """Serves a version once its classes are there (``done``); queries for a task that nobody served before hear

@@ -101,7 +101,7 @@ class Growth:
             if keys:
                 self._open(keys)
         finally:
-            self._tasks.give_up(wanted)
+            self._tasks.expect_no_more(wanted)
 
     def _open(self, keys: Sequence[ClassKey]) -> None:
         absent = [key for key in keys if key not in self._replica.banks]  # a former try may have got so far

@@ -91,11 +91,10 @@ class TaskTable:
         """From now on there are these classes too."""
         with self._lock:
             self._pools = {**self._pools, **{key: SlotPool.of(count) for key, count in slots.items()}}
-            self._coming -= set(slots)
             self._tightest.cache_clear()
 
-    def give_up(self, keys: Iterable[ClassKey]) -> None:
-        """These classes do not come after all."""
+    def expect_no_more(self, keys: Iterable[ClassKey]) -> None:
+        """These classes have come, or do not come after all."""
         with self._lock:
             self._coming -= set(keys)
 
