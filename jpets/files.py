@@ -15,6 +15,8 @@ from jpets.errors import InvalidInput, OutOfSpace
 
 TEMPORARY = ".tmp-"
 """Prefix of files and folders that are being written; what a killed process left behind can be told by it."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = "the disk is full; free space or remove tasks, then try again"
 STALE_SECONDS = 24 * 3600.0
 """Age at which a folder that is being written can only be a dead process's."""
 
@@ -63,12 +65,11 @@ def sweep(folder: Path, prefix: str, age: float) -> int:
 @contextlib.contextmanager
 def space_errors() -> Iterator[None]:
     """Turns a full disk or quota into ``OutOfSpace``; orbax has only words for it."""
-    full = (errno.ENOSPC, errno.EDQUOT)
     try:
         yield
     except (OSError, ValueError) as error:
-        if getattr(error, "errno", None) in full or any(os.strerror(code) in str(error) for code in full):
-            raise OutOfSpace("the disk is full; free space or remove tasks, then try again") from error
+        if getattr(error, "errno", None) in NO_SPACE or any(os.strerror(code) in str(error) for code in NO_SPACE):
+            raise OutOfSpace(DISK_FULL) from error
         raise
 
 

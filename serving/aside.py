@@ -11,8 +11,6 @@ T = TypeVar("T")
 
 SHORT = 1000
 """Characters or token ids that are worked on in the event loop: a hop to another thread takes longer."""
-
-
 THREADS = 2
 
 

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive
 
 from jpets.engine.memory import return_free_memory
 from jpets.errors import Saturated
+from serving.errors import retry_headers
 
 FREE = 1 << 16
 """Bytes of a body that are not counted: a connection may have as many in its buffers, and small requests shall go
@@ -27,7 +28,7 @@ class NoRoom(HTTPException):
 
     def __init__(self) -> None:
         message = "the bodies of other requests take all memory that there is for them; try again"
-        super().__init__(Saturated.status, message, {"Retry-After": str(Saturated.retry_after)})
+        super().__init__(Saturated.status, message, retry_headers(Saturated))
 
 
 class BodyBudget:

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from jpets.errors import Saturated
 from serving.connection import Connection
-from serving.errors import error_response
+from serving.errors import error_response, retry_headers
 from serving.settings import ConnectionLimits
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ LOOK_AGAIN = 0.1
 """Seconds between two searches for connections that can be closed."""
 TELL_SECONDS = 60.0
 """Between two log lines of what was refused."""
-RETRY = {"Retry-After": str(Saturated.retry_after)}
+RETRY = retry_headers(Saturated)
 TOO_MANY = (
     Saturated.status,
     Saturated.code,

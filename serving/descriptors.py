@@ -9,9 +9,9 @@ import resource
 import sqlite3
 
 from jpets.errors import JpetsError, OutOfSpace, Saturated
+from jpets.files import DISK_FULL, NO_SPACE
 
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 OTHERS = 0.25
 """Share of the descriptors that connections leave to files: tasks, programs, uploads, the catalogue, children."""
 FEWEST = 8
@@ -37,7 +37,7 @@ def shortage(error: BaseException | None) -> JpetsError | None:
         if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
             return Saturated("the server has no file descriptor free; try again, or raise its limit")
         if isinstance(error, OSError) and error.errno in NO_SPACE:
-            return OutOfSpace("the disk is full; free space or remove tasks, then try again")
+            return OutOfSpace(DISK_FULL)
         if isinstance(error, sqlite3.OperationalError) and _lacks_descriptors(error):
             return Saturated("the catalogue cannot be opened, as the server has no file descriptor free; try again")
         error = error.__cause__ or error.__context__

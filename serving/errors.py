@@ -79,8 +79,8 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ClientGone, _client_gone)
 
 
-def retry_headers(error: JpetsError) -> dict[str, str] | None:
-    return {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
+def retry_headers(error: JpetsError | type[JpetsError]) -> dict[str, str]:
+    return {"Retry-After": str(error.retry_after)} if error.retry_after is not None else {}
 
 
 def log_unexpected(error: BaseException, request_id: str) -> None:

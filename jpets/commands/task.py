@@ -16,8 +16,9 @@ from jpets.commands.task_files import TaskFiles, for_each, task_files
 from jpets.commands.task_import import import_task
 from jpets.commands.task_report import TaskReport
 from jpets.errors import EngineFailure, InvalidInput, InvalidTask
-from serving.schemas import TaskDetail
+from serving.schemas import TaskDetail, TaskSummary
 
+CONTENT = ("methods", "head", "labels", "size")
 LOOK = 0.5
 """Seconds between two questions whether a task is served by now."""
 
@@ -118,20 +119,8 @@ def list_tasks(
     if as_json:
         print_json([task.model_dump() for task in found])
         return
-    rows = [
-        (
-            task.id,
-            task.version,
-            task.methods or "none",
-            task.head,
-            _labels(task.labels),
-            size(task.bytes),
-            task.backbone,
-        )
-        for task in found
-    ]
-    columns = ("id", "version", "methods", "head", "labels", "size", "backbone")
-    print_table(columns, rows, numbers=("version", "size"))
+    rows = [(task.id, task.version, *_content(task), task.backbone) for task in found]
+    print_table(("id", "version", *CONTENT, "backbone"), rows, numbers=("version", "size"))
 
 
 @app.command()
@@ -166,20 +155,10 @@ def versions(
         print_json([version.model_dump() for version in found])
         return
     rows = [
-        (
-            version.version,
-            "served" if version.served else version.state,
-            version.methods or "none",
-            version.head,
-            _labels(version.labels),
-            size(version.bytes),
-            version.created,
-        )
+        (version.version, "served" if version.served else version.state, *_content(version), version.created)
         for version in found
     ]
-    print_table(
-        ("version", "state", "methods", "head", "labels", "size", "uploaded"), rows, numbers=("version", "size")
-    )
+    print_table(("version", "state", *CONTENT, "uploaded"), rows, numbers=("version", "size"))
 
 
 @app.command()
@@ -241,6 +220,11 @@ def _fields(task: TaskDetail) -> list[tuple[str, object]]:
         ("uploaded", task.created),
         *((name, task.metadata[name]) for name in ("license", "description") if task.metadata.get(name)),
     ]
+
+
+def _content(task: TaskSummary) -> tuple[str, ...]:
+    """What a table says of a version, under ``CONTENT``."""
+    return task.methods or "none", task.head, _labels(task.labels), size(task.bytes)
 
 
 def _labels(labels: list[str]) -> str:
