@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-from checkpoints.imports.settings import MAX_BYTES, expect, expect_count, is_number, names, read_json, unsupported
+from checkpoints.settings import MAX_BYTES, expect, expect_count, is_number, names, read_json, unsupported
 from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.types import EmbeddingRule, Pooling, Preprocessing
 

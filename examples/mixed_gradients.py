@@ -20,7 +20,7 @@ from jpets.deltas.bank import Bank, lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import ClassView, HeadView, RowView, SlotView
-from jpets.engine.mesh import first_device
+from jpets.engine.programs.mesh import first_device
 from jpets.model.encoder import split
 from jpets.model.forward import forward
 from jpets.training.forward import TextRows, rectangular_batch

@@ -21,8 +21,8 @@ import importlib  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
+    from jpets.app.pretrained import Engine, read_task
     from jpets.errors import JpetsError
-    from jpets.pretrained import Engine, read_task
     from jpets.types import (
         Classification,
         Embedding,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Engine": "jpets.pretrained",
-    "read_task": "jpets.pretrained",
+    "Engine": "jpets.app.pretrained",
+    "read_task": "jpets.app.pretrained",
     "JpetsError": "jpets.errors",
     **dict.fromkeys(
         ("Classification", "Embedding", "Failure", "Query", "Regression", "Result", "Span", "Task", "Tokens"),

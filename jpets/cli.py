@@ -1,4 +1,4 @@
-"""``jpets``: the command line. Each command lives in ``jpets.commands`` and imports what it needs when it runs."""
+"""``jpets``: the command line. Each command lives in ``jpets.app.commands`` and imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from jpets.commands import backbone, doctor, jobs, profile, query, run, task, train
-from jpets.commands.app import App, named_by_origin, take_any_encoding
-from jpets.commands.output import VersionOption, report_error
-from jpets.commands.serve import serve_command
+from jpets.app.commands.app import App, named_by_origin, take_any_encoding
+from jpets.app.commands.backbones import commands as backbone
+from jpets.app.commands.client import jobs, query
+from jpets.app.commands.doctor import command as doctor
+from jpets.app.commands.offline import command as run
+from jpets.app.commands.output import VersionOption, report_error
+from jpets.app.commands.profile import command as profile
+from jpets.app.commands.serve import serve_command
+from jpets.app.commands.tasks import commands as task
+from jpets.app.commands.training import command as train
 from jpets.errors import JpetsError, one_line
-from serving.option_sources import check_environment
-from serving.options import Options
+from serving.options.options import Options
+from serving.options.sources import check_environment
 
 ARGUMENTS = "jpets.arguments"
 
@@ -59,7 +65,7 @@ def every_command(version: VersionOption = False) -> None:
 
 
 def _run_server(options: Options) -> None:
-    from jpets.serve import run
+    from jpets.app.server import run
 
     run(options)
 

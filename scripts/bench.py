@@ -12,25 +12,25 @@ import tempfile
 from typing import Annotated
 
 import typer
-from bench_arrivals import arrivals
-from bench_batching import batching
-from bench_breakdown import breakdown
-from bench_capacity import capacity, memory
-from bench_jobs import jobs
-from bench_kernels import kernels
-from bench_layerwise import layerwise
-from bench_migration import interval, migration
-from bench_operators import operators
-from bench_paging import paging
-from bench_prediction import prediction
-from bench_registered import registered
-from bench_scaling import scaling
-from bench_serving import serving
-from bench_tenants import tenants
-from bench_throughput import throughput
-from bench_training import training
-from bench_validation import validation
-from benching import console, report
+from benches.device.kernels import kernels
+from benches.engine.breakdown import breakdown
+from benches.engine.capacity import capacity, memory
+from benches.engine.layerwise import layerwise
+from benches.engine.operators import operators
+from benches.engine.paging import paging
+from benches.engine.prediction import prediction
+from benches.engine.scaling import scaling
+from benches.engine.throughput import throughput
+from benches.engine.training import training
+from benches.scheduling.batching import batching
+from benches.scheduling.migration import interval, migration
+from benches.scheduling.validation import validation
+from benches.service.arrivals import arrivals
+from benches.service.jobs import jobs
+from benches.service.registered import registered
+from benches.service.serving import serving
+from benches.service.tenants import tenants
+from benches.shared import console, report
 from served import serve
 
 app = typer.Typer(add_completion=False, help=__doc__)

@@ -9,17 +9,17 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
 from starlette.responses import JSONResponse
 
-from serving import backbones, classify, embeddings, huggingface, jobs, models, oip, status, tasks
-from serving.context import Context, Here, server_version
-from serving.errors import ErrorBody, install_handlers
-from serving.job_service import Jobs
-from serving.methods import MethodsMiddleware
-from serving.metrics import CONTENT_TYPE, Metrics
-from serving.middleware import RequestMiddleware
-from serving.parameters import check_parameters
-from serving.service import Service
-from serving.services import Services
-from serving.settings import ServingSettings
+from serving.hosted.service import Service
+from serving.hosted.services import Services
+from serving.http.errors import ErrorBody, install_handlers
+from serving.http.methods import MethodsMiddleware
+from serving.http.parameters import check_parameters
+from serving.http.settings import ServingSettings
+from serving.jobs.service import Jobs
+from serving.protocols import backbones, classify, embeddings, huggingface, jobs, models, oip, status, tasks
+from serving.requests.context import Context, Here, server_version
+from serving.requests.metrics import CONTENT_TYPE, Metrics
+from serving.requests.middleware import RequestMiddleware
 
 DESCRIPTION = """
 Thousands of fine-tuned tasks over a shared backbone, any mixture of them in one batch.

@@ -19,11 +19,11 @@ import pytest
 import safetensors.numpy
 from jaxtyping import install_import_hook
 
-from jpets.engine.xla_flags import set_xla_flags
+from jpets.xla_flags import set_xla_flags
 
 if TYPE_CHECKING:
-    from jpets.engine.program import Program
-    from jpets.engine.replica import Replica
+    from jpets.engine.device.replica import Replica
+    from jpets.engine.programs.program import Program
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -68,32 +68,34 @@ def known_costs() -> Iterator[Callable[..., None]]:
     """Programs cost what their arithmetic says, and a millisecond: what tests see must not depend on the seconds that
     programs took on a busy machine. Gives what follows batches otherwise, for ``learning_costs``.
     """
-    from jpets.engine import profile, programs  # after the import hook
+    from jpets.engine.compilation import readiness  # after the import hook
+    from jpets.engine.costs import cost_table
 
     def measure(replica: Replica, program: Program, repeats: int) -> float:
-        profile.measure(replica, program, 0)
-        return 1e-3 + 1e-10 * profile.arithmetic(replica.family.config, program.key) if repeats else 0.0
+        cost_table.measure(replica, program, 0)
+        return 1e-3 + 1e-10 * cost_table.arithmetic(replica.family.config, program.key) if repeats else 0.0
 
-    follow = profile.CostTable.follow
+    follow = cost_table.CostTable.follow
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "measure", measure)
-        patch.setattr(profile.CostTable, "follow", lambda *_: None)
+        patch.setattr(readiness, "measure", measure)
+        patch.setattr(cost_table.CostTable, "follow", lambda *_: None)
         yield follow
 
 
 @pytest.fixture
 def learning_costs(known_costs: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs cost what they took when they were tried out, and then what their batches say."""
-    from jpets.engine import profile, programs
+    from jpets.engine.compilation import readiness
+    from jpets.engine.costs import cost_table
 
-    monkeypatch.setattr(programs, "measure", profile.measure)
-    monkeypatch.setattr(profile.CostTable, "follow", known_costs)
+    monkeypatch.setattr(readiness, "measure", cost_table.measure)
+    monkeypatch.setattr(cost_table.CostTable, "follow", known_costs)
 
 
 @pytest.fixture
 def all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that waits is one batch, whatever the policy would say."""
-    from jpets.engine.planner import Planner  # after the import hook
+    from jpets.engine.planning.planner import Planner  # after the import hook
 
     monkeypatch.setattr(Planner, "next_batch", lambda planner, waiting, **_: planner.place(waiting))
 

@@ -11,8 +11,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from serving.connections import Connections
-from serving.settings import ConnectionLimits
+from serving.http.connections import Connections
+from serving.http.settings import ConnectionLimits
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support import FIXTURES
 
-from jpets.engine.assembly import Row
+from jpets.engine.batch.assembly import Row
 
 Source = Literal["kept", "live"]
 LIVE_LENGTHS = [24, 5, 12, 22, 3, 18]
@@ -53,7 +53,7 @@ def reference(fixture: str, source: Source) -> Reference:
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the libraries' own
-            import reference_models
+            from fixtures import reference_models
 
             tensors = reference_models.random_inputs(LIVE_LENGTHS, LIVE_SEED, types=types)
             outputs = reference_models.outputs(fixture, tensors)

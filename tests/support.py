@@ -24,13 +24,13 @@ from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.bank import Bank, lower_task, slot_arrays, tightest
 from jpets.deltas.fold import fold_pooler
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Contribution
-from jpets.engine.assembly import Assembled, Row, assemble
-from jpets.engine.assembly import led as led_by
-from jpets.engine.bucket import Bucket, Variant
-from jpets.engine.delta_order import ORDERED
+from jpets.engine.batch.assembly import Assembled, Row, assemble
+from jpets.engine.batch.assembly import led as led_by
+from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.engine import Engine
-from jpets.engine.mesh import first_device
-from jpets.engine.program import ProgramKey, run_batch
+from jpets.engine.programs.delta_order import ORDERED
+from jpets.engine.programs.mesh import first_device
+from jpets.engine.programs.program import ProgramKey, run_batch
 from jpets.model.batch import POOLINGS
 from jpets.model.encoder import Params, cast_params, split
 from jpets.model.forward import Outputs

@@ -21,9 +21,9 @@ import checkpoints
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
+from jpets.app.standard import STANDARD_SETTINGS
 from jpets.config import BackboneConfig
 from jpets.deltas import METHODS
-from jpets.standard import STANDARD_SETTINGS
 from jpets.types import Task, Tensors
 
 DEMO = Path(checkpoints.__file__).parent / "demo"

@@ -1,74 +1,187 @@
-"""Who may import whom."""
+"""Which room may import which. An arrow that is not in ``ALLOWED`` is a decision: put it there, and say why."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
+import re
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-OURS = ("jpets", "pallas_kernels", "checkpoints", "serving")
-WIRING = ("jpets/serve.py", "jpets/hosting.py", "jpets/cli.py", "jpets/pretrained.py", "jpets/commands/")
-"""Entry points, which alone may put the parts together."""
+OURS = ("pallas_kernels", "jpets", "checkpoints", "serving")
+ENTRY = ("jpets", "jpets.__main__", "jpets.cli", "jpets.serve")
+"""Entry points. They are no part of the room ``jpets``, which everybody may import."""
+
+KERNELS = {f"pallas_kernels.{part}" for part in ("low_rank", "masked_matmul", "packed_attention", "sparse_matmul")}
+PLAIN = {"jpets"}
+"""Settings, types, errors, files, texts."""
+ARRAYS = PLAIN | {"jpets.deltas", "jpets.model"}
+
+ALLOWED: Mapping[str, set[str]] = {
+    # Functions of arrays and numbers.
+    "pallas_kernels": set(),
+    **{kernel: {"pallas_kernels"} for kernel in KERNELS},
+    "jpets": set(),
+    "jpets.deltas": PLAIN | KERNELS | {"pallas_kernels"},
+    "jpets.model": PLAIN | {"jpets.deltas", "pallas_kernels", "pallas_kernels.packed_attention"},
+    "jpets.scheduling": set(),
+    "jpets.scheduling.costs": {"jpets.scheduling"},
+    "jpets.scheduling.order": {"jpets.scheduling.costs"},
+    "jpets.scheduling.policies": {"jpets.scheduling", "jpets.scheduling.costs", "jpets.scheduling.order"},
+    "jpets.scheduling.balancing": {"jpets.scheduling"},
+    "jpets.scheduling.simulate": {
+        "jpets.scheduling",
+        *(f"jpets.scheduling.{part}" for part in ("balancing", "costs", "policies")),
+    },
+    # An engine, from what it is made of to what it does.
+    "jpets.engine.results": PLAIN,
+    "jpets.engine.tasks": PLAIN | {"jpets.deltas"},
+    "jpets.engine.batch": ARRAYS | {"pallas_kernels", "pallas_kernels.packed_attention"},
+    "jpets.engine.programs": ARRAYS | {"jpets.scheduling.costs", "jpets.engine.batch"},
+    "jpets.engine.device": ARRAYS | {"jpets.scheduling.costs", "jpets.engine.batch", "jpets.engine.programs"},
+    "jpets.engine.costs": ARRAYS
+    | {"jpets.scheduling", "jpets.scheduling.costs"}
+    | {"jpets.engine.batch", "jpets.engine.device", "jpets.engine.programs"},
+    "jpets.engine.compilation": ARRAYS
+    | {f"jpets.engine.{part}" for part in ("batch", "costs", "device", "programs", "tasks")},
+    "jpets.engine.queue": ARRAYS
+    | {"jpets.scheduling.order"}
+    | {f"jpets.engine.{part}" for part in ("batch", "results", "tasks")},
+    "jpets.engine.residency": ARRAYS
+    | {f"jpets.engine.{part}" for part in ("batch", "device", "programs", "queue", "results", "tasks")},
+    "jpets.engine.planning": ARRAYS
+    | {f"jpets.scheduling.{part}" for part in ("costs", "order", "policies")}
+    | {f"jpets.engine.{part}" for part in ("batch", "costs", "device", "programs", "queue", "tasks")},
+    "jpets.engine.loop": ARRAYS
+    | {"jpets.scheduling.order"}
+    | {f"jpets.engine.{part}" for part in ("batch", "device", "planning", "queue", "results")},
+    "jpets.engine": PLAIN
+    | {"jpets.deltas"}
+    | {f"jpets.engine.{part}" for part in ("batch", "compilation", "costs", "device", "loop", "planning")}
+    | {f"jpets.engine.{part}" for part in ("programs", "queue", "residency", "results", "tasks")},
+    "jpets.engine.group": PLAIN
+    | {"jpets.deltas", "jpets.scheduling", "jpets.scheduling.balancing"}
+    | {"jpets.engine", "jpets.engine.batch", "jpets.engine.tasks"},
+    # Beside an engine.
+    "jpets.training": ARRAYS | {"pallas_kernels", "pallas_kernels.masked_matmul", "pallas_kernels.packed_attention"},
+    "checkpoints": PLAIN | {"jpets.deltas"},
+    "checkpoints.demo": set(),
+    "checkpoints.imports": PLAIN | {"jpets.deltas", "checkpoints", "pallas_kernels"},
+    # A server, from a connection to its routes.
+    "serving.http": PLAIN,
+    "serving.options": PLAIN | {"jpets.engine.batch", "jpets.scheduling.balancing", "serving.http"},
+    "serving.hosted": PLAIN
+    | {"jpets.deltas", "jpets.engine", "serving.http"}
+    | {f"jpets.engine.{part}" for part in ("device", "group", "results", "tasks")},
+    "serving.jobs": PLAIN | {"serving.hosted", "serving.http"},
+    "serving.requests": PLAIN | {"jpets.engine.results", "serving.hosted", "serving.http", "serving.jobs"},
+    "serving.protocols": PLAIN
+    | {"jpets.engine.results"}
+    | {f"serving.{part}" for part in ("hosted", "http", "jobs", "requests")},
+    "serving": {f"serving.{part}" for part in ("hosted", "http", "jobs", "protocols", "requests")},
+}
+"""Rooms, and which others each may import: also inside functions, and for types. ``jpets.app`` may import all."""
 
 
-def imports(path: pathlib.Path) -> set[str]:
-    """Modules that a file imports, anywhere in it, as dotted names; ``from a import b`` counts as ``a.b`` and ``a``."""
+def module_of(path: pathlib.Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for part in OURS for path in sorted((ROOT / part).rglob("*.py"))}
+
+
+def room_of(module: str) -> str:
+    """The folder of a module; entry points are rooms of their own."""
+    if module in ENTRY or MODULES[module].name == "__init__.py":
+        return module
+    return module.rpartition(".")[0]
+
+
+@functools.cache
+def imports(module: str) -> frozenset[str]:
+    """Modules that one imports, anywhere in it; ``from a import b`` counts as ``a.b`` where that is a module."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{path}: relative import"
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+            assert node.level == 0, f"{module}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in MODULES else node.module for name in names}
+    return frozenset(found)
 
 
-def files(part: str) -> list[pathlib.Path]:
-    return sorted((ROOT / part).rglob("*.py")) if (ROOT / part).is_dir() else [ROOT / part]
+def wired(module: str) -> bool:
+    return module in ENTRY or module.startswith("jpets.app.") or module == "jpets.app"
 
 
-def reaches(modules: set[str], package: str) -> set[str]:
-    return {name for name in modules if name == package or name.startswith(package + ".")}
+def arrows() -> Iterator[tuple[str, str]]:
+    """(module, imported module of another room), entry points and ``jpets.app`` apart."""
+    for module in MODULES:
+        if not wired(module):
+            yield from (
+                (module, other) for other in imports(module) if other in MODULES and room_of(other) != room_of(module)
+            )
 
 
-@pytest.mark.parametrize(
-    ("part", "forbidden"),
-    [
-        ("pallas_kernels", ["jpets", "checkpoints", "serving", "numpy.random", "flax", "transformers"]),
-        ("jpets/scheduling", ["jax", "flax", "checkpoints", "serving", "jpets.engine", "jpets.model", "jpets.deltas"]),
-        ("checkpoints", ["serving", "jpets.model", "jpets.engine", "jpets.scheduling", "torch", "flax"]),
-        ("serving", ["jpets.model", "checkpoints", "flax", "torch"]),
-        ("jpets/engine", ["flax", "torch", "transformers"]),
-        ("jpets/deltas", ["flax", "torch", "jpets.engine", "jpets.model"]),
-        ("jpets/model", ["jpets.engine", "jpets.scheduling", "torch"]),
-    ],
-)
-def test_parts_import_only_downwards(part: str, forbidden: list[str]) -> None:
-    for path in files(part):
-        for package in forbidden:
-            assert not reaches(imports(path), package), path
+def test_rooms_import_only_what_they_may() -> None:
+    wrong = [
+        f"{module} imports {other}" for module, other in arrows() if room_of(other) not in ALLOWED[room_of(module)]
+    ]
+    assert not wrong
 
 
-def test_only_wiring_joins_the_parts() -> None:
-    for path in files("jpets"):
-        name = path.relative_to(ROOT).as_posix()
-        if not name.startswith(WIRING):
-            for package in ("serving", "checkpoints"):
-                assert not reaches(imports(path), package), name
+def test_the_table_names_every_room_and_no_arrow_too_many() -> None:
+    assert set(ALLOWED) == {room_of(module) for module in MODULES if not wired(module)} | {"jpets"}
+    drawn = {(room_of(module), room_of(other)) for module, other in arrows()}
+    usual = ARRAYS | KERNELS
+    assert not [(room, to) for room, all in ALLOWED.items() for to in all - usual if (room, to) not in drawn]
 
 
-def test_only_the_model_imports_flax_and_nothing_imports_torch() -> None:
-    for part in OURS:
-        for path in files(part):
-            name = path.relative_to(ROOT).as_posix()
-            assert not reaches(imports(path), "torch"), name
-            assert name.startswith("jpets/model/") or not reaches(imports(path), "flax"), name
+def test_rooms_have_no_cycle() -> None:
+    left = {room: set(all) for room, all in ALLOWED.items()}
+    while free := {room for room, all in left.items() if not all & left.keys()}:
+        left = {room: all for room, all in left.items() if room not in free}
+    assert not left
+
+
+def test_wiring_has_no_cycle() -> None:
+    """Between the rooms of ``jpets.app``; entry points are imported by none of them."""
+    left: dict[str, set[str]] = {}
+    for module in MODULES:
+        if wired(module) and module not in ENTRY:
+            assert not imports(module) & set(ENTRY[1:]), module
+            rooms = {room_of(other) for other in imports(module) if other in MODULES and wired(other)}
+            left.setdefault(room_of(module), set()).update(rooms - {room_of(module), *ENTRY})
+    while free := {room for room, all in left.items() if not all & left.keys()}:
+        left = {room: all for room, all in left.items() if room not in free}
+    assert not left
+
+
+FORBIDDEN = {
+    "pallas_kernels": ("flax", "transformers"),
+    "jpets.scheduling": ("jax", "flax"),
+    "jpets.engine": ("flax", "transformers"),
+    "jpets.deltas": ("flax",),
+    "jpets.training": ("flax",),
+    "checkpoints": ("flax",),
+    "serving": ("flax", "jax"),
+}
+
+
+@pytest.mark.parametrize("part", [*FORBIDDEN, "jpets"])
+def test_parts_do_without_libraries(part: str) -> None:
+    """Only the model imports Flax, scheduling is plain Python, and nothing imports PyTorch."""
+    for module in MODULES:
+        if module == part or module.startswith(f"{part}."):
+            tops = {name.partition(".")[0] for name in imports(module)}
+            assert not tops & {"torch", *FORBIDDEN.get(part, ())}, module
 
 
 def test_processes_that_are_started_import_nothing_of_the_working_folder() -> None:
-    for part in OURS:
-        for path in files(part):
-            text = path.read_text()
-            assert text.count('sys.executable, "-P", "-m"') == text.count("sys.executable"), path
+    for module, path in MODULES.items():
+        text = path.read_text()
+        assert len(re.findall(r'sys\.executable,\s+"-P",\s+"-m"', text)) == text.count("sys.executable"), module

@@ -13,9 +13,9 @@ from checkpoints.imports.adapterhub_head import read_hub_head
 from checkpoints.imports.adapterhub_methods import adapter_deltas, low_rank_deltas, prefix_deltas
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported, notes_on_base
-from checkpoints.imports.settings import names, read_json, unsupported
 from checkpoints.imports.tensor_files import read_one_of
 from checkpoints.imports.unread import Problems, Unread
+from checkpoints.settings import names, read_json, unsupported
 from checkpoints.validation import refuse
 from jpets.errors import InvalidTask
 from jpets.types import Delta

@@ -20,9 +20,9 @@ from checkpoints.imports.heads import (
 )
 from checkpoints.imports.imported import Imported
 from checkpoints.imports.sentence import embedding_of, is_sentence_folder
-from checkpoints.imports.settings import expect, names, read_json, unsupported
 from checkpoints.imports.tensor_files import read_one_of
 from checkpoints.imports.unread import Problems, Unread
+from checkpoints.settings import expect, names, read_json, unsupported
 from checkpoints.validation import HEAD_ACTIVATIONS
 from jpets.types import Head, HeadType, Problem
 

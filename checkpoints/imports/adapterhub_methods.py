@@ -11,8 +11,8 @@ import numpy as np
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray
 from checkpoints.imports.places import model_prefix, module_places
-from checkpoints.imports.settings import expect, expect_count, expect_list, expect_number, is_number
 from checkpoints.imports.unread import Unread
+from checkpoints.settings import expect, expect_count, expect_list, expect_number, is_number
 from jpets.config import ADAPTER_SITES, BackboneConfig
 from jpets.deltas.ia3 import ia3_delta
 from jpets.deltas.lora import lora_delta

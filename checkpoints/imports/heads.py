@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.imports.settings import expect
 from checkpoints.imports.unread import Unread
+from checkpoints.settings import expect
 from checkpoints.validation import UNLABELLED, name_errors
 from jpets.config import BackboneConfig
 from jpets.types import Head, HeadType, Pooling, Problem

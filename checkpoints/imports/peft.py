@@ -23,10 +23,10 @@ from checkpoints.imports.imported import Imported, notes_on_base
 from checkpoints.imports.peft_linear import ia3_deltas, lora_deltas
 from checkpoints.imports.peft_virtual import prefix_deltas, prompt_deltas
 from checkpoints.imports.sentence import embedding_of
-from checkpoints.imports.settings import expect_list, names, read_json, unsupported
 from checkpoints.imports.tensor_files import read_one_of
 from checkpoints.imports.unread import Problems, Unread
 from checkpoints.sentence import model_folder
+from checkpoints.settings import expect_list, names, read_json, unsupported
 from checkpoints.wrappers import unwrapped_name
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Head, HeadType

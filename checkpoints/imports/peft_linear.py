@@ -14,8 +14,8 @@ from checkpoints.canonical import FloatArray, from_params, place_name
 from checkpoints.imports.heads import LAYOUTS
 from checkpoints.imports.patterns import Patterns, is_pattern
 from checkpoints.imports.places import ModulePlace, model_prefix, module_places
-from checkpoints.imports.settings import MOST, expect, expect_count, expect_list, expect_number, is_number
 from checkpoints.imports.unread import Unread
+from checkpoints.settings import MOST, expect, expect_count, expect_list, expect_number, is_number
 from jpets.deltas.ia3 import INPUTS, ia3_delta
 from jpets.deltas.lora import lora_delta
 from jpets.deltas.protocol import site_layers

@@ -7,8 +7,8 @@ from typing import Any
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray
-from checkpoints.imports.settings import expect, expect_count
 from checkpoints.imports.unread import Unread
+from checkpoints.settings import expect, expect_count
 from jpets.types import Delta
 
 EMBEDDINGS = "prompt_embeddings"

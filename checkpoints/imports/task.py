@@ -14,8 +14,8 @@ from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported
 from checkpoints.imports.peft import CONFIG, read_peft
 from checkpoints.imports.sentence import cut
-from checkpoints.imports.settings import read_json
 from checkpoints.sentence import model_folder
+from checkpoints.settings import read_json
 from checkpoints.validation import validate
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Preprocessing, Task

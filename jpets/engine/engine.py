@@ -16,36 +16,36 @@ import jax
 from jpets.config import EngineSettings
 from jpets.deltas.bank import SlotArrays
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.answers import Answers
-from jpets.engine.background import BackgroundCompiler
-from jpets.engine.bucket import Bucket, bucket_menu, core_programs, widest
-from jpets.engine.cache_folder import open_cache
-from jpets.engine.classes import class_slots
-from jpets.engine.cost_profile import DeltaCosts, load_profile
-from jpets.engine.delta_order import delta_streams
-from jpets.engine.device_memory import GIGABYTE, DeviceMemory, device_limit, is_out_of_memory, slot_bytes, tree_bytes
-from jpets.engine.entries import DEFAULT_TENANT
-from jpets.engine.growth import Growth
-from jpets.engine.host_loop import HostLoop, PrefetchHook
-from jpets.engine.intake import Intake
+from jpets.engine.batch.bucket import Bucket, bucket_menu, core_programs, widest
+from jpets.engine.compilation.background import BackgroundCompiler
+from jpets.engine.compilation.growth import Growth
+from jpets.engine.compilation.program_memory import ProgramMemory
+from jpets.engine.compilation.readiness import Programs
+from jpets.engine.costs.cost_profile import DeltaCosts, load_profile
+from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.device.classes import class_slots
+from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, is_out_of_memory, slot_bytes, tree_bytes
+from jpets.engine.device.replica import Replica, SlotContents
 from jpets.engine.interface import Progress, Serves
-from jpets.engine.loading import LoadedTask, TaskLoader
-from jpets.engine.memory import return_free_memory
-from jpets.engine.merged import MergedCopies, copies_budget
-from jpets.engine.mesh import MeshSlice
-from jpets.engine.pending import Pending, PendingQueue
-from jpets.engine.planner import Plan, Planner
-from jpets.engine.profile import CostTable
-from jpets.engine.program import Family, ProgramKey, ProgramStore
-from jpets.engine.program_memory import ProgramMemory
-from jpets.engine.programs import Programs
-from jpets.engine.replica import Replica, SlotContents
-from jpets.engine.residency import Residency
-from jpets.engine.response_cache import ResponseCache, response_key
-from jpets.engine.results import worded
-from jpets.engine.stats import Stats
-from jpets.engine.tasks import TaskTable
+from jpets.engine.loop.host_loop import HostLoop, PrefetchHook
+from jpets.engine.planning.merged import MergedCopies, copies_budget
+from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.programs.cache_folder import open_cache
+from jpets.engine.programs.delta_order import delta_streams
+from jpets.engine.programs.mesh import MeshSlice
+from jpets.engine.programs.program import Family, ProgramKey, ProgramStore
+from jpets.engine.queue.answers import Answers
+from jpets.engine.queue.intake import Intake
+from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.engine.queue.response_cache import ResponseCache, response_key
+from jpets.engine.residency.loading import LoadedTask, TaskLoader
+from jpets.engine.residency.residency import Residency
+from jpets.engine.results.results import worded
+from jpets.engine.results.stats import Stats
+from jpets.engine.tasks.entries import DEFAULT_TENANT
+from jpets.engine.tasks.table import TaskTable
 from jpets.errors import SHUTTING_DOWN, EngineFailure, InvalidInput, OutOfSpace, Saturated, UnknownClass
+from jpets.free_memory import return_free_memory
 from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Query, Result, Task
 

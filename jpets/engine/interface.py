@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.entries import DEFAULT_TENANT, Entry
+from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry
 from jpets.types import Query, Result, Task
 
 if TYPE_CHECKING:
     from jpets.engine.engine import Engine
-    from jpets.engine.residency import Tier
+    from jpets.engine.tasks.entries import Tier
 
 Part = TypeVar("Part")
 Progress = Callable[[str, int, int], None]

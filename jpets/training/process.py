@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from jpets.engine.memory import keep_freed_memory
-from jpets.engine.xla_flags import set_xla_flags
+from jpets.free_memory import keep_freed_memory
+from jpets.xla_flags import set_xla_flags
 
 
 def set_up_training() -> None:

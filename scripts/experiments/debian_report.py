@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import benching
 import numpy as np
 import typer
+from benches import shared
 
 from experiments.package_tasks import TASKS
 
@@ -106,6 +106,6 @@ def report(
     """Tables of a file of runs."""
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     settings = {**lines[0]["settings"], "runs": len(lines)}
-    benching.report("debian-tasks", settings, summary(lines), json_out)
+    shared.report("debian-tasks", settings, summary(lines), json_out)
     if page is not None:
         page.write_text(replace_tables(page.read_text(), tables(lines)))

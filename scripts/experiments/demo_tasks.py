@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from debian_packages import QUESTIONS
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -26,6 +25,7 @@ import checkpoints
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task, write_task
+from experiments.debian_packages import QUESTIONS
 from experiments.debian_tasks import BACKBONE, RATES, Rates, chosen, served_by
 from experiments.package_tasks import TASKS, Data, draw, known_packages
 from jpets.training.plan import Method, Plan, Training

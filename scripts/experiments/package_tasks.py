@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from debian_packages import QUESTIONS, Package, Split, read_packages, split
 
+from experiments.debian_packages import QUESTIONS, Package, Split, read_packages, split
 from experiments.package_mentions import TAGS, Mentions
 from jpets.training.data import Example
 

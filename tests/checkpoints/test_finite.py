@@ -19,7 +19,7 @@ from checkpoints.finite import LARGEST, not_finite
 from checkpoints.huggingface import read_backbone
 from checkpoints.native import read_native, write_native
 from checkpoints.source import load_backbone
-from jpets.engine.results import row_result
+from jpets.engine.results.results import row_result
 from jpets.errors import InvalidBackbone, NotFinite
 from jpets.types import Head, Task, Timing
 

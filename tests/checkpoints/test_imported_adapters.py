@@ -16,7 +16,7 @@ from support import ENGINE_SETTINGS, FIXTURES, tiny
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.task import make_task, read_adapter
 from checkpoints.task_file import read_task, task_to_bytes
-from jpets.engine.bucket import Bucket
+from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.types import Query, Task
 
@@ -50,8 +50,7 @@ def written(library: str, source: str, folder: Path) -> tuple[dict[str, np.ndarr
         return inputs, {name: (path, np.load(path / "outputs.npz")["logits"]) for name, path in cases.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries' own
-        import imported_models
-        import reference_models
+        from fixtures import imported_models, reference_models
 
         tensors = reference_models.random_inputs(LIVE_LENGTHS, LIVE_SEED)
         found = {}

@@ -20,18 +20,18 @@ from typer.testing import CliRunner, Result
 from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task, task_to_bytes, write_task
+from jpets.app.hosting import outline_of
 from jpets.cli import app
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS
-from jpets.engine.bucket import Bucket
+from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
-from jpets.hosting import outline_of
 from jpets.types import Head, Task
 from serving.app import create_app
-from serving.job_folder import JobFolder
-from serving.job_service import Jobs
-from serving.service import Service
-from serving.services import Services
+from serving.hosted.service import Service
+from serving.hosted.services import Services
+from serving.jobs.folder import JobFolder
+from serving.jobs.service import Jobs
 
 SETTINGS = EngineSettings(
     dtype="float32", max_length=32, max_batch_tokens=64, max_batch_rows=4, slots=8, background_compile=False

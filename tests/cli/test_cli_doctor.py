@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jpets.commands import doctor, system_limits
+from jpets.app.commands import doctor, system_limits
 
 
 def test_all_is_well(run, tmp_path: Path) -> None:

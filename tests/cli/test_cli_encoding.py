@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from jpets.app.commands.client import client
+from jpets.app.commands.client.query import Answer
 from jpets.cli import app
-from jpets.commands import client
-from jpets.commands.query import Answer
-from serving.schemas import ClassifyItem, LabelProb
+from serving.protocols.schemas import ClassifyItem, LabelProb
 
 LABEL = "žluťoučký 日本 é"
 ENCODINGS = ("ascii", "latin-1", "utf-8")

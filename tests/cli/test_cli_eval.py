@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.task_file import write_task
-from jpets.commands.task_eval import texts_of
+from jpets.app.commands.tasks.eval import texts_of
 from jpets.errors import InvalidInput, NotFound
 
 ROWS = "text,label\n" + "".join(f"some text {number},label-{number % 3}\n" for number in range(12))

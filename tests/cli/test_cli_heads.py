@@ -14,7 +14,7 @@ from sentence_folder import describe
 from support import ENGINE_SETTINGS, FIXTURES, tiny
 
 from checkpoints.task_file import read_task
-from jpets.engine.bucket import Bucket
+from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.types import Classification, Embedding, Query, Regression, Result, Span, Task, Tokens
 

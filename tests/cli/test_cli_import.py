@@ -15,7 +15,7 @@ from support import FIXTURES, tiny
 
 from checkpoints.imports.extract import Extraction
 from checkpoints.task_file import read_task
-from jpets.commands.extraction import Candidate
+from jpets.app.jobs.extraction import Candidate
 from jpets.training.predict import agreement, agreement_by_label, varies
 from jpets.types import Head
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from full_model import biases, write_full
 
-from jpets.commands.job_work import texts_of
-from jpets.commands.jobs import pack, texts_to_send
+from jpets.app.commands.client.jobs import pack, texts_to_send
+from jpets.app.jobs.work import texts_of
 from jpets.errors import JpetsError
 from jpets.training.data import Columns, Example
 

@@ -14,7 +14,7 @@ import pytest
 from support import FIXTURES, tiny
 
 from checkpoints.source import load_backbone
-from jpets.commands import further
+from jpets.app.jobs import further
 from jpets.errors import InvalidInput
 from jpets.model.encoder import random_params, split
 from jpets.tokenizing import Tokens

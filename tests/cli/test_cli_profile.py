@@ -8,11 +8,11 @@ import pytest
 from checkpoints.backbone import Backbone
 from checkpoints.task_file import read_task
 from jpets.config import EngineSettings
-from jpets.engine import cost_profile
 from jpets.engine import engine as engine_module
-from jpets.engine.cost_profile import load_profile
+from jpets.engine.costs import cost_profile
+from jpets.engine.costs.cost_profile import load_profile
 from jpets.engine.engine import Engine
-from jpets.engine.program import ProgramKey
+from jpets.engine.programs.program import ProgramKey
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import threading
 import pytest
 from rich.progress import Task
 
-from jpets.commands import bars
-from jpets.commands.bars import Bars
-from jpets.commands.output import busy, progress_bars, reporting
-from jpets.serve import Display
+from jpets.app.commands import bars
+from jpets.app.commands.bars import Bars
+from jpets.app.commands.output import busy, progress_bars, reporting
+from jpets.app.server import Display
 
 WAIT = 20.0
 """Seconds after which a line that did not come is missed."""

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jpets.commands import query
+from jpets.app.commands.client import query
 
 
 def answers(run, server: str, *arguments: str, **how: str) -> list[dict]:

@@ -19,12 +19,13 @@ import pytest
 from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
 from checkpoints.task_file import task_to_bytes, write_task
-from jpets.commands import run_input, run_scoring
-from jpets.commands.run_input import Asked, asked, contents
-from jpets.commands.run_scoring import Scorer
+from jpets.app.commands.offline import input as run_input
+from jpets.app.commands.offline import scoring as run_scoring
+from jpets.app.commands.offline.input import Asked, asked, contents
+from jpets.app.commands.offline.scoring import Scorer
 from jpets.config import EngineSettings
-from jpets.engine import bucket
-from jpets.engine.bucket import Bucket
+from jpets.engine.batch import bucket
+from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.errors import EngineFailure
 from jpets.types import Answer, Classification, Query, Span, Task
@@ -235,9 +236,9 @@ def test_resuming_something_else_is_refused(score, task_folder: Path, tmp_path: 
 KILLED = """
 import os, signal, sys
 from jpets import cli
-from jpets.commands.run_output import Output
-from jpets.engine import bucket
-from jpets.engine.bucket import Bucket
+from jpets.app.commands.offline.output import Output
+from jpets.engine.batch import bucket
+from jpets.engine.batch.bucket import Bucket
 
 bucket.steady_menu = lambda max_length, max_tokens: (Bucket(16, ((1, 16),)), Bucket(1024, ((8, 128),)))
 write, after = Output.write, int(sys.argv.pop(1))

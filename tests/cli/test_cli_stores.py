@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jpets.commands import repository_store, server_store
+from jpets.app.commands.tasks import repository_store, server_store
 
 
 def test_neither_store_is_a_usage_error(run) -> None:

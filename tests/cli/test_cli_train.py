@@ -15,7 +15,7 @@ from support import FIXTURES, tiny
 
 from checkpoints import task_file
 from checkpoints.task_file import read_task
-from jpets.commands.train import settings_of
+from jpets.app.commands.training.command import settings_of
 from jpets.errors import OutOfSpace
 from jpets.training import many
 from jpets.training.session import Result

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jpets.commands import kept_connection
-from jpets.commands.client import NoAnswer, Server
+from jpets.app.commands.client import kept_connection
+from jpets.app.commands.client.client import NoAnswer, Server
 from jpets.errors import NotFound
-from serving.schemas import TaskPage
+from serving.protocols.schemas import TaskPage
 
 PAGE = b'{"tasks": [], "next": null}'
 

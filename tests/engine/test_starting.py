@@ -13,11 +13,11 @@ import jax
 import pytest
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
 
-from jpets.engine.background import BackgroundCompiler
+from jpets.engine.compilation.background import BackgroundCompiler
+from jpets.engine.compilation.readiness import Programs
 from jpets.engine.engine import Engine
-from jpets.engine.merged import MergedCopies
-from jpets.engine.programs import Programs
-from jpets.engine.residency import Residency
+from jpets.engine.planning.merged import MergedCopies
+from jpets.engine.residency.residency import Residency
 
 
 class Broken(Exception):

@@ -13,8 +13,8 @@ from support import FIXTURES, device_params, load_json
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from jpets.config import DType
-from jpets.engine.assembly import Row, assemble
-from jpets.engine.bucket import Bucket, Variant
+from jpets.engine.batch.assembly import Row, assemble
+from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.model.encoder import cast_params, split
 from jpets.model.forward import encode
 from jpets.tokenizing import TextEncoder

@@ -1,4 +1,4 @@
-"""Encoders and deltas against the outputs of the reference implementations (made by scripts/make_fixtures.py)."""
+"""Encoders and deltas against the outputs of the reference implementations (``scripts/fixtures/make_fixtures.py``)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.diff import diff_delta
 from jpets.deltas.lora import lora_delta
 from jpets.deltas.sites import BoundClass
-from jpets.engine.assembly import Row, assemble, led
-from jpets.engine.bucket import Bucket, Variant, widest
+from jpets.engine.batch.assembly import Row, assemble, led
+from jpets.engine.batch.bucket import Bucket, Variant, widest
 from jpets.model.encoder import split
 from jpets.model.forward import bind_sites, encode
 from jpets.types import Delta, Head

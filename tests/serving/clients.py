@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving.app import create_app
-from serving.job_service import Jobs
-from serving.service import Service
-from serving.services import Services
-from serving.settings import ServingSettings
+from serving.hosted.service import Service
+from serving.hosted.services import Services
+from serving.http.settings import ServingSettings
+from serving.jobs.service import Jobs
 
 Call = Callable[..., httpx.Response]
 """(method, path, **what httpx takes) -> the response"""

@@ -16,11 +16,11 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task, task_to_bytes
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS
-from jpets.engine.bucket import Bucket
+from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.types import Delta, Head, Preprocessing, Task
-from serving.service import Service
-from serving.settings import ServingSettings
+from serving.hosted.service import Service
+from serving.http.settings import ServingSettings
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LORA = {"rank": 4, "sites": ["query", "value"]}

@@ -17,7 +17,7 @@ from support import ENGINE_SETTINGS, shallow
 
 from checkpoints.task_file import read_task, task_to_bytes
 from jpets.deltas.merge import kernel
-from jpets.engine.bucket import Bucket
+from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.errors import InvalidInput, OutOfSpace
 from jpets.model.encoder import random_params, split

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jpets.scheduling.balance import Balanced
+from jpets.scheduling.balancing.balance import Balanced
+from jpets.scheduling.balancing.rounds import Window
 from jpets.scheduling.queue import Floats, Ints
-from jpets.scheduling.rounds import Window
 from jpets.scheduling.simulate.cluster import Cluster
 from jpets.scheduling.simulate.systems import Placement, System
 from jpets.scheduling.simulate.traffic import Traffic

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jpets.scheduling.balance import Room, balance, greedy
-from jpets.scheduling.rebalance import Decision, rebalance
-from jpets.scheduling.rounds import AdaptiveInterval, Window
+from jpets.scheduling.balancing.balance import Room, balance, greedy
+from jpets.scheduling.balancing.rebalance import Decision, rebalance
+from jpets.scheduling.balancing.rounds import AdaptiveInterval, Window
 from jpets.scheduling.simulate.cluster import Cluster
 
 Placement = Sequence[Sequence[int]]

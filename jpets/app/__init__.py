@@ -1,0 +1,1 @@
+"""Puts the parts together: the only folder that imports all of them."""

@@ -1,0 +1,131 @@
+"""A server as the commands see it: HTTP requests with the standard library, and jpets errors where it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, BinaryIO, Self, TypeVar, cast
+
+import pydantic
+import typer
+
+from jpets.app.commands.client.kept_connection import KeptConnections
+from jpets.app.commands.output import LARGE, progress_bars
+from jpets.errors import DeadlineExceeded, JpetsError, NotFound, Unparseable
+
+ServerUrl = Annotated[str, typer.Option("--server", envvar="JPETS_SERVER", help="URL of the server")]
+DEFAULT_SERVER = "http://127.0.0.1:8080"
+TIMEOUT = 120.0
+"""Seconds that a server may say nothing."""
+BLOCK = 1 << 20
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+FILE_TYPE = "application/octet-stream"
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+class NoAnswer(NotFound):
+    """Nobody answers at the URL."""
+
+
+class Server:
+    """The server at ``url``. Requests raise the ``JpetsError`` that it names, ``NoAnswer`` where none answers.
+
+    ``with`` keeps its connection for the requests inside.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise typer.BadParameter(f"--server must be a URL such as http://127.0.0.1:8080, found {url!r}")
+        self._url = url.rstrip("/")
+        # Proxies of the environment are for other machines.
+        self._proxies = [urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []
+        self._opener = urllib.request.build_opener(*self._proxies)
+        self._kept = KeptConnections()
+
+    def __enter__(self) -> Self:
+        self._opener = urllib.request.build_opener(*self._proxies, self._kept)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._opener = urllib.request.build_opener(*self._proxies)
+        self._kept.close()
+
+    def ask(self, model: type[Model], method: str, path: str, body: object = None) -> Model:
+        """The answer to a JSON request. Raises ``Unparseable`` where it is no ``model``."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        return self._parsed(model, self._send(method, path, data, headers))
+
+    def upload(
+        self, model: type[Model], path: str, file: Path, headers: Mapping[str, str], method: str = "PUT"
+    ) -> Model:
+        """The answer to a file's bytes."""
+        length = file.stat().st_size
+        framing = {"Content-Type": FILE_TYPE, "Content-Length": str(length)}
+        with progress_bars(enabled=length > LARGE) as bars, bars.open(file, "rb", description="upload") as content:
+            return self._parsed(model, self._send(method, path, content, {**framing, **headers}))
+
+    def delete(self, path: str) -> None:
+        self._send("DELETE", path, None, {})
+
+    def download(self, path: str) -> bytes:
+        return self._send("GET", path, None, {})
+
+    def _send(self, method: str, path: str, data: bytes | BinaryIO | None, headers: Mapping[str, str]) -> bytes:
+        request = urllib.request.Request(self._url + path, data, dict(headers), method=method)
+        try:
+            with self._opener.open(request, timeout=TIMEOUT) as response:
+                return _received(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refusal(error.code, error.read()) from None
+        except TimeoutError as error:
+            self._kept.close()  # the rest of this answer is not the next one's
+            raise DeadlineExceeded(f"{self._url} said nothing for {TIMEOUT:g} seconds; try again later") from error
+        except (OSError, http.client.HTTPException) as error:
+            self._kept.close()
+            reason = getattr(error, "reason", error)
+            why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            raise NoAnswer(
+                f"no answer from {self._url} ({why}); check --server, or start one: python -m jpets.serve --demo"
+            ) from error
+
+    def _parsed(self, model: type[Model], content: bytes) -> Model:
+        try:
+            return model.model_validate_json(content)
+        except pydantic.ValidationError as error:
+            raise self.strange() from error
+
+    def _refusal(self, status: int, content: bytes) -> JpetsError:
+        try:
+            told = json.loads(content)["error"]
+            code, message = str(told["code"]), str(told["message"])
+        except (ValueError, KeyError, TypeError):
+            return self.strange(f" (HTTP {status})")
+        return next((kind for kind in _kinds(JpetsError) if kind.code == code), JpetsError)(message)
+
+    def strange(self, what: str = "") -> Unparseable:
+        """What to raise when an answer is not what this version of jpets answers."""
+        return Unparseable(f"the answer of {self._url} is not that of a jpets server{what}; check --server")
+
+
+def _received(response: http.client.HTTPResponse) -> bytes:
+    length = int(response.headers.get("Content-Length") or 0)
+    with progress_bars(enabled=length > LARGE) as bars:
+        body = bars.wrap_file(cast(BinaryIO, response), length, description="download")
+        content = b"".join(iter(lambda: body.read(BLOCK), b""))
+    if len(content) < length:
+        raise http.client.IncompleteRead(content, length - len(content))
+    return content
+
+
+def _kinds(base: type[JpetsError]) -> Iterator[type[JpetsError]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)

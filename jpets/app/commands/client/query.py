@@ -1,0 +1,119 @@
+"""``jpets query``: texts to a running server, answers in a table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated, BinaryIO
+
+import pydantic
+import typer
+
+from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
+from jpets.app.commands.output import JsonOption, print_json, print_table, report_error, reporting
+from jpets.errors import InvalidInput
+from serving.protocols.schemas import ClassifyItem
+
+PER_REQUEST = 256
+ALL_LABELS = 1 << 16
+"""``top_k`` that no head exceeds."""
+SHOWN_TEXT = 60
+STDIN = "-"
+
+
+class Answer(pydantic.BaseModel):
+    data: list[ClassifyItem]
+
+
+def query(
+    task: Annotated[str, typer.Argument(help="a task's id, or the backbone's name for plain embeddings")],
+    texts: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help="texts; - reads one a line from standard input")
+    ],
+    server: ServerUrl = DEFAULT_SERVER,
+    text_pair: Annotated[
+        str | None, typer.Option(help="second text of each pair; of a question the context, which has the answer")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="show this many labels of each text")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a running server. Exit code 1 where a text could not be answered."""
+    asked = list(_expanded(texts))
+    if not asked:
+        raise InvalidInput("standard input has no text; write one a line")
+    items = _answers(Server(server), task, asked, text_pair, top_k if top_k is not None or as_json else ALL_LABELS)
+    if as_json:
+        documents = [item.model_dump(exclude_unset=True) for item in items]
+        print_json([{"text": text, **document} for text, document in zip(asked, documents, strict=True)])
+    else:
+        rows = [row for text, item in zip(asked, items, strict=True) for row in _rows(text, item, top_k)]
+        print_table(("text", "answer", "score"), rows, numbers=("score",))
+    failed = sum(item.error is not None for item in items)
+    if failed:
+        report_error(f"{failed} of {len(items)} texts could not be answered")
+        raise typer.Exit(1)
+
+
+def _expanded(texts: Sequence[str]) -> Iterator[str]:
+    """``-`` stands for the lines of standard input that are not blank."""
+    for text in texts:
+        if text == STDIN:
+            yield from (line.rstrip("\r\n") for line in _lines(sys.stdin.buffer) if line.strip())
+        else:
+            yield text
+
+
+def _lines(source: BinaryIO) -> Iterator[str]:
+    """Lines of UTF-8, whatever the terminal's encoding. Raises ``InvalidInput`` naming one that is not."""
+    for number, line in enumerate(source, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                f"line {number} of standard input is not UTF-8 (byte {error.start + 1}); convert it, as iconv does"
+            ) from None
+
+
+def _answers(
+    server: Server, task: str, texts: Sequence[str], text_pair: str | None, top_k: int | None
+) -> list[ClassifyItem]:
+    """One item a text. The mixed form of the request takes every kind of head, and gives each text its own error."""
+    items: list[ClassifyItem] = []
+    more = {} if top_k is None else {"top_k": top_k}
+    with reporting() as report:
+        for start in range(0, len(texts), PER_REQUEST):
+            part = texts[start : start + PER_REQUEST]
+            report("texts", start, len(texts))
+            body = {"inputs": [{"model": task, "text": text, "text_pair": text_pair} for text in part], **more}
+            data = server.ask(Answer, "POST", "/v1/classify", body).data
+            if len(data) != len(part):
+                raise server.strange()
+            items += [item.model_copy(update={"index": start + at}) for at, item in enumerate(data)]
+    return items
+
+
+def _rows(text: str, item: ClassifyItem, top_k: int | None) -> Iterator[tuple[str, str, str]]:
+    """A row for each thing that is said about a text; the text stands in the first."""
+    brief = text if len(text) <= SHOWN_TEXT else text[: SHOWN_TEXT - 1] + "…"
+    for at, (answer, score) in enumerate(_said(item, top_k)):
+        yield "" if at else brief, answer, f"{score:.4f}" if score is not None else ""
+
+
+def _said(item: ClassifyItem, top_k: int | None) -> list[tuple[str, float | None]]:
+    if item.error is not None:
+        return [(f"error: {item.error.message}", None)]
+    if item.embedding is not None:
+        return [(f"embedding [{len(item.embedding)}]", None)]
+    if item.values is not None:
+        return [("value", value) for value in item.values]
+    if item.answer is not None and item.start is not None and item.end is not None:
+        return [(f"{item.answer} (characters {item.start} to {item.end - 1})", item.score)]
+    if item.entities is not None:
+        found = [(f"{each.label} (tokens {each.start} to {each.end - 1})", each.score) for each in item.entities]
+        return [*found] or [("no entities", None)]
+    best = [(each.label, each.prob) for each in item.top or ()]
+    if top_k is not None:
+        return [*best]
+    if item.labels is not None:
+        return [pair for pair in best if pair[0] in item.labels] or [("no label over its threshold", None)]
+    return [*best[:1]]

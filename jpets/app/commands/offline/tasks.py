@@ -1,0 +1,51 @@
+"""The tasks of an offline run, wherever they are: a file, a folder of files, a repository."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from checkpoints.backbone import Backbone
+from checkpoints.blobs import digest_of
+from checkpoints.task_file import read_bytes, read_task
+from jpets.app.commands.tasks.repository_store import CATALOG, open_repository, stored_tasks
+from jpets.errors import JpetsError, NotFound
+from jpets.types import Task
+
+PATTERN = "*.safetensors"
+
+
+class TaskSet(NamedTuple):
+    """Tasks by id, and the digests of their files."""
+
+    tasks: Mapping[str, Task]
+    digests: Mapping[str, str]
+
+
+def load_tasks(place: Path, backbone: Backbone) -> TaskSet:
+    """Every task of ``place``. Raises ``NotFound`` where there is none, ``InvalidTask`` naming the task."""
+    tasks, digests = {}, {}
+    for id, read in _files(place):
+        try:
+            content = read()
+            tasks[id] = read_task(content, id=id, config=backbone.config, backbone=backbone.fingerprint)
+        except JpetsError as error:
+            raise type(error)(f"task {id}: {error.message}") from error
+        digests[id] = digest_of(content)
+    if not tasks:
+        raise NotFound(f"{place} holds no tasks; expected task files ({PATTERN}) or a repository")
+    return TaskSet(MappingProxyType(tasks), MappingProxyType(digests))
+
+
+def _files(place: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """(id, what reads the task file), by id."""
+    if (place / CATALOG).is_file():
+        with open_repository(place) as repository:
+            for stored in stored_tasks(repository):
+                yield stored.id, partial(repository.read, stored)
+    else:
+        for file in sorted(place.glob(PATTERN)) if place.is_dir() else [place]:
+            yield file.stem, partial(read_bytes, file)

@@ -1,0 +1,56 @@
+"""Several task files and folders of them on one command line: what is wrong with one does not stop the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jpets.app.commands.client.client import NoAnswer
+from jpets.app.commands.output import report_error
+from jpets.errors import InvalidInput, JpetsError, one_line
+
+SUFFIX = ".safetensors"
+TaskFiles = Annotated[
+    list[Path], typer.Argument(exists=True, metavar="FILE...", help="task files (.safetensors), or folders of them")
+]
+
+
+def task_files(given: Sequence[Path]) -> list[Path]:
+    """The files, and those in the folders by name, each once. A folder without any stays, for ``check_file``."""
+    found: dict[Path, Path] = {}
+    for path in given:
+        inside = sorted(each for each in path.glob(f"*{SUFFIX}") if each.is_file()) if path.is_dir() else []
+        for file in inside or [path]:
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
+
+
+def check_file(path: Path) -> None:
+    """Raises ``InvalidInput`` for a folder."""
+    if path.is_dir():
+        raise InvalidInput(f"expected a task file or a folder of them, found no {SUFFIX} file in it")
+
+
+def for_each(files: Sequence[Path], work: Callable[[Path], None]) -> None:
+    """Calls ``work`` with each file. Where it fails, that is reported in a line with the file's name, the others go on,
+    and the command ends with exit code 1. Where a server answers no more, nothing goes on."""
+    if len(files) == 1:
+        check_file(files[0])
+        work(files[0])
+        return
+    failed = 0
+    for file in files:
+        try:
+            check_file(file)
+            work(file)
+        except NoAnswer:
+            raise
+        except (JpetsError, OSError) as error:
+            report_error(f"{file}: {one_line(error)}")
+            failed += 1
+    if failed:
+        report_error(f"{failed} of {len(files)} files failed")
+        raise typer.Exit(1)

@@ -1,0 +1,84 @@
+"""Tasks in a repository's folder, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from checkpoints.repository import Repository
+from checkpoints.versions import StoredTask
+from jpets.app.commands.output import busy
+from jpets.errors import InvalidInput, NotFound
+from serving.protocols.schemas import TaskDetail, TaskSummary, TaskVersion
+
+CATALOG = "catalog.sqlite"
+PAGE = 500
+
+
+class RepositoryStore:
+    """A ``TaskStore``. Files are checked for themselves only: a folder does not know the backbone."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def tasks(self) -> Iterator[TaskSummary]:
+        return map(TaskSummary.of, stored_tasks(self._repository))
+
+    def get(self, id: str) -> TaskDetail:
+        return self._detail(self._repository.get(id))
+
+    def versions(self, id: str) -> Iterator[TaskVersion]:
+        return map(TaskVersion.of, self._repository.versions(id))
+
+    def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
+        with busy("store"):
+            return self._detail(self._repository.put(id, file, if_match=if_match))
+
+    def read(self, id: str) -> bytes:
+        return self._repository.read(self._repository.get(id))
+
+    def rollback(self, id: str, version: int | None) -> TaskDetail:
+        return self._detail(self._repository.rollback(id, version))
+
+    def remove(self, id: str) -> None:
+        self._repository.delete(id)
+        self._repository.collect()
+
+    def _detail(self, stored: StoredTask) -> TaskDetail:
+        kept = self._repository.versions(stored.id)
+        return TaskDetail.of(stored, kept=kept, loaded=stored.version if stored.served else None)
+
+
+@contextlib.contextmanager
+def repository_store(folder: Path, *, create: bool = False) -> Iterator[RepositoryStore]:
+    with open_repository(folder, create=create) as repository:
+        yield RepositoryStore(repository)
+
+
+@contextlib.contextmanager
+def open_repository(folder: Path, *, create: bool = False) -> Iterator[Repository]:
+    """Raises ``NotFound`` where there is none and ``create`` is not set, ``InvalidInput`` for a damaged catalogue."""
+    if not create and not (folder / CATALOG).is_file():
+        raise NotFound(f"{folder} is not a task repository: it has no {CATALOG}; jpets task add makes one")
+    try:
+        repository = Repository(folder)
+        try:
+            yield repository
+        finally:
+            repository.close()
+    except SQLAlchemyError as error:
+        why = getattr(error, "orig", None) or type(error).__name__
+        raise InvalidInput(f"{folder / CATALOG} cannot be used: {why}") from error
+
+
+def stored_tasks(repository: Repository) -> Iterator[StoredTask]:
+    """Every task by id, by its served version where it has one."""
+    after: str | None = None
+    while True:
+        page, after = repository.list(limit=PAGE, after=after)
+        yield from page
+        if after is None:
+            return

@@ -1,0 +1,85 @@
+"""Where tasks are kept, whatever keeps them: a repository's folder or a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import typer
+
+from serving.protocols.schemas import TaskDetail, TaskSummary, TaskVersion
+
+RepositoryOption = Annotated[
+    Path | None,
+    typer.Option(envvar="JPETS_REPOSITORY", help="folder of tasks; a running server sees changes within a second"),
+]
+ServerOption = Annotated[
+    str | None, typer.Option(envvar="JPETS_SERVER", help="URL of a running server, which sees changes at once")
+]
+
+
+class TaskStore(Protocol):
+    """Every method raises ``NotFound`` for a task that is not there."""
+
+    def tasks(self) -> Iterator[TaskSummary]:
+        """Every task, by id."""
+        ...
+
+    def get(self, id: str) -> TaskDetail: ...
+
+    def versions(self, id: str) -> Iterator[TaskVersion]:
+        """Every kept version, the oldest first."""
+        ...
+
+    def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
+        """A new version; ``if_match`` must be the newest one so far, 0 for none.
+
+        Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``.
+        """
+        ...
+
+    def read(self, id: str) -> bytes:
+        """The task file of the version that is served."""
+        ...
+
+    def rollback(self, id: str, version: int | None) -> TaskDetail:
+        """Serves ``version``, by default the one before the served one."""
+        ...
+
+    def remove(self, id: str) -> None:
+        """Removes every version."""
+        ...
+
+
+@contextlib.contextmanager
+def open_store(
+    context: typer.Context, repository: Path | None, server: str | None, *, create: bool = False
+) -> Iterator[TaskStore]:
+    """The store that a command was told. An option on the command line wins over the other one's variable.
+
+    ``create`` makes a repository where there is none. Raises ``typer.BadParameter`` unless exactly one was given.
+    """
+    given = {"repository": repository, "server": server}
+    named = [name for name in given if on_command_line(context, name)]
+    chosen = named or [name for name, value in given.items() if value is not None]
+    if len(chosen) != 1:
+        raise typer.BadParameter(f"give exactly one of --repository DIR and --server URL, found {len(chosen)}")
+    if chosen == ["repository"] and repository is not None:
+        from jpets.app.commands.tasks.repository_store import repository_store
+
+        with repository_store(repository, create=create) as store:
+            yield store
+    elif server is not None:
+        from jpets.app.commands.client.client import Server
+        from jpets.app.commands.tasks.server_store import ServerStore
+
+        with Server(server) as kept:
+            yield ServerStore(kept)
+
+
+def on_command_line(context: typer.Context, name: str) -> bool:
+    """Whether an option was given there, and not by a variable or a default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -1,0 +1,210 @@
+"""``jpets train``: a task file from labelled texts."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+
+from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
+from jpets.app.commands.client.jobs import follow, print_job, start_job, texts_to_send
+from jpets.app.commands.options import named
+from jpets.app.commands.output import JsonOption
+from jpets.app.commands.tasks.store import on_command_line
+from jpets.app.commands.training.here import train_each, train_one
+from serving.jobs.request import DEFAULT_METHOD, FineTune, JobMethod
+
+if TYPE_CHECKING:
+    from jpets.training.data import Columns
+
+LISTS = ("sites", "layers")
+"""Settings that are lists, of one too."""
+METHODS: Sequence[str] = get_args(JobMethod)
+
+
+def train(
+    data: Annotated[
+        list[Path],
+        typer.Argument(
+            exists=True,
+            help=".csv, .tsv, .jsonl, .parquet, or a folder of the datasets library; of several, each makes a task",
+        ),
+    ],
+    context: typer.Context,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="task file to write (.safetensors), or a folder for that of each DATA"),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="task to publish by a job of --server, instead of --output")] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            envvar="JPETS_BACKBONE", help="folder, installed package or hub id; with --task one of --server's"
+        ),
+    ] = None,
+    server: ServerUrl = DEFAULT_SERVER,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="with --task, follow the job to its end")] = True,
+    method: Annotated[
+        str | None, typer.Option(help=f"{', '.join(METHODS)}  [lora; with --from the method of that task]")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of the method, as rank=16 or sites=query,value")
+    ] = None,
+    text: Annotated[str, typer.Option(help="column of the texts, or of lists of words")] = "text",
+    text_pair: Annotated[str | None, typer.Option(help="column of second texts")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(help="column of labels, numbers, lists of labels, or lists of tags  [label; none to embed pairs]"),
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="embedding, of pairs of texts that belong together, or are labelled as alike")
+    ] = None,
+    validation: Annotated[
+        Path | None, typer.Option(exists=True, help="held-out texts; by default some of DATA")
+    ] = None,
+    held_out: Annotated[float, typer.Option(min=0.001, max=0.9, help="share of DATA that is held out")] = 0.1,
+    problem: Annotated[str | None, typer.Option(help="regression, where labels are whole numbers")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="by default as many as the number of texts needs")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="texts a batch  [16, of many texts 32]")] = None,
+    accumulate: Annotated[int, typer.Option(min=1, help="batches whose gradients make one update")] = 1,
+    rate: Annotated[float | None, typer.Option(min=0, help="learning rate; by default what suits the method")] = None,
+    head_rate: Annotated[float, typer.Option(min=0, help="learning rate of the head")] = 5e-3,
+    warm_up: Annotated[float, typer.Option(min=0, max=1, help="share of the updates in which the rates rise")] = 0.1,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="epochs without a better held-out loss to go on  [half of the epochs where those are not given]",
+        ),
+    ] = None,
+    balanced: Annotated[bool, typer.Option("--balanced", help="let classes count alike, however rare")] = False,
+    max_length: Annotated[int, typer.Option(min=2, help="tokens that texts are cut to")] = 128,
+    pooling: Annotated[str, typer.Option(help="mean, cls or pooler")] = "mean",
+    sweep: Annotated[str | None, typer.Option(help="rate=LOW..HIGH: the best of four rates on held-out texts")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="task file to go on from; with --task, one of the server's tasks")
+    ] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(file_okay=False, help="folder to keep progress in; a killed run goes on from it")
+    ] = None,
+    devices: Annotated[int, typer.Option(min=1, help="devices that share every batch")] = 1,
+    dtype: Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")] = "bfloat16",
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a task on labelled texts, over the frozen backbone, and write its task file; or have a server do so beside
+    serving, and publish it there (--task). Of several files of texts each makes a task of its own, in one program.
+
+    What did best on held-out texts is kept. The same data, options and machine give the same task.
+    """
+    from jpets.training.data import Columns, label_column
+    from jpets.training.plan import Plan, Training
+    from jpets.training.process import set_up_training
+
+    for name, value, known in (
+        ("--method", method, (None, *METHODS)),
+        ("--pooling", pooling, ("mean", "cls", "pooler")),
+        ("--dtype", dtype, ("bfloat16", "float32")),
+        ("--problem", problem, (None, "regression")),
+        ("--head", head, (None, "embedding")),
+    ):
+        if value not in known:
+            raise typer.BadParameter(f"{name} must be one of {', '.join(filter(None, known))}, found {value!r}")
+    if sweep is not None and rate is not None:
+        raise typer.BadParameter("give --rate or --sweep, not both")
+    if start is not None and on_command_line(context, "pooling"):
+        raise typer.BadParameter("--pooling: the task of --from keeps its own")
+    if (output is None) == (task is None):
+        raise typer.BadParameter("give exactly one of --output FILE and --task ID")
+    columns = Columns(text, text_pair, label_column(label, head))
+    settings = settings_of(setting or [])
+    if task is not None:
+        if len(data) > 1:
+            raise typer.BadParameter(f"--task: a job makes one task of one file of texts, found {len(data)}")
+        _refuse(context, ("checkpoints",), "only without --task; a job of a server keeps its own")
+        _refuse(context, ("devices",), "only without --task; a job of a server has one device")
+        _train_there(context, data[0], validation, columns, Server(server), settings, wait, as_json)
+        return
+    assert output is not None
+    if backbone is None:
+        raise typer.BadParameter("give --backbone FOLDER, package or hub id")
+    set_up_training()
+    plan = Plan(
+        epochs, batch, accumulate, rate, head_rate, warm_up, patience=patience, dtype=cast("Any", dtype), seed=seed
+    )
+    training = Training(
+        cast("Any", method or DEFAULT_METHOD),
+        settings,
+        plan,
+        held_out,
+        max_length,
+        cast("Any", pooling),
+        balanced,
+        cast("Any", problem),
+        cast("Any", head),
+    )
+    if len(data) > 1 or output.is_dir() or not output.suffix:
+        alone = ("validation", "sweep", "start", "checkpoints", "devices")
+        _refuse(context, alone, "only for one file of texts and --output FILE")
+        train_each(data, output, backbone, columns, training, as_json=as_json)
+        return
+    train_one(
+        data[0],
+        validation,
+        output,
+        backbone,
+        columns,
+        training,
+        goes_by_start=method is None,
+        sweep=sweep,
+        start=start,
+        checkpoints=checkpoints,
+        devices=devices,
+        as_json=as_json,
+    )
+
+
+def _train_there(
+    context: typer.Context,
+    data: Path,
+    validation: Path | None,
+    columns: Columns,
+    server: Server,
+    settings: dict[str, Any],
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """By a job of ``server``, which is asked for what the command line says."""
+    asked = {name: value for name, value in context.params.items() if name in FineTune.model_fields}
+    if not on_command_line(context, "backbone"):  # a variable of the environment names a folder here
+        del asked["backbone"]
+    with tempfile.TemporaryDirectory(prefix="jpets-") as folder:
+        item = start_job(server, asked | {"settings": settings}, texts_to_send(data, validation, columns, Path(folder)))
+    print_job(follow(server, item) if wait else item, as_json)
+
+
+def _refuse(context: typer.Context, options: Sequence[str], why: str) -> None:
+    for name in options:
+        if on_command_line(context, name):
+            raise typer.BadParameter(f"--{'from' if name == 'start' else name}: {why}")
+
+
+def settings_of(given: list[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` options: JSON values, lists of names by commas, or texts. Raises ``typer.BadParameter``."""
+    found: dict[str, Any] = {}
+    for name, value in named(given).items():
+        whole, parts = _json_or_text(value), [_json_or_text(part) for part in value.split(",")]
+        listed = name in LISTS or (whole == value and len(parts) > 1)
+        found[name] = parts if listed and not isinstance(whole, list) else whole
+    return found
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

@@ -1,0 +1,266 @@
+"""Wiring: a server's options become backbones, a repository and engines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import filecmp
+import logging
+import math
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sqlalchemy.exc import SQLAlchemyError
+
+import checkpoints
+from checkpoints.backbone import Backbone
+from checkpoints.ids import check_id
+from checkpoints.repository import Repository
+from checkpoints.source import DEMO_BACKBONE, load_backbone, package_folder
+from checkpoints.task_file import read_task
+from jpets.app.standard import standard_tasks
+from jpets.deltas import METHODS
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.device.devices import choose_devices
+from jpets.engine.device.memory import GIGABYTE, device_limit
+from jpets.engine.engine import Engine
+from jpets.engine.group.group import EngineGroup
+from jpets.engine.interface import Serves
+from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, one_line
+from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, temporary_sibling
+from jpets.scratch import scratch_folder
+from jpets.training.methods import DIRECT, check_continued, check_settings, direct_recipe
+from jpets.training.plan import rates_of
+from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
+from serving.hosted.service import MakeEngine, Service
+from serving.hosted.services import Services
+from serving.jobs.folder import JobFolder
+from serving.jobs.request import FineTune
+from serving.jobs.service import Jobs
+from serving.options.options import Options
+
+log = logging.getLogger("jpets.serve")
+
+DEMO_TASKS = Path(checkpoints.__file__).parent / "demo"
+
+
+class Shelf:
+    """The backbones that a running server may load: the folders in ``--backbones``, by their names."""
+
+    def __init__(self, options: Options, repository: Repository) -> None:
+        if options.backbones is not None:
+            if not options.backbones.is_dir():
+                raise NotFound("--backbones: there is no such folder")
+            sweep(options.backbones, TEMPORARY, STALE_SECONDS)
+        self._options = options
+        self._repository = repository
+
+    def names(self) -> Sequence[str]:
+        folder = self._options.backbones
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and _is_id(path.name)) if folder else ()
+
+    def open(self, name: str, engines: Callable[[], Sequence[Serves]]) -> tuple[Service, MakeEngine]:
+        assert self._options.backbones is not None
+        backbone = load_backbone(self._options.backbones / name, name)
+        service = make_service(self._options, self._repository, backbone)
+        return service, partial(make_engine, self._options, backbone, engines)
+
+    def source(self, name: str) -> str:
+        """What ``load_backbone`` takes for the backbone of that name. Raises ``NotFound``."""
+        if self._options.backbones is None or name not in self.names():
+            raise NotFound(f"no backbone {name[:128]!r} to train on; GET /v1/backbones lists what there is")
+        return str(self._options.backbones / name)
+
+    def add(self, name: str, folder: Path) -> None:
+        """Takes a copy of a folder in, under a name; it may have been taken in before. Raises ``Conflict`` where that
+        name is another's, ``OutOfSpace``."""
+        assert self._options.backbones is not None
+        target = self._options.backbones / name
+        if target.exists():
+            if _same_files(folder, target):
+                return
+            raise Conflict(f"there is a backbone {name!r} already; choose another name")
+        temporary = temporary_sibling(target)
+        try:
+            with space_errors():
+                shutil.copytree(folder, temporary)  # it may be another disk
+                temporary.rename(target)
+                sync_folder(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def make_service(options: Options, repository: Repository, backbone: Backbone) -> Service:
+    """Takes tasks of all shapes unless ``--reserve never``; those of the standard ones at once, unless device memory is
+    short."""
+    standard = options.reserve == "auto" and not options.device_memory_gb
+    return Service(
+        repository,
+        backbone,
+        validator_of(backbone),
+        standard=partial(standard_tasks, backbone) if standard else tuple,
+        growing=options.reserve != "never",
+    )
+
+
+def make_engine(
+    options: Options, backbone: LoadedBackbone, others: Callable[[], Sequence[Serves]], coming: Mapping[ClassKey, int]
+) -> Serves:
+    """An engine for so many tasks of each class, in the device memory that ``others`` leave: those that are there when
+    it is made, and may go soon after."""
+    wanted = options.reserve == "always" or (options.reserve == "auto" and not coming)
+    together = options.tensor_parallel
+    devices = choose_devices(options.devices, together)
+    settings = options.engine_settings()
+    limit = device_limit(devices[0], settings.device_memory_gb)
+    if (left := _claim_rest(others(), limit)) < limit:
+        settings = dataclasses.replace(settings, device_memory_gb=max(left, 1.0) / GIGABYTE)
+    how: dict[str, Any] = {
+        "settings": settings,
+        "reserve": standard_tasks(backbone) if wanted else [],
+        "coming": coming,
+        "cache_dir": options.cache_dir,
+        "buckets": options.bucket_menu(),
+    }
+    if len(devices) == together:
+        return Engine(backbone, devices=devices, **how)
+    rule = options.balance_interval() if options.migrate else None
+    return EngineGroup(backbone, devices, together=together, interval=rule, **how)
+
+
+def _claim_rest(others: Sequence[Serves], limit: float) -> float:
+    """Bytes that ``others`` leave of a device's ``limit``; from now on they take no more of it."""
+    if math.isfinite(limit):
+        for member in (member for engine in others for member in engine.members):
+            member.memory.limit = member.memory.use(member.replica.programs).total
+    return limit - max(_taken(others).values(), default=0)
+
+
+def share_device_memory(options: Options, engines: Sequence[Serves]) -> None:
+    """What engines of several backbones have not taken of a device, each may take an equal part of."""
+    limit = device_limit(choose_devices(options.devices)[0], options.device_memory_gb)
+    if not math.isfinite(limit):
+        return
+    taken = _taken(engines)
+    for engine in engines:
+        for number, member in enumerate(engine.members):
+            part = max(0.0, limit - taken[number]) / len(engines)
+            member.memory.limit = member.memory.use(member.replica.programs).total + part
+
+
+def _taken(engines: Sequence[Serves]) -> Counter[int]:
+    """Bytes of each device."""
+    taken = Counter[int]()
+    for engine in engines:
+        for number, member in enumerate(engine.members):
+            taken[number] += member.memory.use(member.replica.programs).total
+    return taken
+
+
+def make_jobs(options: Options, repository: Repository, services: Services, shelf: Shelf) -> Jobs:
+    """Jobs, which are kept beside the tasks."""
+
+    def command(job: JobFolder) -> list[str]:
+        first = services.backbone.name
+        name = job.request.backbone or first
+        source = shelf.source(name) if name != first else options.backbone or str(package_folder(DEMO_BACKBONE))
+        return [sys.executable, "-P", "-m", "jpets.app.jobs.process", str(job.path), source, name]
+
+    return Jobs(
+        repository.folder / "jobs",
+        services,
+        command,
+        outline_of,
+        platform=options.job_platform,
+        keep_backbone=shelf.add if options.backbones is not None else None,
+    )
+
+
+def outline_of(request: FineTune, backbone: LoadedBackbone, start: Sequence[str]) -> Task:
+    """A task of the shape that a job would make, before anything is trained; without deltas where it goes on from a
+    task, whose methods are ``start``: its shape is served already.
+
+    Raises ``InvalidInput`` for settings that the method does not take, and for a sweep that is none.
+    """
+    assert request.method is not None
+    rates_of(request.sweep, request.rate)
+    deltas: Sequence[Delta] = ()
+    if start:
+        check_continued(start, request.method, request.settings)
+    else:
+        deltas = _untrained(request.method, request.settings, backbone)
+    return Task(request.task, BackboneRef.of(backbone), tuple(deltas), Head("embedding", pooling=request.pooling))
+
+
+def _untrained(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> Sequence[Delta]:
+    """Deltas of a method's shape; none where it makes none. Raises ``InvalidInput``."""
+    config = backbone.config
+    check_settings(method, settings, config)
+    if method in DIRECT:
+        return direct_recipe(method, settings, config, dict(backbone.params)).deltas
+    if method not in METHODS:
+        return ()
+    shape = {name: value for name, value in settings.items() if name != "price"}
+    try:
+        return (METHODS[method].init(np.random.default_rng(0), shape, config, 1.0),)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"settings: {error}") from error
+
+
+def default_backbone(options: Options) -> Backbone:
+    """Raises ``InvalidBackbone``, ``NotFound``."""
+    if options.backbone is None:
+        return load_backbone(package_folder(DEMO_BACKBONE), DEMO_BACKBONE)
+    try:
+        return load_backbone(options.backbone)
+    except JpetsError as error:
+        raise type(error)(f"--backbone: {error.message}") from error
+
+
+@contextlib.contextmanager
+def opened_repository(options: Options, backbone: Backbone) -> Iterator[Repository]:
+    with contextlib.ExitStack() as stack:
+        folder = options.repository
+        if folder is None:
+            folder = stack.enter_context(scratch_folder())
+            log.warning("tasks are gone when the server ends; give --repository DIR to keep them")
+        try:
+            repository = Repository(folder, validator=validator_of(backbone))
+        except (OSError, SQLAlchemyError) as error:
+            raise OSError(f"--repository cannot be opened: {one_line(error)}") from error
+        stack.callback(repository.close)
+        yield repository
+
+
+def validator_of(backbone: Backbone) -> Any:
+    return lambda data, id: read_task(data, id=id, config=backbone.config, backbone=backbone.fingerprint)
+
+
+def add_demo_tasks(repository: Repository) -> None:
+    """Adds the packaged tasks that the repository does not have yet."""
+    for path in sorted(DEMO_TASKS.glob("*.safetensors")):
+        try:
+            repository.get(path.stem)
+        except NotFound:
+            repository.put(path.stem, path)
+
+
+def _same_files(first: Path, second: Path) -> bool:
+    """Whether two folders hold the same files, byte for byte."""
+    names = [{path.relative_to(folder) for path in folder.rglob("*")} for folder in (first, second)]
+    files = [str(name) for name in names[0] if (first / name).is_file()]
+    return names[0] == names[1] and len(filecmp.cmpfiles(first, second, files, shallow=False)[0]) == len(files)
+
+
+def _is_id(name: str) -> bool:
+    try:
+        check_id(name)
+    except JpetsError:
+        return False
+    return True

@@ -1,0 +1,104 @@
+"""The process of a job: ``python -m jpets.app.jobs.process FOLDER SOURCE NAME``, which a server starts.
+
+Makes what FOLDER asks for over the backbone from SOURCE, called NAME there, and leaves it and the result in the folder.
+It goes on from the checkpoints that an earlier process left. It ends with the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jpets.app.jobs.work import do
+from jpets.errors import JpetsError
+from jpets.training.process import set_up_training
+from serving.http.logs import FieldFormatter, places
+from serving.jobs.folder import JobFolder, JobResult
+from serving.jobs.states import JobProgress
+
+if TYPE_CHECKING:
+    from jpets.training.run import Step
+
+log = logging.getLogger("jpets.job")
+
+TOLD_EVERY = 0.5
+"""Seconds between two updates of the progress."""
+LOGGED_EVERY = 10.0
+"""Seconds between two lines of progress in the log."""
+
+
+def main() -> None:
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    set_up_training()
+    threading.Thread(target=_end_with_server, daemon=True).start()
+    job, source, name = JobFolder(Path(sys.argv[1])), sys.argv[2], sys.argv[3]
+    with job.lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a server that was killed may not have ended yet
+        lock.write(str(os.getpid()))
+        lock.flush()
+        _set_up_log(job)
+        if job.result is None and not _work(job, source, name):
+            sys.exit(1)
+
+
+def _work(job: JobFolder, source: str, name: str) -> bool:
+    """False where another process should try again."""
+    try:
+        result = do(job, source, name, _Reporter(job))
+    except JpetsError as error:
+        log.warning("failed: %s", error.message)
+        result = JobResult(problem=error.message)
+    except Exception as error:  # noqa: BLE001 (the text of an unforeseen exception may quote the data)
+        log.error("unexpected error", extra={"type": type(error).__name__, "at": places(error)})
+        return False
+    job.write_result(result)
+    return True
+
+
+class _Reporter:
+    """Notes the progress, not more often than somebody would look."""
+
+    def __init__(self, job: JobFolder) -> None:
+        self._job = job
+        self._told = self._logged = -math.inf
+
+    def __call__(self, step: Step) -> None:
+        now, last = time.monotonic(), step.number == step.of
+        loss = step.loss if math.isfinite(step.loss) else None
+        if last or now - self._told >= TOLD_EVERY:
+            self._told = now
+            self._job.write_progress(JobProgress(step=step.number, of=step.of, loss=loss))
+        if last or now - self._logged >= LOGGED_EVERY:
+            self._logged = now
+            log.info("step", extra={"step": f"{step.number}/{step.of}", "loss": loss})
+
+
+def _end_with_server() -> None:
+    """Standard input is a pipe from the server, which nobody writes to."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+def _set_up_log(job: JobFolder) -> None:
+    """Our lines go to the job's log; what libraries say, which may name folders, only where it is an error."""
+    others = logging.StreamHandler()
+    others.setLevel(logging.ERROR)
+    logging.basicConfig(handlers=[others])
+    handler = logging.FileHandler(job.log_file, encoding="utf-8")
+    handler.setFormatter(FieldFormatter(as_json=False))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+if __name__ == "__main__":
+    main()

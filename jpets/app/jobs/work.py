@@ -1,0 +1,206 @@
+"""What jobs do: fine-tune a task, extract one, train a backbone further."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from jpets.errors import InvalidInput
+from serving.jobs.folder import JobFolder, JobResult
+from serving.jobs.request import Extract, FineTune, FurtherPretrain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jpets.training.data import Columns, Example
+    from jpets.training.plan import Training
+    from jpets.training.run import Step
+    from jpets.types import Task
+
+    Report = Callable[[Step], None]
+
+log = logging.getLogger("jpets.job")
+
+
+def do(job: JobFolder, source: str, name: str, report: Report) -> JobResult:
+    """Makes what the job asks for over the backbone from ``source``, called ``name``, and writes it to its folder.
+
+    Raises ``JpetsError`` for what the job asks and cannot have.
+    """
+    request = job.request
+    log.info(request.kind, extra={**request.model_dump(include={"method"}), "attempt": job.state.attempts})
+    if isinstance(request, FineTune):
+        return _fine_tune(job, request, source, name, report)
+    if isinstance(request, Extract):
+        return _extract(job, request, source, name)
+    return _further_pretrain(job, request, source, name, report)
+
+
+def training_of(request: FineTune) -> Training:
+    """What ``jpets.training`` is asked for."""
+    from jpets.training.plan import Plan, Training
+
+    assert request.method is not None
+    plan = Plan(
+        request.epochs,
+        request.batch,
+        request.accumulate,
+        request.rate,
+        request.head_rate,
+        request.warm_up,
+        patience=request.patience,
+        dtype=request.dtype,
+        seed=request.seed,
+    )
+    return Training(
+        request.method,
+        request.settings,
+        plan,
+        request.held_out,
+        request.max_length,
+        request.pooling,
+        request.balanced,
+        request.problem,
+        request.head,
+    )
+
+
+def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report: Report) -> JobResult:
+    from jpets.training.data import Columns, contradictions, label_column
+
+    label = label_column(request.label, request.head)
+    examples, held_out = texts_of(job.data, Columns(request.text, request.text_pair, label))
+    log.info("read", extra={"texts": len(examples), "held_out": len(held_out)})
+
+    from checkpoints.source import load_backbone  # these take seconds, after which data that are no data are no news
+    from checkpoints.task_file import read_task, write_task
+    from checkpoints.validation import validate
+    from jpets.training.plan import rates_of
+    from jpets.training.summary import IDLE, chosen, held_against
+    from jpets.training.sweep import best_of
+
+    backbone = load_backbone(source, name)
+
+    def begin(task: Task) -> None:
+        validate(task, backbone.config, backbone.ref())
+        write_task(task, job.outline_file)
+
+    start = None
+    if request.start is not None:
+        start = read_task(job.start_file, id=request.start, config=backbone.config, backbone=backbone.ref())
+    training = training_of(request)
+    result, rate = best_of(
+        rates_of(request.sweep, request.rate),
+        request.task,
+        backbone,
+        training,
+        examples,
+        held_out,
+        start=start,
+        folder=job.checkpoints,
+        report=lambda own, step: report(step),
+        begin=begin,
+    )
+    validate(result.task, backbone.config, backbone.ref())
+    write_task(result.task, job.task_file)
+    scores = _finite({**result.scores, **({"rate": rate} if request.sweep is not None and rate is not None else {})})
+    warnings = [IDLE] if not result.gained else []
+    if count := contradictions(examples):
+        warnings.append(f"{count} rows have the text of an earlier row with another label")
+    for warning in warnings:
+        log.warning("%s", warning)
+    log.info("trained", extra={"held_out_loss": result.held_out, **{f"score_{name}": scores[name] for name in scores}})
+    updates = len(result.losses) // request.accumulate
+    return JobResult(
+        held_out_loss=result.held_out,
+        scores=scores,
+        updates=updates,
+        chosen=chosen(result, training.method),
+        held_against=_finite(held_against(result)),
+        warnings=warnings,
+    )
+
+
+def texts_of(data: Path, columns: Columns) -> tuple[list[Example], list[Example]]:
+    """Texts to train on, and those of ``validation.*`` where ``data`` is an archive that has them. Raises
+    ``InvalidInput``, ``InvalidTask``."""
+    from checkpoints.imports.archive import open_folder
+    from jpets.training.data import read_examples
+
+    if data.suffix != ".zip":
+        return read_examples(data, columns), []
+    with open_folder(data) as folder:
+        files = sorted(folder.iterdir())
+        names = [path.stem if path.is_file() else "" for path in files]  # folders could name files of others
+        if names not in (["train"], ["train", "validation"]):
+            found = [path.name for path in files][:20]
+            raise InvalidInput(
+                f"expected an archive of train.csv (or another format) and validation.csv, found {found}"
+            )
+        sides = [read_examples(path, columns) for path in files]
+    return sides[0], sides[1] if len(sides) > 1 else []
+
+
+def _extract(job: JobFolder, request: Extract, source: str, name: str) -> JobResult:
+    from checkpoints.imports.archive import open_folder
+    from checkpoints.imports.extract import Extraction
+    from checkpoints.imports.heads import Wishes
+    from checkpoints.imports.task import make_task
+    from checkpoints.source import load_backbone
+    from checkpoints.task_file import write_task
+    from jpets.app.jobs.extraction import extracted_model
+    from jpets.training.data import Columns, read_examples
+
+    labels = tuple(each.strip() for each in request.labels.split(",")) if request.labels else ()
+    wishes = Wishes(request.head, request.problem, labels, request.pooling, request.normalize, request.max_length)
+    how = None
+    if request.method != "auto":
+        how = Extraction(
+            request.method, request.density, request.per_matrix, request.block, request.rank, request.energy
+        )
+    with open_folder(job.data) as folder:
+        texts = []
+        if request.texts is not None:
+            if not (folder / request.texts).is_file():
+                raise InvalidInput(f"texts: expected a file {request.texts} in the archive, found none")
+            texts = read_examples(folder / request.texts, Columns(request.text, request.text_pair, None))
+        backbone = load_backbone(source, name)
+        imported, chosen = extracted_model(folder, backbone, wishes, how, texts, request.agreement)
+        write_task(make_task(request.task, imported, backbone), job.task_file)
+    scores = {"most_lost": max(chosen.losses.values(), default=0.0)}
+    if chosen.agreement is not None:
+        scores["agreement"] = chosen.agreement
+    for note in imported.notes:
+        log.warning(note)
+    log.info("extracted", extra={"how": str(chosen.how), **scores})
+    return JobResult(scores=_finite(scores), extracted=str(chosen.how))
+
+
+def _further_pretrain(job: JobFolder, request: FurtherPretrain, source: str, name: str, report: Report) -> JobResult:
+    from jpets.training.data import Columns, read_examples
+
+    examples = read_examples(job.data, Columns(request.text, None, None))
+
+    from checkpoints.native import write_native
+    from checkpoints.source import load_backbone
+    from jpets.app.jobs.further import chosen_layers, first_and_last, further_pretrained
+    from jpets.training.plan import Plan
+
+    backbone = load_backbone(source, name)
+    plan = Plan(request.epochs, request.batch, rate=request.rate, dtype=request.dtype, seed=request.seed)
+    layers = chosen_layers(request.layers, backbone.config.layers)
+    made, losses = further_pretrained(
+        backbone, request.name, examples, layers, request.max_length, plan, folder=job.checkpoints, report=report
+    )
+    if not job.backbone.exists():
+        write_native(made, job.backbone)
+    first, last = first_and_last(losses)
+    scores = {"first_loss": first, "last_loss": last}
+    log.info("trained", extra=scores)
+    return JobResult(scores=_finite(scores), updates=len(losses))
+
+
+def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: score if math.isfinite(score) else None for name, score in scores.items()}

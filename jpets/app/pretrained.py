@@ -1,0 +1,73 @@
+"""The engine as Python users meet it, with backbones and tasks by path or name. Wiring: it joins engine and readers."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+from checkpoints.source import load_backbone
+from checkpoints.task_file import read_task
+from jpets.config import DType, EngineSettings
+from jpets.engine.engine import Engine as CoreEngine
+from jpets.engine.tasks.entries import DEFAULT_TENANT
+from jpets.types import Task
+from jpets.xla_flags import set_xla_flags
+
+__all__ = ["Engine", "TaskSource", "read_task"]
+
+TaskSource = Task | str | pathlib.Path
+
+
+class Engine(CoreEngine):
+    """Serves the tasks of one backbone. Use it as a context manager, or call ``close``.
+
+    engine = Engine.from_pretrained("folder-or-package", tasks=["a.safetensors"])
+    results = engine.infer([Query(task="a", text="..."), Query(task=None, text="...")])
+    """
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | pathlib.Path,
+        tasks: Iterable[TaskSource] = (),
+        *,
+        dtype: DType = "bfloat16",
+        cache_dir: str | pathlib.Path | None = None,
+        reserve: Iterable[TaskSource] = (),
+        **settings: Any,
+    ) -> Self:
+        """Loads a backbone (folder, installed package, hub id), compiles, and returns an engine that is ready.
+
+        ``tasks`` are task files, whose id is the file's stem, or task objects; ``reserve`` lends only shapes, for tasks
+        added later. ``settings`` are fields of ``EngineSettings``. Raises ``InvalidBackbone``, ``InvalidTask``.
+        """
+        set_xla_flags()
+        backbone = load_backbone(source)
+
+        def load(task: TaskSource) -> Task:
+            return task if isinstance(task, Task) else read_task(task, config=backbone.config, backbone=backbone.ref())
+
+        engine = cls(
+            backbone,
+            [load(task) for task in tasks],
+            EngineSettings(dtype=dtype, **settings),
+            reserve=[load(task) for task in reserve],
+            cache_dir=pathlib.Path(cache_dir) if cache_dir is not None else None,
+        )
+        engine.start()
+        return engine
+
+    def add_task(
+        self,
+        task: TaskSource,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        version: int | None = None,
+        load: Callable[[], Task] | None = None,
+    ) -> None:
+        """Loads a task object or file (its id is the file's stem); returns when the next query sees it."""
+        loaded = task
+        if not isinstance(loaded, Task):
+            loaded = read_task(loaded, config=self.backbone.config, backbone=self.backbone.fingerprint)
+        super().add_task(loaded, tenant=tenant, version=version, load=load)

@@ -1,0 +1,222 @@
+"""The server's process: starts its parts, says when it is ready, and ends it on a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+import rich.progress
+import typer
+import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
+
+from checkpoints.task_file import fingerprint_of
+from jpets.app.commands.bars import Bars, done_of
+from jpets.app.hosting import (
+    Shelf,
+    add_demo_tasks,
+    default_backbone,
+    make_engine,
+    make_jobs,
+    make_service,
+    opened_repository,
+    share_device_memory,
+)
+from jpets.engine.programs.cache_folder import open_cache
+from jpets.errors import one_line
+from jpets.free_memory import freeze_heap
+from jpets.scratch import scratch_folder
+from jpets.xla_flags import set_xla_flags
+from serving.app import create_app
+from serving.hosted.services import Services
+from serving.http.connections import Connections
+from serving.jobs.service import Jobs
+from serving.options.options import Options
+
+log = logging.getLogger("jpets.serve")
+
+BACKLOG = 2048
+
+
+class Stopped(Exception):
+    """The server was told to end while it was starting."""
+
+
+def run(options: Options) -> None:
+    """Serves until a signal ends it. Raises ``JpetsError`` or ``OSError`` for what keeps it from starting."""
+    try:
+        _serve(options)
+    except SQLAlchemyError as error:
+        raise OSError(f"--repository cannot be used: {one_line(error)}") from error
+
+
+def _serve(options: Options) -> None:
+    set_xla_flags(preallocate=not options.device_memory_gb)
+    options = options.model_copy(update={"cache_dir": open_cache(options.cache_dir)})
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_listen(options.host, options.port))
+        with Display() as display:
+            display.show("backbone", 0, None)
+            backbone = default_backbone(options)
+        repository = stack.enter_context(opened_repository(options, backbone))
+        if options.demo:
+            add_demo_tasks(repository)
+        shelf = Shelf(options, repository)
+        service = Services(
+            make_service(options, repository, backbone),
+            available=shelf.names,
+            open_backbone=shelf.open,
+            backbone_of=fingerprint_of,
+            share_memory=partial(share_device_memory, options),
+            grace=options.grace,
+        )
+        jobs = make_jobs(options, repository, service, shelf)
+        uploads = stack.enter_context(scratch_folder())
+        server = DrainingServer(options, service, jobs, uploads)
+        start = Start(options, service, jobs, server, f"http://{_address(listener)}")
+        start.begin()
+        server.run(sockets=[listener])
+        start.end()
+        jobs.runner.close()
+        service.close()
+        start.raise_failure()
+
+
+class DrainingServer(uvicorn.Server):
+    """The first signal drains: not ready any more, running requests finish. A second one ends it at once."""
+
+    def __init__(self, options: Options, service: Services, jobs: Jobs, uploads: Path) -> None:
+        limits = options.connection_limits()
+        settings = dataclasses.replace(options.serving_settings(), upload_folder=uploads)
+        super().__init__(
+            uvicorn.Config(
+                create_app(service, settings, jobs),
+                http=Connections(limits).protocol,
+                timeout_keep_alive=limits.keep_alive,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=round(options.grace),
+            )
+        )
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        del sig, frame
+        self.force_exit = self.should_exit
+        self._service.drain()
+        self.should_exit = True
+
+
+class Start:
+    """Warms the engine in a thread while the port is open already."""
+
+    def __init__(self, options: Options, service: Services, jobs: Jobs, server: DrainingServer, url: str) -> None:
+        self._options = options
+        self._service = service
+        self._jobs = jobs
+        self._server = server
+        self._url = url
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="jpets-start", daemon=True)
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Waits for the thread. A compilation cannot be interrupted; one that takes too long ends with the process."""
+        self._thread.join(timeout=self._options.grace)
+        if self._thread.is_alive():
+            logging.shutdown()
+            os._exit(0)
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        try:
+            with Display() as display:
+
+                def progress(what: str, done: int, total: int) -> None:
+                    if self._server.should_exit:
+                        raise Stopped
+                    display.show(what, done, total)
+
+                self._service.start(partial(make_engine, self._options, self._service.backbone, tuple), progress)
+        except Stopped:
+            log.info("stopped while starting")
+        except Exception as error:  # noqa: BLE001 (whatever it is, the main thread ends the process with it)
+            self._failure = error
+            self._server.should_exit = True
+        else:
+            freeze_heap()
+            self._jobs.runner.start()
+            self._announce()
+
+    def _announce(self) -> None:
+        found, _ = self._service.repository.list(limit=1)
+        embeds = not found or found[0].metadata["head"]["type"] == "embedding"
+        path = "embeddings" if embeds else "classify"
+        model = found[0].id if found else self._service.backbone.name
+        body = f'{{"model": "{model}", "input": "Your text here"}}'
+        typer.echo(f"jpets is ready at {self._url} (API: {self._url}/docs)")
+        typer.echo(f"  curl {self._url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'")
+        sys.stdout.flush()
+
+
+class Display:
+    """Progress bars on a terminal, log lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._bars = Bars(rich.progress.MofNCompleteColumn(), tell=_log_progress)
+        self._ids: dict[str, rich.progress.TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bars.stop()
+
+    def show(self, what: str, done: int, total: int | None) -> None:
+        """``total`` is None for work that cannot say how far it is."""
+        if what not in self._ids:
+            self._ids[what] = self._bars.add_task(what, total=total)
+        self._bars.update(self._ids[what], completed=done, total=total)
+        if done == total and not self._bars.on_terminal:
+            log.info("start", extra={what: f"{done}/{total}"})
+
+
+def _log_progress(task: rich.progress.Task) -> None:
+    log.info("starting", extra={task.description: done_of(task) or "...", "seconds": round(task.elapsed or 0)})
+
+
+@contextlib.contextmanager
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    """A bound socket: a port in use is found before anything is loaded."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise OSError(f"--host, --port: cannot listen on {host} port {port}: {error.strerror or error}") from error
+        yield listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

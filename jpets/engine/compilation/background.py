@@ -1,0 +1,327 @@
+"""Background compilation in a child process of low priority, so that traffic hardly notices it.
+
+The child compiles and writes to the program store; the parent only loads the result. Run as
+``python -m jpets.engine.compilation.background STORE DEVICE...``, with the devices' numbers; the first line of standard
+input is the family, each further one a program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from operator import itemgetter
+
+import jax
+
+from jpets.engine.compilation.program_memory import IDLE_SECONDS, ProgramMemory
+from jpets.engine.device.replica import Replica
+from jpets.engine.programs.mesh import MeshSlice
+from jpets.engine.programs.program import (
+    Program,
+    ProgramKey,
+    ProgramStore,
+    compile_program,
+    compiler_settings,
+    family_from_json,
+    key_from_json,
+    key_to_json,
+)
+from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, Saturated
+
+log = logging.getLogger(__name__)
+
+CHILD_IDLE_SECONDS = 30.0
+"""An idle compiling process ends: it holds 600 MB."""
+MOST_WANTED = 1024
+COMPILE_SECONDS = 2.0
+"""What compiling a program takes of the cores, while none was compiled. One is compiled once batches lost as much by
+its absence: at most twice what is lost by one who knows the traffic to come (the rule of the rented skis)."""
+
+TRIES = 2
+"""Of a program at once: the process that compiled it may have died of something else (it was killed, memory was
+short)."""
+RETRY_SECONDS = 30.0
+"""Until a program that could not be had may be asked for again; twice as long each further time, up to an hour."""
+MOST_RETRY_SECONDS = 3600.0
+
+
+class BackgroundCompiler:
+    """Brings whatever batches keep missing, and until then the ``menu`` given at start while ``memory`` has room.
+
+    ``add`` receives each loaded program.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        store: ProgramStore,
+        folder: pathlib.Path,
+        add: Callable[[Program], None],
+        memory: ProgramMemory,
+    ) -> None:
+        self._replica = replica
+        self._store = store
+        self._folder = folder
+        self._add = add
+        self.memory = memory
+        self._mesh = replica.mesh
+        self._settings = settings_as_variables()
+        self._menu: list[ProgramKey] = []
+        self._queue: list[ProgramKey] = []
+        self._needed: dict[ProgramKey, Future[None]] = {}
+        """Programs that are to stay, each with who waits for it; they come before all others."""
+        self._missed: dict[ProgramKey, float] = {}
+        """Seconds that batches lost because a program was not there."""
+        self._not_before: dict[ProgramKey, float] = {}
+        """When a program may be asked for again: never while it is queued or there, later once it had to go, or could
+        not be had."""
+        self._failures: Counter[ProgramKey] = Counter()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._busy = False
+        self._child: subprocess.Popen[str] | None = None
+        self._child_family = replica.family
+        self._thread = threading.Thread(target=self._work, name="jpets-compile", daemon=True)
+        self.compiled = 0
+        self.failed = 0
+        self.compile_seconds = COMPILE_SECONDS
+        """Seconds that compiling a program takes all cores, on average."""
+        self._timed = 0
+
+    def start(self, menu: Iterable[ProgramKey]) -> None:
+        self._menu = list(menu)
+        self._thread.start()
+
+    def want(self, key: ProgramKey, seconds: float) -> None:
+        """Notes that a batch would have run ``seconds`` shorter in ``key``."""
+        with self._changed:
+            if time.monotonic() < self._not_before.get(key, 0.0):
+                return
+            if len(self._missed) > MOST_WANTED:
+                self._missed = dict(heapq.nlargest(MOST_WANTED // 2, self._missed.items(), key=itemgetter(1)))
+            self._missed[key] = self._missed.get(key, 0.0) + seconds
+            if self._missed[key] >= self.compile_seconds:
+                del self._missed[key]
+                self._not_before[key] = math.inf
+                self._queue.append(key)
+                self._changed.notify()
+
+    def need(self, key: ProgramKey) -> Future[None]:
+        """Brings a program that is to stay, before all others. The future raises ``EngineFailure`` where it could not
+        be had, ``Saturated`` where the engine is closed first."""
+        with self._changed:
+            done = self._needed.setdefault(key, Future())
+            if self._closed:
+                self._refuse_needed()
+            self._changed.notify()
+            return done
+
+    def offer(self, menu: Iterable[ProgramKey]) -> None:
+        """Adds to the menu."""
+        with self._changed:
+            self._menu += menu
+            self._changed.notify()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._menu) + len(self._queue) + len(self._needed) + self._busy
+
+    @property
+    def child_runs(self) -> bool:
+        return self._child is not None
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._refuse_needed()
+            self._changed.notify()
+        if (child := self._child) is not None:
+            child.kill()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+        self._end_child()
+
+    def _refuse_needed(self) -> None:
+        for done in self._needed.values():
+            if not done.done():
+                done.set_exception(Saturated(SHUTTING_DOWN))
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            with contextlib.suppress(OSError), child:  # closes its pipes and waits for its end
+                pass
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._needed or self._menu or self._queue or self._closed):
+                    if not self._changed.wait(CHILD_IDLE_SECONDS if self._child else None):
+                        self._end_child()
+                if self._closed:
+                    return
+                needed = next(iter(self._needed), None)
+                wanted = bool(self._queue)
+                key = needed or (self._queue.pop(0) if wanted else self._menu.pop(0))
+                self._busy = True
+            problem: JpetsError | None = None
+            try:
+                if needed is not None:
+                    problem = self._bring_needed(needed)
+                else:
+                    self._bring(key, wanted)
+            except Exception as error:  # one program less; the queries run in others
+                log.exception("a program could not be added")
+                self._store.forget(self._replica.family, key)
+                self._failed(key)
+                unforeseen = EngineFailure(f"a program could not be added: {type(error).__name__}")
+                problem = error if isinstance(error, JpetsError) else unforeseen
+            if needed is not None:
+                self._tell(needed, problem)
+            self._busy = False
+
+    def _failed(self, key: ProgramKey) -> None:
+        self.failed += 1
+        wait = min(MOST_RETRY_SECONDS, RETRY_SECONDS * 2 ** self._failures[key])
+        self._failures[key] += 1
+        self._not_before[key] = time.monotonic() + wait
+
+    def _bring_needed(self, key: ProgramKey) -> JpetsError | None:
+        """Adds a program that is to stay, if it is still missing; what keeps it from coming, or None."""
+        if self.memory.has(key):
+            return None
+        try:
+            program = self._load(key)
+        except OutOfSpace as full:
+            return full
+        if program is None:
+            return EngineFailure("a program could not be compiled; try again later")
+        self._add(program)
+        self.compiled += 1
+        return None
+
+    def _tell(self, key: ProgramKey, problem: JpetsError | None) -> None:
+        with self._changed:
+            done = self._needed.pop(key)
+            if not done.done():
+                done.set_exception(problem) if problem is not None else done.set_result(None)
+
+    def _load(self, key: ProgramKey) -> Program | None:
+        return self._store.load(self._replica.family, key) or self._compile(key)
+
+    def _bring(self, key: ProgramKey, wanted: bool) -> None:
+        """Adds a program if it is still missing and there is room; only for a wanted one do idle ones leave."""
+        self._not_before[key] = math.inf
+        if self.memory.has(key):
+            return
+        gone: list[ProgramKey] | None = None
+        if wanted or not self.memory.full:
+            try:
+                program = self._load(key)
+            except OutOfSpace as full:
+                log.warning("a program must wait: %s", full)
+            else:
+                if program is None:
+                    if not self._closed:
+                        log.warning("a program was not compiled, or not kept; it is tried again later")
+                        self._failed(key)
+                    return
+                gone = self.memory.make_room(program, evict=wanted)
+                if gone is not None and not self._closed:
+                    self._add(program)
+                    self.memory.added(program)
+                    self.compiled += 1
+        for absent in [key] if gone is None else gone:
+            self._not_before[absent] = time.monotonic() + IDLE_SECONDS
+        if gone is None and not wanted:
+            with self._changed:
+                self._menu.clear()  # what is left of it comes only if batches miss it
+
+    def _compile(self, key: ProgramKey) -> Program | None:
+        for _ in range(TRIES):
+            if self._closed:
+                return None
+            child = self._running_child()
+            assert child.stdin is not None and child.stdout is not None
+            with contextlib.suppress(OSError):  # the child died
+                child.stdin.write(key_to_json(key) + "\n")
+                child.stdin.flush()
+                if taken := child.stdout.readline():
+                    self._timed += 1
+                    self.compile_seconds += (float(taken) / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
+                    return self._store.load(self._replica.family, key)
+            self._end_child()
+            self._store.sweep_of(child.pid)
+        return None
+
+    def _running_child(self) -> subprocess.Popen[str]:
+        family = self._replica.family
+        if self._child_family != family:
+            self._end_child()
+        if self._child is None or self._child.poll() is not None:
+            numbers = [jax.local_devices().index(device) for device in self._mesh.devices]
+            root = str(pathlib.Path(__file__).parents[3])
+            paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+            self._child = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "jpets.engine.compilation.background",
+                    str(self._folder),
+                    *map(str, numbers),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={
+                    **os.environ,
+                    **self._settings,
+                    "JAX_PLATFORMS": self._mesh.devices[0].platform,
+                    "JAX_NUM_CPU_DEVICES": str(1 + max(numbers)),
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the parent
+                },
+            )
+            assert self._child.stdin is not None
+            self._child.stdin.write(family.to_json() + "\n")
+            self._child_family = family
+        return self._child
+
+
+def settings_as_variables() -> dict[str, str]:
+    """JAX's settings as a process reads them from its environment: the child is to compile as this thread would."""
+    return {name.upper(): str(value) for name, value in compiler_settings().items() if value is not None}
+
+
+def main() -> None:
+    """The child: compiles what it is told until standard input ends; says how much processor time each took."""
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    folder = pathlib.Path(sys.argv[1])
+    devices = jax.local_devices()
+    mesh = MeshSlice([devices[int(number)] for number in sys.argv[2:]])
+    store = ProgramStore(folder, mesh)
+    family = family_from_json(sys.stdin.readline())
+    with contextlib.suppress(BrokenPipeError):  # the parent was killed
+        for line in sys.stdin:
+            begun = time.process_time()
+            store.save(family, compile_program(family, key_from_json(line), mesh))
+            sys.stdout.write(f"{time.process_time() - begun}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Classes that come after the start: first the programs that take any row of them, then those that batches like."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from jpets.deltas.bank import tightest
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import Bucket, core_programs, widest
+from jpets.engine.compilation.background import BackgroundCompiler
+from jpets.engine.compilation.readiness import Programs
+from jpets.engine.device.classes import covered
+from jpets.engine.device.memory import WORKING_SHARE, DeviceMemory, slot_bytes
+from jpets.engine.device.replica import Generation, Replica
+from jpets.engine.programs.program import ProgramKey
+from jpets.engine.tasks.table import TaskTable
+from jpets.errors import SHUTTING_DOWN, OutOfSpace, Saturated
+
+log = logging.getLogger(__name__)
+
+LEAST_SLOTS = 2
+"""Of a class: one for a task, and the empty one."""
+
+
+class Growth:
+    """Makes an engine ready for more classes, one request after the other, beside its traffic.
+
+    A class is open to tasks once two programs take any mixture of all classes: rows of it run in those, apart from the
+    others, until it is used and the core programs of all classes are there. ``wait`` waits for staged work.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        tasks: TaskTable,
+        memory: DeviceMemory,
+        programs: Programs,
+        compiler: BackgroundCompiler | None,
+        menu: Sequence[Bucket],
+        slots: int,
+        wait: Callable[[Future[None]], None],
+    ) -> None:
+        self._replica = replica
+        self._tasks = tasks
+        self._memory = memory
+        self._programs = programs
+        self._compiler = compiler
+        self._menu = menu
+        self._slots = slots
+        self._wait = wait
+        self._lock = threading.Lock()
+        self._promoted = frozenset(replica.generations[-1].classes)
+        self._workers = ThreadPoolExecutor(1, "jpets-classes")
+        self._closed = False
+
+    def want(self, keys: Iterable[ClassKey]) -> Future[None]:
+        """Makes these classes ready; done at once where there are such. The future raises ``OutOfSpace`` where the
+        device has no room for them, ``EngineFailure``, ``Saturated`` where the engine closes first."""
+        missing = self._missing(keys)
+        if not missing:
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+        self._tasks.expect(missing)
+        try:
+            return self._workers.submit(self._add, missing)
+        except RuntimeError:
+            raise Saturated(SHUTTING_DOWN) from None
+
+    def used(self, keys: Iterable[ClassKey]) -> None:
+        """Tasks of these classes are there: batches shall mix them with all others."""
+        if self._promoted.issuperset(keys) or self._compiler is None:
+            return
+        with self._lock:
+            classes = self._replica.classes
+            if self._promoted == classes:
+                return
+            self._promoted = classes
+            core = self._core(classes)
+            self._replica.generations = (*self._replica.generations, Generation(classes, core))
+            self._compiler.offer(core)
+
+    def close(self) -> None:
+        self._closed = True
+        self._workers.shutdown(wait=True)
+
+    def _missing(self, keys: Iterable[ClassKey]) -> list[ClassKey]:
+        """Those that no class takes, without those that another one of them takes."""
+        absent = {key for key in keys if tightest(key, self._tasks.classes) is None}
+        return list(dict.fromkeys(covered(absent).values()))
+
+    def _add(self, wanted: Sequence[ClassKey]) -> None:
+        keys = self._missing(wanted)  # some may have come since
+        try:
+            if keys and self._closed:
+                raise Saturated(SHUTTING_DOWN)
+            if keys:
+                self._open(keys)
+        finally:
+            self._tasks.expect_no_more(wanted)
+
+    def _open(self, keys: Sequence[ClassKey]) -> None:
+        absent = [key for key in keys if key not in self._replica.banks]  # a former try may have got so far
+        if absent:
+            slots = dict.fromkeys(absent, self._fitting(absent))
+            self._stage(partial(self._replica.add_banks, slots))
+            self._memory.banks = self._replica.bank_bytes()
+        for program in self._taking_all(self._replica.classes):
+            self._bring(program)
+        self._tasks.open({key: self._replica.banks[key].slots for key in keys})
+        log.info("classes were added", extra={"classes": list(map(str, keys))})
+
+    def _fitting(self, keys: Sequence[ClassKey]) -> int:
+        """Slots of each class that the device has room for. Raises ``OutOfSpace``."""
+        family, programs = self._replica.family, self._replica.programs
+        each = sum(slot_bytes(key, family.config, family.dtype, self._replica.mesh) for key in keys)
+        left = self._memory.limit * (1 - WORKING_SHARE) - self._memory.use(programs).total
+        slots = self._slots
+        while slots * each > left:
+            slots //= 2
+            if slots < LEAST_SLOTS:
+                raise OutOfSpace(
+                    f"tasks of shape {list(map(str, keys))} take {each / 1e6:.1f} MB each, and the device has "
+                    f"{max(0.0, left) / 1e6:.1f} MB left; raise --device-memory-gb or allow fewer slots (--max-slots)"
+                )
+        return slots
+
+    def _stage(self, action: Callable[[], None]) -> None:
+        """Several devices must all start the same work in one order: the owner's."""
+        if len(self._replica.mesh.devices) == 1:
+            action()
+        else:
+            self._wait(self._replica.stage(action))
+
+    def _bring(self, key: ProgramKey) -> None:
+        if self._closed:
+            raise Saturated(SHUTTING_DOWN)
+        if self._replica.has_program(key):
+            return
+        if self._compiler is not None:
+            self._compiler.need(key).result()
+        else:
+            self._programs.add(self._programs.get(key))
+
+    def _core(self, classes: Iterable[ClassKey]) -> tuple[ProgramKey, ...]:
+        every = tuple(classes)
+        light, heavy = (widest(every, heavy=each) for each in (False, True))
+        return tuple(ProgramKey(*pair) for pair in core_programs(self._menu, light, heavy))
+
+    def _taking_all(self, classes: Iterable[ClassKey]) -> list[ProgramKey]:
+        """Core programs for any mixture of ``classes``."""
+        heavy = widest(classes, heavy=True)
+        return [key for key in self._core(classes) if key.variant == heavy]

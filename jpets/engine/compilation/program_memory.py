@@ -1,0 +1,81 @@
+"""What compiled programs take of a process, and which ones leave when better ones need the room."""
+
+from __future__ import annotations
+
+import time
+
+from jpets.engine.device.memory import DeviceMemory
+from jpets.engine.device.replica import Replica
+from jpets.engine.programs.mappings import SPARE_MAPPINGS, mappings_left
+from jpets.engine.programs.program import Program, ProgramKey
+from jpets.free_memory import return_free_memory
+
+IDLE_SECONDS = 60.0
+"""A program that ran no batch for this long may leave for one that batches miss."""
+KEPT_MAPPINGS = 2 * SPARE_MAPPINGS
+"""Memory mappings that stay free beside what batches miss: an eighth of the usual limit is for the first programs of
+backbones that come later."""
+
+
+class ProgramMemory:
+    """Keeps the programs of ``replica`` within ``budget`` bytes of host memory and within the process' memory mappings,
+    and what runs of them take on a device within its limit.
+
+    Programs that were there from the start (the core) always stay: together they take any batch. Only one thread calls
+    this, the one that adds programs.
+    """
+
+    def __init__(self, replica: Replica, budget: int, device: DeviceMemory) -> None:
+        self._replica = replica
+        self._device = device
+        self._budget = budget
+        self._added: set[ProgramKey] = set()
+        self.evicted = 0
+
+    @property
+    def used(self) -> int:
+        """Bytes of all programs, the core's included."""
+        return sum(program.host_bytes for program in self._programs().values())
+
+    @property
+    def full(self) -> bool:
+        return self.used >= self._budget
+
+    def has(self, key: ProgramKey) -> bool:
+        return self._replica.has_program(key)
+
+    def make_room(self, program: Program, *, evict: bool) -> list[ProgramKey] | None:
+        """Lets idle programs go if it may, the longest idle first, until ``program``, loaded already, fits; returns
+        them.
+
+        None, and nothing goes, where it does not fit.
+        """
+        programs = self._programs()
+        unmapped = mappings_left() - KEPT_MAPPINGS
+        missing = sum(each.host_bytes for each in programs.values()) + program.host_bytes - self._budget
+        horizon = time.monotonic() - IDLE_SECONDS
+        idle = [p for key, p in programs.items() if evict and key in self._added and p.last_used < horizon]
+        leaving: list[ProgramKey] = []
+        staying = {**programs, program.key: program}
+        for each in sorted(idle, key=lambda p: p.last_used):
+            if missing <= 0 <= unmapped and self._device.holds(list(staying.values())):
+                break
+            leaving.append(each.key)
+            missing -= each.host_bytes
+            unmapped += each.mappings
+            del staying[each.key]
+        if not missing <= 0 <= unmapped or not self._device.holds(list(staying.values())):
+            return None
+        for key in leaving:
+            self._replica.drop_program(key)
+            self._added.discard(key)
+        self.evicted += len(leaving)
+        return leaving
+
+    def added(self, program: Program) -> None:
+        """From now on ``program`` may have to leave."""
+        self._added.add(program.key)
+        return_free_memory()
+
+    def _programs(self) -> dict[ProgramKey, Program]:
+        return {program.key: program for program in self._replica.programs}

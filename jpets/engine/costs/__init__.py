@@ -1,0 +1,1 @@
+"""What programs take, measured and predicted."""

@@ -1,0 +1,315 @@
+"""Measures a cost profile: alpha over padded and packed shapes, beta of every delta class.
+
+Costs depend on shapes, not on values (but for ``Method.typical``), and every layer costs the same: what is measured is
+a randomly initialised stack of the first few layers, which compiles in a fraction of the time, and scaled up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pathlib
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+from scipy.optimize import nnls
+
+from jpets.deltas import class_method
+from jpets.deltas.bank import slot_arrays
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, parse_bucket, replaces_weights
+from jpets.engine.costs.cost_table import full_rows
+from jpets.engine.device.replica import Replica
+from jpets.engine.programs.mesh import MeshSlice
+from jpets.engine.programs.program import Family, Program, ProgramKey, compile_programs
+from jpets.model.encoder import random_params
+from jpets.scheduling.costs.profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.queue import Groups
+
+log = logging.getLogger(__name__)
+
+MOST_TOKENS = 65536
+"""Of one task in a batch, whose cost is looked up."""
+STACK_WEIGHTS = 7_000_000
+"""Weights of the layers that are measured, at least: more than stay in a core's caches, few enough to compile fast."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+LENGTHS = (8, 16, 32, 64, 128, 256, 512)
+LIGHT_SHAPES = ("8x32", "8x128", "1024:32x32+16x64")
+"""Padded and packed: in packed ones a class gathers the window that it sees."""
+LOOP_SHAPES = ("8x32", "512:16x32+8x64")
+OfTasks = tuple[int, int, int]
+"""Tasks, rows of each, and their length."""
+HEAVY_CASES: Mapping[int, tuple[OfTasks, ...]] = {
+    32: ((1, 1, 16), (1, 1, 32), (1, 4, 32), (4, 1, 16), (8, 1, 16), (4, 2, 32), (8, 1, 32)),
+    128: ((1, 4, 32), (1, 8, 32), (2, 1, 32), (2, 4, 32)),
+}
+"""By tokens of a step, the least and the most of ``HEAVY_RUNS``: what lies between follows from both."""
+HEAVY_TOKENS = 256
+
+Progress = Callable[[str, int, int], None]
+
+
+def measure_profile(
+    family: Family, mesh: MeshSlice, *, max_tokens: int, rounds: int = 7, progress: Progress
+) -> CostProfile:
+    """A profile of ``family``'s classes for shapes of up to ``max_tokens`` tokens. Needs the device to itself.
+
+    Every point is timed once in each round, so that a device that slows down for a while does so for all of them.
+    """
+    bench = _Bench(family, mesh, max_tokens)
+    longest = [n for n in LENGTHS if n <= min(family.config.max_positions, max_tokens)]
+    shapes = [(n, length) for length in longest for n in ROWS if n * length <= max_tokens]
+    sizes = [tokens for tokens in (64, 128, 256, 512, 1024, 2048, 4096) if tokens <= max_tokens]
+    keys = [key for key, _ in family.slots if class_method(key.method).kind != "head"]
+    heavies = [key for key in keys if class_method(key.method).kind == "heavy"]
+
+    padded = {(n, length): bench.bare(Bucket(n * length, ((n, length),))) for n, length in shapes}
+    packed = [(tokens, groups, bench.bare(Bucket(tokens, groups))) for tokens, groups in _typical(sizes, longest[-1])]
+    beta = {str(key): bench.heavy(key) if key in heavies else bench.light(key) for key in keys}
+    loop = bench.loop_share(heavies) if heavies else lambda: 0.0
+    replaced = {str(key): bench.replaced_share(key) for key in heavies if replaces_weights(key)}
+    bench.measure(rounds, progress)
+
+    seconds = np.full((len(ROWS), len(longest)), np.nan)
+    for (n, length), found in padded.items():
+        seconds[ROWS.index(n), longest.index(length)] = found()
+    return CostProfile(
+        Grid(np.array(ROWS), np.array(longest), seconds),
+        tuple(PackedPoint(tokens, groups, found()) for tokens, groups, found in packed),
+        {name: found() for name, found in beta.items()},
+        frozenset(map(str, heavies)),
+        loop(),
+        {name: found() for name, found in replaced.items()},
+    )
+
+
+class DeltaCosts:
+    """What rows of heavy classes add to the time of a program, by a cost profile (beta, PetS section 4.1).
+
+    The time of a program was measured with its windows for light classes, whether rows use them or not. Rows of a task
+    lie one behind the other: what counts is their tokens.
+    """
+
+    def __init__(self, profile: CostProfile, family: Family) -> None:
+        heavy = [key for key, _ in family.slots if class_method(key.method).kind == "heavy"]
+        self._tables = {
+            key: profile.packed_delta_seconds(str(key), MOST_TOKENS) for key in heavy if str(key) in profile.beta
+        }
+
+    def seconds(self, rows: Sequence[Row]) -> float:
+        """The cost of each task's rows (PetS equation 2), which packed ones need not pad to the longest."""
+        tokens: Counter[tuple[ClassKey, int]] = Counter()
+        for row in rows:
+            for key, slot in row.slots.items():
+                if key in self._tables:
+                    tokens[key, slot] += row.length
+        return float(sum(self._tables[key][min(count, MOST_TOKENS)] for (key, _), count in tokens.items()))
+
+
+def load_profile(path: pathlib.Path) -> CostProfile | None:
+    """The profile kept in ``path``; None where there is none. What cannot be read is removed, to be measured again.
+
+    The name carries the device, the backbone's shape, the delta classes and the versions, so a stale one has another.
+    """
+    try:
+        return CostProfile.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        log.warning("the cost profile cannot be used and is measured again by `jpets profile`: %s", error)
+        path.unlink(missing_ok=True)
+        return None
+
+
+def _typical(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, Groups]]:
+    """Packed shapes of these numbers of tokens: many short rows, half as many of medium length, a few longer ones."""
+    for tokens in sizes:
+        wanted = {32: max(1, tokens // 32), 48: max(1, tokens // 64), 64: max(1, tokens // 512)}
+        groups = {min(length, longest): n for length, n in wanted.items()}
+        yield tokens, tuple((n, length) for length, n in sorted(groups.items()))
+
+
+@dataclasses.dataclass
+class _Case:
+    """A batch to time: these rows of tasks of class ``of``, or a full bucket of bare ones."""
+
+    program: ProgramKey
+    of: ClassKey | None = None
+    rows: OfTasks = (0, 0, 0)
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+class _Bench:
+    """A short stack of layers with every class's bank; what is timed in it is scaled to the whole backbone.
+
+    Its methods name the cases that they need and return what computes their figure once ``measure`` has timed them.
+    """
+
+    def __init__(self, family: Family, mesh: MeshSlice, max_tokens: int) -> None:
+        self._most_tokens = max_tokens
+        self._longest = family.config.max_positions
+        self._heavy_tokens = min(HEAVY_TOKENS, max_tokens)
+        self._layers = min(family.config.layers, max(2, -(-STACK_WEIGHTS // family.config.layer_weights())))
+        self._scale = family.config.layers / self._layers
+        config = dataclasses.replace(family.config, layers=self._layers)
+        self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
+        most = max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
+        slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are cut short
+        self._family = Family(config, family.dtype, tuple(sorted(slots.items())))
+        params = random_params(config)
+        self._replica = Replica(self._family, params, 0, mesh)
+        for key, _ in self._family.slots:
+            if (part := class_method(key.method).typical(key, config)) is not None:
+                arrays = slot_arrays(part, key, config, family.dtype, np.asarray(params["bias"]))
+                for slot in range(1, 1 + most):
+                    self._replica.write({key: (slot, arrays)})
+        self._cases: dict[tuple[ProgramKey, ClassKey | None, OfTasks], _Case] = {}
+        self._rng = np.random.default_rng(0)
+
+    def bare(self, bucket: Bucket) -> Callable[[], float]:
+        case = self._case(bucket)
+        return lambda: case.median * self._scale
+
+    def light(self, key: ClassKey) -> Callable[[], Grid]:
+        """A window's cost grows with its cells, whatever the rows in it: proportional to n l."""
+        variant = make_variant({self._short[key]: FULL})
+        buckets = self._buckets(LIGHT_SHAPES)
+        pairs = [(self._case(bucket, variant), self._case(bucket)) for bucket in buckets]
+
+        def found() -> Grid:
+            cells = np.array([bucket.tokens for bucket in buckets], float)
+            costs = self._class_scale(key) * np.array([max(0.0, own.median - bare.median) for own, bare in pairs])
+            rate = float(np.dot(cells, costs) / np.dot(cells, cells))
+            rows, lengths = np.array([1, ROWS[-1]]), np.array([1, LENGTHS[-1]])
+            return Grid(rows, lengths, rate * rows[:, None] * lengths[None, :].astype(float))
+
+        return found
+
+    def heavy(self, key: ClassKey) -> Callable[[], Grid]:
+        """One program runs any number of rows: what they add to the same program without any."""
+        bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
+        variants = {run: make_variant(needs, run) for run in HEAVY_CASES}
+        timed = [
+            (bucket.run(run), shape, self._case(bucket, variant, key, shape), self._case(bucket, variant))
+            for run, variant in variants.items()
+            for shape in HEAVY_CASES[run]
+            if bucket.holds(np.full(shape[0] * shape[1], shape[2]))
+        ]
+
+        def found() -> Grid:
+            added = self._class_scale(key) * np.array([max(0.0, own.median - idle.median) for *_, own, idle in timed])
+            # the differences are as small as the noise: what is sure is a part for each task, one for each step over
+            # its weights and one for the tokens that steps cover
+            steps = [tasks * -(-n * length // size) for size, (tasks, n, length), *_ in timed]
+            terms = [(t[1][0], n, n * t[0]) for t, n in zip(timed, steps, strict=True)]
+            weights = 1 / np.maximum(added, added.mean() / 4 or 1.0)
+            (each, setup, token), _ = nnls(np.array(terms, float) * weights[:, None], added * weights)
+            rows, lengths = np.array(ROWS), np.array(LENGTHS)
+            tokens = rows[:, None] * lengths[None, :]
+            costs = [each + -(-tokens // run) * (setup + token * run) for run in HEAVY_RUNS]
+            return Grid(rows, lengths, np.min(costs, axis=0))
+
+        return found
+
+    def replaced_share(self, key: ClassKey) -> Callable[[], float]:
+        """What a batch saves of its shared part when it leaves out the products that a mask on every row replaces."""
+        bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
+        short = bucket.groups[0][1]
+        rows = (1, self._heavy_tokens // short, short)
+        product = self._case(bucket, make_variant(needs), key, rows)
+        replaced = self._case(bucket, make_variant(needs, replaced=True), key, rows)
+        bare = self._case(bucket)
+        return lambda: float(np.clip((product.median - replaced.median) / bare.median, 0.0, 1.0))
+
+    def loop_share(self, keys: Sequence[ClassKey]) -> Callable[[], float]:
+        """How much slower programs for light classes are for having loops over these classes, with no row in them."""
+        light = {self._short[key]: FULL for key in self._short if class_method(key.method).kind == "light"}
+        every = light | {self._short[key]: FULL for key in keys}
+        cases = [
+            (self._case(bucket, make_variant(every)), self._case(bucket, make_variant(light)), self._case(bucket))
+            for bucket in self._buckets(LOOP_SHAPES)
+        ]
+
+        def found() -> float:
+            looped, without, bare = (sum(case.median for case in column) for column in zip(*cases, strict=True))
+            return max(0.0, (looped - without) / bare)
+
+        return found
+
+    def measure(self, rounds: int, progress: Progress) -> None:
+        """Compiles what the cases need, and times them all in turn, ``rounds`` times after one to warm up."""
+        cases = list(self._cases.values())
+        keys = list(dict.fromkeys(case.program for case in cases))
+        total = len(keys) + rounds + 1
+        programs: dict[ProgramKey, Program] = {}
+        for program in compile_programs(self._family, keys, self._replica.mesh):
+            progress("cost profile", len(programs), total)
+            programs[program.key] = program
+        runs = [self._run(programs[case.program], self._rows(case)) for case in cases]
+        for number in range(rounds + 1):
+            progress("cost profile", len(keys) + number, total)
+            for case, run in zip(cases, runs, strict=True):
+                start = time.perf_counter()
+                run()
+                if number:
+                    case.seconds.append(time.perf_counter() - start)
+        progress("cost profile", total, total)
+
+    def _case(
+        self,
+        bucket: Bucket,
+        variant: Variant | None = None,
+        of: ClassKey | None = None,
+        rows: OfTasks = (0, 0, 0),
+    ) -> _Case:
+        """One figure may need what another one timed already."""
+        key = (ProgramKey(bucket, variant or Variant()), of, rows)
+        return self._cases.setdefault(key, _Case(*key))
+
+    def _class_scale(self, key: ClassKey) -> float:
+        return len(key.layers) / len(self._short[key].layers) if key.layers else self._scale
+
+    def _buckets(self, shapes: Sequence[str]) -> list[Bucket]:
+        """Those within the limits; where there are none, the longest row that is."""
+        buckets = map(parse_bucket, shapes)
+        within = [b for b in buckets if b.longest <= self._longest and b.tokens <= self._most_tokens]
+        longest = min(self._longest, self._most_tokens)
+        return within or [Bucket(longest, ((1, longest),))]
+
+    def _heavy_bucket(self) -> Bucket:
+        """Short rows by the dozen or some long ones."""
+        tokens = self._heavy_tokens
+        longest = min(tokens, self._longest)
+        short = min(32, longest)
+        groups = {short: max(2, tokens // 8), longest: max(2, tokens // 48)}
+        return Bucket(tokens, tuple((n, length) for length, n in sorted(groups.items())))
+
+    def _rows(self, case: _Case) -> list[Row]:
+        vocab_size = self._family.config.vocab_size
+        if case.of is None:
+            return full_rows(case.program.bucket, vocab_size)
+        tasks, rows, length = case.rows
+        key, types = self._short[case.of], np.zeros(length, np.int32)
+        ids = self._rng.integers(0, vocab_size, (tasks * rows, length)).astype(np.int32)
+        return [Row(row, types, {key: 1 + number // rows}, 0) for number, row in enumerate(ids)]
+
+    def _run(self, program: Program, rows: Sequence[Row]) -> Callable[[], object]:
+        assembled = self._replica.assemble(rows, program)
+        return lambda: jax.block_until_ready(self._replica.dispatch(program, assembled))
+
+
+def _shortened(key: ClassKey, layers: int, scale: float) -> ClassKey:
+    """The class on a share of its layers, in a stack of ``layers``."""
+    if not key.layers:
+        return key
+    count = max(1, min(layers, round(len(key.layers) / scale)))
+    return dataclasses.replace(key, layers=tuple(range(count)))

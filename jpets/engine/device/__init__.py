@@ -1,0 +1,1 @@
+"""A device: parameters, banks and programs that are on it, and its memory."""

@@ -1,0 +1,82 @@
+"""The fixed classes of an engine and how many slots their banks get."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from jpets.config import BackboneConfig, EngineSettings
+from jpets.deltas.bank import lower_task, tightest
+from jpets.deltas.fold import fold_pooler
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.device.memory import fit_slots, param_bytes
+from jpets.engine.programs.mesh import MeshSlice
+from jpets.model.encoder import Params
+from jpets.types import Task
+
+LOWERING = 1
+"""Rises whenever a task's classes become others: what servers remember of their tasks is then made again."""
+MOST_PADDING = 2
+"""A class is merged into one that covers it unless its rows would then cost more than this times as much."""
+
+
+def task_classes(task: Task, config: BackboneConfig, params: Params) -> tuple[ClassKey, ...]:
+    """The classes of a task's own deltas and head, each as small as it can be. Raises ``InvalidTask``."""
+    return tuple(part.key for part in lower_task(fold_pooler(task, config, params), config))
+
+
+def class_slots(
+    tasks: Sequence[Task],
+    reserve: Sequence[Task],
+    coming: Mapping[ClassKey, int],
+    config: BackboneConfig,
+    params: Params,
+    settings: EngineSettings,
+    limit: float = math.inf,
+    mesh: MeshSlice | None = None,
+) -> tuple[tuple[ClassKey, int], ...]:
+    """Each class with its bank's slots: for ``tasks``, for the shapes of ``reserve``, for so many registered tasks that
+    are ``coming``, and as many again. Those that are coming can share slots, so theirs are bounded.
+
+    A class that another one covers is served by that one. Under a ``limit`` in bytes, each device's, there may be fewer
+    free slots; raises ``OutOfSpace`` where the tasks that stay on the device do not fit.
+    """
+    stay = Counter(key for task in tasks for key in task_classes(task, config, params))
+    shapes = {key for task in reserve for key in task_classes(task, config, params)}
+    kept: dict[ClassKey, _Members] = {}
+    for key, cover in covered({*stay, *shapes, *coming}).items():
+        members = kept.get(cover, _Members(0, 0))
+        kept[cover] = _Members(members.stay + stay[key], members.coming + coming.get(key, 0))
+    wanted = {key: members.wanted(settings) for key, members in kept.items()}
+    least = {key: members.least(settings) for key, members in kept.items()}
+    taken = param_bytes(params, settings.dtype, mesh)
+    fitting = fit_slots(least, wanted, config, settings.dtype, taken, limit, mesh)
+    return tuple(sorted(fitting.items()))
+
+
+def covered(keys: Iterable[ClassKey]) -> dict[ClassKey, ClassKey]:
+    """Each class with the one of them that serves it: itself, or one that covers it without much padding. The same
+    whatever their order."""
+    found: dict[ClassKey, ClassKey] = {}
+    for key in sorted(keys, key=lambda key: (key.volume(), key), reverse=True):
+        own = [other for other in dict.fromkeys(found.values()) if other.volume() <= MOST_PADDING * key.volume()]
+        found[key] = tightest(key, own) or key
+    return found
+
+
+class _Members(NamedTuple):
+    """Tasks of a class: those that stay on the device, and those that may leave it."""
+
+    stay: int
+    coming: int
+
+    def wanted(self, settings: EngineSettings) -> int:
+        """Room for twice the tasks, in powers of two: one task more must not make every stored program stale."""
+        rounded = 1 << max(settings.slots, 2 * (self.stay + self.coming)).bit_length()
+        return min(rounded, 2 * self.stay + settings.max_slots + 1) if self.coming else rounded
+
+    def least(self, settings: EngineSettings) -> int:
+        """Of those that may leave, a batch finds room for each of its rows."""
+        return self.stay + min(self.coming, settings.max_batch_rows, settings.max_slots) + 1

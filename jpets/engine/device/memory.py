@@ -1,0 +1,151 @@
+"""Device memory: what an engine takes of it, exactly, and what still fits under its limit."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jpets.config import BackboneConfig, DType
+from jpets.deltas import class_method
+from jpets.deltas.bank import bytes_on_each, storage_dtype
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.programs.mesh import MeshSlice, first_device
+from jpets.engine.programs.program import Program
+from jpets.errors import OutOfSpace
+from jpets.model.encoder import Params, cast_params
+from jpets.scheduling.costs.memory import working_bytes
+
+GIGABYTE = 10**9
+WORKING_SHARE = 1 / 16
+"""Part of the limit that banks leave to running programs, whose needs are known only once they are compiled."""
+
+
+class DeviceUse(NamedTuple):
+    """Bytes of one device: shared parameters, all banks with their free slots, merged copies of hot tasks, and what
+    running programs take."""
+
+    backbone: int
+    banks: int
+    merged: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {size / GIGABYTE:.2f}" for name, size in self._asdict().items())
+        return f"{self.total / GIGABYTE:.2f} GB ({parts})"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device had no room for what it was asked to do."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def device_limit(device: jax.Device, gigabytes: float) -> float:
+    """Bytes that an engine may take: ``gigabytes``, or for 0 what the device has; a CPU sets no limit."""
+    if gigabytes:
+        return gigabytes * GIGABYTE
+    return (device.memory_stats() or {}).get("bytes_limit", math.inf)
+
+
+def param_bytes(params: Params, dtype: DType, mesh: MeshSlice | None = None) -> int:
+    """Bytes of a backbone's parameters, in the engine's number format, on each device of ``mesh`` (one by default)."""
+    kept = jax.eval_shape(functools.partial(cast_params, dtype=dtype), params)
+    placed = (mesh or first_device()).params(kept)
+    parts = jax.tree.map(lambda leaf, own: math.prod(own.shard_shape(leaf.shape)) * leaf.dtype.itemsize, kept, placed)
+    return sum(jax.tree.leaves(parts))
+
+
+def tree_bytes(arrays: Any) -> int:
+    """Bytes on each device that has these arrays, or its part of them."""
+    return sum(map(bytes_on_each, jax.tree.leaves(arrays)))
+
+
+def slot_bytes(key: ClassKey, config: BackboneConfig, dtype: str, mesh: MeshSlice | None = None) -> int:
+    """Bytes of one slot of a class on each device of ``mesh`` (one by default)."""
+    specs = class_method(key.method).bank_arrays(key, config).values()
+    own = mesh or first_device()
+    parts = ((spec, own.bank(spec.shape).shard_shape((1, *spec.shape))) for spec in specs)
+    return sum(math.prod(part) * storage_dtype(spec, dtype).itemsize for spec, part in parts)
+
+
+def banks_bytes(
+    slots: Mapping[ClassKey, int], config: BackboneConfig, dtype: str, mesh: MeshSlice | None = None
+) -> int:
+    """``slot_bytes`` of banks with so many slots each, slot 0 included."""
+    return sum(count * slot_bytes(key, config, dtype, mesh) for key, count in slots.items())
+
+
+def fit_slots(
+    least: Mapping[ClassKey, int],
+    wanted: Mapping[ClassKey, int],
+    config: BackboneConfig,
+    dtype: str,
+    backbone: int,
+    limit: float,
+    mesh: MeshSlice | None = None,
+) -> dict[ClassKey, int]:
+    """``wanted`` slots of each class, or, where a limit of so many bytes a device is too small for them, fewer free
+    ones.
+
+    Raises ``OutOfSpace`` where ``least`` do not fit either.
+    """
+    room = limit * (1 - WORKING_SHARE) - backbone
+    most = max(wanted.values(), default=0)
+    while True:
+        chosen = {key: max(least[key], min(count, most)) for key, count in wanted.items()}
+        taken = banks_bytes(chosen, config, dtype, mesh)
+        if taken <= room:
+            return chosen
+        if most <= 1:
+            raise OutOfSpace(
+                f"the tasks known at start take {taken / GIGABYTE:.2f} GB of device memory beside the backbone's "
+                f"{backbone / GIGABYTE:.2f} GB; {limit / GIGABYTE:.2f} GB may be used, a sixteenth of it by running "
+                "batches: raise the limit (--device-memory-gb) or load fewer tasks"
+            )
+        most //= 2
+
+
+class DeviceMemory:
+    """What one replica's arrays and programs take of ``limit`` bytes, with ``at_a_time`` batches on the device."""
+
+    def __init__(self, backbone: int, banks: Mapping[ClassKey, int], limit: float, at_a_time: int) -> None:
+        self._backbone = backbone
+        self.banks = dict(banks)
+        self._at_a_time = at_a_time
+        self.limit = limit
+        self.merged = 0
+        """Bytes of merged copies of hot tasks, as long as they are kept."""
+
+    def use(self, programs: Iterable[Program]) -> DeviceUse:
+        """Arrays exactly; programs by their compiler's figures, in chunks that any of them can run in."""
+        needs = [self._need(program) for program in programs]
+        return DeviceUse(self._backbone, sum(self.banks.values()), self.merged, working_bytes(needs, self._at_a_time))
+
+    def holds(self, programs: Sequence[Program]) -> bool:
+        """Whether these programs may be resident together."""
+        return self.use(programs).total <= self.limit
+
+    def check(self, programs: Sequence[Program]) -> None:
+        """Raises ``OutOfSpace`` where the limit is too small for these programs."""
+        use = self.use(programs)
+        if use.total > self.limit:
+            raise OutOfSpace(
+                f"the engine needs {use} of device memory and may take {self.limit / GIGABYTE:.2f} GB; "
+                "raise the limit (--device-memory-gb), or allow fewer slots or fewer tokens in a batch"
+            )
+
+    def _need(self, program: Program) -> int:
+        """Bytes that a run takes beside the resident arrays: inputs, temporary arrays, outputs."""
+        found = program.memory
+        if found is None:
+            return 0
+        resident = self._backbone + sum(self.banks[key] for key in program.key.variant.classes())
+        inputs = max(0, found.argument_size_in_bytes - resident)
+        return int(found.temp_size_in_bytes + found.output_size_in_bytes + inputs)

@@ -1,0 +1,169 @@
+"""A replica: one device, or a slice of a mesh, with a backbone, its banks and its programs.
+
+Only its own thread touches the device, but for the first runs of programs that arrive (``dispatch_beside``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jpets.deltas.bank import Bank, SlotArrays
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.assembly import Assembled, Row, assemble
+from jpets.engine.programs.mesh import MeshSlice
+from jpets.engine.programs.program import Family, Program, ProgramKey
+from jpets.errors import SHUTTING_DOWN, Saturated
+from jpets.model.encoder import Params, cast_params
+from jpets.model.forward import Outputs
+
+log = logging.getLogger(__name__)
+
+SlotContents = Mapping[ClassKey, tuple[int, SlotArrays]]
+"""A task's slot in each class's bank, and what it holds there."""
+
+
+class Generation(NamedTuple):
+    """Classes, and the programs that together take any batch of them."""
+
+    classes: frozenset[ClassKey]
+    core: tuple[ProgramKey, ...]
+
+
+class Replica:
+    """``mesh`` places every array."""
+
+    def __init__(self, family: Family, params: Mapping[str, Any], pad_id: int, mesh: MeshSlice) -> None:
+        self.family = family
+        """With the classes that came after the start."""
+        self.pad_id = pad_id
+        self.mesh = mesh
+        self._base_bias = np.asarray(params["bias"], np.float32)
+        with jax.default_device(mesh.devices[0]):  # nothing goes by way of another one
+            cast = cast_params(dict(params), family.dtype)
+            self.params = jax.device_put(cast, mesh.params(cast))
+            self.banks = {key: self._make_bank(key, count) for key, count in family.slots}
+        self.generations: Sequence[Generation] = (Generation(self.classes, ()),)
+        """The classes of the start, then all of each time that more were used; a new tuple whenever they change."""
+        self._programs: dict[ProgramKey, Program] = {}
+        self.programs: Sequence[Program] = ()
+        """Those that are ready; a new tuple whenever one comes or goes."""
+        self._staged: deque[tuple[Callable[[], object], Future[None]]] = deque()
+        self._lock = threading.Lock()
+        self._handing = threading.Lock()
+        """Held while another thread than the owner hands the banks to a program: they must not be donated then."""
+        self._stopped = False
+        self.wake: Callable[[], None] = lambda: None
+        """Called when something is staged, so that an idle owner thread looks."""
+
+    @property
+    def device(self) -> jax.Device:
+        """The first of its devices."""
+        return self.mesh.devices[0]
+
+    @property
+    def classes(self) -> frozenset[ClassKey]:
+        return frozenset(key for key, _ in self.family.slots)
+
+    def _make_bank(self, key: ClassKey, slots: int) -> Bank:
+        return Bank(key, slots, self.family.config, self.family.dtype, self._base_bias, self.mesh.bank)
+
+    def add_banks(self, slots: Mapping[ClassKey, int]) -> None:
+        """Owner thread only, where there are several devices: makes room for more classes."""
+        with jax.default_device(self.mesh.devices[0]):
+            made = {key: self._make_bank(key, count) for key, count in slots.items()}
+        self.banks = {**self.banks, **made}
+        self.family = dataclasses.replace(self.family, slots=tuple(sorted([*self.family.slots, *slots.items()])))
+
+    def has_program(self, key: ProgramKey) -> bool:
+        return key in self._programs
+
+    def add_program(self, program: Program) -> None:
+        with self._lock:
+            self._programs[program.key] = program
+            self.programs = tuple(self._programs.values())
+
+    def drop_program(self, key: ProgramKey) -> None:
+        """A batch that was planned for it still runs in it."""
+        with self._lock:
+            self._programs.pop(key, None)
+            self.programs = tuple(self._programs.values())
+
+    def stage(self, action: Callable[[], object]) -> Future[None]:
+        """Work for the owner thread between two batches; the next batch sees what it did once the future is done.
+
+        Raises ``Saturated`` once the owner thread has stopped.
+        """
+        done: Future[None] = Future()
+        with self._lock:
+            if self._stopped:
+                raise Saturated(SHUTTING_DOWN)
+            self._staged.append((action, done))
+        self.wake()
+        return done
+
+    def stop_staging(self) -> None:
+        """Owner thread only, when it ends: does what is staged and refuses more."""
+        with self._lock:
+            self._stopped = True
+        self.apply_staged()
+
+    @property
+    def has_staged(self) -> bool:
+        return bool(self._staged)
+
+    def apply_staged(self) -> None:
+        """Owner thread only."""
+        while self._staged:
+            action, done = self._staged.popleft()
+            try:
+                action()
+            except Exception as error:  # handed to whoever waits for it; the loop must go on
+                log.exception("staged work failed")
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+    def write(self, contents: SlotContents) -> None:
+        """Owner thread only. Puts (slot, arrays) into each class's bank."""
+        with self._handing:
+            for key, (slot, arrays) in contents.items():
+                self.banks[key].write(slot, arrays)
+
+    def read(self, slots: Mapping[ClassKey, int]) -> dict[ClassKey, SlotArrays]:
+        """Owner thread only. A copy of what ``write`` put into these slots, on the device."""
+        return {key: self.banks[key].read(slot) for key, slot in slots.items()}
+
+    def take_in(self, contents: Mapping[ClassKey, SlotArrays]) -> dict[ClassKey, SlotArrays]:
+        """What another replica ``read``, for ``write`` here: from device to device, or by way of the host where several
+        hold it in parts."""
+        if len(self.mesh.devices) > 1:
+            return {key: {name: np.asarray(array) for name, array in own.items()} for key, own in contents.items()}
+        moved: dict[ClassKey, SlotArrays] = jax.block_until_ready(jax.device_put(dict(contents), self.device))
+        return moved
+
+    def assemble(self, rows: Sequence[Row], program: Program) -> Assembled:
+        return assemble(rows, program.key.bucket, program.key.variant, self.pad_id)
+
+    def dispatch(self, program: Program, assembled: Assembled, params: Params | None = None) -> Outputs:
+        """Owner thread only. Starts the program, on other parameters of the same shapes if asked, and returns before
+        it is done."""
+        program.last_used = time.monotonic()
+        return program(params or self.params, {key: bank.arrays for key, bank in self.banks.items()}, assembled)
+
+    def dispatch_beside(self, program: Program, assembled: Assembled) -> Outputs:
+        """``dispatch`` by another thread, of one device only, while the owner goes on."""
+        with self._handing:
+            return self.dispatch(program, assembled)
+
+    def bank_bytes(self) -> dict[ClassKey, int]:
+        return {key: bank.nbytes for key, bank in self.banks.items()}

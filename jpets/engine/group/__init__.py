@@ -1,0 +1,1 @@
+"""Several engines as one: each task has a home, and homes move."""

@@ -1,0 +1,119 @@
+"""Moves tasks by itself where devices have unequal work (multi-GPU PetS section 2.3.2)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jpets.engine.engine import Engine
+from jpets.engine.group.homes import Homes, Name
+from jpets.engine.group.mover import Mover
+from jpets.scheduling.balancing.rebalance import rebalance, work
+from jpets.scheduling.balancing.rounds import AdaptiveInterval, Window
+from jpets.scheduling.queue import Floats
+
+log = logging.getLogger(__name__)
+
+TICK = 0.02
+"""Seconds between looks at the queues."""
+HALF_LIFE = 5.0
+"""Seconds after which a call counts half."""
+PER_COPY = 0.25
+"""A task keeps a copy while each has more work than this part of a device's fair share."""
+
+
+class Balancer:
+    """One thread that watches queues and calls, and has ``mover`` do what ``rebalance`` says, at ``interval``.
+
+    Without an interval it only tidies up after moves that others ask for.
+    """
+
+    def __init__(
+        self, members: Sequence[Engine], homes: Homes, mover: Mover, interval: AdaptiveInterval | None
+    ) -> None:
+        self._members = members
+        self._homes = homes
+        self._mover = mover
+        self._rule = interval
+        self.interval = interval.start if interval else math.inf
+        """Seconds until the next round."""
+        self.phi = 1.0
+        """Balance of the devices' loads at the last round: the least over the most; 1 where chance explains it."""
+        self.rounds = 0
+        self._window = Window[Name](len(members))
+        self._waited: Floats = np.zeros(len(members))
+        self._looks = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="jpets-balance", daemon=True)
+
+    @property
+    def watches(self) -> bool:
+        """Whether calls are to be counted for it."""
+        return self._rule is not None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def live(self) -> bool:
+        return self._thread.is_alive()
+
+    def _work(self) -> None:
+        last = time.monotonic()
+        while not self._end.wait(TICK):
+            try:
+                self._mover.tidy()
+                self._waited += [len(member.pending) for member in self._members]
+                self._looks += 1
+                seconds = time.monotonic() - last
+                if seconds >= self.interval:
+                    last += seconds
+                    self.round(seconds)
+            except Exception:  # a round that goes wrong must not be the last
+                log.exception("devices could not be balanced")
+
+    def round(self, seconds: float) -> None:
+        """Looks at what was called in the last ``seconds``, weighs older calls less, and moves tasks."""
+        self._window.reset(0.5 ** (seconds / HALF_LIFE))
+        for name, count in self._homes.take_calls().items():
+            self._window.add(0, name, count)  # whose device it was at the time does not matter
+        for device, waited in enumerate(self._waited / max(1, self._looks)):
+            self._window.observe(device, float(waited), seconds)
+        self._waited, self._looks = np.zeros(len(self._members)), 0
+        called = self._window.calls()
+        homes = {name: home.devices for name in called if (home := self._homes.get(name)) is not None}
+        calls = {name: called[name] for name in homes}
+        placement = [[name for name, own in homes.items() if device in own] for device in range(len(self._members))]
+        weights = {name: weight for name in calls if (weight := self._weight(name, homes[name])) is not None}
+        decision = rebalance(placement, calls, weights, self._window.queue_lengths(), self._window.seconds)
+        self.phi = decision.phi
+        self.rounds += 1
+        for move in decision.balanced.moves:
+            if self._end.is_set():
+                return
+            self._mover.move(move.task, move.source, move.target, copy=move.copy)
+        self._withdraw(work(calls, weights))
+        if self._rule is not None:
+            self.interval = self._rule.following(self.interval, self.phi)
+
+    def _weight(self, name: Name, devices: Sequence[int]) -> float | None:
+        tenant, id = name
+        return self._members[devices[0]].query_weight(id, tenant=tenant)
+
+    def _withdraw(self, done: Mapping[Name, float]) -> None:
+        """Tasks that cooled down, by the work that they were of late, lose a copy."""
+        fair = sum(done.values()) / len(self._members)
+        for name, own in done.items():
+            home = self._homes.get(name)
+            if home is not None and len(home.devices) > 1 and own / len(home.devices) < PER_COPY * fair:
+                self._mover.withdraw(name, home.devices[-1])

@@ -1,0 +1,261 @@
+"""One engine on each of several devices, which share the tasks (multi-GPU PetS section 2.3.2).
+
+Every device has the backbone and a queue of its own. A task stands on one device, its *home*, or on several where it
+is asked too often for one; its queries go there. Homes change while they serve (``Mover``, ``Balancer``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
+
+import jax
+
+from jpets.config import EngineSettings
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import Bucket
+from jpets.engine.engine import Engine
+from jpets.engine.group.balancer import Balancer
+from jpets.engine.group.homes import Home, Homes
+from jpets.engine.group.mover import Mover
+from jpets.engine.group.readers import Readers
+from jpets.engine.interface import Progress, Serves, submit_parts
+from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry, Tier
+from jpets.errors import JpetsError, OutOfSpace
+from jpets.scheduling.balancing.rounds import AdaptiveInterval
+from jpets.types import LoadedBackbone, Query, Result, Task
+
+STARTS = 4
+"""Engines that start at a time: each compiles its own programs, or loads them."""
+
+
+class EngineGroup(Serves):
+    """``devices`` is at least one; so many as are ``together`` compute each batch in common (tensor parallelism) and
+    count as one here. ``host_memory_gb`` and ``response_cache_mb`` are for all; what else is a limit, is each device's.
+
+    ``interval`` says when tasks move by themselves; None: only when ``mover`` is told.
+    """
+
+    def __init__(
+        self,
+        backbone: LoadedBackbone,
+        devices: Sequence[jax.Device],
+        settings: EngineSettings | None = None,
+        *,
+        reserve: Iterable[Task] = (),
+        coming: Mapping[ClassKey, int] | None = None,
+        cache_dir: pathlib.Path | None = None,
+        buckets: Sequence[Bucket] | None = None,
+        together: int = 1,
+        interval: AdaptiveInterval | None = None,
+    ) -> None:
+        if not devices or len(set(devices)) != len(devices) or len(devices) % together:
+            raise ValueError(
+                f"expected one device or more, each once, a multiple of {together}, got {list(map(str, devices))}"
+            )
+        slices = [devices[first : first + together] for first in range(0, len(devices), together)]
+        own = _divided(settings or EngineSettings(), len(slices))
+        shapes = list(reserve)
+        part = {key: math.ceil(count / len(slices)) for key, count in (coming or {}).items()}
+        self._members = tuple(
+            Engine(backbone, (), own, reserve=shapes, coming=part, cache_dir=cache_dir, buckets=buckets, devices=some)
+            for some in slices
+        )
+        self._changes = threading.RLock()
+        """Held by whoever changes homes or what is at them."""
+        self._readers = Readers()
+        self.homes = Homes(len(slices))
+        self.mover = Mover(self._members, self.homes, self._readers, self._changes)
+        self.balancer = Balancer(self._members, self.homes, self.mover, interval)
+
+    @property
+    def members(self) -> Sequence[Engine]:
+        return self._members
+
+    @property
+    def ready(self) -> bool:
+        return all(member.ready for member in self._members)
+
+    @property
+    def live(self) -> bool:
+        return self.balancer.live and all(member.live for member in self._members)
+
+    def start(self, progress: Progress = lambda what, done, total: None) -> Self:
+        """The first engine starts alone, as it measures what programs take; the others then start side by side."""
+        first, *others = self._members
+        progress("devices", 0, len(self._members))
+        try:
+            _start(first, progress)
+            for member in others:
+                member.costs.reload()
+            with ThreadPoolExecutor(STARTS) as pool:
+                for number, done in enumerate([pool.submit(_start, member) for member in others], 1):
+                    progress("devices", number, len(self._members))
+                    done.result()
+        except BaseException:
+            self.close()
+            raise
+        progress("devices", len(self._members), len(self._members))
+        self.balancer.start()
+        return self
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as last_first:
+            for member in reversed(self._members):
+                last_first.callback(member.close)
+            last_first.callback(self.balancer.close)
+
+    def submit(
+        self,
+        queries: Sequence[Query],
+        *,
+        deadline: float | None = None,
+        priority: int = 0,
+        tenant: str = DEFAULT_TENANT,
+    ) -> list[Future[Result]]:
+        def send(device: int, some: Sequence[Query]) -> Sequence[Future[Result]]:
+            return self._members[device].submit(some, deadline=deadline, priority=priority, tenant=tenant)
+
+        with self._readers.reading():
+            futures = submit_parts(queries, self._routed(queries, tenant), send)
+        if self.balancer.watches:
+            self.homes.called(Counter((tenant, query.task) for query in queries if query.task is not None))
+        return futures
+
+    def _routed(self, queries: Sequence[Query], tenant: str) -> Mapping[int, Sequence[int]]:
+        """The places in ``queries`` that each device gets: where there is a choice, the one with the least waiting."""
+        waiting = [len(member.pending) for member in self._members]
+        every = tuple(range(len(self._members)))
+        routed: dict[int, list[int]] = defaultdict(list)
+        for at, query in enumerate(queries):
+            home = None if query.task is None else self.homes.get((tenant, query.task))
+            devices = home.devices if home is not None else every
+            device = devices[0] if len(devices) == 1 else min(devices, key=waiting.__getitem__)
+            waiting[device] += 1
+            routed[device].append(at)
+        return routed
+
+    def add_task(
+        self,
+        task: Task,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        version: int | None = None,
+        load: Callable[[], Task] | None = None,
+    ) -> None:
+        """A new task goes to the device with the fewest. ``load`` is the task itself where it is not given: it is kept
+        in host memory, and may leave its device."""
+        name, again = (tenant, task.id), load or (lambda: task)
+        with self._changes:
+            before = self.homes.get(name)
+            chosen = before.devices[:1] if before is not None else self.homes.by_tasks()
+            for tried, device in enumerate(chosen, start=1):
+                try:
+                    self._members[device].add_task(task, tenant=tenant, version=version, load=again)
+                except OutOfSpace:
+                    if tried == len(chosen):
+                        raise
+                else:
+                    self.homes.set(name, Home((device,), again, version))
+                    break
+            if before is not None:  # copies have the old version
+                self.mover.leave(name, before.devices[1:])
+
+    def register_task(
+        self,
+        id: str,
+        load: Callable[[], Task],
+        *,
+        tenant: str = DEFAULT_TENANT,
+        version: int | None = None,
+        pinned: bool = False,
+        classes: Sequence[ClassKey] = (),
+    ) -> None:
+        name = (tenant, id)
+        with self._changes:
+            before = self.homes.get(name)
+            device = before.devices[0] if before is not None else self.homes.by_tasks()[0]
+            home = Home((device,), load, version, pinned, tuple(classes))
+            self._members[device].register_task(
+                id, load, tenant=tenant, version=version, pinned=pinned, classes=classes
+            )
+            self.homes.set(name, home)
+            if before is not None:
+                self.mover.leave(name, before.devices[1:])
+
+    def check_task(self, task: Task, *, stays: bool = True) -> None:
+        problem: JpetsError | None = None
+        for member in self._members:
+            try:
+                return member.check_task(task, stays=stays)
+            except OutOfSpace as error:
+                problem = error
+        assert problem is not None
+        raise problem
+
+    def prepare(self, classes: Sequence[ClassKey]) -> Future[None]:
+        done: Future[None] = Future()
+        parts = [member.prepare(classes) for member in self._members]
+
+        def one_more(part: Future[None]) -> None:
+            with lock:
+                problem = part.exception()
+                if problem is not None and not done.done():
+                    done.set_exception(problem)
+                elif not done.done() and all(each.done() for each in parts):
+                    done.set_result(None)
+
+        lock = threading.Lock()
+        for part in parts:
+            part.add_done_callback(one_more)
+        return done
+
+    def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        name = (tenant, task)
+        with self._changes:
+            home = self.homes.remove(name)
+            for device in home.devices:
+                self._members[device].remove_task(task, tenant=tenant)
+            self.mover.forget(name)
+
+    def warm(self, ids: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
+        own: dict[int, list[str]] = defaultdict(list)
+        for id in ids:
+            for device in self.devices_of(id, tenant=tenant):
+                own[device].append(id)
+        for device, some in own.items():
+            self._members[device].warm(some, tenant=tenant)
+
+    def entry(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Entry | None:
+        with self._readers.reading():  # or it could leave the home that was just looked up
+            return super().entry(id, tenant=tenant)
+
+    def tier(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Tier | None:
+        with self._readers.reading():
+            return super().tier(id, tenant=tenant)
+
+    def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
+        home = self.homes.get((tenant, id))
+        return home.devices if home is not None else ()
+
+
+def _start(member: Engine, progress: Progress = lambda what, done, total: None) -> None:
+    for bank in member.replica.banks.values():
+        bank.read(0)  # compiled before somebody waits for it
+    member.start(progress)
+
+
+def _divided(settings: EngineSettings, devices: int) -> EngineSettings:
+    """One device's part of what a host has once."""
+    return dataclasses.replace(
+        settings,
+        host_memory_gb=settings.host_memory_gb / devices,
+        response_cache_mb=-(-settings.response_cache_mb // devices),
+    )

@@ -1,0 +1,145 @@
+"""Moves tasks from device to device while they are served (multi-GPU PetS section 2.3.2)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from jpets.engine.engine import Engine
+from jpets.engine.group.homes import Home, Homes, Name
+from jpets.engine.group.readers import Readers
+from jpets.errors import JpetsError, NotFound
+
+log = logging.getLogger(__name__)
+
+POLL = 0.005
+"""Seconds between looks whether a task's last query at its old place is answered."""
+
+
+class Mover:
+    """A move copies the task, then sends its queries to the new place, then frees the old one once its last query there
+    is answered. Until the copy is there nothing changes; where it fails, nothing ever does.
+    """
+
+    def __init__(self, members: Sequence[Engine], homes: Homes, readers: Readers, changes: threading.RLock) -> None:
+        self._members = members
+        self._homes = homes
+        self._readers = readers
+        self._changes = changes
+        self._leaving: dict[tuple[Name, int], object] = {}
+        """Each stay of a task at a device has an object of its own: it may leave, come back and leave again."""
+        self.counts: Counter[str] = Counter()
+        """Tasks ``moved`` and ``copied``, moves that ``failed``, and the ``bytes`` that were copied."""
+
+    @property
+    def leaving(self) -> int:
+        """Old places that still have queries."""
+        return len(self._leaving)
+
+    def move(self, name: Name, source: int, target: int, *, copy: bool = False) -> bool:
+        """Makes ``target`` a home of the task, and no longer ``source`` unless it is a ``copy``.
+
+        False where it failed, or where the task is not at ``source`` alone any more; it is served as before. Returns
+        when new queries go to the new place.
+        """
+        if source == target:
+            raise ValueError(f"a task moves to another device; {target} is its own")
+        with self._changes:
+            home = self._homes.get(name)
+            if home is None or source not in home.devices or target in home.devices:
+                return False
+            try:
+                self._bring(name, home, source, target)
+            except Exception as error:
+                if not isinstance(error, JpetsError):
+                    log.exception("a task could not be moved", extra={"task": name[1]})
+                self.counts["failed"] += 1
+                return False
+            stay = home.devices if copy else tuple(device for device in home.devices if device != source)
+            self._leaving.pop((name, target), None)
+            self._homes.move(name, (*stay, target))
+            self.counts["copied" if copy else "moved"] += 1
+            if not copy:
+                self._leave(name, source)
+        return True
+
+    def withdraw(self, name: Name, device: int) -> None:
+        """Takes one of several homes from a task."""
+        with self._changes:
+            home = self._homes.get(name)
+            if home is None or device not in home.devices or len(home.devices) == 1:
+                return
+            self._homes.move(name, tuple(each for each in home.devices if each != device))
+            self._leave(name, device)
+
+    def leave(self, name: Name, devices: Iterable[int]) -> None:
+        """The caller, who holds the lock of changes, took these homes from a task."""
+        for device in devices:
+            self._leave(name, device)
+
+    def forget(self, name: Name) -> None:
+        """The caller, who holds the lock of changes, removed a task: its old places go at once."""
+        for device in [own for each, own in self._leaving if each == name]:
+            self._forget(name, device)
+
+    def tidy(self) -> None:
+        """Frees old places whose last query is answered. To be called now and then."""
+        with self._changes:
+            waiting = dict(self._leaving)
+        if not waiting:
+            return
+        self._readers.settle()  # whoever saw the old home has submitted by now
+        for (name, device), stay in waiting.items():
+            with self._changes:
+                home = self._homes.get(name)
+                if self._leaving.get((name, device)) is not stay:  # gone, or it came back and left again
+                    continue
+                if home is not None and device in home.devices:
+                    del self._leaving[name, device]
+                elif self._members[device].idle(name[1], tenant=name[0]):
+                    self._forget(name, device)
+
+    def wait(self, seconds: float) -> bool:
+        """Until every old place is free; False where that takes longer."""
+        end = time.monotonic() + seconds
+        while self._leaving:
+            if time.monotonic() > end:
+                return False
+            self.tidy()
+            time.sleep(POLL)
+        return True
+
+    def _bring(self, name: Name, home: Home, source: int, target: int) -> None:
+        """The task at its new place, not shown to queries yet."""
+        tenant, id = name
+        loaded = self._members[source].export(id, tenant=tenant)
+        if loaded is None:  # nobody asked for it lately: it comes when it is asked for
+            self._members[target].register_task(
+                id, home.load, tenant=tenant, version=home.version, pinned=home.pinned, classes=home.classes
+            )
+        else:
+            entry = self._members[source].tasks.entry(tenant, id)
+            here = self._members[target].replica.take_in(loaded.contents)
+            self._members[target].adopt(
+                replace(loaded, contents=here),
+                tenant=tenant,
+                version=home.version,
+                load=home.load,
+                cost=entry.cost if entry else 0.0,
+                pinned=home.pinned,
+            )
+            self.counts["bytes"] += loaded.nbytes
+
+    def _leave(self, name: Name, device: int) -> None:
+        self._leaving[name, device] = object()
+
+    def _forget(self, name: Name, device: int) -> None:
+        self._leaving.pop((name, device), None)
+        try:
+            self._members[device].remove_task(name[1], tenant=name[0])
+        except NotFound:
+            log.debug("a task had left its old device already", extra={"task": name[1]})

@@ -1,0 +1,391 @@
+"""The host loop: one thread that owns a device, one that fetches what it computed.
+
+Every batch is dispatched and every bank written by the owner thread, so banks can be donated. While the
+device computes, the owner plans and assembles the next batch; ``in_flight`` bounds how far it runs ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jpets.config import EngineSettings
+from jpets.engine.batch.assembly import Assembled
+from jpets.engine.device.memory import is_out_of_memory
+from jpets.engine.device.replica import Replica
+from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.queue.answers import LATE, Answers
+from jpets.engine.queue.pending import WINDOW, Pending, PendingQueue
+from jpets.engine.results.results import failure, row_result, worded
+from jpets.engine.results.stats import BatchRecord, Stats
+from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, Saturated
+from jpets.model.forward import Outputs
+from jpets.scheduling.order.trigger import lazy_wait
+from jpets.types import Result, Timing
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN = 0.001
+"""Seconds after which it is seen who came while a batch runs."""
+PrefetchHook = Callable[[Sequence[Pending]], None]
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A dispatched batch."""
+
+    plan: Plan
+    assembled: Assembled
+    outputs: Outputs
+    dispatched: float
+    alone: bool = False
+    """No other batch was on the device when it was dispatched."""
+
+
+def _as_failure(error: Exception) -> JpetsError:
+    """What the queries of a batch that could not run hear."""
+    if isinstance(error, JpetsError):
+        return error
+    return EngineFailure(f"the batch could not be run: {type(error).__name__}")
+
+
+class HostLoop:
+    """Runs one replica. ``want`` hears of programs that batches miss; ``hooks`` see queries before they run: a
+    prefetcher brings what they need.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        planner: Planner,
+        pending: PendingQueue,
+        answers: Answers,
+        stats: Stats,
+        settings: EngineSettings,
+        want: Callable[[Plan], None],
+        hooks: Sequence[PrefetchHook],
+    ) -> None:
+        self._hooks = hooks
+        self._replica = replica
+        self._planner = planner
+        self._pending = pending
+        self._answers = answers
+        self._stats = stats
+        self._settings = settings
+        self._want = want
+        self._fetch: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(settings.in_flight)
+        self._dispatched = self._completed = 0
+        """Batches; each is counted by one thread alone."""
+        self._again: deque[Sequence[Pending]] = deque()
+        """Parts of batches that did not run whole."""
+        self._ended = False
+        self._progress = time.monotonic()
+        self._fetched = 0.0
+        """When the last batch was fetched: the device began the next one then, if it had it already."""
+        self._owner = threading.Thread(target=self._own, name="jpets-device", daemon=True)
+        self._completer = threading.Thread(target=self._complete, name="jpets-complete", daemon=True)
+        replica.wake = self._wake
+
+    def start(self) -> None:
+        self._completer.start()
+        try:
+            self._owner.start()
+        except BaseException:
+            self._fetch.put(None)
+            raise
+
+    def join(self) -> None:
+        """Waits until both threads have ended; the pending queue must have been closed."""
+        for thread in (self._owner, self._completer):
+            if thread.is_alive():
+                thread.join(timeout=30)
+
+    def idents(self) -> set[int]:
+        return {thread.ident for thread in (self._owner, self._completer) if thread.ident is not None}
+
+    @property
+    def live(self) -> bool:
+        """Both threads run, and if there is work, some of it got done within ``stall_seconds``."""
+        if not (self._owner.is_alive() and self._completer.is_alive()):
+            return False
+        if not (self.busy or self._pending.ready):
+            return True
+        since = max(self._progress, self._pending.ready_since)  # nothing gets done while there is nothing to do
+        return time.monotonic() - since < self._settings.stall_seconds
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is in flight."""
+        return self._dispatched > self._completed
+
+    def _wake(self) -> None:
+        with self._pending.changed:
+            self._pending.changed.notify_all()
+
+    def _own(self) -> None:
+        while True:
+            with self._pending.changed:
+                while not (self._pending.ready or self._replica.has_staged or self._again or self._pending.closed):
+                    self._pending.changed.wait()
+                    self._progress = time.monotonic()
+            self._replica.apply_staged()
+            while self._again:
+                self._run_again(self._again.popleft())
+            if self._pending.closed:
+                self._replica.stop_staging()
+                self._end()
+                self._fetch.put(None)
+                return
+            if self._pending.ready:
+                self._step()
+
+    def _end(self) -> None:
+        """From now on nothing runs again; what came for it since the last batch hears so."""
+        with self._pending.changed:
+            self._ended = True
+        for part in self._again:
+            self._answers.fail(part, Saturated(SHUTTING_DOWN))
+
+    def _step(self) -> None:
+        """Schedule -> prefetch -> assemble -> dispatch, for one batch."""
+        self._room.acquire()  # before planning: whoever arrives meanwhile can still join the batch
+        try:
+            # A batch that waits behind another could not be short.
+            plan = self._drain_planning() if self._planner.contended() else None
+            dispatched = self._dispatch_next(plan)
+        except BaseException:
+            self._room.release()
+            raise
+        if dispatched is None:
+            self._room.release()
+        else:
+            self._dispatched += 1
+            self._fetch.put(dispatched)
+
+    def _drain(self) -> None:
+        """Waits, with room for one batch held, until no batch is in flight."""
+        held = [self._room.acquire() for _ in range(self._settings.in_flight - 1)]
+        for _ in held:
+            self._room.release()
+
+    def _drain_planning(self) -> Plan | None:
+        """``_drain``, and the plan of the next batch, which is made meanwhile, and anew when somebody comes.
+
+        None where there is none that takes all into account.
+        """
+        plan, known, held = None, -1, 0
+        while held < self._settings.in_flight - 1:
+            if known != self._pending.arrivals:
+                known = self._pending.arrivals
+                plan = self._plan_ahead()
+            held += self._room.acquire(timeout=LOOK_AGAIN)
+        for _ in range(held):
+            self._room.release()
+        return plan if known == self._pending.arrivals else None
+
+    def _plan_ahead(self) -> Plan | None:
+        waiting = self._pending.most_urgent(WINDOW)
+        if not waiting or self._settings.trigger != "hungry":
+            return None
+        with contextlib.suppress(Exception):  # where there is something wrong, it is when the plan is needed too
+            return self._planner.next_batch(waiting)
+        return None
+
+    def _dispatch_next(self, plan: Plan | None) -> InFlight | None:
+        """One batch on its way, by ``plan`` if there is one already, or ``None`` where nothing was left to run.
+
+        A query whose deadline has passed is answered so, wherever in the queue it stands, and is never computed.
+        """
+        self._answers.fail(self._pending.expire(time.monotonic()), LATE)
+        waiting = plan.pendings if plan is not None else self._pending.most_urgent(WINDOW)
+        if not waiting:
+            return None
+        if plan is None:
+            if self._wait_for_more(waiting):
+                return None
+            plan = self._plan(waiting)
+        taken = self._pending.serve(plan.pendings, self._planner.keeping) if plan is not None else []
+        if plan is None or not taken:
+            return None
+        try:
+            if len(taken) < len(plan.pendings):  # clients left while it was planned
+                plan = self._planner.place(taken, plan.copy)
+            self._planner.serving(plan)
+            for hook in list(self._hooks):
+                hook(taken)
+            self._replica.apply_staged()
+            started = self._start(plan)
+        except Exception as error:  # one bad batch must not take the server down
+            log.exception("a batch did not start")
+            self._failed(taken, error)
+            return None
+        if plan.wanted is not None:
+            self._want(plan)
+        return started
+
+    def _plan(self, waiting: Sequence[Pending]) -> Plan | None:
+        """The next batch of these; where they cannot be planned together, of their more urgent half, and so on.
+
+        None where the most urgent one alone cannot be: it has heard why, and the others have lost nothing.
+        """
+        while True:
+            try:
+                return self._planner.next_batch(waiting, busy=self.busy)
+            except Exception as error:
+                if len(waiting) == 1:
+                    log.exception("a query could not be planned")
+                    self._answers.fail(self._pending.remove(waiting), _as_failure(error))
+                    return None
+                waiting = waiting[: len(waiting) // 2]
+
+    def _start(self, plan: Plan, *, alone: bool = False) -> InFlight:
+        assembled = self._replica.assemble(plan.rows, plan.program)
+        now = time.monotonic()
+        outputs = self._replica.dispatch(plan.program, assembled, plan.copy)
+        return InFlight(plan, assembled, outputs, now, alone)
+
+    def _failed(self, pendings: Sequence[Pending], error: Exception, *, alone: bool = False) -> None:
+        """A batch that did not run: its halves do, so that only who causes it hears why; at last each query on the
+        device ``alone``. Where the device failed all hear it, unless it had no room."""
+        full = is_out_of_memory(error)
+        if full:
+            self._stats.had_no_memory()
+            self._planner.drop_copies()
+        device_failed = isinstance(error, jax.errors.JaxRuntimeError) and not full
+        if not device_failed and (len(pendings) > 1 or not alone):
+            middle = len(pendings) // 2
+            self._split([part for part in (pendings[:middle], pendings[middle:]) if part])
+            return
+        if full:
+            error = Saturated("the device has no memory for this query alone; try again, or send a shorter one")
+        self._answers.fail(pendings, _as_failure(error))
+
+    def _split(self, parts: Sequence[Sequence[Pending]]) -> None:
+        """Has these run before anything else, one after the other."""
+        with self._pending.changed:
+            if not self._ended:
+                self._again += parts
+                self._pending.changed.notify_all()
+                return
+        for part in parts:
+            self._answers.fail(part, Saturated(SHUTTING_DOWN))
+
+    def _run_again(self, pendings: Sequence[Pending]) -> None:
+        """A part of a batch that did not run; it has the device to itself."""
+        now = time.monotonic()
+        self._answers.fail([p for p in pendings if p.deadline is not None and p.deadline <= now], LATE)
+        pendings = [p for p in pendings if not p.ended]
+        if not pendings:
+            return
+        self._room.acquire()
+        self._drain()
+        try:
+            started = self._start(self._planner.place(pendings), alone=True)
+        except Exception as error:
+            log.exception("a part of a batch did not start")
+            self._room.release()
+            self._failed(pendings, error, alone=True)
+            return
+        self._dispatched += 1
+        self._fetch.put(started)
+
+    def _wait_for_more(self, waiting: Sequence[Pending]) -> bool:
+        """Lazy trigger: sleeps if more queries should join first; true when the caller has to look again."""
+        settings = self._settings
+        if settings.trigger == "hungry":
+            return False
+        try:
+            predicted = self._planner.predicted(waiting)
+        except Exception:  # noqa: BLE001 (whoever cannot be planned hears so when it is)
+            return False
+        now, deadline = time.monotonic(), self._pending.earliest_deadline()
+        wait = lazy_wait(
+            oldest_waited=now - min(p.arrived for p in waiting),
+            waiting=len(waiting),
+            predicted=predicted,
+            timeout=settings.lazy_wait,
+            size=settings.lazy_size,
+            latency_target=settings.latency_target,
+            left=math.inf if deadline is None else deadline - now,
+        )
+        if wait <= 0:
+            return False
+        with self._pending.changed:
+            self._pending.changed.wait(wait)
+        return True
+
+    def _complete(self) -> None:
+        while (batch := self._fetch.get()) is not None:
+            pendings, alone, problem = batch.plan.pendings, batch.alone, None
+            try:
+                self._deliver(batch, jax.tree.map(np.asarray, batch.outputs))
+            except Exception as error:  # the device failed; the queries are answered, the loop goes on
+                log.exception("a batch failed on the device")
+                problem = error.with_traceback(None)
+            del batch  # its arrays leave the device before anything runs again
+            if problem is not None:
+                self._failed(pendings, problem, alone=alone)
+            self._room.release()
+            self._completed += 1
+            self._progress = time.monotonic()
+
+    def _deliver(self, batch: InFlight, outputs: Outputs) -> None:
+        done = time.monotonic()
+        pendings, program = batch.plan.pendings, batch.plan.program
+        bucket, fallback = program.key.bucket, batch.plan.wanted is not None
+        record = BatchRecord(
+            rows=len(pendings),
+            real_tokens=sum(p.row.length for p in pendings),
+            computed_tokens=bucket.tokens,
+            seconds=done - batch.dispatched,
+            queued=tuple(batch.dispatched - p.arrived for p in pendings),
+            fallback=fallback,
+        )
+        self._stats.ran(record)  # before its queries are answered: who has an answer finds it counted
+        for at, pending in enumerate(pendings):
+            waited = batch.dispatched - pending.arrived
+            timing = Timing(waited, done - batch.dispatched, str(bucket), program.label, fallback)
+            try:
+                result = self._result(batch.assembled, outputs, at, pending, timing)
+                if pending.keep is not None:
+                    pending.keep(result)
+                result = worded(result, pending.row.passage)
+            except Exception as error:  # one row's head must not cost the others their answers
+                log.exception("a row could not be answered")
+                problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")
+                result = failure(pending.task, problem, pending.row.text_tokens, timing)
+            self._answers.give(pending, result)
+        self._planner.ran(batch.plan.rows, program, done - max(batch.dispatched, self._fetched))
+        self._fetched = done
+
+    def _result(self, assembled: Assembled, outputs: Outputs, at: int, pending: Pending, timing: Timing) -> Result:
+        task = pending.resident.task if pending.resident else None
+        row, place = int(assembled.order[at]), assembled.heads[at]
+        logits = None
+        if place is not None and task is not None:
+            cells = outputs.logits[place.head][place.cells][:, : task.head.outputs]
+            logits = np.array(cells if task.head.reads_tokens else cells[0])
+        pooled, finite = np.asarray(outputs.pooled[row]), bool(outputs.finite[row])
+        own = pending.row
+        return row_result(
+            task,
+            own.text_tokens,
+            timing,
+            finite,
+            pooled,
+            logits,
+            own.passage,
+            own.of_text,
+            normalize=own.normalize,
+        )

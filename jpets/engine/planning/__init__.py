@@ -1,0 +1,1 @@
+"""Which waiting queries run next, and in which program."""

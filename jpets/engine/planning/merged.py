@@ -1,0 +1,199 @@
+"""Merged copies: dense weights of hot tasks, kept within a budget of device memory (PetS section 7)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jpets.config import BackboneConfig, EngineSettings
+from jpets.deltas import METHODS, merge_deltas
+from jpets.engine.device.memory import GIGABYTE, DeviceMemory, is_out_of_memory, tree_bytes
+from jpets.engine.device.replica import Replica
+from jpets.engine.tasks.entries import Resident
+from jpets.model.encoder import Params, cast_params
+from jpets.types import Task
+
+log = logging.getLogger(__name__)
+
+HALF_LIFE = 30.0
+"""Seconds in which half of what a copy could have saved is forgotten."""
+PAYS_WITHIN = 3600.0
+"""Seconds in which a copy must save what it takes to make it, at the rate of the latest traffic."""
+REST = 60.0
+"""Seconds without copies after the device had no memory."""
+CLEARLY = 2.0
+"""A copy leaves for another one that would have saved so many times as much."""
+
+
+def merged_layers(task: Task, config: BackboneConfig, params: Params, dtype: str) -> Params:
+    """The layers' weights with the heavy deltas of ``task`` folded in; its others act as before, beside them."""
+    heavy = [delta for delta in task.deltas if METHODS[delta.method].kind == "heavy"]
+    params = merge_deltas(heavy, config, jax.tree.map(jnp.asarray, params))
+    layers: Params = cast_params({"layers": params["layers"]}, dtype)["layers"]
+    return layers
+
+
+def copies_budget(settings: EngineSettings, *, profiled: bool) -> float:
+    """Bytes for copies; none where nobody knows what they save, or answers must not depend on traffic."""
+    if settings.merged_memory_gb and not (profiled and settings.policy != "steady"):
+        log.warning(
+            "no task gets merged weights: that takes a cost profile (`jpets profile`), and another policy than steady"
+        )
+        return 0.0
+    return settings.merged_memory_gb * GIGABYTE
+
+
+class MergedCopies:
+    """One replica's copies. ``saves`` hears what copies would save or do save; a thread makes those that save most.
+
+    Who reads ``copies`` gets a mapping that never changes.
+    """
+
+    def __init__(
+        self, replica: Replica, params: Params, budget: float, memory: DeviceMemory, half_life: float = HALF_LIFE
+    ) -> None:
+        self.copies: Mapping[Resident, Params] = MappingProxyType({})
+        self._replica = replica
+        self._host = params
+        self._memory = memory
+        self._half_life = half_life
+        self._size = tree_bytes(replica.params["layers"])
+        self.most = int(budget // self._size)
+        self._saved: dict[Resident, tuple[float, float]] = {}
+        """(seconds, when): halved with every half-life since."""
+        self._failed: set[Resident] = set()
+        self._rests_until = 0.0
+        """No copies are made before: there was no memory for them."""
+        self._changed = threading.Condition()
+        self._closed = False
+        self._making = 0.0
+        """Seconds that the last copy took to make."""
+        self._thread = threading.Thread(target=self._work, name="jpets-merge", daemon=True)
+
+    @property
+    def enabled(self) -> bool:
+        return self.most > 0
+
+    def start(self) -> None:
+        if self.enabled:
+            self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def saves(self, seconds: Mapping[Resident, float]) -> None:
+        """A batch was, or would have been, so much faster with copies of these tasks."""
+        now = time.monotonic()
+        with self._changed:
+            for resident, saved in seconds.items():
+                self._saved[resident] = (self._hotness(resident, now) + saved, now)
+            self._changed.notify()
+
+    def clear(self) -> None:
+        """Gives all their memory back: something else needs it more."""
+        with self._changed:
+            self._keep({})
+            self._saved.clear()
+            self._rests_until = time.monotonic() + REST
+
+    def _hotness(self, resident: Resident, now: float) -> float:
+        saved, since = self._saved.get(resident, (0.0, now))
+        return saved * math.pow(0.5, (now - since) / self._half_life)
+
+    def _keep(self, copies: Mapping[Resident, Params]) -> None:
+        self.copies = MappingProxyType(dict(copies))
+        self._memory.merged = len(copies) * self._size
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (chosen := self._next()) is None:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                assert chosen is not None
+                if self._full:  # the coldest leaves first: there is no place for both
+                    self._keep(self._without_coldest())
+                    if self._full:
+                        continue
+                self._memory.merged += self._size
+            self._bring(chosen)
+
+    def _bring(self, resident: Resident) -> None:
+        """Makes a copy, for which memory was set aside, and keeps it if it is still wanted."""
+        start = time.monotonic()
+        copy: Params | None = None
+        try:
+            copy = self._make(resident)
+            self._making = time.monotonic() - start
+        except Exception as error:  # its task is served by its delta, as before
+            log.exception("a task could not be merged")
+            if is_out_of_memory(error):
+                self.clear()
+            else:
+                self._failed.add(resident)
+        with self._changed:
+            wanted = copy is not None and not resident.removed and self._rests_until < start
+            self._keep({**self.copies, resident: copy} if wanted else self.copies)  # type: ignore[dict-item]
+
+    def _make(self, resident: Resident) -> Params:
+        family = self._replica.family
+        with _host_memory():
+            host = jax.tree.map(np.asarray, merged_layers(resident.whole(), family.config, self._host, family.dtype))
+        layers = jax.block_until_ready(jax.device_put(host, self._replica.mesh.params(host)))
+        return {**self._replica.params, "layers": layers}
+
+    def _next(self) -> Resident | None:
+        """The hottest task without a copy, if one is worth its making and the place of another one."""
+        now = time.monotonic()
+        gone = [resident for resident in {*self._saved, *self.copies} if resident.removed]
+        for resident in gone:
+            self._saved.pop(resident, None)
+        if any(resident in self.copies for resident in gone):
+            self._keep({resident: copy for resident, copy in self.copies.items() if not resident.removed})
+        self._failed = {resident for resident in self._failed if not resident.removed}
+        hot = {r: self._hotness(r, now) for r in self._saved if r not in self.copies and r not in self._failed}
+        if not hot or now < self._rests_until:
+            return None
+        best = max(hot, key=lambda resident: hot[resident])
+        rate = hot[best] * math.log(2) / self._half_life
+        if rate <= 0 or self._making > rate * PAYS_WITHIN:
+            return None
+        if not self._full:
+            return best
+        if not self.copies:
+            return None
+        coldest = min(self._hotness(resident, now) for resident in self.copies)
+        return best if hot[best] > CLEARLY * coldest else None
+
+    @property
+    def _full(self) -> bool:
+        if len(self.copies) >= self.most:
+            return True
+        return self._memory.use(self._replica.programs).total + self._size > self._memory.limit
+
+    def _without_coldest(self) -> dict[Resident, Params]:
+        now, staying = time.monotonic(), dict(self.copies)
+        del staying[min(staying, key=lambda resident: self._hotness(resident, now))]
+        return staying
+
+
+def _host_memory() -> contextlib.AbstractContextManager[object]:
+    """Where weights are merged: beside the device's memory, unless the process was told to have no other device."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:
+        return contextlib.nullcontext()

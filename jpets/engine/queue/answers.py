@@ -1,0 +1,52 @@
+"""The end of a query: its future gets a result, its task is let go, and it is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jpets.engine.queue.pending import Pending
+from jpets.engine.results.results import failure
+from jpets.engine.results.stats import Stats
+from jpets.engine.tasks.table import TaskTable
+from jpets.errors import DeadlineExceeded, JpetsError
+from jpets.types import Result
+
+LATE = DeadlineExceeded("the deadline passed before the query was computed; allow more time or send fewer")
+
+
+class Answers:
+    """Answers queries that have left the queue, each once, however often it is tried.
+
+    A query has one owner at a time (``PendingQueue.remove``), so different ones may be answered on different threads.
+    """
+
+    def __init__(self, tasks: TaskTable, stats: Stats) -> None:
+        self._tasks = tasks
+        self._stats = stats
+
+    def give(self, pending: Pending, result: Result) -> None:
+        """A query whose client has left is counted as cancelled."""
+        if self._ends(pending):
+            pending.future.set_result(result)
+            self._stats.answered(result.error.code if result.error else "ok")
+
+    def left(self, pending: Pending) -> None:
+        """The client of a query has left: its future is cancelled."""
+        self._ends(pending)
+
+    def fail(self, pendings: Iterable[Pending], error: JpetsError) -> None:
+        """Those of a batch that failed half-way which have their answer keep it."""
+        for pending in pendings:
+            self.give(pending, failure(pending.task, error, pending.row.text_tokens))
+
+    def _ends(self, pending: Pending) -> bool:
+        """Lets go of the task; whether somebody still waits for the answer."""
+        if pending.ended:
+            return False
+        pending.ended = True
+        if pending.resident is not None:
+            self._tasks.done(pending.resident)
+        waits = pending.future.set_running_or_notify_cancel()
+        if not waits:
+            self._stats.answered("cancelled")
+        return waits

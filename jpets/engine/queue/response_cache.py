@@ -1,0 +1,81 @@
+"""Answers kept for queries that come again (TurboTransformers, section 5: the response cache of figure 2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+from typing import Any
+
+import numpy as np
+from cachetools import LRUCache
+
+from jpets.engine.batch.assembly import Row
+from jpets.types import Result, Timing, Tokens
+
+ENTRY_BYTES = 1024
+"""What an entry takes beside its numbers: key, result object, places in the cache's tables (measured, rounded up)."""
+ENTITY_BYTES = 160
+HIT = Timing(queued=0.0, computed=0.0, bucket="", executable="cache", fallback=False)
+
+ResponseKey = tuple[str, object, int, tuple[int, int, bool] | bytes | None, bytes]
+
+
+def response_key(tenant: str, loading: object, row: Row) -> ResponseKey:
+    """All that decides an answer: who asks, which loading of a task (None: the plain backbone), pooling and tokens.
+
+    Of a question also where its context stands, and of tokens that get labels which are of the text. The context's
+    text decides the words of the answer only, which are not kept: other texts have the same tokens.
+    """
+    tokens = hashlib.blake2b(row.ids.tobytes() + row.types.tobytes(), digest_size=32).digest()
+    place = row.passage.place if row.passage else row.of_text.tobytes() if row.of_text is not None else None
+    return tenant, loading, row.pooling, place, tokens
+
+
+class ResponseCache:
+    """Answers without error in at most ``budget`` bytes; the least recently used leaves first. Thread-safe.
+
+    It keeps and hands out copies: nobody's array is anybody else's. A budget of 0 turns it off.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.hits = 0
+        self.misses = 0
+        self._lock = threading.Lock()
+        self._kept: LRUCache[ResponseKey, Result] = LRUCache(budget, getsizeof=entry_bytes)
+
+    @property
+    def bytes(self) -> int:
+        """Host memory of what is kept, estimated by ``entry_bytes``."""
+        return int(self._kept.currsize)
+
+    def get(self, key: ResponseKey) -> Result | None:
+        """The kept answer, with a timing that says ``cache``; counts a hit or a miss."""
+        with self._lock:
+            kept = self._kept.get(key)
+            self.hits += kept is not None
+            self.misses += kept is None
+        return None if kept is None else _copied(kept)
+
+    def keep(self, key: ResponseKey, result: Result) -> None:
+        """Keeps an answer; not one that has an error, nor one that is larger than the budget."""
+        if result.error is None and entry_bytes(result) <= self.budget:
+            copy = _copied(result)
+            with self._lock:
+                self._kept[key] = copy
+
+
+def entry_bytes(result: Result) -> int:
+    """Estimated host memory of an entry. Names of labels are not counted: they belong to the task."""
+    entities = len(result.entities) if isinstance(result, Tokens) else 0
+    return ENTRY_BYTES + ENTITY_BYTES * entities + sum(array.nbytes for array in _arrays(result).values())
+
+
+def _copied(result: Result) -> Result:
+    own: dict[str, Any] = {name: array.copy() for name, array in _arrays(result).items()}
+    return dataclasses.replace(result, timing=HIT, **own)
+
+
+def _arrays(result: Result) -> dict[str, np.ndarray]:
+    return {name: value for name, value in vars(result).items() if isinstance(value, np.ndarray)}

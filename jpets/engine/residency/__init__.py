@@ -1,0 +1,1 @@
+"""Tasks come to the device when queries ask for them, and leave it for others."""

@@ -1,0 +1,140 @@
+"""From a task to what banks take of it and what its queries have to know. Host memory only."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jpets.deltas import task_lead
+from jpets.deltas.bank import SlotArrays, lower_task, slot_arrays
+from jpets.deltas.fold import fold_pooler
+from jpets.deltas.protocol import ClassKey, Contribution, Lead
+from jpets.engine.programs.program import Family
+from jpets.engine.results.results import check_answers
+from jpets.engine.tasks.entries import Entry, Resident
+from jpets.engine.tasks.table import TaskTable
+from jpets.errors import InvalidTask
+from jpets.types import LoadedBackbone, Pooling, Task
+
+OVERHEAD = 4096
+"""Bytes of a loaded task beside its arrays, about."""
+LEAST_ROOM = 3
+"""Tokens that a task must leave for a text: one, between two special ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedTask:
+    """A task in the form in which banks hold it, in host memory or, on its way to another, on a device."""
+
+    task: Task
+    contents: Mapping[ClassKey, SlotArrays]
+    pooling: Pooling
+    longest: int
+    lead: Lead
+
+    @property
+    def nbytes(self) -> int:
+        return OVERHEAD + sum(array.nbytes for arrays in self.contents.values() for array in arrays.values())
+
+    def resident(
+        self, tenant: str, slots: Mapping[ClassKey, int], version: int | None, entry: Entry | None = None
+    ) -> Resident:
+        return Resident(tenant, self.task, slots, self.pooling, self.longest, self.lead, version, entry=entry)
+
+    def outlined(self) -> LoadedTask:
+        """Without the numbers that queries do not need."""
+        return dataclasses.replace(self, task=self.task.outlined())
+
+
+class TaskLoader:
+    """Checks tasks against a backbone and lowers them. ``longest`` is the engine's longest query in tokens."""
+
+    def __init__(self, backbone: LoadedBackbone, family: Family, longest: int) -> None:
+        self._backbone = backbone
+        self._family = family
+        self._longest = longest
+        self._params = dict(backbone.params)
+        self._base_bias = np.asarray(backbone.params["bias"], np.float32)
+
+    def keys(self, task: Task, table: TaskTable) -> list[ClassKey]:
+        """The classes that take it. Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it)."""
+        return table.fit([part.key for part in self._lower(task)[1]])
+
+    def load(self, task: Task, table: TaskTable) -> LoadedTask:
+        """Raises what ``keys`` does."""
+        folded, parts = self._lower(task)
+        keys, lead = table.fit([part.key for part in parts]), task_lead(task)
+        contents = {
+            key: slot_arrays(part, key, self._family.config, self._family.dtype, self._base_bias)
+            for part, key in zip(parts, keys, strict=True)
+        }
+        return LoadedTask(task, contents, folded.head.pooling, self._room(lead), lead)
+
+    def _lower(self, task: Task) -> tuple[Task, Sequence[Contribution]]:
+        if task.backbone.fingerprint != self._backbone.fingerprint:
+            raise InvalidTask(
+                f"task {task.id!r} was made for backbone {task.backbone.name!r} ({task.backbone.fingerprint[:19]}...), "
+                f"this engine serves {self._backbone.name!r} ({self._backbone.fingerprint[:19]}...)"
+            )
+        check_answers(task)
+        if self._room(lead := task_lead(task)) < LEAST_ROOM:
+            raise InvalidTask(
+                f"task {task.id!r} puts {lead.tokens} virtual tokens before a text, at position {lead.first_position}; "
+                f"of {self._longest} tokens {self._room(lead)} are left, {LEAST_ROOM} are needed"
+            )
+        folded = fold_pooler(task, self._backbone.config, self._params)
+        return folded, lower_task(folded, self._backbone.config)
+
+    def _room(self, lead: Lead) -> int:
+        """Most tokens of a text behind ``lead``: within the engine's limit and the backbone's positions."""
+        return min(self._longest, self._backbone.config.max_positions - lead.first_position) - lead.tokens
+
+
+class HostCache:
+    """Loaded tasks in host memory, the least recently used leave first. Thread-safe."""
+
+    def __init__(self, budget: float) -> None:
+        self._lock = threading.Lock()
+        self.budget = budget
+        self.nbytes = 0
+        self._kept: OrderedDict[Entry, tuple[int, LoadedTask]] = OrderedDict()
+        """Entry -> (turn, task)."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, entry: Entry) -> bool:
+        return entry in self._kept
+
+    def get(self, entry: Entry, turn: int) -> LoadedTask | None:
+        """The loaded form of that version of the task."""
+        with self._lock:
+            kept, loaded = self._kept.get(entry, (turn, None))
+            if loaded is None or kept != turn:
+                return None
+            self._kept.move_to_end(entry)
+            return loaded
+
+    def keep(self, entry: Entry, turn: int, loaded: LoadedTask) -> None:
+        """In the place of the task's former version. What is larger than the budget is not kept."""
+        with self._lock:
+            self._drop(entry)
+            if loaded.nbytes > self.budget:
+                return
+            self._kept[entry] = turn, loaded
+            self.nbytes += loaded.nbytes
+            while self.nbytes > self.budget:
+                self._drop(next(iter(self._kept)))
+
+    def drop(self, entry: Entry) -> None:
+        """Forgets a task, whatever its version."""
+        with self._lock:
+            self._drop(entry)
+
+    def _drop(self, entry: Entry) -> None:
+        if entry in self._kept:
+            self.nbytes -= self._kept.pop(entry)[1].nbytes

@@ -1,0 +1,166 @@
+"""From a row's numbers to the answer its head promises."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.engine.results.spans import best_span
+from jpets.errors import InvalidInput, InvalidTask, JpetsError, NotFinite
+from jpets.passage import Passage
+from jpets.types import (
+    QA_OUTPUTS,
+    Classification,
+    Embedding,
+    Entity,
+    Failure,
+    FloatArray,
+    Regression,
+    Result,
+    Span,
+    Task,
+    Timing,
+    Tokens,
+)
+
+DEFAULT_THRESHOLD = 0.5
+TASK_FAILS = "the task's parameters gave NaN or Inf for this text; upload a repaired version of the task"
+BACKBONE_FAILS = (
+    "the backbone gave NaN or Inf for this text, without any task's parameters; serve it in float32, or a repaired one"
+)
+
+
+def check_answers(task: Task) -> None:
+    """Raises ``InvalidTask`` where the head's outputs and what the task says about them do not go together."""
+    if task.head.type == "question-answering" and (task.head.outputs != QA_OUTPUTS or task.labels):
+        raise InvalidTask(
+            f"task {task.id!r} has {task.head.outputs} outputs and {len(task.labels)} labels; question answering needs "
+            f"{QA_OUTPUTS} outputs, start and end, and no labels"
+        )
+    named = task.head.type not in ("embedding", "question-answering") and task.head.problem != "regression"
+    limits = task.preprocessing.thresholds
+    for what, found in (
+        ("labels", len(task.labels) if named else None),
+        ("thresholds", len(limits) if limits else None),
+    ):
+        if found is not None and found != task.head.outputs:
+            raise InvalidTask(f"task {task.id!r} has {found} {what} for {task.head.outputs} outputs; give one for each")
+
+
+def softmax(logits: FloatArray) -> FloatArray:
+    shifted = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(-1, keepdims=True), np.float32)
+
+
+def sigmoid(logits: FloatArray) -> FloatArray:
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits)), np.float32)
+
+
+def normalized(vector: FloatArray) -> FloatArray:
+    norm = float(np.linalg.norm(vector))
+    return vector / np.float32(norm) if norm > 0 else vector
+
+
+def as_refusal(error: Exception) -> JpetsError:
+    """What a query hears that no row can be made of."""
+    return error if isinstance(error, JpetsError) else InvalidInput("the query is malformed")
+
+
+def failure(task: str | None, error: JpetsError, tokens: int = 0, timing: Timing | None = None) -> Failure:
+    return Failure(task=task, tokens=tokens, timing=timing, error=error)
+
+
+def row_result(
+    task: Task | None,
+    tokens: int,
+    timing: Timing,
+    finite: bool,
+    pooled: FloatArray,
+    logits: npt.NDArray[np.float32] | None,
+    passage: Passage | None = None,
+    of_text: npt.NDArray[np.int8] | None = None,
+    *,
+    normalize: bool = True,
+) -> Result:
+    """The result of one row: ``pooled`` [d]; ``logits`` [C], [tokens, C] for heads on tokens, None without a head.
+
+    A question's row has a ``passage``; its answer is not in words yet (``worded``). A row whose tokens get labels says
+    which of them are of its text. ``normalize`` is of rows without a task.
+    """
+    name = task.id if task else None
+    numbers = pooled if logits is None else logits
+    if not (finite and np.isfinite(numbers).all()):
+        plain = task is None or task.id == task.backbone.name
+        return failure(name, NotFinite(BACKBONE_FAILS if plain else TASK_FAILS), tokens, timing)
+    if task is None or task.head.type == "embedding":
+        scaled = normalized(pooled) if (normalize if task is None else task.head.normalize) else pooled
+        return Embedding(task=name, tokens=tokens, timing=timing, embedding=np.array(scaled, np.float32))
+    assert logits is not None
+    if task.head.type == "token-classification":
+        found = find_entities(logits, task.labels, of_text)
+        result = Tokens(task=name, tokens=tokens, timing=timing, logits=logits, entities=found, names=task.labels)
+        return dataclasses.replace(result, of_text=of_text)
+    if passage is not None:
+        start, end, score = best_span(logits, passage)
+        return Span(task=name, tokens=tokens, timing=timing, logits=logits, start=start, end=end, score=score)
+    if task.head.problem == "regression":
+        return Regression(task=name, tokens=tokens, timing=timing, logits=logits, score=float(logits[0]))
+    return _classification(task, tokens, timing, logits)
+
+
+def worded(result: Result, passage: Passage | None) -> Result:
+    """A ``Span`` with its answer's text, where that is known; any other result as it is."""
+    if passage is None or not isinstance(result, Span):
+        return result
+    return dataclasses.replace(result, answer=passage.answer(result.start, result.end))
+
+
+def _classification(task: Task, tokens: int, timing: Timing, logits: FloatArray) -> Classification:
+    multi = task.head.problem == "multi-label"
+    probs = sigmoid(logits) if multi else softmax(logits)
+    best = int(probs.argmax())
+    chosen: tuple[str, ...] = ()
+    if multi:
+        limits = task.preprocessing.thresholds or (DEFAULT_THRESHOLD,) * len(probs)
+        chosen = tuple(label for label, p, limit in zip(task.labels, probs, limits, strict=True) if p >= limit)
+    return Classification(
+        task=task.id,
+        tokens=tokens,
+        timing=timing,
+        logits=logits,
+        probs=probs,
+        label=task.labels[best],
+        score=float(probs[best]),
+        labels=chosen,
+        names=task.labels,
+        multi_label=multi,
+    )
+
+
+def find_entities(
+    logits: FloatArray, labels: tuple[str, ...], of_text: npt.NDArray[np.int8] | None = None
+) -> tuple[Entity, ...]:
+    """Runs of equal labels, IOB2 prefixes understood (B- starts, I- goes on); ``O`` is no entity.
+
+    ``of_text`` [tokens] is that of ``Tokens``: tokens of no text belong to no entity, and none reaches from one text
+    into the other. Without it all tokens are of one text.
+    """
+    probs = softmax(logits)
+    best = probs.argmax(-1)
+    owner = np.zeros(len(best), np.int8) if of_text is None else of_text
+    found: list[Entity] = []
+    for at in np.flatnonzero(owner >= 0).tolist():
+        index = int(best[at])
+        label, score = labels[index], float(probs[at, index])
+        prefix, _, name = label.partition("-") if label[:2] in ("B-", "I-") else ("", "", label)
+        if name == "O":
+            continue
+        last = found[-1] if found else None
+        goes_on = last is not None and last.end == at and owner[at - 1] == owner[at]
+        if last and goes_on and last.label == name and prefix != "B":
+            found[-1] = Entity(name, min(last.score, score), last.start, at + 1)
+        else:
+            found.append(Entity(name, score, at, at + 1))
+    return tuple(found)

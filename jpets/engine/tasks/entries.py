@@ -1,0 +1,75 @@
+"""What an engine knows of a task, and of one that is on its device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jpets.deltas import class_method
+from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
+from jpets.types import Pooling, Task
+
+DEFAULT_TENANT = "default"
+Tier = Literal["device", "host", "repository"]
+"""Where a task is."""
+
+
+@dataclass(eq=False)
+class Entry:
+    """A task that an engine knows, on the device or not. ``load`` reads it, in whatever thread asks."""
+
+    tenant: str
+    task: str
+    load: Callable[[], Task]
+    version: int | None = None
+    pinned: bool = False
+    """It never leaves the device for another task."""
+    cost: float = 0.0
+    """Seconds that it took to bring it the last time."""
+    keys: tuple[ClassKey, ...] | None = None
+    """The classes of its present version, once known."""
+    resident: Resident | None = None
+    turn: int = 0
+    """Rises with every new version."""
+    loading: object = field(default_factory=object)
+    """Unlike that of any other version, and of any other task that ever has its id: both can come again."""
+
+
+@dataclass(eq=False)
+class Resident:
+    """A task on the device. It keeps its slots until its last query is answered, also after its removal."""
+
+    tenant: str
+    task: Task
+    """Without the numbers of its deltas where they are not kept in memory."""
+    slots: Mapping[ClassKey, int]
+    pooling: Pooling
+    """Which vector the head on the device reads; not always the task's own (``fold_pooler``)."""
+    longest: int
+    """Most tokens of a text, what the deltas set before it taken off."""
+    lead: Lead = NO_LEAD
+    version: int | None = None
+    queries: int = 0
+    removed: bool = False
+    """No new query gets it: it was deleted, or another version or another task took its place."""
+    entry: Entry | None = None
+    rank: tuple[float, int] = (0.0, 0)
+    """The least ranked of those without queries leaves first; the second number rises with every use of any task."""
+    loading: object = None
+    """Its entry's; what is kept of its answers is found by it."""
+
+    @functools.cached_property
+    def light_slots(self) -> Mapping[ClassKey, int]:
+        """What is left of its slots when its heavy deltas are part of the weights."""
+        return {key: slot for key, slot in self.slots.items() if class_method(key.method).kind != "heavy"}
+
+    @property
+    def pageable(self) -> bool:
+        """Whether it may leave the device for another task: it can be loaded again."""
+        return self.entry is not None and not self.entry.pinned
+
+    def whole(self) -> Task:
+        """The task with all its numbers."""
+        return self.task if self.entry is None else self.entry.load()

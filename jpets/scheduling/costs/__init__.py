@@ -1,0 +1,1 @@
+"""What batches, operators and memory cost."""

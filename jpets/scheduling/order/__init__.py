@@ -1,0 +1,1 @@
+"""Whose turn it is: order, fairness, and when a batch starts."""

@@ -1,0 +1,1 @@
+"""Which queries share a batch."""

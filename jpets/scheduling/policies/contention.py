@@ -1,0 +1,117 @@
+"""One party floods a device while others use less than their part of it: whose batch is next, and how long it may be.
+
+A batch that runs is never interrupted, so beside a flood everybody waits for long batches. While one lasts, those who
+keep to their part of the tokens that the device can serve go first, in batches of their own, and the flood's take only
+a few times as long as theirs. A party's part is a token bucket: an equal share of the device's rate, and a second of it
+at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+from jpets.scheduling.costs.shape import Shape
+from jpets.scheduling.order.fairness import fill
+from jpets.scheduling.policies.ready import cheapest_split
+
+BURST = 1.0
+"""Seconds of its rate that a party may use at once, and for which one that keeps to its part is expected back."""
+SIMILAR = 1.25
+"""Times the cheapest batch's time, for room for others' queries."""
+HABIT = 0.1
+"""Weight of the latest batch in what their batches take."""
+
+
+class Contention:
+    """Who keeps to its part, and how long the batches of those are who do. Times are seconds of one clock.
+
+    ``rate``: tokens that the device serves a second. ``stretch``: a flood's batch takes at most so many times as long
+    as one of the others; 0: nothing is done about it.
+    """
+
+    def __init__(self, stretch: float) -> None:
+        self.rate = 0.0
+        self._stretch = stretch
+        self._typical = 0.0
+        self._until = -math.inf
+        self.keeping: set[Hashable] = set()
+        """Those of the latest window who keep to their part while somebody does not."""
+        self._levels: dict[Hashable, tuple[float, float]] = {}
+        """party -> (tokens left of its part, when that was), in order of these times."""
+
+    def lasts(self, now: float) -> bool:
+        return now < self._until
+
+    def modest(self, parties: Sequence[Hashable], most: int, now: float) -> list[int]:
+        """Of a window, the queries of those who keep to their part and have no more waiting than the ``most`` rows of a
+        batch; empty where nobody has more."""
+        counts = Counter(parties)
+        if not self._stretch or max(counts.values()) <= most or len(counts) == 1:
+            self.keeping = set()
+            return []
+        for party in counts:
+            self._levels.setdefault(party, (math.inf, now))  # it has its part, though it may not have been served
+        self.keeping = {p for p, count in counts.items() if count <= most and self._level(p, now) > 0}
+        if self.keeping:
+            self._until = now + BURST
+        return [q for q, party in enumerate(parties) if party in self.keeping]
+
+    def spend(self, tokens: Mapping[Hashable, int], now: float) -> None:
+        """Counts tokens that parties are being served."""
+        while self._levels and next(iter(self._levels.values()))[1] < now - 2 * BURST:
+            del self._levels[next(iter(self._levels))]  # its bucket is full again
+        for party, count in tokens.items():
+            left = max(self._level(party, now) - count, -self._part * BURST)
+            self._levels.pop(party, None)
+            self._levels[party] = left, now
+
+    def ran(self, seconds: float) -> None:
+        """Learns what a batch of those takes who keep to their part."""
+        self._typical += (HABIT if self._typical else 1.0) * (seconds - self._typical)
+
+    @property
+    def longest(self) -> float:
+        """Seconds that a batch of the flood may take."""
+        return self._stretch * self._typical
+
+    @property
+    def _part(self) -> float:
+        """Tokens a second for each party that was there lately."""
+        return self.rate / max(1, len(self._levels))
+
+    def _level(self, party: Hashable, now: float) -> float:
+        full = self._part * BURST
+        left, then = self._levels.get(party, (full, now))
+        return min(full, left + self._part * (now - then))
+
+
+def own_batch(
+    own: Sequence[int], others: Iterable[int], lengths: Sequence[int], shapes: Sequence[Shape], most: int
+) -> list[int]:
+    """The batch with the first of ``own`` that they would run in by themselves, and ``others`` where that takes hardly
+    longer.
+
+    Not as many of them as there are rooms for: where time goes with tokens, one batch would keep all of them waiting.
+    """
+    batches = cheapest_split([lengths[q] for q in own], shapes, most)
+    mine = [own[at] for at in next(batch for batch in batches if 0 in batch)]
+    holding = [shape for shape in shapes if len(fill(mine, lengths, shape, most)) == len(mine)]
+    limit = SIMILAR * min(shape.seconds for shape in holding)
+    candidates = [*mine, *others]
+    filled = [(s.seconds, fill(candidates, lengths, s, most)) for s in holding if s.seconds <= limit]
+    return max(filled, key=lambda each: len(each[1]) / each[0])[1]
+
+
+def short_batch(
+    candidates: Sequence[int], lengths: Sequence[int], shapes: Sequence[Shape], most: int, longest: float
+) -> list[int]:
+    """The batch with the first candidate that serves most queries a second, of those of at most ``longest`` seconds.
+
+    Where the first candidate alone takes longer, the batch that costs least.
+    """
+    holding = [shape for shape in shapes if fill(candidates[:1], lengths, shape, most)]
+    limit = max(longest, min(shape.seconds for shape in holding))
+    batches = [(shape, fill(candidates, lengths, shape, most)) for shape in holding if shape.seconds <= limit]
+    return max(batches, key=lambda each: len(each[1]) / each[0].seconds)[1]

@@ -1,0 +1,45 @@
+"""Whose queries run faster by themselves on a merged copy of the weights than in the mixed batch (PetS section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from jpets.scheduling.costs.shape import Shape
+from jpets.scheduling.policies.ready import batch_cost
+
+Owner = TypeVar("Owner", bound=Hashable)
+
+
+def worth_taking_out(
+    owners: Sequence[Owner | None],
+    lengths: Sequence[int],
+    added: Mapping[Owner, float],
+    light: Sequence[Shape],
+    shapes: Sequence[Shape],
+) -> dict[Owner, float]:
+    """Seconds that a batch saves by running some owners' queries without heavy deltas, in batches of their own.
+
+    ``owners`` of its queries, None for light ones; ``added`` is what the heavy deltas of those who could leave cost in
+    it. The dearest leave, as many of them as saves most: one alone may leave a shape no emptier that many leave for a
+    smaller one, so each is said to save an equal part. ``light`` shapes take queries without heavy deltas, ``shapes``
+    take all.
+    """
+
+    def cost(members: Sequence[int]) -> float:
+        loops = any(owners[q] is not None for q in members)
+        return batch_cost(np.array([lengths[q] for q in members]), shapes if loops else light) if members else 0.0
+
+    left = list(range(len(lengths)))
+    before, alone = cost(left), 0.0
+    best: tuple[float, list[Owner]] = (0.0, [])
+    dearest = sorted(added, key=lambda each: -added[each])
+    for count, owner in enumerate(dearest, 1):
+        own = [q for q in left if owners[q] == owner]
+        left = [q for q in left if owners[q] != owner]
+        alone += batch_cost(np.array([lengths[q] for q in own]), light) - added[owner]
+        best = max(best, (before - cost(left) - alone, dearest[:count]), key=lambda option: option[0])
+    saved, leaving = best
+    return dict.fromkeys(leaving, saved / len(leaving)) if leaving else {}

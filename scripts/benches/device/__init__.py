@@ -1,0 +1,1 @@
+"""Benchmarks of kernels, and everything that waits for a GPU."""

@@ -1,0 +1,146 @@
+"""Every benchmark and kernel test that a device is wanted for, one process each, within a time limit.
+
+Results are kept under ``docs/results/<device>/`` by name; what is there is not run again, so a second call goes on
+where the first one ended. Runs from a bare checkout (``scripts/bench_gpu``), on a CPU with smaller shapes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+ROOT = pathlib.Path(__file__).parents[3]
+LEAST_SECONDS = 20.0
+"""No step is begun with less time than this left."""
+SHOWN = ("qps", "tasks", "new_mb", "backbone_of_dense")
+FIND_DEVICE = "import jax; d = jax.local_devices()[0]; print(d.platform, d.device_kind)"
+"""In a process of its own: who holds a GPU leaves no memory for others."""
+console = Console()
+
+
+class Step(NamedTuple):
+    """A benchmark and its options, by the name of its result; or the tests in a folder."""
+
+    name: str
+    arguments: Sequence[str]
+    tests: bool = False
+
+
+ALL = "adapter,lora,bitfit,mask,diff,ia3,onebit,prefix,prompt"
+POLICIES = "fixed,alpha,packed,auto"
+GPU = (
+    Step("kernel-tests", ("tests/kernels",), tests=True),
+    Step("kernels-bert-base", ("kernels",)),
+    Step("throughput-128x128", ("throughput", "--tasks", "128", "--length", "128", "--systems", "pets,backbone")),
+    Step("breakdown-128x128", ("breakdown", "--tasks", "128", "--length", "128")),
+    Step("throughput-light", ("throughput", "--methods", "adapter,lora,bitfit", "--systems", "pets,backbone")),
+    Step("throughput-all", ("throughput", "--methods", ALL, "--systems", "pets,backbone")),
+    Step("throughput-32x32", ("throughput", "--systems", "pets,seqs,pars,stacked,backbone")),
+    Step("capacity-bert-base", ("capacity", "--check-gb", "32")),
+    Step("memory-bert-base", ("memory",)),
+    Step("operators-32x32", ("operators", "--rows", "128", "--length", "32")),
+    Step("paging-bert-base", ("paging", "--backbone", "bert-base", "--tasks", "1500", "--slots", "127")),
+    Step("layerwise-bert-base", ("layerwise",)),
+    Step(
+        "batching-bert-base",
+        ("batching", "--backbone", "bert-base", "--queries", "256", "--policies", POLICIES),
+    ),
+)
+CPU = (
+    Step("kernel-tests", ("tests/kernels",), tests=True),
+    Step("throughput-light", ("throughput", "--methods", "adapter,lora,bitfit", "--systems", "pets,backbone")),
+    Step("throughput-32x32", ("throughput", "--systems", "pets,seqs,pars,stacked,backbone", "--rounds", "9")),
+    Step("breakdown-32x32", ("breakdown", "--rounds", "9")),
+    Step("capacity-bert-base", ("capacity",)),
+    Step("memory-bert-base", ("memory",)),
+)
+
+
+def find_device() -> tuple[str, str]:
+    """(platform, name for a folder)."""
+    found = subprocess.run([sys.executable, "-c", FIND_DEVICE], capture_output=True, text=True, check=True)
+    platform, _, kind = found.stdout.strip().partition(" ")
+    if platform == "cpu":
+        return platform, f"cpu-{os.cpu_count()}core"
+    return platform, re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
+
+
+def command(step: Step, result: pathlib.Path) -> list[str]:
+    if step.tests:
+        return [sys.executable, "-m", "pytest", "-q", *step.arguments]
+    return [sys.executable, "scripts/bench.py", *step.arguments, "--json", str(result)]
+
+
+def run(step: Step, result: pathlib.Path, seconds: float) -> str:
+    """What became of it. Tests leave a result too, so that they are not run again."""
+    start = time.monotonic()
+    log = result.with_suffix(".log")
+    with log.open("w") as output:
+        try:
+            done = subprocess.run(command(step, result), cwd=ROOT, stdout=output, stderr=output, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return f"stopped after {seconds:.0f} s, see {log.name}"
+    took = f"{time.monotonic() - start:.0f} s"
+    if done.returncode:
+        return f"failed after {took}, see {log.name}"
+    if step.tests:
+        summary = log.read_text().strip().splitlines()[-1]
+        result.write_text(json.dumps({"name": step.name, "summary": summary}) + "\n")
+    log.unlink()
+    return took
+
+
+def shown(result: pathlib.Path) -> str:
+    """The figures of a result that fit a line."""
+    document = json.loads(result.read_text())
+    if "summary" in document:
+        return str(document["summary"])
+    parts = []
+    for system, figures in document["systems"].items():
+        known = [f"{figures[key]:.4g} {key}" for key in SHOWN if key in figures]
+        ratio = figures.get("pets_ratio")
+        parts.append(f"{system} {', '.join(known)}" + (f" (jpets {ratio['median']:.3f} x)" if ratio else ""))
+    return "; ".join(parts)
+
+
+def main(
+    only: Annotated[list[str] | None, typer.Option(help="run these alone, also if their result is there")] = None,
+    minutes: Annotated[float, typer.Option(help="time for everything")] = 9.0,
+    out: Annotated[pathlib.Path | None, typer.Option(help="folder of the results")] = None,
+) -> None:
+    """Run what has no result yet, the most wanted first, and print a short table."""
+    end = time.monotonic() + 60 * minutes
+    platform, name = find_device()
+    steps = CPU if platform == "cpu" else GPU
+    unknown = set(only or ()) - {step.name for step in steps}
+    if unknown:
+        raise typer.BadParameter(f"unknown {sorted(unknown)}; there are {[step.name for step in steps]}")
+    folder = out or ROOT / "docs" / "results" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    table = Table("benchmark", "ran", "figures", title=name)
+    for step in steps:
+        result = folder / f"{step.name}.json"
+        if (only and step.name not in only) or (not only and result.exists()):
+            state = "kept" if result.exists() else "not asked for"
+        elif (left := end - time.monotonic()) < LEAST_SECONDS:
+            state = "no time left: call again"
+        else:
+            console.log(step.name)
+            state = run(step, result, left)
+        table.add_row(step.name, state, shown(result) if result.exists() else "")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

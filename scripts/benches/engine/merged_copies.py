@@ -1,0 +1,129 @@
+"""What people use instead of deltas: one dense copy a task with its delta merged."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benches.shared import RandomBackbone
+from jpets.deltas import merge_deltas, task_lead
+from jpets.deltas.bank import Bank, lower_task, slot_arrays
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.assembly import Assembled, Row, assemble, led
+from jpets.engine.batch.bucket import FULL, Bucket, make_variant
+from jpets.engine.programs.delta_order import ORDERED
+from jpets.engine.programs.mesh import first_device
+from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program, run_batch
+from jpets.model.encoder import Params, cast_params, split
+from jpets.types import Task
+
+INLINE = ("adapter", "prefix", "prompt", "head")
+"""What is no change of the weights."""
+AT_ONCE = 4
+"""Copies that ``pars`` runs concurrently."""
+
+
+class Call(NamedTuple):
+    """One copy's batch."""
+
+    params: Params
+    banks: Mapping[ClassKey, Mapping[str, jax.Array]]
+    key: ProgramKey
+    assembled: Assembled
+
+
+class MergedCopies:
+    """One call a task and length; what has no dense form is inline. Embeddings are shared, or 32 copies would not fit.
+
+    Lengths are padded to multiples of 8, one program each; the queries of one task are one rectangle.
+    """
+
+    def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task], per_task: int, lengths: Sequence[int]) -> None:
+        self._config = backbone.config
+        self._mesh = first_device()
+        self._base_bias = np.asarray(backbone.params["bias"])
+        shared = jax.device_put(cast_params(backbone.params, "bfloat16"), self._mesh.everywhere)
+        self._calls: list[Call] = []
+        self._programs: dict[ProgramKey, Program] = {}
+        for i, task in enumerate(tasks):
+            own = any(delta.method not in INLINE for delta in task.deltas)
+            params = self._merged(task, backbone.params, shared) if own else shared
+            longest = max(lengths[i * per_task : (i + 1) * per_task])
+            self._calls.append(self._call(task, params, per_task, longest))
+
+    def _call(self, task: Task, params: Params, rows: int, length: int) -> Call:
+        banks: dict[ClassKey, Bank] = {}
+        for part in lower_task(task, self._config):
+            if part.key.method in INLINE:
+                banks[part.key] = Bank(part.key, 2, self._config, "bfloat16", self._base_bias, self._mesh.bank)
+                banks[part.key].write(1, slot_arrays(part, part.key, self._config, "bfloat16", self._base_bias))
+        padded, lead, slots = -(-length // 8) * 8, task_lead(task), dict.fromkeys(banks, 1)
+        key = ProgramKey(Bucket(rows * padded, ((rows, padded),)), make_variant(dict.fromkeys(banks, FULL)))
+        if key not in self._programs:
+            family = Family(self._config, "bfloat16", tuple((each, 2) for each in banks))
+            self._programs[key] = compile_program(family, key)
+        ids = np.arange(1000, 1000 + length - lead.tokens, dtype=np.int32)
+        row = led(Row(ids, np.zeros_like(ids), slots, 0), lead, pad_id=0)
+        arrays = {each: bank.arrays for each, bank in banks.items()}
+        return Call(params, arrays, key, assemble([row] * rows, key.bucket, key.variant, 0))
+
+    def _merged(self, task: Task, host: Params, shared: Params) -> Params:
+        params: Params = {**host, "layers": dict(host["layers"])}
+        dense = [delta for delta in task.deltas if delta.method not in INLINE]
+        params = merge_deltas(dense, self._config, jax.tree.map(jnp.asarray, params))
+        own = cast_params({name: params[name] for name in ("layers", "bias")}, "bfloat16")
+        return {**shared, **jax.block_until_ready(own)}
+
+    def _run(self, call: Call) -> None:
+        outputs = self._programs[call.key](call.params, call.banks, call.assembled)
+        np.asarray(outputs.logits[0])
+
+    def in_turn(self) -> None:
+        """``seqs``: one task after the other."""
+        for call in self._calls:
+            self._run(call)
+
+    def concurrently(self) -> None:
+        """``pars``: several tasks at a time (PetS's ParS)."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for done in [pool.submit(self._run, call) for call in self._calls]:
+                done.result()
+
+    def stacked(self) -> Callable[[], None]:
+        """``stacked``: copies with the same program as one call, their weights on an axis that is mapped over."""
+        groups: dict[ProgramKey, list[Call]] = defaultdict(list)
+        for call in self._calls:
+            groups[call.key].append(call)
+        ready = [self._stack(key, calls) for key, calls in groups.items()]
+
+        def run() -> None:
+            for compiled, arguments in ready:
+                np.asarray(compiled(*arguments).logits[0])
+
+        return run
+
+    def _stack(self, key: ProgramKey, calls: Sequence[Call]) -> tuple[Any, tuple[Any, ...]]:
+        def stack(*leaves: Any) -> jax.Array:
+            return jnp.stack([jnp.asarray(leaf) for leaf in leaves])
+
+        first = calls[0].params
+        own = {name for name in first if any(call.params[name] is not first[name] for call in calls)}
+        params = {
+            name: jax.tree.map(stack, *(c.params[name] for c in calls)) if name in own else first[name]
+            for name in first
+        }
+        axes = {name: 0 if name in own else None for name in first}
+        banks = tuple(jax.tree.map(stack, *(c.banks[each] for c in calls)) for each in key.variant.classes())
+        batch, views = (
+            jax.tree.map(stack, *(getattr(c.assembled, part) for c in calls)) for part in ("batch", "views")
+        )
+        function = jax.vmap(functools.partial(run_batch, split(self._config), key, ORDERED), (axes, 0, 0, 0))
+        arguments = (params, banks, batch, views)
+        return jax.jit(function).lower(*arguments).compile(), arguments

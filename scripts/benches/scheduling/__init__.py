@@ -1,0 +1,1 @@
+"""Benchmarks of plans and of devices that share tasks."""

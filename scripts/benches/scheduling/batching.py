@@ -1,0 +1,186 @@
+"""``bench batching``: every policy over the same queries (PetS figure 12, TurboTransformers' lengths, a long tail)."""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benches.scheduling.plan_runner import PlanRunner, Step
+from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
+from jpets.engine.costs.cost_profile import measure_profile
+from jpets.scheduling.costs.costs import Costs, Limits
+from jpets.scheduling.costs.profile import CostProfile
+from jpets.scheduling.policies.auto import FIXED_SIZES, POLICIES, auto
+from jpets.scheduling.policies.offline import fixed
+from jpets.scheduling.queue import Batch, Plan, Queue
+from jpets.xla_flags import set_xla_flags
+
+
+def draw(kind: str, count: int, std: float, longest: int) -> np.ndarray:
+    """Query lengths in tokens: ``gaussian`` (mean 32), ``turbo`` (normal over 5 to 500), ``long-tail`` (log-normal,
+    median 24, up to 500)."""
+    rng = np.random.default_rng(1)
+    if kind == "gaussian":
+        drawn = rng.normal(32, std, count)
+    elif kind == "turbo":
+        drawn = np.clip(rng.normal(252.5, 82.5, count), 5, 500)
+    else:
+        drawn = np.clip(rng.lognormal(np.log(24), 0.8, count), 3, 500)
+    return np.clip(np.rint(drawn), 3, longest).astype(np.int_)
+
+
+def windows(queue: Queue, size: int | None) -> list[np.ndarray]:
+    """Queries that are planned together: all, or so many at a time, as a server sees them."""
+    every = np.arange(len(queue))
+    return [every] if size is None else np.split(every, range(size, len(queue), size))
+
+
+def plan_windows(queue: Queue, size: int | None, policy: Callable[[Queue], Plan]) -> Plan:
+    plan: Plan = []
+    for part in windows(queue, size):
+        own = Queue(queue.lengths[part], queue.tasks[part], queue.kinds[part])
+        plan += [Batch(part[batch.queries], batch.tokens, batch.groups) for batch in policy(own)]
+    return plan
+
+
+def read_profile(path: pathlib.Path | None, runner: PlanRunner, max_tokens: int) -> CostProfile:
+    """The profile in ``path``, or measured now and kept there."""
+    if path is not None and path.exists():
+        return CostProfile.from_json(path.read_text())
+    start = time.perf_counter()
+    profile = measure_profile(
+        runner.family, runner.mesh, max_tokens=max_tokens, progress=lambda what, done, total: None
+    )
+    console.log(f"profile measured in {time.perf_counter() - start:.0f} s")
+    if path is not None:
+        path.write_text(profile.to_json())
+    return profile
+
+
+def batching(
+    backbone: str = "minilm-l6",
+    queries: int = 1024,
+    tasks: int = 32,
+    std: float = 8.0,
+    lengths: str = "gaussian",
+    window: Annotated[int | None, typer.Option(help="queries that are planned at a time; all by default")] = None,
+    methods: str = "adapter,mask,diff,bitfit",
+    policies: str = "fixed,alpha,beta,coordinated,turbo,packed,length-buffer,auto",
+    max_rows: int = 128,
+    max_tokens: int = 4096,
+    rounds: int = 9,
+    profile: Annotated[pathlib.Path | None, typer.Option(help="cost profile to read, or to write")] = None,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Queries a second by batching policy. The papers' policies pad (T = N L); lengths go in steps of 8."""
+    set_xla_flags()
+    loaded = random_backbone(backbone)
+    made = random_tasks(loaded, methods.split(","), tasks)
+    runner = PlanRunner(loaded, made)
+    kinds = sorted(set(runner.kinds))
+    drawn = draw(lengths, queries, std, loaded.config.max_positions)
+    task = np.random.default_rng(2).integers(0, tasks, queries)
+    queue = Queue.of(drawn, task, [kinds.index(runner.kinds[t]) for t in task])
+    longest = int(drawn.max())
+    limits = Limits(max_rows, max(max_tokens, -(-longest // 8) * 8), longest)
+    costs = Costs(read_profile(profile, runner, max_tokens), limits, kinds)
+    rows = runner.rows(drawn.tolist(), task.tolist())
+
+    prepared, plans, planning = _prepare(runner, rows, queue, window, costs, policies.split(","))
+    seconds = interleave({name: partial(runner.run, steps) for name, steps in prepared.items()}, rounds)
+    sizes = [name for name in seconds if name.startswith("fixed")]
+    fixed_name = min(sizes, key=lambda name: statistics.median(seconds[name]), default=None)
+    figures = {
+        name: _figures(name, times, seconds, queue, plans[name], planning[name], costs, fixed_name)
+        for name, times in seconds.items()
+    }
+    settings = {
+        "backbone": backbone,
+        "queries": queries,
+        "tasks": tasks,
+        "std": std,
+        "lengths": lengths,
+        "window": window,
+        "methods": methods,
+        "max_rows": max_rows,
+        "max_tokens": max_tokens,
+        "rounds": rounds,
+        "best_fixed": fixed_name,
+    }
+    report("batching", settings, figures, json_out)
+
+
+def _prepare(
+    runner: PlanRunner, rows: Sequence[Any], queue: Queue, window: int | None, costs: Costs, names: Sequence[str]
+) -> tuple[dict[str, list[Step]], dict[str, Plan], dict[str, float]]:
+    """Steps, plan and planning seconds of each policy; ``fixed`` once for each batch size worth a measurement."""
+    policies: dict[str, Callable[[Queue], Plan]] = {}
+    for name in names:
+        if name == "fixed":
+            sizes = sorted(
+                (size for size in FIXED_SIZES if size <= costs.limits.rows),
+                key=lambda size: costs.total(
+                    queue, plan_windows(queue, window, partial(fixed, costs=costs, size=size))
+                ),
+            )
+            for size in sizes[:2]:
+                policies[f"fixed-{size}"] = partial(fixed, costs=costs, size=size)
+        elif name == "auto":
+            policies[name] = lambda q: auto(q, costs).plan
+        else:
+            policies[name] = partial(POLICIES[name], costs=costs)
+    prepared: dict[str, list[Step]] = {}
+    plans: dict[str, Plan] = {}
+    planning: dict[str, float] = {}
+    for name, policy in policies.items():
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            plans[name] = plan_windows(queue, window, policy)
+            times.append(time.perf_counter() - start)
+        planning[name] = statistics.median(times)
+        start = time.perf_counter()
+        prepared[name] = runner.prepare(plans[name], rows)
+        console.log(f"{name}: {len(plans[name])} batches, compiled in {time.perf_counter() - start:.0f} s")
+    return prepared, plans, planning
+
+
+def _figures(
+    name: str,
+    times: list[float],
+    seconds: Mapping[str, list[float]],
+    queue: Queue,
+    plan: Plan,
+    planning: float,
+    costs: Costs,
+    fixed_name: str | None,
+) -> dict[str, Any]:
+    median = statistics.median(times)
+    found: dict[str, Any] = {
+        "qps": len(queue) / median,
+        "seconds": median,
+        "predicted": costs.total(queue, plan),
+        "planning": planning,
+        "batches": len(plan),
+        "linear_padding": sum(batch.tokens for batch in plan) / int(queue.lengths.sum()) - 1,
+    }
+    if name == "packed" and fixed_name is not None:
+        found["over_best_fixed"] = paired_ratio(times, seconds[fixed_name])
+    if name == "packed":
+        others = [n for n in ("alpha", "beta", "coordinated", "turbo") if n in seconds]
+        if others:
+            best = min(others, key=lambda n: statistics.median(seconds[n]))
+            found["best_other"] = best
+            found["over_best_other"] = paired_ratio(times, seconds[best])
+    if name == "auto":
+        best = min(seconds, key=lambda n: statistics.median(seconds[n]))
+        found["best"] = best
+        found["over_best"] = paired_ratio(times, seconds[best])
+    return found

@@ -1,0 +1,116 @@
+"""``bench jobs``: what queries wait for while the same machine trains a task."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from experiments.package_tasks import TASKS, Described, labelled, read_described
+from served import ROOT, Served, serve
+
+from benches.service.serving import compiled, json_body, load, run_client
+from benches.shared import console, report, warm_up
+
+PACKAGES = ROOT / "tests" / "data" / "debian_packages.jsonl.gz"
+TRAINED = "role"
+"""Of whose texts the job's task is trained."""
+ASKED = ("topic", "role", "toolkit", "ecosystem", "language")
+CLASSIFY = "/v1/classify"
+ENDLESS = 1000
+"""Epochs of a job that is cancelled when the measurement is over."""
+
+
+def jobs(
+    method: str = "lora",
+    rates: Annotated[str, typer.Option(help="requests a second to the demo tasks")] = "10,30",
+    seconds: Annotated[float, typer.Option(help="length of each measurement")] = 10.0,
+    rounds: Annotated[int, typer.Option(help="each alone and beside a job; medians count")] = 5,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """p50 and p99 of single texts to five demo tasks (Poisson, HTTP), with nothing else running and beside a job."""
+    packages = read_described(PACKAGES)
+    bodies = [json_body(model=ASKED[at % len(ASKED)], input=own.text) for at, own in enumerate(packages)]
+    steps = [float(rate) for rate in rates.split(",")]
+    found: dict[float, dict[str, list[float]]] = {rate: {} for rate in steps}
+    with tempfile.TemporaryDirectory(prefix="jpets-bench-") as folder:
+        texts = pathlib.Path(folder) / "texts.jsonl"
+        texts.write_text(_lines(packages))
+        with serve(["--demo", "--repository", f"{folder}/tasks", "--cache-dir", f"{folder}/cache"]) as server:
+
+            def ask(rate: float, seed: int) -> dict[str, Any]:
+                return run_client(load(server.url + CLASSIFY, rate, seconds, bodies, seed))
+
+            def pass_over(seed: int) -> None:
+                for rate in steps:
+                    ask(rate, seed)
+                server.settle()
+
+            server.settle()
+            warm_up("server", pass_over, partial(compiled, server))
+            for number in range(rounds):
+                alone = {rate: ask(rate, number) for rate in steps}
+                with _training(server, method, texts):
+                    beside = {rate: ask(rate, number) for rate in steps}
+                for rate in steps:
+                    _keep(found[rate], alone[rate], beside[rate])
+                    console.log(
+                        f"round {number + 1}, {rate:g}/s: p99 {alone[rate]['p99'] * 1e3:.0f} ms alone, "
+                        f"{beside[rate]['p99'] * 1e3:.0f} ms beside a job"
+                    )
+    figures = {
+        f"{rate:g}/s": {name: statistics.median(values) for name, values in own.items()}
+        | {"p99 ratios": own["p99 ratio"]}
+        for rate, own in found.items()
+    }
+    report("jobs", {"method": method, "seconds": seconds, "rounds": rounds}, figures, json_out)
+
+
+def _lines(packages: list[Described]) -> str:
+    examples = [own for side, own in labelled(packages, TASKS[TRAINED]) if side == "train"]
+    return "".join(json.dumps({"text": own.text, "label": own.label}) + "\n" for own in examples)
+
+
+@contextlib.contextmanager
+def _training(server: Served, method: str, texts: pathlib.Path) -> Iterator[None]:
+    """A job that has begun to train, and that is cancelled in the end."""
+    asked: dict[str, str | int] = {
+        "task": "trained-beside",
+        "method": method,
+        "epochs": ENDLESS,
+        "max_length": 40,
+        "format": "jsonl",
+    }
+    answer = server.client.post("/v1/jobs", params=asked, content=texts.read_bytes())
+    answer.raise_for_status()
+    path = f"/v1/jobs/{answer.json()['id']}"
+    try:
+        while not (state := server.client.get(path).json())["progress"]:
+            if state["state"] not in ("queued", "running"):
+                raise RuntimeError(f"the job ended: {state['problem']}")
+            time.sleep(0.1)
+        yield
+    finally:
+        server.client.delete(path).raise_for_status()
+        while server.client.get(path).json()["state"] in ("queued", "running"):
+            time.sleep(0.1)
+
+
+def _keep(found: dict[str, list[float]], alone: dict[str, Any], beside: dict[str, Any]) -> None:
+    values = {
+        "p50 alone": alone["p50"],
+        "p50 beside": beside["p50"],
+        "p99 alone": alone["p99"],
+        "p99 beside": beside["p99"],
+        "p50 ratio": beside["p50"] / alone["p50"],
+        "p99 ratio": beside["p99"] / alone["p99"],
+    }
+    for name, value in values.items():
+        found.setdefault(name, []).append(value)

@@ -1,0 +1,107 @@
+"""``bench.py registered``: how long a server of very many tasks takes to start, and what it answers then."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from served import MINILM, Served, serve
+
+from benches.shared import console, report
+from checkpoints.blobs import LocalBlobs, digest_of
+from jpets.deltas import METHODS
+from jpets.types import Head, LoadedBackbone, Task
+
+LABELS = 4
+SETTINGS = {"lora": {"rank": 1, "sites": ["query", "value"]}, "bitfit": {}}
+"""Small files: a start must not depend on how large they are."""
+
+
+class HastyBlobs(LocalBlobs):
+    """Files that a crash may lose: a hundred thousand of them need not be waited for one by one."""
+
+    def put(self, data: bytes | memoryview) -> str:
+        digest = digest_of(data)
+        self.path(digest).write_bytes(data)
+        return digest
+
+
+def fill(folder: pathlib.Path, tasks: int, backbone: LoadedBackbone) -> list[str]:
+    """Ids of ``tasks`` tasks in a repository, each with numbers of its own; those that are there stay."""
+    from checkpoints.repository import Repository  # machines that only measure engines lack what these need
+    from checkpoints.task_file import task_to_bytes
+
+    repository = Repository(folder, blobs=HastyBlobs(folder / "blobs"))
+    config, ref = backbone.config, backbone.ref()  # type: ignore[attr-defined]
+    there = {task.id for task in repository.index("nobody")}
+    names = [f"task-{number:06}" for number in range(tasks)]
+    for number, name in enumerate(names):
+        if name in there:
+            continue
+        rng = np.random.default_rng(number)
+        method = "bitfit" if number % 50 == 0 else "lora"
+        delta = METHODS[method].init(rng, SETTINGS[method], config, 0.02)
+        kernel = rng.standard_normal((config.hidden_size, LABELS), np.float32)
+        head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)})
+        task = Task(name, ref, (delta,), head, tuple(f"label-{label}" for label in range(LABELS)))
+        repository.put(name, task_to_bytes(task, "bfloat16"))
+        if number % 5000 == 4999:
+            console.log(f"{number + 1} tasks stored")
+    repository.close()
+    return names
+
+
+def registered(
+    tasks: int = 100_000,
+    queries: int = 200,
+    starts: int = 3,
+    slots: int = 255,
+    folder: Annotated[
+        pathlib.Path | None, typer.Option(help="the repository is kept here; else a temporary one")
+    ] = None,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Seconds from process start to ready, the first time (every task is read once, for its classes) and later; then
+    queries for tasks at random, one after the other."""
+    from checkpoints.source import load_backbone
+
+    with contextlib.ExitStack() as stack:
+        place = folder or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cache = stack.enter_context(tempfile.TemporaryDirectory())
+        names = fill(place, tasks, load_backbone(MINILM[1]))
+        options = [*MINILM, "--repository", str(place), "--cache-dir", cache, "--max-slots", str(slots)]
+        figures: dict[str, Any] = {}
+        with serve(options, timeout=3600) as server:
+            figures["first start"] = {"seconds": server.seconds_to_ready, **_ask(server, names, queries, 0)}
+        later = []
+        for number in range(1, starts + 1):
+            with serve(options, timeout=3600) as server:
+                later.append({"seconds": server.seconds_to_ready, **_ask(server, names, queries, number)})
+            console.log(f"start {number} of {starts}: {later[-1]}")
+        figures["later starts"] = {name: statistics.median(each[name] for each in later) for name in later[0]}
+    settings = {"tasks": tasks, "queries": queries, "starts": starts, "slots": slots}
+    report("registered", settings, figures, json_out)
+
+
+def _ask(server: Served, names: Sequence[str], queries: int, seed: int) -> dict[str, float]:
+    """Every answer must be right in kind; seconds of the median query, and of the slowest."""
+    seconds = []
+    for name in np.random.default_rng(seed).choice(names, queries):
+        began = time.perf_counter()
+        answer = server.client.post("/v1/classify", json={"model": str(name), "input": "a text of a few words"})
+        seconds.append(time.perf_counter() - began)
+        assert answer.status_code == 200 and answer.json()["data"][0]["num_classes"] == LABELS, answer.text
+    metrics = server.metrics()
+    return {
+        "query_seconds": statistics.median(seconds),
+        "slowest_query_seconds": max(seconds),
+        "brought": metrics["jpets_tasks_brought_total"],
+        "resident_bytes": metrics["process_resident_memory_bytes"],
+    }

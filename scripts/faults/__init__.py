@@ -1,0 +1,1 @@
+"""Attacks, kills and long runs: ``PYTHONPATH=scripts python -m faults.NAME``."""

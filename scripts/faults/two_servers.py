@@ -1,0 +1,208 @@
+"""How long two servers on one repository answer differently while tasks come, change and go through both of them.
+
+``PYTHONPATH=scripts python -m faults.two_servers`` starts two demo servers on one folder. It uploads, rolls back and
+deletes through both in turn, and stores tasks in the folder beside them. After each change it asks the other server
+(after the last kind, both) until it has the same version or none, and answers by it. In the end it compares everything
+that the two tell. Exit code 1 where any of this took longer than a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import httpx
+import typer
+from prometheus_client.parser import text_string_to_metric_families
+from served import ROOT, serve
+
+from checkpoints.repository import Repository
+
+TEXT = "a chess engine that plays over the network"
+SOURCES = ("topic", "role")
+"""Demo tasks whose files are uploaded in turn."""
+LIMIT = 1.0
+"""Seconds within which both must answer alike."""
+LOOK = 0.04
+PATIENCE = 30.0
+TASKS = 40
+OTHERS = 4
+"""Of so many uploads, one comes with a rollback, one with a deletion, and one with a task that is stored beside."""
+ROLLED_BACK, DELETED, BESIDE = OTHERS, OTHERS + 1, 2 * OTHERS - 1
+"""How many uploads ago the tasks of these had one: each fourth of the tasks has one kind of change beside uploads."""
+
+
+class Change(NamedTuple):
+    """How long after the answer to a change the other server was asked for the first time that it answered alike, and
+    how long after it that answer was there."""
+
+    kind: str
+    seconds: float
+    answered: float
+
+
+class Pair:
+    """Two servers, and which answers each version of each task must give."""
+
+    def __init__(
+        self, clients: Sequence[httpx.AsyncClient], repository: Repository, sources: Mapping[str, bytes]
+    ) -> None:
+        self.clients = clients
+        self.files = list(sources.values())
+        self._ids = list(sources)
+        self._repository = repository
+        self._labels: Sequence[str | None] = ()
+        self.changes: list[Change] = []
+        self._locks = collections.defaultdict[str, asyncio.Lock](asyncio.Lock)
+        self._sources: dict[tuple[str, int], int] = {}
+
+    async def start(self) -> None:
+        """Asks for the answers of the tasks that are there."""
+        self._labels = [await self.label(0, id) for id in self._ids]
+
+    async def upload(self, id: str, at: int, source: int) -> None:
+        async with self._locks[id]:
+            answer = await self.clients[at].put(f"/v1/tasks/{id}", content=self.files[source])
+            answer.raise_for_status()
+            version = answer.json()["version"]
+            self._sources[id, version] = source
+            await self._agree("upload", id, 1 - at, version)
+
+    async def store(self, id: str, source: int) -> None:
+        """As ``jpets task add --repository`` does."""
+        async with self._locks[id]:
+            stored = await asyncio.to_thread(self._repository.put, id, self.files[source])
+            self._sources[id, stored.version] = source
+            await asyncio.gather(*(self._agree("stored beside", id, at, stored.version) for at in (0, 1)))
+
+    async def roll_back(self, id: str, at: int) -> None:
+        """Where it has an earlier version."""
+        async with self._locks[id]:
+            answer = await self.clients[at].post(f"/v1/tasks/{id}/rollback")
+            if answer.status_code != 404:
+                answer.raise_for_status()
+                await self._agree("rollback", id, 1 - at, answer.json()["version"])
+
+    async def delete(self, id: str, at: int) -> None:
+        async with self._locks[id]:
+            answer = await self.clients[at].delete(f"/v1/tasks/{id}")
+            if answer.status_code != 404:
+                answer.raise_for_status()
+                await self._agree("deletion", id, 1 - at, None)
+
+    async def _agree(self, kind: str, id: str, other: int, version: int | None) -> None:
+        """Asks the other server until it has ``version``, None for no task, and checks its answer."""
+        began, asked = time.perf_counter(), 0.0
+        wanted = None if version is None else str(version)
+        while await self._version(other, id) != wanted:
+            if asked > PATIENCE:
+                raise TimeoutError(f"after {PATIENCE:g} s the other server does not know of a {kind}")
+            await asyncio.sleep(LOOK)
+            asked = time.perf_counter() - began
+        label = await self.label(other, id)
+        self.changes.append(Change(kind, asked, time.perf_counter() - began))
+        expected = None if version is None else self._labels[self._sources[id, version]]
+        if label != expected:
+            raise RuntimeError(f"after a {kind} the other server answers {label!r}, expected {expected!r}")
+
+    async def _version(self, at: int, id: str) -> str | None:
+        answer = await self.clients[at].get(f"/v2/models/{id}")
+        return answer.json()["versions"][0] if answer.is_success else None
+
+    async def label(self, at: int, id: str) -> str | None:
+        answer = await self.clients[at].post("/v1/classify", json={"model": id, "input": TEXT})
+        return str(answer.json()["data"][0]["label"]) if answer.is_success else None
+
+    async def told(self, at: int, ids: Sequence[str]) -> dict[str, Any]:
+        """What a client can tell two servers apart by: the list, answers, readiness, and how many tasks are counted."""
+        client = self.clients[at]
+        listed = (await client.get("/v1/tasks", params={"limit": 1000})).json()["tasks"]
+        ready = [(await client.get(f"/v2/models/{id}/ready")).status_code for id in ids]
+        counted = {
+            sample.labels["tier"]: sample.value
+            for family in text_string_to_metric_families((await client.get("/metrics")).text)
+            for sample in family.samples
+            if sample.name == "jpets_tasks"
+        }
+        answers = [await self.label(at, id) for id in ids]
+        return {"list": listed, "ready": ready, "known": counted["repository"], "answers": answers}
+
+
+async def measure(
+    urls: Sequence[str], repository: Repository, sources: Mapping[str, bytes], rate: float, seconds: float
+) -> dict[str, Any]:
+    """Uploads ``rate`` times a second for so long, through both servers in turn.
+
+    ``sources`` are tasks that both serve, with their files, which are uploaded in turn: their answers must differ.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60)) for url in urls]
+        pair = Pair(clients, repository, sources)
+        await pair.start()
+        ids = [f"task-{number}" for number in range(TASKS)]
+        async with asyncio.TaskGroup() as running:
+            start = time.perf_counter()
+            for number in range(round(rate * seconds)):
+                at, source = number % 2, number // TASKS % 2
+                running.create_task(pair.upload(ids[number % TASKS], at, source))
+                if number % OTHERS == 1:
+                    running.create_task(pair.roll_back(ids[(number - ROLLED_BACK) % TASKS], 1 - at))
+                if number % OTHERS == 2:
+                    running.create_task(pair.store(ids[(number - BESIDE) % TASKS], source))
+                if number % OTHERS == 3:
+                    running.create_task(pair.delete(ids[(number - DELETED) % TASKS], at))
+                await asyncio.sleep(max(0.0, start + (number + 1) / rate - time.perf_counter()))
+        took = time.perf_counter() - start
+        all_alike = await _all_alike(pair, ids)
+    times = [change.seconds for change in pair.changes]
+    kinds = collections.Counter(change.kind for change in pair.changes)
+    return {
+        "changes": dict(kinds),
+        "uploads_a_second": kinds["upload"] / took,
+        "median_seconds": statistics.median(times),
+        "worst_seconds": max(times),
+        "worst_answered_seconds": max(change.answered for change in pair.changes),
+        "worst_by_kind": {kind: max(c.seconds for c in pair.changes if c.kind == kind) for kind in kinds},
+        "all_alike_seconds": all_alike,
+    }
+
+
+async def _all_alike(pair: Pair, ids: Sequence[str]) -> float:
+    """Seconds until the two tell the same in everything."""
+    began = time.perf_counter()
+    while True:
+        asked = time.perf_counter() - began
+        one, other = await asyncio.gather(pair.told(0, ids), pair.told(1, ids))
+        differ = [what for what in one if one[what] != other[what]]
+        if not differ:
+            return asked
+        if asked > PATIENCE:
+            raise TimeoutError(f"after {PATIENCE:g} s the servers differ in {differ}")
+
+
+def main(
+    rate: Annotated[float, typer.Option(help="uploads a second")] = 20,
+    seconds: Annotated[float, typer.Option(help="how long")] = 10,
+    cache: Annotated[pathlib.Path | None, typer.Option(help="cache folder; an empty one by default")] = None,
+) -> None:
+    """Prints the figures as JSON."""
+    with tempfile.TemporaryDirectory(prefix="jpets-two-") as folder:
+        options = ["--demo", "--repository", f"{folder}/tasks", "--cache-dir", str(cache or f"{folder}/cache")]
+        with serve(options) as first, serve(options) as second:
+            sources = {name: (ROOT / "checkpoints" / "demo" / f"{name}.safetensors").read_bytes() for name in SOURCES}
+            with contextlib.closing(Repository(f"{folder}/tasks")) as repository:
+                found = asyncio.run(measure([first.url, second.url], repository, sources, rate, seconds))
+    typer.echo(json.dumps(found, indent=1))
+    raise typer.Exit(max(found["worst_seconds"], found["all_alike_seconds"]) > LIMIT)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""What is served: services, and the repository they follow."""

@@ -1,0 +1,1 @@
+"""Connections, bodies, errors and everything around a request."""

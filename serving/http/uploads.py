@@ -1,0 +1,104 @@
+"""Bodies that are files: written to disk as they come, within a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastapi import Request
+
+from jpets.errors import TooLarge, UnsupportedMedia
+from jpets.free_memory import return_free_memory
+from serving.http.errors import ClientGone
+from serving.http.fields import declared_length
+
+FILE_TYPE = "application/octet-stream"
+FILE_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {FILE_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+}
+"""How OpenAPI describes such a body."""
+CHUNK = 1 << 17
+"""Bytes that are gathered before a write; every upload may hold so many."""
+LARGE = 16 << 20
+"""Bytes of a file that is checked alone: what a check takes of memory is a multiple of them."""
+
+
+class Turns:
+    """Lets one large file at a time be checked, and small ones at any time."""
+
+    def __init__(self) -> None:
+        self._large = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        """The turn of a file of so many bytes. After a large one, freed memory is given back to the system."""
+        if size <= LARGE:
+            yield
+            return
+        async with self._large:
+            try:
+                yield
+            finally:
+                await asyncio.to_thread(return_free_memory)
+
+
+class Writable(Protocol):
+    def write(self, data: bytes, /) -> Any: ...
+    def flush(self) -> Any: ...
+
+
+async def receive(request: Request, file: Writable, limit: int, what: str) -> int:
+    """Writes the body to ``file``; returns its bytes. Raises ``TooLarge`` past ``limit``, ``ClientGone``,
+    ``UnsupportedMedia`` for what is not the file itself."""
+    _check_plain(request)
+    if declared_length(request.headers.get("content-length", "0")) > limit:
+        raise _too_large(limit, what)
+    size = 0
+    waiting = bytearray()
+    async for chunk in _chunks(request):
+        waiting += chunk
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit, what)
+        if len(waiting) >= CHUNK:
+            await asyncio.to_thread(file.write, bytes(waiting))
+            waiting.clear()
+    await asyncio.to_thread(file.write, bytes(waiting))
+    await asyncio.to_thread(file.flush)
+    return size
+
+
+def _check_plain(request: Request) -> None:
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+        raise UnsupportedMedia("expected the file without Content-Encoding, found one; unpack it before it is sent")
+    if request.headers.get("content-type", "").lower().startswith("multipart/"):
+        raise UnsupportedMedia(
+            "expected the file itself as the body, found a form; send it by curl --data-binary @FILE"
+        )
+
+
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file that nobody changes, which are read as they are used."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _too_large(limit: int, what: str) -> TooLarge:
+    return TooLarge(f"{what} may have {limit} bytes; this one has more")

@@ -1,0 +1,1 @@
+"""Training jobs: their folders, and the processes that do them."""

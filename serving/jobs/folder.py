@@ -1,0 +1,267 @@
+"""Training jobs on disk: a folder each, from which they go on whoever was killed.
+
+    <id>/request.json   what was asked
+    <id>/data.<format>  the texts or the archive, until the job has finished
+    <id>/start.safetensors  the task that training goes on from, if any
+    <id>/outline.safetensors  the head that its data ask for, in a task that is not trained yet; written by its process
+    <id>/state.json     written by the server that runs it
+    <id>/progress.json  written by its process, as are
+    <id>/checkpoints/   what training goes on from, until the job has finished
+    <id>/tmp/           its process's temporary files, until then too
+    <id>/task.safetensors or backbone/, result.json, log.txt
+
+A file has one writer, and is replaced whole. An id sorts by the time when the job was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from jpets.errors import NotFound
+from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, write_atomic
+from serving.jobs.request import STORED, JobRequest
+from serving.jobs.states import JobProgress, JobStateName
+
+ID = re.compile(r"job-[0-9a-f-]{1,60}")
+DRAFT, GONE = ".new-", ".gone-"
+FINISHED = ("succeeded", "failed", "cancelled")
+LOG_BYTES = 1 << 20
+"""What is shown of a log: its end."""
+Model = TypeVar("Model", bound=BaseModel)
+Parsed = TypeVar("Parsed")
+
+
+class JobState(BaseModel):
+    """``attempts``: processes that were started for it. ``publishing``: a task may have been published, as a
+    version above ``above``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    state: JobStateName = "queued"
+    created: str
+    started: str | None = None
+    finished: str | None = None
+    attempts: int = 0
+    publishing: bool = False
+    above: int | None = None
+    version: int | None = None
+    problem: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in FINISHED
+
+
+class JobResult(BaseModel):
+    """How a job's process ended: with a task or a backbone and its scores (None: not finite), or with what is wrong.
+    ``extracted`` says how, ``chosen`` how it was trained, ``held_against`` the scores of what is simpler."""
+
+    problem: str | None = None
+    held_out_loss: float | None = None
+    scores: dict[str, float | None] = {}
+    updates: int | None = None
+    extracted: str | None = None
+    chosen: str | None = None
+    held_against: dict[str, float | None] = {}
+    warnings: list[str] = []
+
+
+class JobFolder:
+    """One job in ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.start_file = path / "start.safetensors"
+        self.outline_file = path / "outline.safetensors"
+        self.task_file = path / "task.safetensors"
+        self.backbone = path / "backbone"
+        self.scratch = path / "tmp"
+        """Temporary files of its process."""
+        self.log_file = path / "log.txt"
+        self.lock_file = path / "lock"
+        """Locked by the job's process, whose number it holds: a new one waits for the end of an old one."""
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def request(self) -> JobRequest:
+        return self._parsed(STORED.validate_json, "request.json")
+
+    @property
+    def data(self) -> Path:
+        return self.path / f"data.{self.request.format}"
+
+    @property
+    def state(self) -> JobState:
+        return self._read(JobState, "state.json")
+
+    @property
+    def progress(self) -> JobProgress | None:
+        return self._found(JobProgress, "progress.json")
+
+    @property
+    def result(self) -> JobResult | None:
+        return self._found(JobResult, "result.json")
+
+    @property
+    def is_to_end(self) -> bool:
+        """Whether somebody wants it cancelled."""
+        return (self.path / "cancel").exists()
+
+    @contextlib.contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Of several servers and threads one at a time decides whether a job is cancelled or published. Raises
+        ``NotFound``."""
+        try:
+            folder = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise NotFound(f"no job {self.id!r}; it was removed meanwhile") from None
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def ask_to_end(self) -> None:
+        (self.path / "cancel").touch()
+
+    def write(self, request: JobRequest) -> None:
+        """Everything that a new job has beside its data."""
+        _replace(self.path / "request.json", request)
+        _replace(self.path / "state.json", JobState(created=_now()))
+
+    def write_progress(self, progress: JobProgress) -> None:
+        _replace(self.path / "progress.json", progress)
+
+    def write_result(self, result: JobResult) -> None:
+        """The last thing that a job's process does."""
+        _replace(self.path / "result.json", result)
+
+    def change(self, **changes: Any) -> JobState:
+        state = self.state.model_copy(update=changes)
+        _replace(self.path / "state.json", state)
+        return state
+
+    def fresh_scratch(self) -> Path:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
+        return self.scratch
+
+    def begin(self, attempts: int) -> None:
+        self.change(state="running", attempts=attempts, started=self.state.started or _now())
+
+    def finish(self, state: JobStateName, **changes: Any) -> None:
+        """Keeps the description and the log, and frees the rest."""
+        self.change(state=state, finished=_now(), **changes)
+        self.free()
+
+    def free(self) -> None:
+        """Deletes what a job that has finished is not known by."""
+        half_written = list(self.path.glob(f"{TEMPORARY}*"))  # by a process that was killed
+        folders = [self.checkpoints, self.backbone, self.scratch, *(each for each in half_written if each.is_dir())]
+        files = [self.data, self.start_file, self.outline_file, self.task_file, self.lock_file, self.path / "cancel"]
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in (*files, *(each for each in half_written if each not in folders)):
+            path.unlink(missing_ok=True)
+
+    def log(self) -> bytes:
+        """The end of its log."""
+        try:
+            with self.log_file.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+                return file.read()
+        except FileNotFoundError:
+            return b""
+
+    def _found(self, model: type[Model], name: str) -> Model | None:
+        try:
+            return self._read(model, name)
+        except NotFound:
+            return None
+
+    def _read(self, model: type[Model], name: str) -> Model:
+        return self._parsed(model.model_validate_json, name)
+
+    def _parsed(self, parse: Callable[[bytes], Parsed], name: str) -> Parsed:
+        try:
+            return parse((self.path / name).read_bytes())
+        except (OSError, ValidationError) as error:  # removed meanwhile, or not of this version of jpets
+            raise NotFound(f"job {self.id} is not there or cannot be read; GET /v1/jobs lists what there is") from error
+
+
+class JobFolders:
+    """Every job of a repository, in ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+
+    @contextlib.contextmanager
+    def draft(self, request: JobRequest) -> Iterator[JobFolder]:
+        """A folder for the body to put the data in, gone at the end unless it was committed. Raises ``OutOfSpace``."""
+        made = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")
+        draft = JobFolder(self.path / f"{DRAFT}job-{made}-{secrets.token_hex(2)}")
+        try:
+            with space_errors():
+                draft.path.mkdir()
+                draft.write(request)
+                yield draft
+        finally:
+            shutil.rmtree(draft.path, ignore_errors=True)
+
+    def commit(self, draft: JobFolder) -> JobFolder:
+        """The draft as a job."""
+        job = JobFolder(self.path / draft.id.removeprefix(DRAFT))
+        draft.path.rename(job.path)
+        sync_folder(self.path)
+        return job
+
+    def get(self, id: str) -> JobFolder:
+        """Raises ``NotFound``."""
+        job = JobFolder(self.path / id) if ID.fullmatch(id) else None
+        if job is None or not job.path.is_dir():
+            raise NotFound(f"no job {id[:64]!r}; GET /v1/jobs lists what there is")
+        return job
+
+    def all(self) -> Sequence[JobFolder]:
+        """The newest first."""
+        names = sorted((name for name in os.listdir(self.path) if ID.fullmatch(name)), reverse=True)
+        return [JobFolder(self.path / name) for name in names]
+
+    def remove(self, job: JobFolder) -> None:
+        """Raises ``NotFound`` where somebody else did."""
+        gone = self.path / f"{GONE}{job.id}"
+        try:
+            job.path.rename(gone)
+        except FileNotFoundError:
+            raise NotFound(f"no job {job.id!r}; it was removed already") from None
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Removes what dead servers left."""
+        sweep(self.path, DRAFT, STALE_SECONDS)
+        for path in self.path.glob(f"{GONE}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _replace(path: Path, content: BaseModel) -> None:
+    write_atomic(path, content.model_dump_json().encode())

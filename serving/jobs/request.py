@@ -1,0 +1,152 @@
+"""What a job is asked for: the query of ``POST /v1/jobs`` and its kinds, kept in the job's folder."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
+
+from serving.http.fields import Text
+
+JobMethod = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen"]
+DEFAULT_METHOD: JobMethod = "lora"
+DataFormat = Literal["csv", "tsv", "jsonl", "parquet"]
+Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,127}$")]
+Column = Annotated[Text, Field(min_length=1, max_length=256)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Rate = Annotated[Number, Field(ge=0)]
+MOST_SETTINGS = 4096
+"""Characters of a method's settings."""
+DEEPEST = 4
+"""Levels that they nest."""
+
+
+class _Asked(BaseModel):
+    """Without ``backbone`` a job is for the first one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    backbone: Annotated[Text, Field(max_length=128)] | None = None
+
+
+class FineTune(_Asked):
+    """A task to be trained on labelled texts, with the options of ``jpets train``. ``settings``, a JSON object, are the
+    method's. ``start`` names a task whose served version training goes on from; without ``method`` it goes on by that
+    task's, and a new task is trained by lora. ``sweep`` is LOW..HIGH, of which the best of four rates is kept. A zip
+    archive holds ``train.csv`` (or another format) and, with held-out texts, ``validation.csv``."""
+
+    kind: Literal["fine-tune"] = "fine-tune"
+    task: Id
+    start: Id | None = None
+    format: DataFormat | Literal["zip"] = "csv"
+    text: Column = "text"
+    text_pair: Column | None = None
+    label: Column | None = None
+    head: Literal["embedding"] | None = None
+    method: JobMethod | None = None
+    settings: dict[str, Any] = {}
+    held_out: Annotated[Number, Field(ge=0.001, le=0.9)] = 0.1
+    problem: Literal["regression"] | None = None
+    epochs: Annotated[int, Field(ge=1, le=1000)] | None = None
+    batch: Annotated[int, Field(ge=1, le=4096)] | None = None
+    accumulate: Annotated[int, Field(ge=1, le=4096)] = 1
+    rate: Rate | None = None
+    sweep: Annotated[str, Field(max_length=64)] | None = None
+    head_rate: Rate = 5e-3
+    warm_up: Annotated[Number, Field(ge=0, le=1)] = 0.1
+    patience: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    balanced: bool = False
+    max_length: Annotated[int, Field(ge=2, le=8192)] = 128
+    pooling: Literal["mean", "cls", "pooler"] = "mean"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_method(cls, given: Any) -> Any:
+        """That of a task to go on from is only known by who has it."""
+        if isinstance(given, dict) and given.get("start") is None and given.get("method") is None:
+            return {**given, "method": DEFAULT_METHOD}
+        return given
+
+    @model_validator(mode="after")
+    def _has_pairs(self) -> FineTune:
+        if self.head == "embedding" and self.text_pair is None:
+            raise ValueError("an embedding head is trained on pairs: name the column of second texts by text_pair")
+        return self
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _is_object(cls, given: object) -> object:
+        """A query holds the object as text."""
+        if not isinstance(given, str):
+            return given
+        if len(given) > MOST_SETTINGS:
+            raise ValueError(f"expected at most {MOST_SETTINGS} characters")
+        try:
+            found = json.loads(given)
+            fits = isinstance(found, dict) and _depth(found) <= DEEPEST
+        except (ValueError, RecursionError):
+            fits = False
+        if not fits:
+            raise ValueError('expected a JSON object such as {"rank": 16}')
+        return found
+
+
+def _depth(value: object) -> int:
+    """Levels of objects and lists that are not empty."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inside)) if inside else 0
+
+
+class Extract(_Asked):
+    """A task to be extracted from a fully fine-tuned checkpoint, with the options of ``jpets task import``. ``texts``
+    names a file in its archive on whose texts answers are compared."""
+
+    kind: Literal["extract"] = "extract"
+    task: Id
+    format: Literal["zip"] = "zip"
+    method: Literal["bitfit", "diff", "lora", "onebit", "auto"]
+    density: Annotated[Number, Field(gt=0, le=1)] = 0.005
+    per_matrix: bool = False
+    block: Annotated[int, Field(ge=1, le=4096)] = 1
+    rank: Annotated[int, Field(ge=1, le=128)] = 8
+    energy: Annotated[Number, Field(gt=0, le=1)] | None = None
+    texts: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]+\.[a-z]+$", max_length=128)] | None = None
+    text: Column = "text"
+    text_pair: Column | None = None
+    agreement: Annotated[Number, Field(ge=0, le=1)] = 0.99
+    head: Literal["sequence-classification", "token-classification", "question-answering", "embedding"] | None = None
+    problem: Literal["single-label", "multi-label", "regression"] | None = None
+    labels: Annotated[Text, Field(max_length=65536)] | None = None
+    pooling: Literal["mean", "cls", "pooler"] | None = None
+    normalize: bool | None = None
+    max_length: Annotated[int, Field(ge=2, le=8192)] | None = None
+
+    @model_validator(mode="after")
+    def _has_texts(self) -> Extract:
+        if self.method == "auto" and self.texts is None:
+            raise ValueError("method auto compares answers: put texts into the archive and name their file by texts")
+        return self
+
+
+class FurtherPretrain(_Asked):
+    """Layers (by default the upper half) to be trained further on texts without labels, as a new backbone ``name``."""
+
+    kind: Literal["further-pretrain"] = "further-pretrain"
+    name: Id
+    format: DataFormat | Literal["txt"] = "txt"
+    text: Column = "text"
+    layers: Annotated[str, Field(pattern=r"^\d{1,3}(,\d{1,3}){0,99}$")] | None = None
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 1
+    batch: Annotated[int, Field(ge=1, le=4096)] = 32
+    rate: Rate = 1e-4
+    max_length: Annotated[int, Field(ge=2, le=8192)] = 128
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+
+
+JobRequest = FineTune | Extract | FurtherPretrain
+STORED: TypeAdapter[JobRequest] = TypeAdapter(Annotated[JobRequest, Field(discriminator="kind")])
+"""Reads a kept request."""

@@ -1,0 +1,245 @@
+"""Runs jobs, one after the other, each in a process of low priority that serving hardly notices.
+
+A job goes on from its checkpoints when its process or the server was killed; what it made is published by the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated
+from serving.jobs.folder import JobFolder, JobFolders
+
+log = logging.getLogger(__name__)
+
+Command = Callable[[JobFolder], Sequence[str]]
+"""The command line of a job's process. Raises ``JpetsError`` where it cannot be run."""
+Publish = Callable[[JobFolder, bool], int | None]
+"""Publishes what a job made, and returns a task's version; True: it may have been published before the server ended.
+
+Raises ``Saturated`` to be asked again, another ``JpetsError`` for what cannot be published.
+"""
+Check = Callable[[JobFolder], None]
+"""Hears of a job's outline once its process has written it.
+
+Raises ``Saturated`` to be asked again, another ``JpetsError`` where no such task can be served.
+"""
+ATTEMPTS = 5
+BACK_OFF = 1.0
+"""Seconds before the second attempt; before each further one as many more."""
+POLL = 0.1
+LOOK = 5.0
+"""Seconds between looks for jobs that another server on the same repository took in."""
+
+
+class JobRunner:
+    """Runs what is in ``jobs``, the oldest first, in a thread of its own.
+
+    Of several servers on one repository one runs jobs, and another one when that has ended. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        jobs: JobFolders,
+        command: Command,
+        publish: Publish,
+        check: Check = lambda job: None,
+        *,
+        platform: str = "cpu",
+        attempts: int = ATTEMPTS,
+        back_off: float = BACK_OFF,
+    ) -> None:
+        self._jobs, self._command, self._publish, self._check = jobs, command, publish, check
+        self._platform = platform
+        self._attempts, self._back_off = attempts, back_off
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="jpets-jobs", daemon=True)
+        self._closed = False
+        self._alone = False
+        """Whether this server is the one that runs jobs."""
+        self._current: JobFolder | None = None
+        self._finished: set[str] = set()
+        """Jobs whose states need not be read again."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There may be a new job."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def cancel(self, job: JobFolder) -> None:
+        """A job that waits is cancelled when this returns, one that runs soon. Raises ``NotFound``; ``Conflict`` where
+        what it made is being published."""
+        with self._changed, job.deciding():
+            state = job.state
+            if state.is_finished:
+                return
+            if state.publishing:
+                raise Conflict(f"what {job.id} made is being published; remove that when it has finished")
+            job.ask_to_end()
+            running = self._current is not None and self._current.id == job.id
+            if self._alone and not running:
+                job.finish("cancelled")
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the running job's process; the next server goes on with the job."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def _work(self) -> None:
+        with self._lock():
+            self._jobs.sweep()
+            while (job := self._next()) is not None:
+                try:
+                    self._run(job)
+                except NotFound:
+                    log.warning("a job was removed while it ran", extra={"job": job.id})
+                except OutOfSpace:
+                    log.warning("a job waits for space on the disk", extra={"job": job.id})
+                    self._pause(self._back_off)
+                except Exception:  # the other jobs go on
+                    log.exception("a job failed", extra={"job": job.id})
+                    try:
+                        job.finish("failed", problem="the server failed; its log has the details")
+                    except (OSError, JpetsError):
+                        self._pause(self._back_off)
+                with self._changed:
+                    self._current = None
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Waits until no other server runs jobs of this repository, or this one ends."""
+        with (self._jobs.path / ".lock").open("w") as file:
+            while not self._closed and not self._alone:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._alone = True
+                except BlockingIOError:
+                    self._pause(LOOK)
+            yield
+            self._alone = False
+
+    def _next(self) -> JobFolder | None:
+        """The oldest job that has not finished; waits for one. None at the end."""
+        with self._changed:
+            while not self._closed:
+                for job in reversed(self._jobs.all()):
+                    if job.id in self._finished:
+                        continue
+                    with contextlib.suppress(NotFound):
+                        if not job.state.is_finished:
+                            self._current = job
+                            return job
+                        job.free()  # where a kill came before that
+                    self._finished.add(job.id)
+                self._changed.wait(LOOK)
+        return None
+
+    def _run(self, job: JobFolder) -> None:
+        """Until it has finished, or the server ends."""
+        while not self._closed:
+            state = job.state
+            if job.is_to_end and not state.publishing:
+                job.finish("cancelled")
+                return
+            if (result := job.result) is not None:
+                self._end(job, result.problem)
+                return
+            if state.attempts >= self._attempts:
+                job.finish("failed", problem=f"its process ended {state.attempts} times before it was done")
+                return
+            if state.attempts and self._pause(self._back_off * state.attempts):
+                return
+            job.begin(state.attempts + 1)
+            try:
+                status = self._process(job)
+            except JpetsError as error:
+                job.finish("failed", problem=error.message)
+                return
+            if self._closed:  # not its fault
+                job.change(state="queued", attempts=state.attempts)
+            elif status:
+                log.warning("the process of a job ended early", extra={"job": job.id, "status": status})
+
+    def _process(self, job: JobFolder) -> int | None:
+        """Runs a job's process. Its exit status; None where it was to end. Raises ``JpetsError`` where what it is going
+        to make cannot be published."""
+        checked = False
+        with subprocess.Popen(
+            [*self._command(job)],
+            stdin=subprocess.PIPE,  # ends with this server, and the process with it
+            stdout=subprocess.DEVNULL,
+            env=self._environment(job.fresh_scratch()),
+        ) as process:
+            try:
+                while (status := process.poll()) is None:
+                    if not checked and job.outline_file.exists():
+                        with contextlib.suppress(Saturated):
+                            self._check(job)
+                            checked = True
+                    with self._changed:
+                        if self._closed or job.is_to_end:
+                            return None
+                        self._changed.wait(POLL)
+                return status
+            finally:
+                process.kill()
+
+    def _environment(self, scratch: Path) -> dict[str, str]:
+        root = str(Path(__file__).parents[2])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            **os.environ,
+            "JAX_PLATFORMS": self._platform,
+            "JAX_NUM_CPU_DEVICES": "1",
+            "NPROC": str(max(1, (os.cpu_count() or 1) // 2)),  # threads of XLA on a CPU
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TMPDIR": str(scratch),  # what a killed process left there goes with the job
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the server
+        }
+
+    def _end(self, job: JobFolder, problem: str | None) -> None:
+        """Publishes what a job made; nothing where it has a problem, or while the server ends."""
+        if problem is not None:
+            job.finish("failed", problem=problem)
+            return
+        again = job.state.publishing
+        while not self._closed:
+            with self._changed, job.deciding():  # from here on nobody cancels it
+                if job.is_to_end and not again:
+                    job.finish("cancelled")
+                    return
+                job.change(publishing=True)
+            try:
+                version = self._publish(job, again)
+            except Saturated:
+                job.change(publishing=again)
+                self._pause(self._back_off)
+                continue
+            except JpetsError as error:
+                job.finish("failed", problem=error.message)
+                return
+            job.finish("succeeded", version=version)
+            log.info(
+                "a job published what it made", extra={"job": job.id, "kind": job.request.kind, "version": version}
+            )
+            return
+
+    def _pause(self, seconds: float) -> bool:
+        """Waits; True where the server ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, timeout=seconds)
+            return self._closed

@@ -1,0 +1,187 @@
+"""Jobs of a server: what it takes in, and how what they make is published."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from jpets.errors import Conflict, InvalidInput, NotFound, Saturated
+from jpets.types import LoadedBackbone, Task
+from serving.hosted.repository import StoredTask
+from serving.hosted.service import Service
+from serving.hosted.services import Services
+from serving.jobs.folder import JobFolder, JobFolders
+from serving.jobs.request import DEFAULT_METHOD, Extract, FineTune, FurtherPretrain, JobRequest
+from serving.jobs.runner import Command, JobRunner
+
+MOST_WAITING = 100
+"""Jobs that wait at most; their data take space."""
+Outline = Callable[[FineTune, LoadedBackbone, Sequence[str]], Task]
+"""A task of the shape that a job would make, where it goes on from a task of these methods. Raises ``InvalidInput`` for
+settings that the method does not take."""
+KeepBackbone = Callable[[str, Path], None]
+"""Copies a new backbone's folder to where it may be loaded from; what was copied before is left as it is. Raises
+``Conflict`` where that name is another's, ``OutOfSpace``."""
+Asked = TypeVar("Asked", FineTune, Extract, FurtherPretrain)
+
+
+class Jobs:
+    """Jobs in ``folder`` that make tasks of ``services``, and backbones where there is a place to keep them. Methods
+    block; thread-safe."""
+
+    def __init__(
+        self,
+        folder: Path,
+        services: Services,
+        command: Command,
+        outline: Outline,
+        *,
+        platform: str = "cpu",
+        keep_backbone: KeepBackbone | None = None,
+    ) -> None:
+        self.folders = JobFolders(folder)
+        self.runner = JobRunner(self.folders, command, self._publish, self._check_outline, platform=platform)
+        self._services = services
+        self._outline = outline
+        self._keep_backbone = keep_backbone
+        self._ended: dict[str, str] = {}
+        """States of jobs that will not change."""
+
+    def accept(self, request: Asked) -> Asked:
+        """The request with its backbone named, where all but the data is as it must be: what is wrong is told before
+        they are sent, and before hours of training.
+
+        Raises ``InvalidInput``, ``UnknownClass``, ``OutOfSpace``, ``Conflict``, ``Saturated``.
+        """
+        self._services.check_open()
+        request = request.model_copy(update={"backbone": request.backbone or self._services.backbone.name})
+        own = self._service(request)
+        if own is None:
+            known = [service.backbone.name for service in self._services.all]
+            raise InvalidInput(f"backbone: expected one of {known}, found {request.backbone!r}; load it first")
+        if isinstance(request, FurtherPretrain):
+            self._check_name(request.name)
+            self._check_layers(request.layers, own.backbone.config.layers)
+        else:
+            self._check_task(request.task, own)
+        if isinstance(request, FineTune):
+            methods = self._methods(request.start, own)
+            request = request.model_copy(update={"method": request.method or next(iter(methods), DEFAULT_METHOD)})
+            own.engine.check_task(self._outline(request, own.backbone, methods), stays=False)
+        states = self.counts()
+        if states.get("queued", 0) + states.get("running", 0) >= MOST_WAITING:
+            raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
+        return request
+
+    def commit(self, draft: JobFolder) -> JobFolder:
+        """The draft, with all that it needs, as a job that will be run. Raises ``NotFound``."""
+        request = draft.request
+        if isinstance(request, FineTune) and request.start is not None:
+            repository = self._services.repository
+            draft.start_file.write_bytes(repository.read(repository.get(request.start)))
+        job = self.folders.commit(draft)
+        self.runner.wake()
+        return job
+
+    def delete(self, job: JobFolder) -> bool:
+        """Cancels a job, or removes one that has finished (True). Raises ``NotFound``."""
+        if job.state.is_finished:
+            self.folders.remove(job)
+            return True
+        self.runner.cancel(job)
+        return False
+
+    def check_unused(self, backbone: str) -> None:
+        """Raises ``Conflict`` where a job that has not finished needs the backbone to publish what it makes."""
+        for job in self.folders.all():
+            with contextlib.suppress(NotFound):  # removed meanwhile
+                if job.request.backbone == backbone and not job.state.is_finished:
+                    raise Conflict(f"job {job.id} needs backbone {backbone!r}; cancel it or wait until it has finished")
+
+    def counts(self) -> Mapping[str, int]:
+        """How many jobs there are in each state."""
+        found: dict[str, str] = {}
+        for job in self.folders.all():
+            try:
+                found[job.id] = self._ended.get(job.id) or job.state.state
+            except NotFound:  # removed meanwhile, or of another version of jpets
+                continue
+        self._ended = {id: state for id, state in found.items() if state not in ("queued", "running")}
+        return Counter(found.values())
+
+    def _methods(self, start: str | None, own: Service) -> Sequence[str]:
+        """Those of the task that training is to go on from."""
+        if start is None:
+            return ()
+        if not own.knows(start):
+            raise InvalidInput(f"start: expected a task of backbone {own.backbone.name!r}, found {start!r}")
+        return [delta["method"] for delta in self._services.repository.get(start).metadata["deltas"]]
+
+    def _check_task(self, id: str, own: Service) -> None:
+        if self._is_backbone(id):
+            raise InvalidInput(f"task: {id!r} is the name of a backbone; choose another id")
+        if any(service.knows(id) for service in self._services.all if service is not own):
+            raise Conflict(f"task {id!r} is one of another backbone; delete it first")
+
+    def _check_name(self, name: str) -> None:
+        if self._keep_backbone is None:
+            raise InvalidInput("this server has no folder for new backbones; start it with --backbones DIR")
+        if self._is_backbone(name) or self._services.knows(name):
+            raise Conflict(f"there is a backbone or a task {name!r} already; choose another name")
+
+    def _check_layers(self, given: str | None, count: int) -> None:
+        if given is not None and max(map(int, given.split(","))) >= count:
+            raise InvalidInput(f"layers: expected numbers from 0 to {count - 1}, found {given}")
+
+    def _is_backbone(self, name: str) -> bool:
+        return name in [hosted.name for hosted in self._services.backbones()]
+
+    def _check_outline(self, job: JobFolder) -> None:
+        """Raises what ``Service.check_task`` does where a head as a job's data ask for cannot be served; ``Saturated``
+        while its backbone is starting."""
+        request = job.request
+        if isinstance(request, FineTune):
+            self._serving(request).check_task(job.outline_file.read_bytes(), request.task)
+
+    def _serving(self, request: FineTune | Extract) -> Service:
+        """Raises ``Saturated`` while the backbone is starting, ``NotFound`` where it is not loaded."""
+        if (own := self._service(request)) is not None:
+            return own
+        states = {hosted.name: hosted.state for hosted in self._services.backbones()}
+        if states.get(request.backbone or "") == "starting":
+            raise Saturated("its backbone is starting")
+        raise NotFound(f"backbone {request.backbone!r} is not loaded any more; load it, then start a new job")
+
+    def _publish(self, job: JobFolder, again: bool) -> int | None:
+        """The version as which the task of ``job`` is served, if it made one.
+
+        Raises what ``Services.put_task`` and ``KeepBackbone`` do.
+        """
+        request, services = job.request, self._services
+        if isinstance(request, FurtherPretrain):
+            if self._keep_backbone is None:
+                raise NotFound("this server has no folder for new backbones any more; start it with --backbones DIR")
+            self._keep_backbone(request.name, job.backbone)
+            return None
+        self._serving(request)
+        kept = self._versions(request.task)
+        if again and (above := job.state.above) is not None:
+            digest = hashlib.sha256(job.task_file.read_bytes()).hexdigest()
+            mine = [stored.version for stored in kept if stored.version > above and stored.digest == digest]
+            if mine:  # whatever was uploaded or chosen since stays
+                return mine[0]
+        job.change(above=max((stored.version for stored in kept), default=0))
+        return services.put_task(request.task, job.task_file).version
+
+    def _versions(self, task: str) -> Sequence[StoredTask]:
+        try:
+            return self._services.repository.versions(task)
+        except NotFound:
+            return []
+
+    def _service(self, request: JobRequest) -> Service | None:
+        return next((s for s in self._services.all if s.backbone.name == request.backbone), None)

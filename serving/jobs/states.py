@@ -1,0 +1,17 @@
+"""The states of a job, and how far it is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+JobStateName = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+
+
+class JobProgress(BaseModel):
+    """Batch ``step`` of ``of`` and its loss (null: not finite). A method that trains in two stages counts each."""
+
+    step: int
+    of: int
+    loss: float | None

@@ -1,0 +1,1 @@
+"""The options of a server, and where they come from."""

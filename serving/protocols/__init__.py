@@ -1,0 +1,1 @@
+"""What clients speak: one file a protocol or resource."""

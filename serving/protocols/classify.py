@@ -1,0 +1,184 @@
+"""``POST /v1/classify``: texts to labels and probabilities, in vLLM's shape; also any mixture of tasks at once."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple, Self
+
+from fastapi import APIRouter, Body, Request
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+from jpets.errors import InvalidInput
+from jpets.types import Query, Result
+from serving.http.errors import worded
+from serving.http.fields import MOST_MODEL, Int64, Many, ModelName, Text, is_unicode
+from serving.http.responses import FastJSONResponse
+from serving.protocols.answers import render, render_error
+from serving.protocols.schemas import ClassifyResponse
+from serving.requests.ask import ask, check_count, raise_first_error
+from serving.requests.context import Context, Here
+from serving.requests.routes import JSONRoute
+
+router = APIRouter(tags=["inference"], route_class=JSONRoute)
+
+EXAMPLES = {
+    "one task": {"value": {"model": "sentiment", "input": ["what a lovely day", "never again"], "top_k": 2}},
+    "any mixture of tasks": {
+        "value": {
+            "inputs": [
+                {"model": "sentiment", "text": "what a lovely day"},
+                {"model": "paraphrase", "text": "it rains", "text_pair": "rain is falling"},
+                {"model": "questions", "text": "Who plays?", "text_pair": "Anna and her brother play chess."},
+                {"model": None, "text": "embedded by the plain backbone"},
+            ]
+        }
+    },
+}
+
+
+class MixedInput(BaseModel):
+    """One text for one task; without ``model`` the plain backbone embeds it."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: ModelName | None = None
+    text: Text
+    text_pair: Text | None = None
+
+
+class WrongInput(NamedTuple):
+    """What is wrong with one of several inputs, which is told in its place; ``model`` as far as it could be read."""
+
+    model: str | None
+    problem: InvalidInput
+
+
+def _or_wrong(given: object, check: ValidatorFunctionWrapHandler) -> MixedInput | WrongInput:
+    if not isinstance(given, (dict, MixedInput)):
+        return NO_INPUT
+    try:
+        return check(given)
+    except ValidationError as error:
+        model = given.get("model") if isinstance(given, dict) else None
+        known = model if isinstance(model, str) and len(model) <= MOST_MODEL and is_unicode(model) else None
+        return WrongInput(known, InvalidInput(worded(error.errors(include_url=False, include_input=False))))
+
+
+NO_INPUT = WrongInput(None, InvalidInput("expected an object with a text and maybe a model and a text_pair"))
+
+
+class ClassifyRequest(BaseModel):
+    """Either ``model`` and ``input``, or ``inputs``, in which each text names its own task."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: ModelName | None = None
+    input: Text | Many[Text] | None = None
+    inputs: Many[Annotated[MixedInput, WrapValidator(_or_wrong)]] | None = None
+    top_k: Annotated[Int64, Field(ge=1)] | None = None
+    """Adds the best ``top_k`` labels with their probabilities."""
+    truncate: StrictBool | None = None
+    """Cut texts that are too long, whatever the task's own rule."""
+    user: Text | None = None
+    """Accepted because OpenAI's and vLLM's clients send it; it changes nothing."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        single = self.model is not None and self.input is not None and self.inputs is None
+        mixed = self.inputs is not None and self.model is None and self.input is None
+        if not (single or mixed):
+            raise ValueError("send either model and input, or inputs")
+        return self
+
+
+@router.post("/v1/classify", response_model=ClassifyResponse, summary="Classify texts, by one task or by many at once")
+async def classify(
+    request: Request, here: Here, body: Annotated[ClassifyRequest, Body(openapi_examples=EXAMPLES)]
+) -> FastJSONResponse:
+    """One task: `model` and `input`; the first text that fails, fails the request.
+
+    Any mixture of tasks: `inputs`; they share device batches, and a text that fails has an `error` in its place.
+
+    Single-label heads answer with the softmax `probs`; multi-label heads with sigmoid `probs` and the `labels` over
+    their thresholds; regression heads with `values`; token heads with `entities` (token positions, `end` exclusive);
+    question-answering heads (`text` is the question, `text_pair` the context) with the `answer`, its `score` and where
+    in the context it stands (`start` and `end` in characters, `end` exclusive); embedding heads and the plain backbone,
+    in a mixture, with `embedding`.
+    """
+    top_k = body.top_k
+    if body.inputs is not None:
+        return await _mixed(request, here, body.inputs, top_k, body.truncate)
+    assert body.model is not None and body.input is not None
+    model, texts = body.model, [body.input] if isinstance(body.input, str) else body.input
+    check_count(len(texts), here)
+    task = await here.find(model)
+    if task is None or task.head.type == "embedding":
+        raise InvalidInput(f"{model[:128]!r} gives embeddings, not labels; ask POST /v1/embeddings")
+
+    def respond(results: Sequence[Result]) -> dict[str, Any]:
+        raise_first_error(results)
+        data = [{"index": index, **render(result, top_k)} for index, result in enumerate(results)]
+        return _response(model, data, results)
+
+    return await ask(request, here, [Query(model, text, truncate=body.truncate) for text in texts], respond)
+
+
+async def _mixed(
+    request: Request, here: Context, inputs: Sequence[MixedInput | WrongInput], top_k: int | None, truncate: bool | None
+) -> FastJSONResponse:
+    check_count(len(inputs), here)
+
+    def respond(results: Sequence[Result]) -> dict[str, Any]:
+        left = iter(results)
+        data = [
+            {
+                "index": index,
+                "model": each.model,
+                **(render_error(each.problem) if isinstance(each, WrongInput) else _outcome(next(left), top_k)),
+            }
+            for index, each in enumerate(inputs)
+        ]
+        return _response(None, data, results)
+
+    queries = [
+        Query(_task_id(each.model, here), each.text, each.text_pair, truncate=truncate)
+        for each in inputs
+        if isinstance(each, MixedInput)
+    ]
+    return await ask(request, here, queries, respond) if queries else FastJSONResponse(respond([]))
+
+
+def usage(results: Sequence[Result]) -> dict[str, int]:
+    tokens = sum(result.tokens for result in results)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def _outcome(result: Result, top_k: int | None) -> dict[str, Any]:
+    if result.error is not None:
+        return render_error(result.error)
+    return render(result, top_k)
+
+
+def _task_id(model: str | None, here: Context) -> str | None:
+    """None, the plain backbone, also where it is asked by its name."""
+    return None if model == here.service.backbone.name and not here.service.knows(model) else model
+
+
+def _response(model: str | None, data: list[dict[str, Any]], results: Sequence[Result]) -> dict[str, Any]:
+    return {
+        "id": f"classify-{uuid.uuid4().hex}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": usage(results),
+    }

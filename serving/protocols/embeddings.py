@@ -1,0 +1,114 @@
+"""``POST /v1/embeddings``: OpenAI's shape, for the plain backbone and for tasks with an embedding head."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Body, Request
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt
+
+from jpets.errors import InvalidInput
+from jpets.types import Embedding, FloatArray, Query, Result
+from serving.http.fields import Int64, Many, ModelName, Text
+from serving.http.responses import FastJSONResponse
+from serving.protocols.classify import usage
+from serving.protocols.schemas import Usage
+from serving.requests.ask import ask, check_count, raise_first_error
+from serving.requests.context import Here
+from serving.requests.routes import JSONRoute
+
+router = APIRouter(tags=["inference"], route_class=JSONRoute)
+
+EXAMPLES = {
+    "texts": {"value": {"model": "all-minilm", "input": ["a text", "another one"]}},
+    "token ids": {"value": {"model": "all-minilm", "input": [101, 2023, 102], "encoding_format": "base64"}},
+}
+
+
+class EmbeddingsRequest(BaseModel):
+    """``input``: one text, texts, the token ids of one text, or of several; ids include the special tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: ModelName
+    input: Text | Many[Text] | Many[StrictInt] | Many[Many[StrictInt]]
+    encoding_format: Literal["float", "base64"] | None = None
+    """``float`` by default."""
+    dimensions: Int64 | None = None
+    """Those that the model has, as none are cut off."""
+    user: Text | None = None
+    """Accepted because OpenAI clients send it; it changes nothing."""
+    truncate: StrictBool | None = None
+    """Cut texts that are too long, whatever the task's own rule. Token ids are never cut."""
+
+
+class EmbeddingItem(BaseModel):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsResponse(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[EmbeddingItem]
+    model: str
+    usage: Usage
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingsResponse, summary="Embed texts")
+async def embeddings(
+    request: Request, here: Here, body: Annotated[EmbeddingsRequest, Body(openapi_examples=EXAMPLES)]
+) -> FastJSONResponse:
+    """`model` is the backbone's name or a task with an embedding head. A backbone embeds as its Sentence-Transformers
+    settings say; without any by the mean over the tokens, normalised.
+
+    `base64` holds little-endian 32-bit floats.
+    """
+    task = await here.find(body.model)
+    if task is not None and task.head.type != "embedding":
+        raise InvalidInput(f"{body.model!r} has a {task.head.type} head; ask POST /v1/classify")
+    size = task.backbone.hidden_size if task is not None else here.service.backbone.config.hidden_size
+    if body.dimensions not in (None, size):
+        raise InvalidInput(f"dimensions: {body.model!r} gives {size}, found {body.dimensions}; leave it out")
+    inputs = _inputs(body.input)
+    check_count(len(inputs), here)
+    numbers = sum(len(each) for each in inputs if not isinstance(each, str))
+    queries = await here.aside.do(numbers, partial(_queries, inputs, task.id if task else None, body.truncate))
+
+    def respond(results: Sequence[Result]) -> dict[str, Any]:
+        raise_first_error(results)
+        data = [
+            {"object": "embedding", "index": index, "embedding": _encoded(result.embedding, body.encoding_format)}
+            for index, result in enumerate(results)
+            if isinstance(result, Embedding)
+        ]
+        return {"object": "list", "data": data, "model": body.model, "usage": usage(results)}
+
+    return await ask(request, here, queries, respond)
+
+
+def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> Sequence[Any]:
+    """One entry a text, or its token ids: a flat list of numbers is one text's."""
+    return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+
+
+def _queries(inputs: Sequence[str | Sequence[int]], task: str | None, truncate: bool | None) -> list[Query]:
+    try:
+        return [
+            Query(task, text=each, truncate=truncate)
+            if isinstance(each, str)
+            else Query(task, input_ids=array("q", each))
+            for each in inputs
+        ]
+    except OverflowError as error:
+        raise InvalidInput("input: expected 64-bit integers, found one beyond them") from error
+
+
+def _encoded(vector: FloatArray, how: str | None) -> Any:
+    if how == "base64":
+        return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
+    return np.ascontiguousarray(vector)

@@ -1,0 +1,121 @@
+"""``/v1/jobs``: make tasks and backbones beside serving them; list, follow and cancel that."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.responses import JSONResponse
+
+from jpets.errors import InvalidInput, NotFound
+from serving.http.uploads import FILE_BODY, receive
+from serving.jobs.folder import JobFolder
+from serving.jobs.request import Extract, FineTune, FurtherPretrain
+from serving.jobs.service import Asked, Jobs
+from serving.protocols.schemas import JobItem, JobPage
+from serving.requests.context import Context, Here
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+async def find_jobs(here: Here) -> Jobs:
+    if here.jobs is None:
+        raise NotFound("this server runs no jobs; start it by python -m jpets.serve")
+    return here.jobs
+
+
+HereJobs = Annotated[Jobs, Depends(find_jobs)]
+
+
+@router.post("", response_model=JobItem, status_code=202, summary="Train a task", openapi_extra=FILE_BODY)
+async def create_job(request: Request, here: Here, jobs: HereJobs, asked: Annotated[FineTune, Query()]) -> JobItem:
+    """The body are the labelled texts, the query the options of `jpets train`. 202: it is trained when the jobs before
+    it have finished; the task is then published as a new version, or nothing is where it fails."""
+    return await _create(request, here, jobs, asked, "labelled texts")
+
+
+@router.post("/extract", response_model=JobItem, status_code=202, summary="Extract a task", openapi_extra=FILE_BODY)
+async def create_extraction(
+    request: Request, here: Here, jobs: HereJobs, asked: Annotated[Extract, Query()]
+) -> JobItem:
+    """The body is a zip archive of a fully fine-tuned checkpoint's folder, the query the options of `jpets task
+    import`. What is extracted is published as a new version of the task."""
+    return await _create(request, here, jobs, asked, "a zip archive of a checkpoint")
+
+
+@router.post(
+    "/further-pretrain",
+    response_model=JobItem,
+    status_code=202,
+    summary="Train a backbone's layers further",
+    openapi_extra=FILE_BODY,
+)
+async def create_pretraining(
+    request: Request, here: Here, jobs: HereJobs, asked: Annotated[FurtherPretrain, Query()]
+) -> JobItem:
+    """The body are texts without labels, the query the options of `jpets backbone pretrain`. The new backbone may then
+    be loaded by `PUT /v1/backbones/NAME`; tasks are trained on it anew."""
+    return await _create(request, here, jobs, asked, "texts")
+
+
+@router.get("", response_model=JobPage, summary="List jobs, the newest first, a page at a time")
+async def list_jobs(
+    jobs: HereJobs,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[str | None, Query(max_length=64)] = None,
+) -> JobPage:
+    return await asyncio.to_thread(_page, jobs, limit, after)
+
+
+@router.get("/{id}", response_model=JobItem, summary="Read a job's state, progress and scores")
+async def get_job(jobs: HereJobs, id: str) -> JobItem:
+    return await asyncio.to_thread(lambda: JobItem.of(jobs.folders.get(id)))
+
+
+@router.get(
+    "/{id}/log", response_class=Response, responses={200: {"content": {"text/plain": {}}}}, summary="Read a job's log"
+)
+async def get_log(jobs: HereJobs, id: str) -> Response:
+    """What its processes noted; of a long one the end."""
+    content = await asyncio.to_thread(lambda: jobs.folders.get(id).log())
+    return Response(content, media_type="text/plain; charset=utf-8")
+
+
+@router.delete(
+    "/{id}",
+    response_model=JobItem,
+    status_code=202,
+    responses={204: {}},
+    summary="Cancel a job, or remove a finished one",
+)
+async def delete_job(jobs: HereJobs, id: str) -> Response:
+    """202: it is being cancelled, and publishes nothing. 204: it had finished, and is gone; its task stays."""
+
+    def delete() -> JobFolder | None:
+        job = jobs.folders.get(id)
+        return None if jobs.delete(job) else job
+
+    job = await asyncio.to_thread(delete)
+    return Response(status_code=204) if job is None else JSONResponse(JobItem.of(job).model_dump(), 202)
+
+
+async def _create(request: Request, here: Context, jobs: Jobs, asked: Asked, what: str) -> JobItem:
+    asked = await asyncio.to_thread(jobs.accept, asked)
+    with jobs.folders.draft(asked) as draft:
+        with draft.data.open("xb") as file:
+            got = await receive(request, file, here.settings.max_data_bytes, "training data")
+        if not got:
+            raise InvalidInput(f"expected {what} as the body, found nothing")
+        return JobItem.of(await asyncio.to_thread(jobs.commit, draft))
+
+
+def _page(jobs: Jobs, limit: int, after: str | None) -> JobPage:
+    chosen = [job for job in jobs.folders.all() if after is None or job.id < after]
+    items = []
+    for job in chosen[:limit]:
+        try:
+            items.append(JobItem.of(job))
+        except NotFound:  # removed meanwhile
+            continue
+    return JobPage(jobs=items, next=chosen[limit - 1].id if len(chosen) > limit else None)

@@ -1,0 +1,243 @@
+"""What the HTTP API answers with, as the server builds it and the command line reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import BaseModel
+
+from serving.jobs.states import JobProgress, JobStateName
+
+if TYPE_CHECKING:  # the command line starts without what it would bring
+    from serving.hosted.repository import StoredTask
+    from serving.jobs.folder import JobFolder
+
+
+class DeltaSummary(BaseModel):
+    method: str
+
+
+class TaskSummary(BaseModel):
+    id: str
+    version: int
+    backbone: str
+    deltas: list[DeltaSummary]
+    head: str
+    labels: list[str]
+    bytes: int
+
+    @property
+    def methods(self) -> str:
+        return ", ".join(delta.method for delta in self.deltas)
+
+    @classmethod
+    def of(cls, stored: StoredTask, **more: Any) -> Self:
+        """``more`` are the fields that a subclass adds."""
+        document = stored.metadata
+        return cls(
+            id=stored.id,
+            version=stored.version,
+            backbone=document["backbone"]["name"],
+            deltas=[DeltaSummary(method=delta["method"]) for delta in document["deltas"]],
+            head=document["head"]["type"],
+            labels=list(document.get("labels", ())),
+            bytes=stored.bytes,
+            **more,
+        )
+
+
+class TaskDetail(TaskSummary):
+    """``metadata`` is the task file's own document; ``loaded`` is the version that queries get now, if any, and
+    ``tier`` where it is: on the ``device``, in ``host`` memory, or in the ``repository`` only. ``devices`` are the
+    numbers of those that serve it. ``versions`` are those that are kept, and ``served`` the one of them that a server
+    gives to queries, if any. ``state`` is ``preparing`` while the newest one waits for the programs of its shape, and
+    ``failed``, with the ``problem``, where they could not be had."""
+
+    created: str
+    digest: str
+    loaded: int | None
+    served: int | None = None
+    versions: list[int] = []
+    state: Literal["ready", "preparing", "failed"] = "ready"
+    problem: str | None = None
+    tier: Literal["device", "host", "repository"] | None = None
+    devices: list[int] = []
+    metadata: dict[str, Any]
+
+    @classmethod
+    def of(cls, stored: StoredTask, *, kept: Sequence[StoredTask] = (), **more: Any) -> Self:
+        """``kept`` are all versions of the task."""
+        known = {
+            "created": stored.created,
+            "digest": stored.digest,
+            "metadata": dict(stored.metadata),
+            "versions": [each.version for each in kept],
+            "served": next((each.version for each in kept if each.served), None),
+        }
+        return super().of(stored, **known, **more)
+
+
+class TaskVersion(TaskSummary):
+    """One version of a task. ``state``: queries get the newest ``active`` one (``served``); ``uploaded`` is not active
+    yet, and ``withdrawn`` was rolled back."""
+
+    created: str
+    digest: str
+    state: Literal["uploaded", "active", "withdrawn"]
+    served: bool
+
+    @classmethod
+    def of(cls, stored: StoredTask, **more: Any) -> Self:
+        known = {"created": stored.created, "digest": stored.digest, "state": stored.state, "served": stored.served}
+        return super().of(stored, **known, **more)
+
+
+class VersionPage(BaseModel):
+    """The oldest first; ``next`` is the ``after`` of the next page, null on the last one."""
+
+    versions: list[TaskVersion]
+    next: int | None
+
+
+class TaskPage(BaseModel):
+    """``next`` is the ``after`` of the next page, null on the last one."""
+
+    tasks: list[TaskSummary]
+    next: str | None
+
+
+class LabelProb(BaseModel):
+    label: str
+    prob: float
+
+
+class EntityItem(BaseModel):
+    """A run of tokens of one label; ``end`` is exclusive."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+class ItemError(BaseModel):
+    code: str
+    message: str
+
+
+class ClassifyItem(BaseModel):
+    """Which fields there are depends on the task's head; ``error``, in the mixed form only, replaces all others.
+
+    ``start`` and ``end`` (exclusive) are the characters of the context where ``answer`` stands.
+    """
+
+    index: int
+    model: str | None = None
+    label: str | None = None
+    probs: list[float] | None = None
+    num_classes: int | None = None
+    top: list[LabelProb] | None = None
+    labels: list[str] | None = None
+    values: list[float] | None = None
+    entities: list[EntityItem] | None = None
+    answer: str | None = None
+    score: float | None = None
+    start: int | None = None
+    end: int | None = None
+    embedding: list[float] | None = None
+    error: ItemError | None = None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class ClassifyResponse(BaseModel):
+    id: str
+    object: str = "list"
+    created: int
+    model: str | None
+    data: list[ClassifyItem]
+    usage: Usage
+
+
+class BackboneItem(BaseModel):
+    """``state``: available (it may be loaded), starting, ready, draining or failed; ``problem`` says why it failed.
+    ``progress`` is what a start is doing."""
+
+    name: str
+    state: Literal["available", "starting", "ready", "draining", "failed"]
+    default: bool
+    problem: str | None = None
+    progress: str | None = None
+    fingerprint: str | None = None
+    family: str | None = None
+    hidden_size: int | None = None
+    layers: int | None = None
+    tasks: int | None = None
+    device_bytes: int | None = None
+
+
+class BackboneList(BaseModel):
+    backbones: list[BackboneItem]
+
+
+class JobItem(BaseModel):
+    """``version`` of ``task``, or ``new_backbone``, is what a job that succeeded published; ``problem`` says why one
+    failed. ``attempts`` are the processes that it took; ``scores`` are those on held-out texts; ``extracted`` says what
+    an extraction kept."""
+
+    id: str
+    kind: str
+    state: JobStateName
+    task: str | None = None
+    new_backbone: str | None
+    backbone: str | None
+    method: str | None = None
+    created: str
+    started: str | None
+    finished: str | None
+    attempts: int
+    progress: JobProgress | None
+    held_out_loss: float | None
+    scores: dict[str, float | None]
+    extracted: str | None
+    chosen: str | None = None
+    held_against: dict[str, float | None] = {}
+    warnings: list[str] = []
+    version: int | None
+    problem: str | None
+
+    @classmethod
+    def of(cls, job: JobFolder) -> Self:
+        """Raises ``NotFound`` where it is removed meanwhile."""
+        asked, state, result = job.request, job.state, job.result
+        return cls(
+            id=job.id,
+            **asked.model_dump(include={"kind", "task", "backbone", "method"}),
+            new_backbone=asked.name if asked.kind == "further-pretrain" else None,
+            progress=job.progress,
+            held_out_loss=result.held_out_loss if result else None,
+            scores=result.scores if result else {},
+            extracted=result.extracted if result else None,
+            **(result.model_dump(include={"chosen", "held_against", "warnings"}) if result else {}),
+            **state.model_dump(exclude={"publishing", "above"}),
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state not in ("queued", "running")
+
+    @property
+    def makes(self) -> str:
+        """The task's or the backbone's name."""
+        return self.task or self.new_backbone or ""
+
+
+class JobPage(BaseModel):
+    """The newest first; ``next`` is the ``after`` of the next page, null on the last one."""
+
+    jobs: list[JobItem]
+    next: str | None

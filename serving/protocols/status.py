@@ -1,0 +1,92 @@
+"""``/``: one page for people. It loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from html import escape
+from string import Template
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import HTMLResponse
+
+from serving.requests.context import Context, Here, server_version
+
+router = APIRouter(tags=["operation"])
+
+SHOWN_TASKS = 200
+SHOWN_LABELS = 8
+HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
+
+PAGE = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="refresh" content="10"><title>jpets</title><style>
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #8884; vertical-align: top }
+.n { text-align: right; font-variant-numeric: tabular-nums }
+.yes { color: #188038 } .no { color: #c5221f } small { opacity: .7 }
+</style></head><body>
+<h1>jpets <small>$version</small></h1>
+<p><b class="$ready_class">$ready</b> · <b class="$live_class">$live</b> · backbone <code>$backbone</code>
+ · <a href="/docs">API</a> · <a href="/metrics">metrics</a></p>
+<h2>Traffic</h2><table>$counters</table>
+<h2>Tasks</h2><table><tr><th>id</th><th class="n">version</th><th>methods</th><th>head</th><th>labels</th>
+<th class="n">KiB</th></tr>$tasks</table>$more
+</body></html>
+""")
+
+
+@router.get("/", response_class=HTMLResponse, summary="Status page")
+async def status_page(here: Here) -> HTMLResponse:
+    found, following = await asyncio.to_thread(here.service.repository.list, limit=SHOWN_TASKS)
+    service = here.service
+    what, done, total = service.phase
+    ready = "ready" if service.ready else f"not ready ({what} {done}/{total})" if total else f"not ready ({what})"
+    page = PAGE.substitute(
+        version=escape(server_version()),
+        ready=escape(ready),
+        ready_class="yes" if service.ready else "no",
+        live="live" if service.live else "not live",
+        live_class="yes" if service.live else "no",
+        backbone=escape(service.backbone.name),
+        counters="".join(f'<tr><td>{escape(k)}</td><td class="n">{v}</td></tr>' for k, v in _counters(here).items()),
+        tasks="".join(_row(stored.id, stored.version, stored.metadata, stored.bytes) for stored in found),
+        more="<p>… and more: GET /v1/tasks lists them all.</p>" if following else "",
+    )
+    return HTMLResponse(page, headers=HEADERS)
+
+
+def _counters(here: Context) -> dict[str, str]:
+    engines = here.service.started
+    if not engines:
+        return {}
+    members = [member for engine in engines for member in engine.members]
+    stats = [member.stats for member in members]
+    answers = sum((each.answers for each in stats), Counter[str]())
+    computed, real = sum(each.computed_tokens for each in stats), sum(each.real_tokens for each in stats)
+    return {
+        "queries answered": f"{answers['ok']:,}",
+        "queries failed": f"{answers.total() - answers['ok']:,}",
+        "queries waiting": f"{sum(len(member.pending) for member in members):,}",
+        "batches": f"{sum(each.batches for each in stats):,}",
+        "tokens that were not padding": f"{real / computed:.0%}" if computed else "-",
+        "compilations that a query waited for": f"{sum(each.request_path_compiles for each in stats):,}",
+        "devices": f"{max(len(engine.members) for engine in engines):,}",
+        "tasks on them": f"{sum(len(member.tasks.all()) for member in members):,}",
+        "tasks that are known": f"{sum(len(member.tasks) for member in members):,}",
+    }
+
+
+def _row(id: str, version: int, document: Mapping[str, Any], size: int) -> str:
+    methods = ", ".join(delta["method"] for delta in document["deltas"]) or "none"
+    labels = list(document.get("labels", ()))
+    shown = ", ".join(labels[:SHOWN_LABELS]) + (f" … ({len(labels)})" if len(labels) > SHOWN_LABELS else "")
+    return (
+        f'<tr><td><code>{escape(id)}</code></td><td class="n">{version}</td><td>{escape(methods)}</td>'
+        f'<td>{escape(document["head"]["type"])}</td><td>{escape(shown)}</td><td class="n">{size / 1024:,.0f}</td></tr>'
+    )

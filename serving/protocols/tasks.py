@@ -1,0 +1,199 @@
+"""``/v1/tasks``: upload, list, read, export, roll back and delete tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse
+
+from jpets.errors import InvalidInput, NotFound, OutOfSpace
+from jpets.files import space_errors
+from serving.hosted.repository import StoredTask
+from serving.http.fields import Int64, Text
+from serving.http.uploads import FILE_BODY, FILE_TYPE, receive
+from serving.protocols.schemas import TaskDetail, TaskPage, TaskSummary, TaskVersion, VersionPage
+from serving.requests.context import Context, Here
+from serving.requests.routes import JSONRoute
+
+ETAG = re.compile(r'(?:W/)?"?(\d{1,9})"?')
+ANY = "*"
+MOST_VERSIONS = (1 << 31) - 1
+
+router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
+IfMatch = Annotated[str | None, Header(description="the version that must be the newest one; 409 where it is not")]
+IfNoneMatch = Annotated[str | None, Header(description="`*`: the task must not exist yet; 409 where it does")]
+
+
+class RollbackRequest(BaseModel):
+    """``version`` is a number or an alias; by default the version served before."""
+
+    model_config = ConfigDict(extra="forbid")
+    version: Int64 | Annotated[Text, Field(max_length=64)] | None = None
+
+
+@router.get("", response_model=TaskPage, summary="List tasks by id, a page at a time")
+async def list_tasks(
+    here: Here,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[str | None, Query(max_length=128)] = None,
+) -> TaskPage:
+    found, following = await asyncio.to_thread(here.service.repository.list, limit=limit, after=after)
+    return TaskPage(tasks=[TaskSummary.of(stored) for stored in found], next=following)
+
+
+@router.put(
+    "/{id}",
+    response_model=TaskDetail,
+    status_code=201,
+    responses={202: {"model": TaskDetail, "description": "Stored; served once the programs of its shape are there"}},
+    summary="Upload a task file as a new version",
+    openapi_extra=FILE_BODY,
+)
+async def put_task(
+    request: Request, here: Here, id: str, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+) -> JSONResponse:
+    """201: the next query sees it. 202: it is the first of its shape, whose programs are being compiled; `GET` says
+    when it is served (`state`), and until then an old version is. On any error nothing has changed, and the old version
+    goes on serving."""
+    expected = _expected(if_match, if_none_match)
+    here.service.check_open()
+    async with _received(request, here) as (file, size), here.turns.turn(size):
+        stored = await asyncio.to_thread(here.service.put_task, id, file, expected)
+    return await _answer(here, stored, 202 if here.service.preparation(id) else 201)
+
+
+@router.get(
+    "/{id}",
+    response_model=TaskDetail,
+    responses={200: {"content": {FILE_TYPE: {}}}},
+    summary="Read a task's description",
+)
+async def get_task(
+    request: Request, here: Here, id: str, version: Annotated[str | None, Query(max_length=64)] = None
+) -> Response:
+    """Which version is served, which there are, and what one of them is: `version` is a number or an alias, by default
+    the served one. With `Accept: application/octet-stream` the task file itself."""
+    if request.headers.get("accept", "").split(";")[0].strip() == FILE_TYPE:
+        return await get_file(here, id, version)
+    try:
+        stored = await asyncio.to_thread(here.service.repository.get, id, version=_version(version))
+    except NotFound:
+        if (last := here.service.preparation(id)) is not None and last.problem is not None:
+            raise OutOfSpace(last.problem) from None
+        raise
+    return await _answer(here, stored, 200)
+
+
+@router.get("/{id}/versions", response_model=VersionPage, summary="List the versions of a task, a page at a time")
+async def list_versions(
+    here: Here,
+    id: str,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[int, Query(ge=0, le=MOST_VERSIONS)] = 0,
+) -> VersionPage:
+    """Those that are kept, the oldest first: the last few, the one that is served, and those that have an alias."""
+    kept = await asyncio.to_thread(here.service.repository.versions, id)
+    found = [stored for stored in kept if stored.version > after]
+    following = found[limit - 1].version if len(found) > limit else None
+    return VersionPage(versions=[TaskVersion.of(stored) for stored in found[:limit]], next=following)
+
+
+@router.get(
+    "/{id}/file", response_class=Response, responses={200: {"content": {FILE_TYPE: {}}}}, summary="Export a task file"
+)
+async def get_file(here: Here, id: str, version: Annotated[str | None, Query(max_length=64)] = None) -> Response:
+    """The very bytes that were uploaded."""
+    repository = here.service.repository
+    stored = await asyncio.to_thread(repository.get, id, version=_version(version))
+    content = await asyncio.to_thread(repository.read, stored)
+    name = f'attachment; filename="{stored.id}.safetensors"'
+    return Response(content, headers={**_etag(stored), "Content-Disposition": name}, media_type=FILE_TYPE)
+
+
+async def rollback(here: Here, id: str, body: RollbackRequest | None = None) -> JSONResponse:
+    """200: the next query sees it. Versions newer than the target are withdrawn."""
+    stored = await asyncio.to_thread(here.service.rollback, id, body.version if body else None)
+    return await _answer(here, stored, 200)
+
+
+router.add_api_route(
+    "/{id}/rollback",
+    rollback,
+    methods=["POST"],
+    response_model=TaskDetail,
+    summary="Serve an earlier version",
+    route_class_override=JSONRoute,
+)
+
+
+@router.delete("/{id}", status_code=204, response_class=Response, summary="Delete a task with all its versions")
+async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response:
+    """Queries that are already on their way still get their answer."""
+    await asyncio.to_thread(here.service.delete_task, id, _expected(if_match, None))
+    return Response(status_code=204)
+
+
+async def _answer(here: Context, stored: StoredTask, status: int) -> JSONResponse:
+    service = here.service
+    where: dict[str, Any] = {"tier": service.tier(stored.id), "devices": list(service.devices(stored.id))}
+    kept = await asyncio.to_thread(_kept, here, stored)
+    last = service.preparation(stored.id)
+    if last is not None:
+        where |= {"state": "preparing" if last.problem is None else "failed", "problem": last.problem}
+    detail = TaskDetail.of(stored, kept=kept, loaded=service.version(stored.id), **where)
+    return JSONResponse(detail.model_dump(), status, _etag(stored))
+
+
+def _kept(here: Context, stored: StoredTask) -> Sequence[StoredTask]:
+    """All versions of a task; none where it was deleted just now."""
+    try:
+        return here.service.repository.versions(stored.id)
+    except NotFound:
+        return ()
+
+
+def _etag(stored: StoredTask) -> dict[str, str]:
+    return {"ETag": f'"{stored.version}"'}
+
+
+def _version(given: str | None) -> int | str | None:
+    """Raises ``InvalidInput`` for a number that no version can have."""
+    if given is None or not given.isdecimal():
+        return given
+    if (number := int(given)) > MOST_VERSIONS:
+        raise InvalidInput(f"version: expected a number of at most {MOST_VERSIONS}, or an alias")
+    return number
+
+
+def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
+    """The version that must be the newest, 0 for none at all."""
+    if if_none_match is not None:
+        if if_none_match != ANY or if_match is not None:
+            raise InvalidInput("If-None-Match must be * and the only condition")
+        return 0
+    if if_match is None:
+        return None
+    found = ETAG.fullmatch(if_match)
+    if found is None:
+        raise InvalidInput('If-Match must be one version, for example "3"')
+    return int(found[1])
+
+
+@contextlib.asynccontextmanager
+async def _received(request: Request, here: Context) -> AsyncIterator[tuple[Path, int]]:
+    """The body in a temporary file, which is gone afterwards, and how many bytes it has.
+
+    Raises ``TooLarge``, ``OutOfSpace``, ``ClientGone``.
+    """
+    folder = here.settings.upload_folder
+    with space_errors(), tempfile.NamedTemporaryFile(dir=folder, prefix="jpets-") as file:
+        size = await receive(request, file, here.settings.max_task_bytes, "a task file")
+        yield Path(file.name), size

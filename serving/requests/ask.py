@@ -1,0 +1,145 @@
+"""From a request's queries to the response: one submission, a deadline, and an eye on the client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+
+from jpets.errors import DeadlineExceeded, InvalidInput, TooLarge
+from jpets.types import Query, Result
+from serving.http.aside import SHORT
+from serving.http.errors import ClientGone
+from serving.http.responses import FastJSONResponse
+from serving.requests.context import Context
+
+TIMEOUT_HEADER = "X-Request-Timeout"
+NUMBER = re.compile(r"[+-]?(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE][+-]?\d{1,3})?", re.ASCII)
+Respond = Callable[[Sequence[Result]], Any]
+"""From results to the content of the response."""
+RENDERED = 16
+"""Characters whose results are written in the time in which one is tokenised."""
+EACH = 100
+"""What a query takes apart from its characters, as so many of them."""
+LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"
+
+
+async def ask(
+    request: Request, here: Context, queries: Sequence[Query], respond: Respond, timeout: float | None = None
+) -> FastJSONResponse:
+    """``respond`` of the results of ``queries``, in order; what is wrong with a single one is in its ``error``.
+
+    They reach the engine as one submission, so they can share a batch. ``timeout`` (seconds) and the request's
+    ``X-Request-Timeout`` bound the wait. When the client leaves, its queries are cancelled.
+    Raises ``TooLarge``, ``Saturated``, ``DeadlineExceeded``, ``InvalidInput``, ``ClientGone``, and what ``respond``
+    does.
+    """
+    check_count(len(queries), here)
+    until = time.monotonic() + _deadline(request, here, timeout)
+    effort = sum(map(_effort, queries))
+
+    def submit() -> list[Future[Result]]:
+        if (left := until - time.monotonic()) <= 0:
+            raise DeadlineExceeded(LATE)
+        return here.service.submit(queries, deadline=left)
+
+    futures = await here.aside.do(effort, submit)
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[None] = loop.create_future()
+    _when_all_done(futures, partial(_finish, end), loop)
+    late = loop.call_later(until - time.monotonic(), _finish, end, DeadlineExceeded(LATE))
+    gone = loop.create_task(_client_leaves(request))
+    gone.add_done_callback(lambda _: _finish(end, ClientGone()))
+    try:
+        await end
+        results = [future.result() for future in futures]
+    finally:
+        late.cancel()
+        gone.cancel()
+        for future in futures:
+            future.cancel()
+    return await here.aside.do(effort // RENDERED, partial(_written, respond, results, effort))
+
+
+def _written(respond: Respond, results: Sequence[Result], effort: int) -> FastJSONResponse:
+    """In pieces where it is long: what writes a piece keeps the interpreter's lock to its end."""
+    content = respond(results)
+    return FastJSONResponse(content) if effort <= SHORT * RENDERED else FastJSONResponse.in_pieces(content)
+
+
+def _finish(end: asyncio.Future[None], error: Exception | None = None) -> None:
+    if end.done():
+        return
+    if error is None:
+        end.set_result(None)
+    else:
+        end.set_exception(error)
+
+
+def _when_all_done(
+    futures: Sequence[Future[Result]], then: Callable[[], None], loop: asyncio.AbstractEventLoop
+) -> None:
+    """Calls ``then`` on the event loop after the last of ``futures``: one wake-up, however many there are."""
+    left = itertools.count(len(futures) - 1, -1)
+
+    def one(future: Future[Result]) -> None:
+        del future
+        if next(left) == 0:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+                loop.call_soon_threadsafe(then)
+
+    for future in futures:
+        future.add_done_callback(one)
+
+
+def check_count(found: int, here: Context) -> None:
+    """Raises ``TooLarge``, ``InvalidInput``."""
+    if found == 0:
+        raise InvalidInput("the request has no inputs; send at least one")
+    if found > here.settings.max_inputs:
+        raise TooLarge(
+            f"the request has {found} inputs, the limit is {here.settings.max_inputs}; split it into several requests"
+        )
+
+
+def raise_first_error(results: Sequence[Result]) -> None:
+    """For protocols that answer a request as a whole: raises the first row's error, which then names the row."""
+    for index, result in enumerate(results):
+        if result.error is not None:
+            where = f"input {index}: " if len(results) > 1 else ""
+            raise type(result.error)(where + result.error.message)
+
+
+def _deadline(request: Request, here: Context, timeout: float | None) -> float:
+    settings = here.settings
+    asked = [] if timeout is None else [timeout]
+    header = request.headers.get(TIMEOUT_HEADER)
+    if header is not None:
+        asked.append(float(header) if NUMBER.fullmatch(header.strip()) else math.nan)
+    if not all(seconds <= settings.longest_timeout for seconds in asked):  # NaN is not
+        raise InvalidInput(
+            f"the timeout ({TIMEOUT_HEADER} in seconds, the parameter in microseconds) must be a number of at most "
+            f"{settings.longest_timeout:g} seconds"
+        )
+    if any(seconds <= 0 for seconds in asked):
+        raise DeadlineExceeded("the deadline was already past when the request came; nothing was computed")
+    return min(asked, default=settings.request_timeout)
+
+
+def _effort(query: Query) -> int:
+    return EACH + sum(len(part) for part in (query.text, query.text_pair, query.input_ids) if part is not None)
+
+
+async def _client_leaves(request: Request) -> None:
+    """Ends when the client closes its connection; the body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

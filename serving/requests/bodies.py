@@ -1,0 +1,127 @@
+"""JSON bodies: from a request's headers and bytes to a checked model, within bounds; what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from email.message import Message
+from typing import Any, NoReturn
+
+from fastapi import Request
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
+
+from jpets.errors import InvalidInput, TooLarge, Unparseable, UnsupportedMedia
+from serving.http.aside import SHORT
+from serving.http.body_bounds import Bounds, check_bounds
+from serving.http.errors import worded
+from serving.requests.context import Context
+
+JSON = "application/json"
+NO_TENSORS = "the binary tensor extension is not supported; send the tensors' data as JSON"
+ALSO_JSON = re.compile(r"(?:application|text)/(?:x-)?json|[a-z0-9.-]+/[a-z0-9.-]+\+json")
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
+INFLATERS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""The window bits by which zlib knows each encoding."""
+PLAIN = re.compile(r"[\w.+/-]{1,64}", re.ASCII)
+PER_CHARACTER = 16
+"""Bytes that are read and checked in the time of a character's tokenising."""
+BOM = b"\xef\xbb\xbf"
+
+
+async def read_body(request: Request, here: Context, adapter: TypeAdapter[Any], default: Any) -> Any:
+    """The body as ``adapter``'s type; ``default`` for an empty one, or ``...`` where it has to be there.
+
+    Raises ``InvalidInput``, ``Unparseable``, ``TooLarge``, ``UnsupportedMedia``.
+    """
+    headers = request.headers
+    if "inference-header-content-length" in headers:
+        raise InvalidInput(NO_TENSORS)
+    encoding = _encoding(headers.get("content-encoding", ""))
+    _check_type(headers.get("content-type", JSON))
+    try:
+        body = await request.body()
+    except ClientDisconnect as error:
+        raise Unparseable("the client left before its body had come") from error
+    if not body:
+        if default is ...:
+            raise Unparseable("the body is empty; send JSON")
+        return default
+    limit, bounds = here.settings.max_body_bytes, Bounds.of(here.settings.max_inputs)
+
+    def read() -> Any:
+        content = body if encoding is None else _inflated(body, encoding, limit)
+        check_bounds(content, bounds)
+        return _parsed(content.removeprefix(BOM), adapter)
+
+    return await here.aside.do(SHORT + 1 if encoding else len(body) // PER_CHARACTER, read)
+
+
+def _encoding(given: str) -> str | None:
+    names = [name for each in given.lower().split(",") if (name := each.strip()) not in ("", "identity")]
+    if len(names) > 1 or (names and names[0] not in INFLATERS):
+        raise UnsupportedMedia(f"expected Content-Encoding: gzip, deflate or none, found {_shown(given)}")
+    return names[0] if names else None
+
+
+def _check_type(given: str) -> None:
+    if given in (JSON, ""):
+        return
+    message = Message()
+    message["content-type"] = given
+    if ALSO_JSON.fullmatch(message.get_content_type()) is None:
+        raise UnsupportedMedia(
+            f"expected Content-Type: {JSON}, found {_shown(given)}; send JSON and say so in that header"
+        )
+    charset = message.get_content_charset()
+    if charset is not None and charset not in CHARSETS:
+        raise UnsupportedMedia(f"expected Content-Type: {JSON} in UTF-8, found charset {_shown(charset)}")
+
+
+def _shown(given: str) -> str:
+    found = PLAIN.match(given.strip())
+    return found[0] if found else "something else"
+
+
+def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
+    """Never more than ``limit`` bytes, however many there would be."""
+    inflater = zlib.decompressobj(INFLATERS[encoding])
+    try:
+        content = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise Unparseable(f"the body is not valid {encoding}, which its Content-Encoding says it is") from error
+    if len(content) > limit:
+        raise TooLarge(f"the body has more than {limit} bytes once it is unpacked; send fewer inputs in one request")
+    if not inflater.eof or inflater.unused_data:
+        ends = "goes on behind its end" if inflater.eof else "ends early"
+        raise Unparseable(f"the body is not valid {encoding}: it {ends}")
+    return content
+
+
+def _parsed(body: bytes, adapter: TypeAdapter[Any]) -> Any:
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        problem = error
+    if problem.error_count() == 1 and (found := problem.errors(include_url=False)[0])["type"] == "json_invalid":
+        document = _lenient(body, found["ctx"]["error"])
+        try:
+            return adapter.validate_python(document)
+        except ValidationError as error:
+            problem = error
+    raise InvalidInput(worded(problem.errors(include_url=False, include_context=False, include_input=False)))
+
+
+def _lenient(body: bytes, problem: str) -> Any:
+    """JSON that spells half a surrogate pair: the field where it stands is wrong then, not the whole."""
+    try:
+        return json.loads(body.decode(), parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise Unparseable("the body is not valid JSON: it is not in UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise Unparseable(f"the body is not valid JSON: {problem}") from error
+
+
+def _no_number(constant: str) -> NoReturn:
+    raise ValueError(constant)

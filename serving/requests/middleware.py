@@ -1,0 +1,107 @@
+"""What happens around every request: its id, the bound on its body, its metrics, the last resort for errors."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jpets.errors import TooLarge
+from serving.http.body_budget import BodyBudget
+from serving.http.descriptors import shortage
+from serving.http.errors import error_response, log_unexpected, retry_headers
+from serving.http.fields import declared_length
+from serving.requests.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
+UPLOADS = (("PUT", "/v1/tasks/"), ("POST", "/v1/jobs"))
+"""Bodies under these paths are files, which are bounded where they are written."""
+
+
+class BodyTooLarge(HTTPException):
+    """FastAPI lets only its own exceptions through while it reads a body."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(TooLarge.status, f"the body has more than {limit} bytes; send fewer inputs in one request")
+
+
+class RequestMiddleware:
+    """Wraps the application. A body that is too large is refused by its declared length, or once that much has come;
+    ``max_bodies_bytes`` is the bound of all that are in memory."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, max_bodies_bytes: int) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._limit = max_body_bytes
+        self._budget = BodyBudget(max_bodies_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        started = time.monotonic()
+        status, waits_to_send = 0, b"expect" in headers
+
+        async def noted() -> Message:
+            nonlocal waits_to_send
+            waits_to_send = False
+            return await receive()
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                if waits_to_send:  # what comes next may be that body, or another request: nobody knows
+                    message["headers"].append((b"connection", b"close"))
+            await send(message)
+
+        try:
+            await self._bounded(scope, headers, noted, answer)
+        except Exception as error:  # noqa: BLE001 (the last resort: the client gets an answer, the log the place)
+            lack = shortage(error)
+            if lack is None:
+                log_unexpected(error, request_id.decode())
+                response = error_response(scope, 500, "internal", "the server failed; the log has the details")
+            else:
+                log.warning("shortage", extra={"why": lack.message, "request_id": request_id.decode()})
+                response = error_response(scope, lack.status, lack.code, lack.message, retry_headers(lack))
+            if not status:
+                await response(scope, receive, answer)
+        finally:
+            seconds = time.monotonic() - started
+            route = getattr(scope.get("route"), "path", "unmatched")
+            self._metrics.request(route, status, seconds)
+            fields = {"route": route, "status": status, "seconds": round(seconds, 4), "request_id": request_id.decode()}
+            log.debug("request", extra=fields)
+
+    async def _bounded(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+        if any(scope["method"] == method and scope["path"].startswith(path) for method, path in UPLOADS):
+            await self._app(scope, receive, send)
+            return
+        if declared_length(headers.get(b"content-length", b"0").decode("latin-1")) > self._limit:
+            error = BodyTooLarge(self._limit)
+            await error_response(scope, error.status_code, TooLarge.code, error.detail)(scope, receive, send)
+            return
+        with self._budget.body(receive) as body:
+            got = 0
+
+            async def counted() -> Message:
+                nonlocal got
+                message = await body.receive()
+                got += len(message.get("body", b""))
+                if got > self._limit:
+                    raise BodyTooLarge(self._limit)
+                return message
+
+            await self._app(scope, counted, send)

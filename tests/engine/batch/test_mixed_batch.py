@@ -1,0 +1,148 @@
+"""Any mixture of methods in one batch: right for every row, and independent of the row's companions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from support import Bench, dense_answer, method_tasks, row_answer, shallow
+
+from jpets.deltas import METHODS
+from jpets.engine.batch.assembly import Row, all_replaced, class_needs
+from jpets.engine.batch.bucket import Bucket, Variant, make_variant, widest
+from jpets.types import Task
+
+RECTANGLE = Bucket(16 * 16, ((16, 16),))
+PACKED = Bucket(256, ((14, 16), (6, 32), (2, 128)))
+
+
+@functools.cache
+def bench(name: str, dtype: str = "float32") -> Bench:
+    """One for all tests: its programs are what takes long."""
+    return Bench(shallow(name), method_tasks(shallow(name)), dtype)
+
+
+def lengths_for(bucket: Bucket, rng: np.random.Generator) -> list[int]:
+    if bucket.rectangular:
+        return [int(n) for n in rng.integers(3, 17, 14)]
+    return [*(int(n) for n in rng.integers(3, 17, 8)), 30, 25, 70, 20]
+
+
+def draw_ids(rng: np.random.Generator, length: int) -> np.ndarray:
+    return rng.integers(5, 800, length)
+
+
+@pytest.mark.parametrize(
+    ("name", "bucket", "tight"),
+    [
+        ("tiny-bert", RECTANGLE, False),
+        ("tiny-bert", RECTANGLE, True),
+        ("tiny-bert", PACKED, True),
+        ("tiny-distilbert", PACKED, False),
+    ],
+    ids=str,
+)
+def test_every_row_agrees_with_dense_computation(name: str, bucket: Bucket, tight: bool) -> None:
+    own, rng = bench(name), np.random.default_rng(3)
+    tasks = [*own.tasks, None]
+    lengths = lengths_for(bucket, rng)
+    chosen = [tasks[i % len(tasks)] for i in range(len(lengths))]
+    rows = [own.row(task, draw_ids(rng, n)) for task, n in zip(chosen, lengths, strict=True)]
+    variant = make_variant(class_needs(rows, bucket), run=128) if tight else widest(list(own.banks), heavy=True)
+    compare_with_dense(own, chosen, rows, bucket, variant)
+
+
+@pytest.mark.parametrize("bucket", [RECTANGLE, PACKED], ids=str)
+def test_masked_rows_alone_need_no_shared_product(bucket: Bucket) -> None:
+    own, rng = bench("tiny-bert"), np.random.default_rng(6)
+    rows = [own.row("mask", draw_ids(rng, n)) for n in lengths_for(bucket, rng)]
+    variant = make_variant(class_needs(rows, bucket), replaced=True)
+    compare_with_dense(own, ["mask"] * len(rows), rows, bucket, variant)
+    assert all_replaced(rows) and not variant.covers({})
+    with pytest.raises(AssertionError, match="shared products"):
+        own.run([*rows[:3], own.row(None, rows[0].ids)], bucket, variant)
+
+
+def compare_with_dense(
+    own: Bench, chosen: Sequence[str | None], rows: Sequence[Row], bucket: Bucket, variant: Variant
+) -> None:
+    assembled, outputs = own.run(rows, bucket, variant)
+    for query, (name_of, row) in enumerate(zip(chosen, rows, strict=True)):
+        task = own.tasks[name_of] if name_of else None
+        expected = dense_answer(own.backbone, task, row.ids[row.lead.tokens :])
+        found = row_answer(assembled, outputs, query, task.head.outputs if task else 0)
+        assert bool(found["finite"])
+        for what in expected.keys() & found.keys():
+            if what == "pooled" and task is not None:
+                continue  # with a head, the pooled vector is nobody's answer
+            np.testing.assert_allclose(found[what].reshape(-1), expected[what].reshape(-1), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bucket", [RECTANGLE, PACKED], ids=str)
+def test_a_row_keeps_its_bits_among_other_companions_and_at_other_places(bucket: Bucket, dtype: str) -> None:
+    own, rng = bench("tiny-bert", dtype), np.random.default_rng(4)
+    variant = widest(list(own.banks), heavy=True)
+    tasks = [*own.tasks, None]
+    probes = [own.row(task, draw_ids(rng, 5 + 2 * i)) for i, task in enumerate(tasks[:5])] + [
+        own.row(None, draw_ids(rng, 9))
+    ]
+    seen: list[list[dict[str, np.ndarray]]] = []
+    for trial in range(4):
+        companions = [
+            own.row(tasks[int(rng.integers(len(tasks)))], draw_ids(rng, int(rng.integers(3, 16)))) for _ in range(6)
+        ]
+        rows = [*probes, *companions[: 6 - trial]]
+        places = rng.permutation(len(rows))
+        assembled, outputs = own.run([rows[at] for at in places], bucket, variant)
+        answers = []
+        for probe, task in enumerate([*tasks[:5], None]):
+            labels = own.tasks[task].head.outputs if task else 0
+            answers.append(row_answer(assembled, outputs, int(np.flatnonzero(places == probe)[0]), labels))
+        seen.append(answers)
+    for other in seen[1:]:
+        for mine, theirs in zip(seen[0], other, strict=True):
+            for what in mine:
+                assert mine[what].tobytes() == theirs[what].tobytes(), what
+
+
+@pytest.mark.parametrize("bucket", [RECTANGLE, PACKED], ids=str)
+def test_a_task_of_nan_changes_no_bit_of_the_others(bucket: Bucket) -> None:
+    """For each method in turn: its task's numbers become NaN in the bank, past every validation."""
+    own, rng = bench("tiny-bert"), np.random.default_rng(5)
+    variant = widest(list(own.banks), heavy=True)
+    names = [*own.tasks, None]
+    rows = [own.row(task, draw_ids(rng, int(rng.integers(3, 15)))) for task in names]
+    assembled, outputs = own.run(rows, bucket, variant)
+    healthy = [row_answer(assembled, outputs, query, 8) for query in range(len(rows))]
+    for sick, task in enumerate(list(own.tasks.values())[: len(METHODS)]):
+        own.write(poisoned(task))
+        assembled, outputs = own.run(rows, bucket, variant)
+        own.write(task)
+        answers = [row_answer(assembled, outputs, query, 8) for query in range(len(rows))]
+        for query in range(len(rows)):
+            same = all(healthy[query][what].tobytes() == answers[query][what].tobytes() for what in healthy[query])
+            assert same == (query != sick), (task.id, query)
+        labels = task.head.outputs
+        assert not (answers[sick]["finite"] and np.isfinite(answers[sick]["logits"][:, :labels]).all())
+
+
+def poisoned(task: Task) -> Task:
+    """NaN in every float of the deltas; a mask has none, so its head takes them."""
+    floats = [array for delta in task.deltas for array in delta.tensors.values() if array.dtype == np.float32]
+    if not floats:
+        head = dataclasses.replace(
+            task.head, tensors={n: np.full_like(a, np.nan) for n, a in task.head.tensors.items()}
+        )
+        return dataclasses.replace(task, head=head)
+    deltas = tuple(
+        dataclasses.replace(
+            delta,
+            tensors={n: np.full_like(a, np.nan) if a.dtype == np.float32 else a for n, a in delta.tensors.items()},
+        )
+        for delta in task.deltas
+    )
+    return dataclasses.replace(task, deltas=deltas)

@@ -1,0 +1,175 @@
+"""Programs that are compiled by the child process while queries are served."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import time
+from collections.abc import Iterator
+from unittest import mock
+
+import jax
+import pytest
+from support import ENGINE_SETTINGS, shallow, wait_until
+
+from jpets.config import BackboneConfig
+from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.compilation import background
+from jpets.engine.compilation.background import COMPILE_SECONDS, RETRY_SECONDS, BackgroundCompiler
+from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.engine import Engine
+from jpets.engine.programs.mesh import first_device
+from jpets.engine.programs.program import Family, ProgramKey, ProgramStore
+from jpets.errors import EngineFailure, Saturated
+from jpets.files import TEMPORARY, written_by
+from jpets.types import Query
+
+FAMILY = Family(BackboneConfig("bert", 50, 16, 1, 2, 32, 64), "float32", ())
+
+
+def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathlib.Path) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=32, max_batch_tokens=64)
+    with Engine(shallow(), [], settings, cache_dir=tmp_path).start() as own:
+        expected = len(own.menu)
+        assert len(own.core) < expected
+        end = time.monotonic() + 120
+        while own.compiler.waiting and time.monotonic() < end:
+            (result,) = own.infer([Query(None, "some text")])
+            assert result.error is None
+            time.sleep(0.05)  # a core for the compilations
+        programs = own.replica.programs
+        assert {program.key.bucket for program in programs} == set(own.menu)
+        own.compiler.want(programs[0].key, own.compiler.compile_seconds)  # there already: nothing is compiled twice
+        wait_until(lambda: not own.compiler.waiting)
+        assert (own.compiler.compiled, own.compiler.failed) == (expected - len(own.core), 0)
+        assert own.compiler.compile_seconds not in (COMPILE_SECONDS, 0), "measured by now"
+        assert own.stats.request_path_compiles == 0
+
+
+def test_without_room_only_what_is_needed_stays(tmp_path: pathlib.Path) -> None:
+    settings = dataclasses.replace(
+        ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64, program_memory_mb=0
+    )
+    with Engine(shallow(), [], settings, cache_dir=tmp_path).start() as own:
+        missing = next(ProgramKey(b, Variant()) for b in own.menu if ProgramKey(b, Variant()) not in own.core)
+        own.compiler.want(missing, own.compiler.compile_seconds)
+        wait_until(lambda: not own.compiler.waiting)
+        assert {program.key for program in own.replica.programs} == set(own.core)
+        assert (own.compiler.compiled, own.compiler.failed, own.compiler.waiting) == (0, 0, 0)
+        (result,) = own.infer([Query(None, "some text")])
+        assert result.error is None
+
+
+def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "CHILD_IDLE_SECONDS", 0.2)
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64)
+    with Engine(shallow(), [], settings, cache_dir=tmp_path).start() as own:
+        compiler = own.compiler
+        wait_until(lambda: compiler.compiled > 0 and not compiler.waiting)
+        wait_until(lambda: not compiler.child_runs)
+        before, unlisted = compiler.compiled, ProgramKey(Bucket(12, ((1, 12),)), Variant())
+        for _ in range(2):  # not before batches lost by its absence what compiling it takes
+            assert not compiler.waiting
+            compiler.want(unlisted, compiler.compile_seconds / 2)
+        wait_until(lambda: compiler.compiled == before + 1)
+        assert own.replica.has_program(unlisted)
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundCompiler]:
+    """Of an engine that compiles nothing unless it is asked to."""
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64)
+    with Engine(shallow(), [], settings, cache_dir=tmp_path_factory.mktemp("programs")).start() as own:
+        wait_until(lambda: own.compiler.compiled > 0 and not own.compiler.waiting)
+        yield own.compiler
+
+
+def unlisted(tokens: int) -> ProgramKey:
+    return ProgramKey(Bucket(tokens, ((1, tokens),)), Variant())
+
+
+def test_a_compiling_process_that_is_killed_costs_no_program(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, killed = compiler._running_child, list[int]()
+
+    def mortal() -> subprocess.Popen[str]:
+        child = running()
+        if not killed:
+            killed.append(child.pid)
+            (compiler._folder / f"{written_by(child.pid)}half").write_bytes(b"half a program")
+            child.kill()
+        return child
+
+    monkeypatch.setattr(compiler, "_running_child", mortal)
+    before, failed = compiler.compiled, compiler.failed
+    compiler.want(unlisted(12), compiler.compile_seconds)
+    wait_until(lambda: compiler.compiled == before + 1)
+    assert compiler.failed == failed
+    assert not list(compiler._folder.glob(f"{TEMPORARY}*")), "what the process was writing is swept"
+
+
+@pytest.mark.parametrize("fault", ["dies", "raises"])
+def test_a_program_that_could_not_be_had_may_be_asked_for_again(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def failing(key: ProgramKey) -> None:
+        if fault == "raises":
+            raise OSError("no more processes")
+
+    before, failed, key = compiler.compiled, compiler.failed, unlisted(13 if fault == "dies" else 14)
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "_compile", failing)
+        compiler.want(key, compiler.compile_seconds)
+        wait_until(lambda: compiler.failed == failed + 1)
+        compiler.want(key, compiler.compile_seconds)
+        assert not compiler.waiting, "not at once"
+    monkeypatch.setattr(background, "time", mock.Mock(monotonic=lambda: time.monotonic() + 2 * RETRY_SECONDS))
+    compiler.want(key, compiler.compile_seconds)
+    wait_until(lambda: compiler.compiled == before + 1)
+
+
+def test_a_needed_program_that_does_not_run_is_compiled_again(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = unlisted(15)
+    with monkeypatch.context() as broken:
+        broken.setattr(compiler, "_add", mock.Mock(side_effect=ValueError))
+        assert isinstance(compiler.need(key).exception(60), EngineFailure)
+    assert compiler._store.load(compiler._replica.family, key) is None, "what is stored is not tried again"
+    compiler.need(key).result(60)
+    assert compiler._replica.has_program(key)
+
+
+def test_nothing_is_needed_of_a_closed_compiler(program_cache: pathlib.Path) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True)
+    own = Engine(shallow(), [], settings, cache_dir=program_cache, buckets=[Bucket(16, ((1, 16),))]).start()
+    own.close()
+    for _ in range(2):
+        assert isinstance(own.compiler.need(unlisted(16)).exception(1), Saturated)
+
+
+def test_the_process_compiles_as_the_engine_would(tmp_path: pathlib.Path) -> None:
+    """A setting of JAX that was made in this process is part of a program's name."""
+    name = ProgramStore(tmp_path, first_device()).family_name(FAMILY)
+    with jax.default_matmul_precision("highest"):
+        assert ProgramStore(tmp_path, first_device()).family_name(FAMILY) != name
+        assert background.settings_as_variables()["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
+    assert ProgramStore(tmp_path, first_device()).family_name(FAMILY) == name
+
+
+def test_halves_of_files_go_at_the_next_start(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "costs").mkdir()
+    old, new = tmp_path / f"{TEMPORARY}old", tmp_path / f"{TEMPORARY}new"
+    kept = tmp_path / "costs" / f"{TEMPORARY}costs"
+    for path in (old, new, kept):
+        path.write_bytes(b"half")
+    for path in (old, kept):
+        os.utime(path, (0, 0))
+    ProgramStore(tmp_path, first_device())
+    CostTable(tmp_path / "costs" / "a.json", FAMILY)
+    assert not old.exists()
+    assert not kept.exists()
+    assert new.exists(), "another process may be writing it"

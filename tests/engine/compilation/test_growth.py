@@ -1,0 +1,130 @@
+"""Classes that come while others are served."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow, wait_until
+
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.compilation.growth import Growth
+from jpets.engine.device.classes import task_classes
+from jpets.engine.engine import Engine
+from jpets.engine.group.group import EngineGroup
+from jpets.errors import OutOfSpace, Saturated, UnknownClass
+from jpets.types import Query, Result, Task
+
+TASKS = {task.id: task for task in method_tasks(shallow())}
+OLD, NEW, HEAVY = TASKS["bitfit"], TASKS["lora"], TASKS["mask"]
+TEXTS = ["a text", "another text that is longer", "a third"]
+BUCKETS = ENGINE_BUCKETS[1:]
+
+
+def classes(*tasks: Task) -> list[ClassKey]:
+    return [key for task in tasks for key in task_classes(task, shallow().config, dict(shallow().params))]
+
+
+def queries(*tasks: Task) -> list[Query]:
+    return [Query(task.id, text) for text in TEXTS for task in tasks]
+
+
+def numbers(result: Result) -> np.ndarray:
+    assert result.error is None, result.error
+    return result.logits  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture
+def grown(program_cache: Path) -> Iterator[Engine]:
+    with Engine(shallow(), [OLD], ENGINE_SETTINGS, cache_dir=program_cache, buckets=BUCKETS).start() as own:
+        with pytest.raises(UnknownClass):
+            own.check_task(NEW)
+        own.prepare(classes(NEW)).result(60)
+        own.add_task(NEW)
+        yield own
+
+
+def test_a_class_that_comes_later_answers_as_one_of_the_start(grown: Engine, engine: Engine) -> None:
+    asked = queries(OLD, NEW)
+    for mine, wanted in zip(grown.infer(asked), engine.infer(asked), strict=True):
+        np.testing.assert_allclose(numbers(mine), numbers(wanted), atol=1e-4)
+    assert grown.prepare(classes(NEW, OLD)).done(), "nothing is made twice"
+
+
+def test_heavy_classes_and_more_of_them_come_too(grown: Engine, engine: Engine) -> None:
+    grown.prepare(classes(HEAVY)).result(60)
+    grown.add_task(HEAVY)
+    asked = queries(HEAVY, NEW, OLD)
+    for mine, wanted in zip(grown.infer(asked), engine.infer(asked), strict=True):
+        np.testing.assert_allclose(numbers(mine), numbers(wanted), atol=1e-4)
+
+
+def test_queries_that_come_too_early_hear_so(program_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, opened = threading.Event(), Growth._open
+
+    def slow(growth: Growth, keys: list[ClassKey]) -> None:
+        go.wait(60)
+        opened(growth, keys)
+
+    monkeypatch.setattr(Growth, "_open", slow)
+    with Engine(shallow(), [OLD], ENGINE_SETTINGS, cache_dir=program_cache, buckets=BUCKETS).start() as own:
+        done = own.prepare(classes(NEW))
+        own.register_task(NEW.id, lambda: NEW)
+        (early,) = own.infer([Query(NEW.id, TEXTS[0])])
+        assert isinstance(early.error, Saturated)
+        assert own.infer(queries(OLD))[0].error is None
+        go.set()
+        done.result(60)
+        assert own.infer([Query(NEW.id, TEXTS[0])])[0].error is None
+
+
+def test_without_room_nothing_comes_and_the_refusal_says_what_helps(grown: Engine) -> None:
+    before = grown.family
+    grown.memory.limit = grown.memory.use(grown.replica.programs).total
+    done = grown.prepare(classes(HEAVY))
+    with pytest.raises(OutOfSpace, match="--device-memory-gb"):
+        done.result(60)
+    assert grown.family == before
+    with pytest.raises(UnknownClass):
+        grown.check_task(HEAVY)
+
+
+def test_used_classes_share_batches_with_all_others(program_cache: Path) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64)
+    with Engine(shallow(), [OLD], settings, cache_dir=program_cache).start() as own:
+        own.prepare(classes(NEW, TASKS["ia3"])).result(120)
+        assert len(own.replica.generations) == 1, "they are not used yet"
+        own.add_task(NEW)
+        assert len(own.replica.generations) == 2
+        core = own.replica.generations[-1].core
+        wait_until(lambda: all(map(own.replica.has_program, core)))
+        assert all(numbers(result).size for result in own.infer(queries(OLD, NEW)))
+        assert own._planner._together([]) == ([], False)
+
+
+def test_a_close_ends_what_is_being_made(program_cache: Path) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True)
+    own = Engine(shallow(), [OLD], settings, cache_dir=program_cache, buckets=BUCKETS).start()
+    never: Future[None] = Future()
+    own.compiler.need = lambda key: own.compiler._needed.setdefault(key, never)  # type: ignore[method-assign]
+    done = own.prepare(classes(NEW))
+    wait_until(lambda: bool(own.compiler._needed))
+    own.close()
+    assert isinstance(done.exception(60), Saturated)
+
+
+def test_every_device_of_a_group_takes_them(program_cache: Path) -> None:
+    with EngineGroup(
+        shallow(), jax.local_devices()[:2], ENGINE_SETTINGS, reserve=[OLD], cache_dir=program_cache, buckets=BUCKETS
+    ).start() as own:
+        own.prepare(classes(NEW)).result(120)
+        for number in range(4):
+            own.add_task(dataclasses.replace(NEW, id=f"new-{number}"))
+        results = own.infer([Query(f"new-{number}", TEXTS[0]) for number in range(4)])
+        assert len({numbers(result).tobytes() for result in results}) == 1

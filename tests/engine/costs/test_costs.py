@@ -1,0 +1,111 @@
+"""What programs are taken to cost follows what their batches take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, shallow
+
+from jpets.deltas import METHODS
+from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.costs.cost_profile import DeltaCosts, _Bench
+from jpets.engine.costs.cost_table import SURPRISE, CostTable
+from jpets.engine.engine import Engine
+from jpets.engine.planning.planner import USUAL, Planner
+from jpets.engine.programs.mesh import first_device
+from jpets.engine.programs.program import Family, Program, ProgramKey
+from jpets.types import Query
+from pallas_kernels.sparse_matmul.columns import unpack_columns
+
+pytestmark = pytest.mark.usefixtures("learning_costs")
+
+KEY = ProgramKey(Bucket(32, ((4, 8),)), Variant())
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> CostTable:
+    return CostTable(tmp_path / "costs.json", Family(shallow().config, "float32", ()))
+
+
+def program(seconds: float) -> Program:
+    compiled: Any = None
+    return Program(KEY, compiled, seconds)
+
+
+def test_a_cost_goes_where_batches_say(table: CostTable) -> None:
+    own = program(0.010)
+    for _ in range(100):
+        table.follow(own, 0.020)
+    assert own.seconds == pytest.approx(0.020, rel=0.01)
+
+
+def test_one_strange_batch_says_little(table: CostTable) -> None:
+    own = program(0.010)
+    table.follow(own, 60.0)
+    assert 0.010 < own.seconds < 0.010 * SURPRISE
+    table.follow(own, 0.0)
+    assert own.seconds > 0.010 / SURPRISE
+
+
+def test_heavy_rows_teach_nothing_while_nobody_knows_what_they_add(engine: Engine) -> None:
+    planner = Planner(engine.replica, engine.costs, None, ENGINE_SETTINGS, engine.menu)
+    ids = np.full(5, 7, np.int32)
+    slots = {name: engine.tasks.acquire("default", name) for name in ("mask", "bitfit")}
+    for resident in slots.values():
+        engine.tasks.done(resident)
+    own = program(0.010)
+    planner.ran([Row(ids, ids, slots["mask"].slots, 0)], own, 0.020)
+    assert own.seconds == 0.010
+    planner.ran([Row(ids, ids, slots["bitfit"].slots, 0)], own, 0.020)
+    assert own.seconds > 0.010
+
+
+def test_a_query_weighs_what_its_delta_adds_to_its_part_of_a_full_batch(engine: Engine) -> None:
+    deltas = mock.create_autospec(DeltaCosts, instance=True)
+    deltas.seconds.side_effect = lambda rows: 0.003 * sum("mask" in str(key) for row in rows for key in row.slots)
+    planner = Planner(engine.replica, engine.costs, deltas, ENGINE_SETTINGS, engine.menu)
+    fastest = max(shape.tokens / shape.seconds for shape in planner.shapes(heavy=False))
+    mask, bitfit = (entry.resident for name in ("mask", "bitfit") if (entry := engine.tasks.entry("default", name)))
+    assert mask is not None and bitfit is not None
+    masks = sum("mask" in str(key) for key in mask.slots)
+    assert planner.query_weight(mask.slots) == pytest.approx(1 + masks * 0.003 * fastest / len(USUAL))
+    assert planner.query_weight(bitfit.slots) == 1.0
+
+
+def test_tasks_weigh_the_same_while_nobody_knows_what_they_add(engine: Engine) -> None:
+    """Whatever the devices measured of their own programs: noise there must not look like work."""
+    assert engine.query_weight("mask") == engine.query_weight("bitfit") == 1.0
+    assert engine.query_weight("nobody") is None
+
+
+@pytest.mark.parametrize("block", [1, 16])
+def test_profiles_measure_sparse_differences_that_are_full(block: int) -> None:
+    """An empty slot's entries are dropped before they are added up, which is cheaper."""
+    config = shallow().config
+    key = METHODS["diff"].lower(random_delta("diff", config, block=block), config)[0].key
+    bench = _Bench(Family(config, "float32", ((key, 2),)), first_device(), 64)
+    ((short, bank),) = bench._replica.banks.items()
+    for site, _ in short.sites:
+        rows, *packed = (bank.arrays[f"{site}/{name}"][1:] for name in ("rows", "cols", "ends"))
+        cols = np.asarray(unpack_columns(*packed))
+        inputs, outputs = (size // block for size in config.dims(site))
+        assert rows.max() < inputs and cols.max() < outputs and (np.diff(cols) >= 0).all()
+        assert np.asarray(bank.arrays[f"{site}/values"])[1:].all()
+
+
+def test_the_next_start_knows_what_the_last_one_learnt(tmp_path: Path) -> None:
+    def start() -> Engine:
+        return Engine(shallow(), [], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[:1])
+
+    with start().start() as first:
+        told = [each.seconds for each in first.replica.programs]
+        first.infer([Query(None, input_ids=[7, 8, 9])] * 5)
+    learnt = [each.seconds for each in first.replica.programs]
+    assert learnt != told and min(told) > 0
+    with start().start() as second:
+        assert [each.seconds for each in second.replica.programs] == learnt

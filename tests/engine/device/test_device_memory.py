@@ -1,0 +1,183 @@
+"""Device memory: exact accounting, a limit that holds, and batches that the device has no room for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
+
+from jpets.config import NAMED_BACKBONES
+from jpets.deltas import METHODS
+from jpets.engine.batch.assembly import Assembled
+from jpets.engine.batch.bucket import Bucket
+from jpets.engine.device.classes import class_slots
+from jpets.engine.device.memory import GIGABYTE, banks_bytes, fit_slots, param_bytes, slot_bytes, tree_bytes
+from jpets.engine.engine import Engine
+from jpets.engine.programs.program import Program
+from jpets.errors import OutOfSpace, Saturated
+from jpets.model.encoder import Params
+from jpets.types import Query
+from jpets.xla_flags import set_xla_flags
+
+TEXT = "a library of functions for sparse matrices"
+Dispatch = Callable[[Program, Assembled, Params | None], Any]
+BERT = NAMED_BACKBONES["bert-base"]
+MOST_MB = {
+    "adapter": ({"bottleneck": 64}, 4.8),
+    "mask": ({}, 10.8),
+    "diff": ({"density": 0.005}, 2.7),
+    "bitfit": ({}, 0.3),
+    "lora": ({"rank": 8, "sites": ["query", "value"]}, 0.7),
+}
+
+
+@pytest.mark.parametrize("method", MOST_MB)
+def test_bytes_of_a_bert_base_task(method: str) -> None:
+    settings, most = MOST_MB[method]
+    parts = METHODS[method].lower(METHODS[method].init(np.random.default_rng(0), settings, BERT, 0.02), BERT)
+    sizes = {part.key.method: slot_bytes(part.key, BERT, "bfloat16") for part in parts}
+    assert sizes.pop(method) <= most * 1e6
+    assert sum(sizes.values()) <= MOST_MB["bitfit"][1] * 1e6  # a difference that changes biases has whole ones besides
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_accounting_equals_the_live_arrays(tmp_path: pathlib.Path, dtype: Any) -> None:
+    there = jax.live_arrays()  # held, or others could come to have their ids
+    settings = dataclasses.replace(ENGINE_SETTINGS, dtype=dtype)
+    own = Engine(shallow(), method_tasks(shallow()), settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
+    replica = own.replica
+    known = {id(array) for array in there}
+    live = sum(array.nbytes for array in jax.live_arrays() if id(array) not in known)
+    use = own.memory.use([])
+    assert use.backbone + use.banks == live
+    assert use.backbone == param_bytes(shallow().params, dtype) == tree_bytes(replica.params)
+    assert use.banks == banks_bytes(dict(own.family.slots), own.family.config, dtype)
+    assert use.working == 0
+
+
+def test_what_programs_take_is_counted_once_they_are_there(engine: Engine) -> None:
+    (largest,) = sorted(p.memory.temp_size_in_bytes for p in engine.replica.programs)[-1:]
+    use = engine.memory.use(engine.replica.programs)
+    assert use.working >= largest > 0
+    assert use.total == use.backbone + use.banks + use.working
+
+
+def test_a_limit_takes_free_slots_first() -> None:
+    keys = [
+        key
+        for key, _ in class_slots(
+            method_tasks(shallow()), [], {}, shallow().config, dict(shallow().params), ENGINE_SETTINGS
+        )
+    ]
+    one = {key: slot_bytes(key, shallow().config, "float32") for key in keys}
+    least, wanted = dict.fromkeys(keys, 3), dict.fromkeys(keys, 32)
+    for slots in (32, 16, 8, 4, 3):
+        limit = (sum(one.values()) * slots + 1000) * 16 / 15 + 1
+        assert fit_slots(least, wanted, shallow().config, "float32", 1000, limit) == dict.fromkeys(keys, slots)
+    with pytest.raises(OutOfSpace, match="raise the limit"):
+        fit_slots(least, wanted, shallow().config, "float32", 1000, sum(one.values()) * 3)
+    assert fit_slots(least, wanted, shallow().config, "float32", 1000, math.inf) == wanted
+
+
+def test_the_limit_holds_or_the_engine_does_not_start(tmp_path: pathlib.Path) -> None:
+    tasks = method_tasks(shallow())
+    free = Engine(shallow(), tasks, ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
+    arrays = free.memory.use([]).total
+    tight = dataclasses.replace(ENGINE_SETTINGS, device_memory_gb=arrays / GIGABYTE)
+    own = Engine(shallow(), tasks, tight, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
+    assert own.memory.use([]).total <= arrays * 15 / 16
+    with pytest.raises(OutOfSpace, match="known at start"):
+        low = dataclasses.replace(ENGINE_SETTINGS, device_memory_gb=arrays / GIGABYTE / 8)
+        Engine(shallow(), tasks, low, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
+    none = dataclasses.replace(ENGINE_SETTINGS, slots=1, device_memory_gb=arrays / GIGABYTE)
+    wide = Engine(shallow(), [], none, cache_dir=tmp_path, buckets=[Bucket(8192, ((64, 128),))])
+    with pytest.raises(OutOfSpace, match="fewer tokens in a batch"):
+        wide.start()
+
+
+def test_a_task_without_a_slot_hears_the_numbers(tmp_path: pathlib.Path) -> None:
+    tasks = {task.id: task for task in method_tasks(shallow())}
+    settings = dataclasses.replace(ENGINE_SETTINGS, slots=1)
+    own = Engine(shallow(), [], settings, reserve=[tasks["ia3"]], cache_dir=tmp_path, buckets=ENGINE_BUCKETS[:1])
+    with own.start():
+        own.add_task(tasks["ia3"])
+        with pytest.raises(OutOfSpace, match=r"no free slot .* takes 0\.0 MB; .* GB \(backbone 0\.00, banks"):
+            own.add_task(dataclasses.replace(tasks["ia3"], id="another"))
+
+
+def test_under_a_limit_no_gpu_memory_is_taken_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XLA_FLAGS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    set_xla_flags()
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
+    set_xla_flags(preallocate=False)
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+
+
+def no_memory_beyond(rows: int, late: bool) -> Callable[..., object]:
+    """A device that has no room for batches of more than so many rows; it says so at once, or when results are read."""
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.")
+
+    class Lost:
+        def __array__(self, *_: object, **__: object) -> np.ndarray:
+            raise error
+
+    def wrap(dispatch: Dispatch) -> Dispatch:
+        def limited(program: Program, assembled: Assembled, params: Params | None = None) -> Any:
+            if len(assembled.order) <= rows:
+                return dispatch(program, assembled, params)
+            if late:
+                return Lost()
+            raise error
+
+        return limited
+
+    return wrap
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_a_batch_too_large_for_the_device_is_split(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, all_at_once: None, *, late: bool
+) -> None:
+    replica, before = engine.replica, engine.stats.out_of_memory
+    expected = engine.infer([Query("mask", TEXT), Query("lora", TEXT)])
+    monkeypatch.setattr(replica, "dispatch", no_memory_beyond(3, late)(replica.dispatch))
+    results = engine.infer([Query(name, TEXT) for name in ("mask", "lora") * 5])
+    for result, wanted in zip(results, expected * 5, strict=True):
+        np.testing.assert_allclose(result.logits, wanted.logits, atol=1e-4)  # type: ignore[union-attr]
+    assert engine.stats.out_of_memory - before == 3  # ten rows, and twice five
+    assert engine.live
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_a_split_batch_needs_no_second_place_in_flight(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, in_flight=1)
+    with Engine(shallow(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[1:]) as own:
+        replica = own.start().replica
+        monkeypatch.setattr(replica, "dispatch", no_memory_beyond(3, late)(replica.dispatch))
+        futures = [own.submit([Query(None, TEXT)] * 8) for _ in range(3)]
+        assert all(future.result(60).error is None for some in futures for future in some)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_a_query_that_has_no_room_alone_is_turned_away_and_the_next_is_served(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    replica = engine.replica
+    with monkeypatch.context() as broken:
+        broken.setattr(replica, "dispatch", no_memory_beyond(0, late)(replica.dispatch))
+        results = engine.infer([Query("mask", TEXT)] * 3)
+    assert all(isinstance(result.error, Saturated) for result in results)
+    (after,) = engine.infer([Query("mask", TEXT)])
+    assert after.error is None

@@ -1,0 +1,376 @@
+"""Several devices share the tasks, which move between them while they are served."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, shallow, wait_until
+
+from jpets.engine.group.group import EngineGroup, balancer
+from jpets.errors import NotFound, OutOfSpace, Saturated
+from jpets.scheduling.balancing.rounds import AdaptiveInterval
+from jpets.types import Query, Result, Task
+
+TEXT = "a library of functions for sparse matrices"
+SETTINGS = dataclasses.replace(ENGINE_SETTINGS, slots=15, host_memory_gb=1.0)
+DEVICES = 4
+BUCKETS = ENGINE_BUCKETS[1:]
+
+
+TASKS = [light_or_mask_task(number) for number in range(24)]
+Make = Callable[..., EngineGroup]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Groups that know all tasks; the first 12 are on devices."""
+    cache = tmp_path_factory.mktemp("group")
+    made: list[EngineGroup] = []
+
+    def group(devices: int = DEVICES, settings: Any = SETTINGS, **how: Any) -> EngineGroup:
+        chosen = jax.local_devices()[:devices]
+        own = EngineGroup(shallow(), chosen, settings, reserve=TASKS[:3], cache_dir=cache, buckets=BUCKETS, **how)
+        made.append(own)
+        for task in TASKS:
+            own.register_task(task.id, lambda task=task: task)  # type: ignore[misc]
+        own.start()
+        own.warm([task.id for task in TASKS[:12]])
+        wait_until(lambda: not own.warming, 30)
+        return own
+
+    yield group
+    for own in made:
+        own.close()
+
+
+@pytest.fixture(scope="module")
+def group(make: Make) -> EngineGroup:
+    return make()
+
+
+def query(number: int, name: str | None = None) -> Query:
+    return Query(name or f"task-{number}", f"{TEXT} {number}")
+
+
+@functools.cache
+def expected(number: int) -> np.ndarray:
+    task, engine = TASKS[number], shallow()
+    return _dense(task, f"{TEXT} {number}", engine)
+
+
+def _dense(task: Task, text: str, backbone: Any) -> np.ndarray:
+    ids = _encoder().encode(Query(task.id, text), task.preprocessing).ids
+    return np.asarray(dense_answer(backbone, task, ids)["logits"][0])
+
+
+def _encoder() -> Any:
+    from jpets.tokenizing import TextEncoder
+
+    config = shallow().config
+    return TextEncoder(shallow().tokenizer_json, config.vocab_size, config.type_vocab_size, ENGINE_SETTINGS.max_length)
+
+
+def check(results: Sequence[Result], numbers: Sequence[int]) -> None:
+    for number, result in zip(numbers, results, strict=True):
+        assert result.error is None, result.error
+        np.testing.assert_allclose(result.logits, expected(number), atol=1e-4)  # type: ignore[attr-defined]
+
+
+def test_every_task_answers_from_its_own_device(group: EngineGroup) -> None:
+    before = [member.stats.batches for member in group.members]
+    numbers = [int(n) for n in np.random.default_rng(0).permutation(len(TASKS))]
+    check(group.infer([query(n) for n in numbers]), numbers)
+    assert group.homes.counts() == (6, 6, 6, 6)
+    assert all(member.stats.batches > old for member, old in zip(group.members, before, strict=True))
+    for number, member in enumerate(group.members):
+        replica = member.replica
+        assert replica.device == jax.local_devices()[number]
+        arrays = jax.tree.leaves(replica.params) + [a for b in replica.banks.values() for a in b.arrays.values()]
+        assert {device for array in arrays for device in array.devices()} == {replica.device}
+
+
+def test_the_plain_backbone_is_asked_on_every_device(group: EngineGroup) -> None:
+    before = [member.stats.real_tokens for member in group.members]
+    results = group.infer([Query(None, TEXT)] * 40)
+    assert all(result.error is None for result in results)
+    assert all(member.stats.real_tokens > old for member, old in zip(group.members, before, strict=True))
+    for other in results[1:]:
+        np.testing.assert_allclose(other.embedding, results[0].embedding, atol=1e-5)  # type: ignore[attr-defined]
+
+
+def test_bits_are_the_same_before_and_after_a_move(group: EngineGroup) -> None:
+    for number in range(3):
+        name = ("default", f"task-{number}")
+        (before,) = group.infer([query(number)])
+        seen = {before.logits.tobytes()}  # type: ignore[attr-defined]
+        for _ in range(DEVICES):
+            (source,) = group.devices_of(name[1])
+            target = (source + 1) % DEVICES
+            assert group.mover.move(name, source, target)
+            assert group.devices_of(name[1]) == (target,)
+            (after,) = group.infer([query(number)])
+            seen.add(after.logits.tobytes())  # type: ignore[attr-defined]
+            assert group.mover.wait(10)
+            assert group.members[source].tasks.entry(*name) is None
+            assert group.members[target].tasks.entry(*name).resident is not None  # type: ignore[union-attr]
+        assert len(seen) == 1
+    assert group.mover.counts["bytes"] > 0
+
+
+def test_two_hundred_moves_while_queries_come(group: EngineGroup) -> None:
+    """No query fails, none is answered wrongly, and every old place becomes free."""
+    over, wrong, answered = threading.Event(), list[Any](), Counter[str]()
+
+    def ask(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        while not over.is_set():
+            numbers = [int(n) for n in rng.integers(0, 12, 4)]
+            for number, result in zip(numbers, group.infer([query(n) for n in numbers]), strict=True):
+                close = result.error is None and np.allclose(result.logits, expected(number), atol=1e-4)  # type: ignore[attr-defined]
+                answered["right" if close else "wrong"] += 1
+                wrong.extend([] if close else [result])
+
+    moved = group.mover.counts["moved"]
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    rng = np.random.default_rng(1)
+    while group.mover.counts["moved"] < moved + 200:
+        name = ("default", f"task-{rng.integers(0, 12)}")
+        (source,) = group.devices_of(name[1])
+        group.mover.move(name, source, int((source + rng.integers(1, DEVICES)) % DEVICES))
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong and answered["right"] >= 100
+    assert group.mover.wait(10)
+    assert sum(group.homes.counts()) == len(TASKS)
+    assert [len(member.tasks) for member in group.members] == list(group.homes.counts())
+
+
+def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ("default", "task-4")
+    check(group.infer([query(4)]), [4])
+    (source,) = group.devices_of("task-4")
+    target = (source + 1) % DEVICES
+    occupied = group.members[target].tasks.occupancy()
+
+    def breaks(contents: object) -> None:
+        raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
+
+    def full(*_: object, **__: object) -> None:
+        raise OutOfSpace("no free slot")
+
+    for owner, attribute, what in (
+        (group.members[target].replica, "write", breaks),
+        (group.members[source].replica, "read", breaks),
+        (group.members[target].tasks, "reserve", full),
+    ):
+        failed = group.mover.counts["failed"]
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, what)
+            assert not group.mover.move(name, source, target)
+        assert group.mover.counts["failed"] == failed + 1
+        assert group.devices_of("task-4") == (source,)
+        assert group.members[target].tasks.occupancy() == occupied
+        check(group.infer([query(4)]), [4])
+    assert group.mover.move(name, source, target)
+    check(group.infer([query(4)]), [4])
+
+
+def test_a_pinned_task_moves_though_its_file_is_gone(group: EngineGroup) -> None:
+    """It goes from device to device, stays pinned, and is read once."""
+    reads = []
+
+    def load() -> Task:
+        if reads:
+            raise NotFound("the file is gone")
+        reads.append(1)
+        return light_or_mask_task(5, "pinned")
+
+    group.register_task("pinned", load, pinned=True)
+    group.infer([query(5, "pinned")])
+    (source,) = group.devices_of("pinned")
+    target = (source + 1) % DEVICES
+    assert group.mover.move(("default", "pinned"), source, target) and group.mover.wait(10)
+    (result,) = group.infer([query(5, "pinned")])
+    np.testing.assert_allclose(result.logits, expected(5), atol=1e-4)  # type: ignore[attr-defined]
+    resident = group.members[target].tasks.get("default", "pinned")
+    assert resident is not None and not resident.pageable
+    group.remove_task("pinned")
+
+
+def test_a_task_that_is_not_on_its_device_moves_without_being_read(group: EngineGroup) -> None:
+    (source,) = group.devices_of("task-20")
+    reads = []
+    group.register_task("late", lambda: reads.append(1) or light_or_mask_task(20, "late"))  # type: ignore[func-returns-value]
+    (source,) = group.devices_of("late")
+    assert group.mover.move(("default", "late"), source, (source + 1) % DEVICES)
+    assert not reads and group.mover.wait(10)
+    (result,) = group.infer([query(20, "late")])
+    np.testing.assert_allclose(result.logits, expected(20), atol=1e-4)  # type: ignore[attr-defined]
+    assert len(reads) == 1
+    group.remove_task("late")
+    assert isinstance(group.infer([query(20, "late")])[0].error, NotFound)
+
+
+def test_what_is_no_move(group: EngineGroup) -> None:
+    (source,) = group.devices_of("task-5")
+    other = (source + 1) % DEVICES
+    with pytest.raises(ValueError, match="another device"):
+        group.mover.move(("default", "task-5"), source, source)
+    assert not group.mover.move(("default", "unheard-of"), 0, 1)
+    assert not group.mover.move(("default", "task-5"), other, source), "it is not there"
+    assert group.devices_of("task-5") == (source,)
+
+
+def test_copies_share_the_queries_and_new_versions_replace_them_all(group: EngineGroup) -> None:
+    group.add_task(light_or_mask_task(1, "hot"))
+    (source,) = group.devices_of("hot")
+    other = (source + 1) % DEVICES
+    assert group.mover.move(("default", "hot"), source, other, copy=True)
+    assert group.devices_of("hot") == (source, other)
+    before = [group.members[device].stats.real_tokens for device in (source, other)]
+    results = group.infer([query(1, "hot")] * 40)
+    assert {result.logits.tobytes() for result in results} and all(r.error is None for r in results)  # type: ignore[attr-defined]
+    assert all(group.members[d].stats.real_tokens > old for d, old in zip((source, other), before, strict=True))
+    group.add_task(light_or_mask_task(2, "hot"), version=2)
+    assert len(group.devices_of("hot")) == 1
+    for result in group.infer([query(2, "hot")] * 20):
+        np.testing.assert_allclose(result.logits, expected(2), atol=1e-4)  # type: ignore[attr-defined]
+    assert group.mover.wait(10)
+    group.mover.move(("default", "hot"), *(group.devices_of("hot")), (group.devices_of("hot")[0] + 1) % 4, copy=True)
+    first, second = group.devices_of("hot")
+    group.mover.withdraw(("default", "hot"), second)
+    group.mover.withdraw(("default", "hot"), first)
+    assert group.devices_of("hot") == (first,), "the last home stays"
+    group.remove_task("hot")
+    assert isinstance(group.infer([query(1, "hot")])[0].error, NotFound)
+    assert not any(member.tasks.entry("default", "hot") for member in group.members)
+
+
+def test_versions_change_while_tasks_move(group: EngineGroup) -> None:
+    """Every answer is of a version that was there while its query waited."""
+    over, wrong = threading.Event(), list[Any]()
+    versions = [_dense(light_or_mask_task(n), f"{TEXT} 0", shallow()) for n in (6, 7)]
+
+    def change() -> None:
+        turn = 0
+        while not over.is_set():
+            turn += 1
+            group.add_task(light_or_mask_task(6 + turn % 2, "changing"), version=turn)
+
+    def move() -> None:
+        while not over.is_set():
+            home = group.devices_of("changing")[0]
+            group.mover.move(("default", "changing"), home, (home + 1) % DEVICES)
+
+    group.add_task(light_or_mask_task(6, "changing"))
+    threads = [threading.Thread(target=work) for work in (change, move)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        (result,) = group.infer([query(0, "changing")])
+        if result.error or not any(np.allclose(result.logits, each, atol=1e-4) for each in versions):  # type: ignore[attr-defined]
+            wrong.append(result)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert group.mover.wait(10)
+    group.remove_task("changing")
+    assert not any(member.tasks.entry("default", "changing") for member in group.members)
+
+
+def test_skewed_load_moves_tasks_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One device's tasks are called three times as often as another's; after a while devices have equal work."""
+    monkeypatch.setattr(balancer, "HALF_LIFE", 60.0)  # few calls prove little, and on a slow machine there are few
+    own = make(interval=AdaptiveInterval(least=0.1, most=1.0, start=0.3))
+    calls: list[int] = []
+    for device in range(DEVICES):
+        tasks = [n for n in range(len(TASKS)) if own.devices_of(f"task-{n}") == (device,)]
+        for n, count in zip(tasks, (3, 6, 9, 12, 18, 24) if device == 0 else range(1, 7), strict=True):
+            calls += [n] * count
+    calls = [int(n) for n in np.random.default_rng(0).permutation(calls)]
+    seen: list[float] = []
+
+    def ask() -> float:
+        """The fewest queries that a device gets, over the most. Few at a time: what waits counts as load, too."""
+        devices = Counter(own.devices_of(f"task-{n}")[0] for n in calls)
+        for first in range(0, len(calls), 27):
+            some = calls[first : first + 27]
+            check(own.infer([query(n) for n in some]), some)
+        seen.append(own.balancer.phi)
+        return min(devices[number] for number in range(DEVICES)) / max(devices.values())
+
+    assert ask() < 0.3
+    wait_until(lambda: ask() > 0.8 and own.balancer.phi > 0.9, 60)
+    assert min(seen) < 0.9 and own.balancer.rounds > 1
+    assert own.mover.counts["moved"] >= 4 and own.mover.counts["failed"] == 0
+
+
+def test_a_task_too_hot_for_one_device_is_copied_and_gathered_again(make: Make) -> None:
+    own = make(devices=2, interval=AdaptiveInterval(least=0.05, most=0.2, start=0.05))
+    wait_until(lambda: check(own.infer([query(0)] * 50), [0] * 50) is None and len(own.devices_of("task-0")) == 2, 30)
+    others = list(range(1, 12))
+    wait_until(
+        lambda: check(own.infer([query(n) for n in others]), others) is None and len(own.devices_of("task-0")) == 1, 60
+    )
+    assert own.mover.wait(10)
+
+
+def test_closing_answers_everything(make: Make) -> None:
+    own = make(devices=2)
+    futures = own.submit([query(n % 12) for n in range(200)])
+    own.close()
+    kinds = {type(future.result(30).error) for future in futures}
+    assert kinds <= {type(None), Saturated}
+    assert not own.ready and not own.live
+    with pytest.raises(Saturated):
+        own.submit([query(0)])
+
+
+def test_a_full_queue_refuses_a_submission_as_a_whole(make: Make) -> None:
+    own = make(devices=2, settings=dataclasses.replace(SETTINGS, max_queue=20))
+    hold = threading.Event()
+    for member in own.members:
+        member.hooks.append(lambda pendings: hold.wait(30) and None)
+    with pytest.raises(Saturated):
+        own.submit([query(0)] * 5 + [query(1)] * 50)
+    hold.set()
+    wait_until(lambda: not any(len(member.pending) for member in own.members), 30)
+    check(own.infer([query(0), query(1)]), [0, 1])
+
+
+def test_one_task_may_fill_the_queue(make: Make) -> None:
+    own = make(devices=2, settings=dataclasses.replace(SETTINGS, max_queue=100))
+    check(own.infer([query(0)] * 100), [0] * 100)
+
+
+def test_a_removed_task_never_answers(group: EngineGroup) -> None:
+    """Removed right after a move, before its old place was freed."""
+    for turn in range(20):
+        group.add_task(light_or_mask_task(3, "brief"))
+        (source,) = group.devices_of("brief")
+        assert group.mover.move(("default", "brief"), source, (source + 1) % DEVICES)
+        if turn % 2:
+            assert group.mover.move(("default", "brief"), (source + 1) % DEVICES, source)
+        group.remove_task("brief")
+        assert not any(member.tasks.entry("default", "brief") for member in group.members)
+        assert isinstance(group.infer([query(3, "brief")])[0].error, NotFound)
+    assert group.tier("brief") is None and group.entry("brief") is None
+
+
+def test_a_group_has_each_device_once() -> None:
+    (first, *_) = jax.local_devices()
+    for devices in ([], [first, first]):
+        with pytest.raises(ValueError, match="each once"):
+            EngineGroup(shallow(), devices)

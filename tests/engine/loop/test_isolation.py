@@ -1,0 +1,116 @@
+"""What goes wrong with one query, or one that nobody foresaw, costs no other its answer."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from support import paused
+
+from jpets.engine.batch.assembly import Row
+from jpets.engine.engine import Engine
+from jpets.engine.loop import host_loop
+from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.queue import pending
+from jpets.engine.queue.pending import Pending
+from jpets.errors import EngineFailure, InvalidInput
+from jpets.types import Query
+
+GOOD, BAD = Query(None, "some text"), Query(None, "some text that is a good deal longer than it")
+
+
+def refuses(rows: Sequence[Row]) -> None:
+    if any(row.length > 6 for row in rows):
+        raise ZeroDivisionError("nobody foresaw this")
+
+
+def in_planning(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Planner.next_batch
+
+    def planned(planner: Planner, waiting: Sequence[Pending], *, busy: bool = False) -> Plan:
+        refuses([p.row for p in waiting])
+        return plan(planner, waiting, busy=busy)
+
+    monkeypatch.setattr(Planner, "next_batch", planned)
+
+
+def in_assembly(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assemble = engine.replica.assemble
+
+    def assembled(rows: Sequence[Row], program: Any) -> Any:
+        refuses(rows)
+        return assemble(rows, program)
+
+    monkeypatch.setattr(engine.replica, "assemble", assembled)
+
+
+@pytest.mark.parametrize("fault", [in_planning, in_assembly])
+@pytest.mark.parametrize("bad", [[0], [40], [7, 31, 63]], ids=str)
+def test_only_the_queries_that_cause_it_fail(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., None], bad: Sequence[int]
+) -> None:
+    with paused(engine):
+        futures = engine.submit([BAD if at in bad else GOOD for at in range(64)])
+        fault(engine, monkeypatch)
+    errors = [future.result(30).error for future in futures]
+    assert [at for at, error in enumerate(errors) if error is not None] == list(bad)
+    assert all(isinstance(errors[at], EngineFailure) for at in bad)
+    assert engine.live
+
+
+def test_queries_that_cannot_be_planned_together_run_apart(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Planner.next_batch
+
+    def planned(planner: Planner, waiting: Sequence[Pending], *, busy: bool = False) -> Plan:
+        if len(waiting) > 1:
+            raise ZeroDivisionError
+        return plan(planner, waiting, busy=busy)
+
+    monkeypatch.setattr(Planner, "next_batch", planned)
+    assert all(result.error is None for result in engine.infer([GOOD] * 9))
+
+
+def test_what_only_watches_a_batch_costs_nobody_an_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = mock.Mock(side_effect=ZeroDivisionError)
+    engine.hooks.append(broken)
+    monkeypatch.setattr(Planner, "serving", broken)
+    try:
+        results = engine.infer([GOOD, BAD] * 5)
+    finally:
+        engine.hooks.remove(broken)
+    assert all(result.error is None for result in results)
+    assert broken.called
+
+
+def test_a_text_that_is_none_has_an_error_of_its_own(engine: Engine) -> None:
+    odd: list[Any] = [5, b"bytes", ["not", "a pair", "of texts"]]
+    results = engine.infer([GOOD, *(Query(None, text) for text in odd), GOOD])
+    assert [isinstance(result.error, InvalidInput) for result in results] == [False, True, True, True, False]
+
+
+def test_the_first_query_after_idle_minutes_finds_a_live_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
+    with paused(engine):
+        monkeypatch.setattr(host_loop, "time", later)
+        monkeypatch.setattr(pending, "time", later)
+        future = engine.submit([GOOD])[0]
+        seen = [engine.live for _ in range(3)]
+    assert future.result(30).error is None
+    assert all(seen)
+
+
+def test_an_engine_that_gets_nothing_done_is_not_live(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.chain([0.0], itertools.repeat(engine.settings.stall_seconds + 3600))
+    with paused(engine):
+        engine.submit([GOOD])
+        monkeypatch.setattr(host_loop, "time", mock.Mock(monotonic=lambda: time.monotonic() + next(clock)))
+        assert engine.live
+        assert not engine.live
+    assert engine.infer([GOOD])[0].error is None

@@ -1,0 +1,60 @@
+"""The policy ``steady``: a query's program follows from its length and its task alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS
+
+from jpets.engine.batch.bucket import steady_menu
+from jpets.engine.engine import Engine
+from jpets.engine.planning.planner import Planner
+from jpets.engine.queue.pending import Pending
+from jpets.errors import EngineFailure
+from jpets.types import Query
+
+
+@pytest.fixture
+def planner(engine: Engine) -> Planner:
+    settings = dataclasses.replace(ENGINE_SETTINGS, policy="steady")
+    return Planner(engine.replica, engine.costs, None, settings, engine.menu)
+
+
+def pending(engine: Engine, task: str | None, length: int) -> Pending:
+    item = engine.intake.prepare(Query(task, input_ids=[7] * length), None, 0, "default")
+    assert isinstance(item, Pending)
+    engine.intake.give_back([item])
+    return item
+
+
+def test_light_and_heavy_rows_have_programs_of_their_own(engine: Engine, planner: Planner) -> None:
+    mask, bitfit, bare, diff = (pending(engine, task, 9) for task in ("mask", "bitfit", None, "diff"))
+    for waiting, heavy in (
+        ([mask], True),
+        ([bitfit], False),
+        ([bare, mask], False),
+        ([diff, bitfit, mask], True),
+        ([bitfit, diff, bare, mask], False),
+    ):
+        plan = planner.next_batch(waiting)
+        assert plan.program.key.bucket == ENGINE_BUCKETS[0]
+        assert plan.program.key.variant.has("heavy") == heavy
+        assert list(plan.pendings) == [waiting[0]]  # the bucket has one row
+        assert plan.wanted is None
+
+
+def test_a_length_that_no_rectangular_bucket_takes(engine: Engine, planner: Planner) -> None:
+    with pytest.raises(EngineFailure, match="40 tokens"):
+        planner.next_batch([pending(engine, "bitfit", 40)])
+
+
+@pytest.mark.parametrize(("longest", "tokens"), [(512, 1024), (128, 64), (500, 4096), (16, 64)])
+def test_the_menu_holds_every_length_once(longest: int, tokens: int) -> None:
+    menu = steady_menu(longest, tokens)
+    assert all(bucket.rectangular and bucket.tokens <= max(tokens, bucket.longest) for bucket in menu)
+    lengths = [bucket.longest for bucket in menu]
+    assert lengths == sorted(set(lengths))
+    assert lengths[-1] == longest
+    assert all(any(bucket.holds(np.array([n])) for bucket in menu) for n in range(1, longest + 1))

@@ -1,0 +1,106 @@
+"""Programs on disk: what is loaded computes what was compiled, and damage only costs a compilation."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from support import method_tasks, shallow
+
+from jpets.config import BackboneConfig, EngineSettings
+from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu
+from jpets.engine.costs.cost_table import CostTable, full_rows
+from jpets.engine.engine import Engine
+from jpets.engine.programs.mesh import first_device
+from jpets.engine.programs.program import (
+    Family,
+    Program,
+    ProgramKey,
+    ProgramStore,
+    compile_program,
+    family_from_json,
+    key_from_json,
+    key_to_json,
+)
+from jpets.types import Query
+
+BUCKETS = [Bucket(64, ((6, 16), (1, 64)))]
+SETTINGS = EngineSettings(dtype="float32", max_length=64, max_batch_rows=7, background_compile=False)
+CONFIG = BackboneConfig("bert", 50, 16, 1, 2, 32, 64)
+FAMILY = Family(CONFIG, "float32", ())
+KEY = ProgramKey(BUCKETS[0], Variant())
+
+
+def start(folder: pathlib.Path) -> Engine:
+    return Engine(shallow(), [method_tasks(shallow())[1]], SETTINGS, cache_dir=folder, buckets=BUCKETS).start()
+
+
+def answer(engine: Engine) -> bytes:
+    (result,) = engine.infer([Query("lora", "some text")])
+    assert result.error is None
+    return result.logits.tobytes()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["empty", "garbage", "truncated"])
+def test_a_start_survives_damaged_programs(tmp_path: pathlib.Path, damage: bytes | None) -> None:
+    with start(tmp_path) as first:
+        expected = answer(first)
+    (path,) = (tmp_path / "programs").glob("*.program")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    with start(tmp_path) as second:
+        assert answer(second) == expected
+    with start(tmp_path) as third:
+        assert answer(third) == expected
+    assert path.stat().st_size == pytest.approx(len(whole), rel=0.2)
+
+
+def test_programs_do_not_come_from_jaxs_own_cache(tmp_path: pathlib.Path) -> None:
+    """An executable that JAX's persistent cache served cannot be serialised again; ours never are."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    try:
+        for round_ in range(2):
+            store = ProgramStore(tmp_path / f"programs-{round_}", first_device())
+            store.save(FAMILY, compile_program(FAMILY, KEY))
+            loaded = store.load(FAMILY, KEY)
+            assert isinstance(loaded, Program)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+
+
+def test_names_change_with_what_a_program_depends_on(tmp_path: pathlib.Path) -> None:
+    store = ProgramStore(tmp_path, first_device())
+    store.save(FAMILY, compile_program(FAMILY, KEY))
+    assert store.load(FAMILY, KEY) is not None
+    assert store.load(Family(CONFIG, "bfloat16", ()), KEY) is None
+    assert store.load(FAMILY, ProgramKey(Bucket(64, ((4, 16),)), Variant())) is None
+
+
+def test_keys_survive_json(tmp_path: pathlib.Path) -> None:
+    engine = Engine(shallow(), method_tasks(shallow()), SETTINGS, buckets=BUCKETS, cache_dir=tmp_path)
+    assert family_from_json(engine.family.to_json()) == engine.family
+    for key in engine.core:
+        assert key_from_json(key_to_json(key)) == key
+
+
+@pytest.mark.parametrize("limits", [(300, 1024, 16), (129, 1024, 8), (200, 1024, 16), (512, 1024, 32), (20, 64, 3)])
+def test_every_bucket_can_be_filled_for_measuring(limits: tuple[int, int, int]) -> None:
+    for bucket in bucket_menu(*limits):
+        rows = full_rows(bucket, 100)
+        assert rows
+        assert bucket.holds(np.array([row.length for row in rows]))
+
+
+def test_cost_table_keeps_figures_and_forgets_damage(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "costs" / "a.json"
+    table = CostTable(path, FAMILY)
+    other = ProgramKey(Bucket(128, ((2, 64),)), Variant())
+    table.set(KEY, 0.25)
+    assert table.estimate(other) > 0.25
+    table.save()
+    assert CostTable(path, FAMILY).get(KEY) == 0.25
+    path.write_text("{broken")
+    assert CostTable(path, FAMILY).get(KEY) is None

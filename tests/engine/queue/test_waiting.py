@@ -1,0 +1,171 @@
+"""Queries that wait: who is served next, who left, whose deadline passed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, wait
+
+import numpy as np
+import pytest
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, paused, shallow
+
+from jpets.engine.batch.assembly import Row
+from jpets.engine.engine import Engine
+from jpets.engine.planning import planner
+from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.queue.pending import WINDOW, Pending
+from jpets.errors import DeadlineExceeded, EngineFailure, Saturated
+from jpets.scheduling.policies import ready
+from jpets.types import Query
+
+TEXT = "a library of functions for sparse matrices"
+LABELLED = ["adapter", "bitfit", "mask", "diff", "several"]
+
+
+def test_a_past_deadline_is_never_computed(engine: Engine) -> None:
+    before = engine.stats.real_tokens
+    (result,) = engine.infer([Query("mask", TEXT)], deadline=-1.0)
+    assert isinstance(result.error, DeadlineExceeded)
+    assert engine.stats.real_tokens == before
+
+
+def test_a_cancelled_query_is_dropped(engine: Engine) -> None:
+    with paused(engine):
+        first, second = engine.submit([Query("mask", TEXT), Query("mask", TEXT)])
+        assert first.cancel()
+    assert second.result(30).error is None
+    with pytest.raises(CancelledError):
+        first.result()
+
+
+def test_what_was_cancelled_is_never_computed(engine: Engine) -> None:
+    """90 of 100 leave while a batch runs: their places are free at once, and only the other ten are computed."""
+    computed: list[object] = []
+    cancelled = engine.stats.answers["cancelled"]
+    with paused(engine):
+        futures = engine.submit([Query(name, TEXT) for name in LABELLED] * 20, deadline=60.0)
+        gone = [future for i, future in enumerate(futures) if i % 10]
+        assert all(future.cancel() for future in gone)
+        assert len(engine.pending) == 10
+        assert engine.stats.answers["cancelled"] == cancelled + 90
+        assert wait(gone, timeout=30).done == set(gone)
+        engine.hooks.append(computed.extend)
+    assert all(future.result(30).error is None for future in futures[::10])
+    engine.hooks.remove(computed.extend)
+    assert len(computed) == 10
+
+
+def test_deadlines_pass_behind_the_window_too(engine: Engine) -> None:
+    answered: list[bool] = []
+    with paused(engine):
+        others = engine.submit([Query(None, TEXT)] * (WINDOW + 50), priority=1)
+        late = engine.submit([Query(None, TEXT)] * 20, deadline=-1.0)
+
+        def look(pendings: Sequence[Pending]) -> None:
+            answered.append(all(future.done() for future in late) and all(p.priority for p in pendings))
+
+        engine.hooks.append(look)
+    assert all(future.result(30).error is None for future in others)
+    engine.hooks.remove(look)
+    assert all(answered)
+    assert all(isinstance(future.result(30).error, DeadlineExceeded) for future in late)
+
+
+def test_a_client_that_leaves_while_its_batch_is_planned(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Planner.next_batch
+    with paused(engine):
+        futures = engine.submit([Query("mask", TEXT)] * 4)
+
+        def leave(planner: Planner, waiting: Sequence[Pending], *, busy: bool = False) -> Plan:
+            planned = plan(planner, waiting, busy=busy)
+            futures[1].cancel()
+            return planned
+
+        monkeypatch.setattr(Planner, "next_batch", leave)
+    assert [futures[i].result(30).error for i in (0, 2, 3)] == [None] * 3
+    assert futures[1].cancelled()
+
+
+def test_a_full_queue_refuses_whole_submissions(engine: Engine) -> None:
+    many = [Query("mask", TEXT)] * 3000
+    with paused(engine):
+        accepted = engine.submit(many)
+        with pytest.raises(Saturated, match="try again"):
+            engine.submit(many)
+        for future in accepted[1:]:
+            future.cancel()
+        assert len(engine.pending) == 1
+    assert accepted[0].result(30).error is None
+
+
+def test_the_policys_batch_makes_room_for_another_tenant(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pending(tenant: str, length: int) -> Pending:
+        ids = np.full(length, 7, np.int32)
+        return Pending(None, None, Row(ids, np.zeros_like(ids), {}, 0), None, 0, tenant)
+
+    waiting = [pending("roomy", 12), pending("narrow", 5), *(pending("roomy", 12) for _ in range(20))]
+    # Whether this counts as a flood depends on the seconds that the engine's programs took so far.
+    monkeypatch.setattr(Planner, "_contended_plan", lambda *_, **__: None)
+    monkeypatch.setattr(
+        ready, "cheapest_split", lambda lengths, shapes, most: [[0, *range(2, 15)], [1, *range(15, 22)]]
+    )
+    assert {p.number for p in engine._planner.next_batch(waiting).pendings} == {p.number for p in waiting[:14]}
+
+
+def test_beside_a_flood_plans_are_made_ahead_and_never_old(engine: Engine) -> None:
+    """Who comes while a batch runs is in the next plan, and everybody gets an answer of their own."""
+    texts = [f"{TEXT} {number}" for number in range(5)]
+    expected = [engine.infer([Query(None, text)])[0].embedding for text in texts]
+    flood = engine.submit([Query(None, texts[i % 5]) for i in range(600)], tenant="flood")
+    for number in range(40):
+        (result,) = engine.infer([Query(None, texts[number % 5])], tenant="light")
+        np.testing.assert_allclose(result.embedding, expected[number % 5], atol=1e-4)
+        if number == 3:
+            assert engine._loop._planner.contended()
+            assert not all(future.done() for future in flood), "served out of turn"
+            flood[-1].cancel()
+    for number, future in enumerate(flood[:-1]):
+        np.testing.assert_allclose(future.result(60).embedding, expected[number % 5], atol=1e-4)
+
+
+def test_a_plan_that_cannot_be_made_costs_its_queries_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> list[int]:
+        raise RuntimeError("no plan")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(planner, "own_batch", broken)
+        patched.setattr(planner, "short_batch", broken)
+        flood = engine.submit([Query(None, TEXT)] * 600, tenant="flood")
+        light = engine.infer([Query(None, TEXT)], tenant="light")
+        wait(flood, 60)
+    assert isinstance(light[0].error, EngineFailure)
+    assert engine.live
+    (result,) = engine.infer([Query(None, TEXT)])
+    assert result.error is None
+
+
+def test_fixed_batches_and_the_lazy_trigger(tmp_path: object) -> None:
+    settings = dataclasses.replace(
+        ENGINE_SETTINGS, policy="fixed", fixed_batch=3, trigger="lazy", lazy_wait=0.2, lazy_size=6, latency_target=100.0
+    )
+    with Engine(shallow(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
+        own.start()
+        results = own.infer([Query(None, TEXT)] * 6)
+        assert all(result.error is None for result in results)
+        assert own.stats.batches == 2
+        (alone,) = own.infer([Query(None, TEXT)])  # fewer than lazy_size: starts when lazy_wait is over
+        assert alone.error is None
+        assert own.stats.batches == 3
+
+
+def test_a_lazy_server_does_not_wait_past_a_deadline(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = dataclasses.replace(
+        ENGINE_SETTINGS, trigger="lazy", lazy_wait=300.0, lazy_size=1000, latency_target=1000.0
+    )
+    monkeypatch.setattr(Planner, "predicted", lambda planner, waiting: 29.5)
+    with Engine(shallow(), [], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as own:  # type: ignore[arg-type]
+        own.start()
+        own.submit([Query(None, TEXT)])
+        (hasty,) = own.submit([Query(None, TEXT)], deadline=30.0)
+        assert hasty.result(60).error is None

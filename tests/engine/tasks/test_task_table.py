@@ -1,0 +1,137 @@
+"""The table of tasks against a model: slots are never lost nor given out twice, whatever comes and goes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.tasks.entries import Entry, Resident
+from jpets.engine.tasks.table import TaskTable
+from jpets.errors import NotFound, OutOfSpace
+from jpets.types import BackboneRef, Head, Task
+
+A, B = ClassKey("adapter", (("after_ffn_out", 8),), (0,)), ClassKey("lora", (("query", 4),), (0,))
+SLOTS = {A: 4, B: 3}
+"""Slot 0 of each is never given out."""
+REF = BackboneRef("b", "sha256:0", "bert", 8, 1)
+
+
+def task(name: str) -> Task:
+    return Task(name, REF, (), Head("embedding"))
+
+
+def bring(table: TaskTable, entry: Entry, keys: tuple[ClassKey, ...], turn: int | None = None) -> Resident | None:
+    """What residency does once a task is loaded; None where there was no slot or it was replaced meanwhile."""
+    try:
+        slots = table.reserve(keys, entry.tenant)
+    except OutOfSpace:
+        return None
+    resident = Resident(entry.tenant, task(entry.task), slots, "cls", 8, entry=entry)
+    return resident if table.bring(resident, entry.turn if turn is None else turn) else None
+
+
+def check(table: TaskTable, held: Counter[Resident]) -> None:
+    every = {*table.all(), *(resident for resident, count in held.items() if count)}
+    for key, slots in SLOTS.items():
+        given = [resident.slots[key] for resident in every if key in resident.slots]
+        assert len(given) == len(set(given)), "two tasks share a slot"
+        assert sorted([*given, *table._pools[key].free]) == list(range(1, slots))
+        present = table.all()
+        assert table._pools[key].fixed == sum(key in r.slots and not r.pageable for r in present)
+        assert table._pools[key].leaving == sum(key in r.slots for r in every.difference(present))
+        assert table.occupancy()[key] == (len(given), slots - 1)
+        idle = {resident for _, resident in table._pools[key].idle}
+        assert idle == {r for r in table.all() if key in r.slots and not held[r] and r.pageable}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_slots_are_kept_whatever_comes_and_goes(data: st.DataObject) -> None:
+    table, held = TaskTable(SLOTS, reserved={"t": 1}), Counter[Resident]()
+    wanted = {f"task-{n}": keys for n, keys in enumerate(itertools.islice(itertools.cycle([(A,), (B,), (A, B)]), 8))}
+    for _ in range(data.draw(st.integers(1, 40))):
+        name = data.draw(st.sampled_from(sorted(wanted)))
+        tenant = "t" if name in ("task-1", "task-4") else "u"
+        step = data.draw(
+            st.sampled_from(["register", "ask", "ask", "ask", "done", "done", "remove", "publish", "late"])
+        )
+        if step == "register":
+            table.register(tenant, name, lambda n=name: task(n), pinned=data.draw(st.booleans()))  # type: ignore[misc]
+        elif step in ("ask", "late"):
+            try:
+                found = table.acquire(tenant, name)
+            except NotFound:
+                continue
+            if isinstance(found, Resident):
+                held[found] += 1
+            elif step == "late":
+                assert bring(table, found, wanted[name], found.turn - 1) is None
+            elif bring(table, found, wanted[name]) is not None:
+                held[table.acquire(tenant, name)] += 1  # type: ignore[index]
+        elif step == "done" and +held:
+            resident = data.draw(st.sampled_from(list(+held)))
+            table.done(resident)
+            held[resident] -= 1
+        elif step == "remove":
+            try:
+                table.remove(tenant, name)
+            except NotFound:
+                continue
+        elif step == "publish":
+            try:
+                slots = table.reserve(wanted[name], tenant)
+            except OutOfSpace:
+                continue
+            table.publish(Resident(tenant, task(name), slots, "cls", 8))
+        check(table, held)
+    for resident, count in held.items():
+        table.done(resident, count) if count else None
+    check(table, Counter())
+
+
+def test_a_task_that_costs_more_to_bring_stays_longer() -> None:
+    table = TaskTable({A: 3})
+    entries = [table.register("t", f"task-{n}", lambda n=n: task(f"task-{n}")) for n in range(3)]  # type: ignore[misc]
+    for entry, cost in zip(entries, (20.0, 1.0, 1.0), strict=True):
+        entry.cost = cost
+    dear, cheap = (bring(table, entry, (A,)) for entry in entries[:2])
+    assert dear is not None and cheap is not None
+    for _ in range(3):
+        assert bring(table, entries[2], (A,)) is not None
+        assert dear in table.all() and cheap.removed
+        cheap = bring(table, entries[1], (A,))
+        assert cheap is not None and dear in table.all()
+    for _ in range(12):  # what was never asked for again leaves all the same, later
+        bring(table, entries[2], (A,))
+        bring(table, entries[1], (A,))
+    assert dear.removed
+
+
+def test_a_reservation_holds_against_others_alone() -> None:
+    table = TaskTable({A: 3}, reserved={"small": 1})
+    own, other = (table.register("small", name, lambda: task("x")) for name in ("one", "two"))
+    first, second = bring(table, own, (A,)), bring(table, other, (A,))
+    assert first is not None and second is not None
+    big = [table.register("big", f"big-{n}", lambda: task("x")) for n in range(2)]
+    assert bring(table, big[0], (A,)) is not None and first.removed and not second.removed
+    assert bring(table, big[1], (A,)) is not None and not second.removed
+
+
+def test_everything_in_use() -> None:
+    table = TaskTable({A: 2})
+    entry, other = (table.register("t", name, lambda: task("x")) for name in ("one", "two"))
+    resident = bring(table, entry, (A,))
+    assert resident is not None and table.hold(entry, 2) is resident
+    with pytest.raises(OutOfSpace, match="no free slot"):
+        table.reserve((A,), "t")
+    idle = []
+    table.on_idle = lambda: idle.append(True)
+    table.done(resident)
+    assert not idle
+    table.done(resident)
+    assert idle and bring(table, other, (A,)) is not None

@@ -1,0 +1,181 @@
+"""A server that took a shape of tasks takes it after any restart, and one it never saw while it serves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clients import Call, client_of, wait_for_preparations
+
+from checkpoints.backbone import Backbone
+from checkpoints.repository import Repository
+from checkpoints.task_file import task_to_bytes
+from jpets.config import EngineSettings
+from jpets.engine.batch.bucket import Bucket
+from jpets.engine.compilation.growth import Growth
+from jpets.engine.engine import Engine
+from jpets.errors import OutOfSpace
+from jpets.types import Task
+from serving.hosted.service import Service
+from serving.http.settings import ServingSettings
+
+SETTINGS = EngineSettings(
+    dtype="float32", max_length=16, max_batch_tokens=32, max_batch_rows=2, slots=3, background_compile=False
+)
+BUCKETS = [Bucket(32, ((2, 16),))]
+Start = Callable[..., Service]
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, program_cache: Path, backbone: Backbone, validator: Callable[[bytes, str], Task]
+) -> Iterator[Start]:
+    """Starts a server on the one repository; the one before ends."""
+    repository = Repository(tmp_path / "repository", validator=validator)
+    running: list[Service] = []
+
+    def started(**how: Any) -> Service:
+        while running:
+            running.pop().close()
+        service = Service(repository, backbone, validator, **how)
+        running.append(service)
+        service.start(
+            lambda coming: Engine(backbone, (), SETTINGS, coming=coming, cache_dir=program_cache, buckets=BUCKETS)
+        )
+        return service
+
+    yield started
+    for service in running:
+        service.close()
+    repository.close()
+
+
+def client(service: Service, settings: ServingSettings) -> Call:
+    return client_of(service, settings)
+
+
+def put(call: Call, task: Task) -> Any:
+    return call("PUT", f"/v1/tasks/{task.id}", content=task_to_bytes(task))
+
+
+def state(call: Call, id: str, unlike: str = "preparing") -> Any:
+    """The task, once its state is another one."""
+    end = time.monotonic() + 60
+    while (answer := call("GET", f"/v1/tasks/{id}")).json().get("state") == unlike:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return answer
+
+
+def ask(call: Call, id: str) -> Any:
+    return call("POST", "/v1/classify", json={"model": id, "input": "hello world"})
+
+
+def test_restart_and_add(start: Start, make_task: Callable[..., Task], settings: ServingSettings) -> None:
+    """An empty repository takes adapters and LoRA; so does the server after a restart with one of them."""
+    first, second, head = make_task("first", seed=1), make_task("second", seed=2, rank=16), make_task("wide", outputs=9)
+    call = client(start(standard=lambda: [first, second]), settings)
+    answer = put(call, first)
+    assert answer.status_code in (201, 202)
+    assert state(call, "first").json()["state"] == "ready"
+    assert ask(call, "first").status_code == 200
+    call = client(start(standard=lambda: [first, second]), settings)
+    assert ask(call, "first").status_code == 200
+    for task in (second, head):
+        assert put(call, task).status_code in (201, 202)
+        assert state(call, task.id).json()["state"] == "ready"
+        assert ask(call, task.id).status_code == 200
+    call = client(start(), settings)
+    assert [ask(call, id).status_code for id in ("first", "second", "wide")] == [200] * 3
+
+
+def test_an_old_version_serves_until_the_new_ones_shape_is_there(
+    start: Start, make_task: Callable[..., Task], settings: ServingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = client(start(), settings)
+    assert put(call, make_task("topic")).status_code == 202
+    state(call, "topic")
+    opened = Growth._open
+
+    def slow(growth: Growth, keys: Any) -> None:
+        seen.append((ask(call, "topic").status_code, ask(call, "other")))
+        opened(growth, keys)
+
+    seen: list[Any] = []
+    monkeypatch.setattr(Growth, "_open", slow)
+    answer = put(call, make_task("topic", outputs=9))
+    assert (answer.status_code, answer.json()["state"]) == (202, "preparing")
+    assert state(call, "topic").json()["loaded"] == 2
+    assert put(call, make_task("other", rank=16)).status_code == 202
+    assert state(call, "other").json()["state"] == "ready"
+    (old, missing), (_, early) = seen
+    assert (old, missing.status_code) == (200, 404)
+    assert (early.status_code, early.json()["error"]["code"]) == (503, "preparing")
+    assert len(ask(call, "topic").json()["data"][0]["probs"]) == 9
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_shape_without_room_is_told_and_not_kept(
+    start: Start,
+    make_task: Callable[..., Task],
+    settings: ServingSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    before: bool,
+) -> None:
+    service = start()
+    call = client(service, settings)
+    if before:
+        put(call, make_task("topic"))
+        state(call, "topic")
+
+    def full(growth: Growth, keys: Any) -> None:
+        raise OutOfSpace("no room; raise --device-memory-gb")
+
+    monkeypatch.setattr(Growth, "_open", full)
+    assert put(call, make_task("topic", outputs=9)).status_code == 202
+    state(call, "topic")
+    wait_for_preparations()
+    answer = call("GET", "/v1/tasks/topic")
+    assert "--device-memory-gb" in answer.text
+    assert answer.status_code == (200 if before else 507)
+    assert ask(call, "topic").status_code == (200 if before else 404)
+    assert len(list(call("GET", "/v1/tasks").json()["tasks"])) == before
+
+
+def test_a_task_that_is_deleted_meanwhile_stays_away(
+    start: Start, make_task: Callable[..., Task], settings: ServingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start()
+    call, opened = client(service, settings), Growth._open
+
+    def slow(growth: Growth, keys: Any) -> None:
+        assert call("DELETE", "/v1/tasks/topic").status_code == 204
+        opened(growth, keys)
+
+    monkeypatch.setattr(Growth, "_open", slow)
+    assert put(call, make_task("topic")).status_code == 202
+    service.engine.prepare(service._layouts.classes(make_task("topic"))).result(60)
+    assert ask(call, "topic").status_code == 404
+
+
+def test_what_others_add_is_served_too(start: Start, make_task: Callable[..., Task], settings: ServingSettings) -> None:
+    service = start()
+    call = client(service, settings)
+    service.repository.put("beside", task_to_bytes(make_task("beside")))  # type: ignore[attr-defined]
+    end = time.monotonic() + 60
+    while ask(call, "beside").status_code != 200:
+        service.refresh()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_server_that_does_not_grow_names_the_option(
+    start: Start, make_task: Callable[..., Task], settings: ServingSettings
+) -> None:
+    answer = put(client(start(growing=False), settings), make_task("topic"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unknown_class")
+    assert "--reserve" in answer.text

@@ -1,0 +1,220 @@
+"""The process: ``python -m jpets.serve`` over loopback, its start, its end, and what keeps it from starting."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+
+from jpets.app.hosting import make_engine
+from jpets.app.standard import STANDARD_SETTINGS, standard_tasks
+from jpets.deltas.bank import lower_task, tightest
+from jpets.engine.engine import Engine
+from jpets.engine.group.group import EngineGroup
+from jpets.errors import InvalidInput
+from jpets.scheduling.balancing.rounds import AdaptiveInterval
+from jpets.types import Head, Task
+from serving.app import create_app
+from serving.hosted.service import Service
+from serving.http.settings import ServingSettings
+from serving.options.options import read_options
+
+ROOT = Path(__file__).parents[3]
+TINY = ROOT / "tests" / "fixtures" / "tiny-bert"
+SMALL = ["--dtype", "float32", "--max-length", "32", "--max-batch-tokens", "64", "--reserve", "never", "--port", "0"]
+
+
+def start(*options: str | Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "jpets.serve", *map(str, options)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("server")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its URL."""
+    process = start(
+        "--repository", folder / "repository", "--cache-dir", folder / "cache", *SMALL, JPETS_BACKBONE=str(TINY)
+    )
+    assert process.stdout is not None
+    found = re.search(r"http://[\d.:]+", process.stdout.readline())
+    assert found, process.stderr
+    with process:
+        yield process, found[0]
+        process.kill()
+
+
+def test_serves_and_drains_on_sigterm(server: tuple[subprocess.Popen[str], str]) -> None:
+    process, url = server
+    assert httpx.get(f"{url}/v2/health/ready").json() == {"ready": True}
+    body = {"model": "tiny-bert", "input": ["some text of several words"] * 1000, "encoding_format": "base64"}
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(httpx.post, f"{url}/v1/embeddings", json=body, timeout=30)
+        while not re.search(r"^jpets_queue_depth [1-9]", httpx.get(f"{url}/metrics").text, re.MULTILINE):
+            assert not running.done()
+        process.send_signal(signal.SIGTERM)
+        answer = running.result()
+    assert process.wait(timeout=20) == 0
+    assert (answer.status_code, len(answer.json()["data"])) == (200, 1000)
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    assert "Traceback" not in errors and " error " not in errors
+
+
+def test_port_is_open_and_stops_while_it_starts(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = SMALL[:-2]
+    process = start("--backbone", TINY, "--cache-dir", tmp_path, "--port", str(port), *options, "--grace", "5")
+    url = f"http://127.0.0.1:{port}"
+    while True:
+        try:
+            live = httpx.get(f"{url}/v2/health/live")
+            break
+        except httpx.ConnectError:
+            assert process.poll() is None
+            time.sleep(0.05)
+    assert live.json() == {"live": True}
+    answer = httpx.post(f"{url}/v1/embeddings", json={"model": "tiny-bert", "input": "a"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "ready" not in output and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("problem", ["backbone", "folder", "repository", "catalogue", "port", "option", "nothing"])
+def test_what_cannot_start_says_so_in_one_line(tmp_path: Path, problem: str) -> None:
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "catalog.sqlite").write_bytes(b"not a database" * 100)
+    backbone, repository, port, more = TINY, tmp_path / "new", "0", []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        if problem == "backbone":
+            backbone = tmp_path / "no-such-model"
+        elif problem == "folder":
+            backbone = tmp_path
+        elif problem == "repository":
+            repository = tmp_path / "file"
+        elif problem == "catalogue":
+            repository = tmp_path / "bad"
+        elif problem == "port":
+            port = str(taken.getsockname()[1])
+        elif problem == "option":
+            more = ["--dtype", "int8"]
+        options: Sequence[str | Path] = ["--backbone", backbone, "--repository", repository, "--port", port, *more]
+        process = start(*([] if problem == "nothing" else options), HF_HUB_OFFLINE="1")
+        output, errors = process.communicate(timeout=60)
+    lines = errors.strip().splitlines()
+    assert process.returncode != 0
+    assert output == ""
+    assert len(lines) == 1 and lines[0].startswith("jpets: "), errors
+
+
+def test_client_that_leaves_over_a_socket(service: Service, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    futures: list[Future[Any]] = []
+    asked = threading.Event()
+
+    def never(queries: Sequence[Any], **_: object) -> list[Future[Any]]:
+        futures.extend(Future() for _ in queries)
+        asked.set()
+        return futures
+
+    monkeypatch.setattr(engine, "submit", never)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        front = uvicorn.Server(uvicorn.Config(create_app(service), log_config=None, lifespan="off"))
+        thread = threading.Thread(target=front.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            body = b'{"model": "topic", "input": ["a", "b"]}'
+            head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            while not front.started:
+                time.sleep(0.01)
+            with socket.create_connection(listener.getsockname()) as client:
+                client.sendall(head + body)
+                assert asked.wait(5)
+            until = time.monotonic() + 5
+            while not all(future.cancelled() for future in futures) and time.monotonic() < until:
+                time.sleep(0.01)
+            assert len(futures) == 2 and all(future.cancelled() for future in futures)
+        finally:
+            front.should_exit = True
+            thread.join(10)
+
+
+def test_options_come_from_line_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "jpets.toml"
+    file.write_text('backbone = "from-file"\nslots = 3\nmax_queue = 5\nport = 1\nresponse_cache_mb = 7\n')
+    monkeypatch.setenv("JPETS_SLOTS", "4")
+    monkeypatch.setenv("JPETS_PORT", "2")
+    options = read_options({"port": 3, "host": None}, file)
+    assert (options.backbone, options.max_queue, options.slots, options.port) == ("from-file", 5, 4, 3)
+    assert (options.host, options.engine_settings().slots) == ("127.0.0.1", 4)
+    assert options.engine_settings().response_cache_mb == 7
+    assert options.serving_settings() == ServingSettings()
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("slots = 0", "slots"), ("colour = 1", "colour"), ("slots = ", "TOML"), ("demo = false", "--backbone")],
+)
+def test_bad_options_are_named(tmp_path: Path, text: str, part: str) -> None:
+    file = tmp_path / "jpets.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=part):
+        read_options({"demo": True} if "demo" not in text else {}, file)
+    with pytest.raises(InvalidInput, match="no such file"):
+        read_options({}, tmp_path / "other.toml")
+
+
+def test_the_interval_of_balancing_is_the_operators(backbone: Any, tmp_path: Path) -> None:
+    given = {"start": 3.0, "least": 1.0, "most": 7.0, "step": 0.25, "threshold": 0.8}
+    how = {"demo": True, "devices": "2", "reserve": "never", "cache_dir": tmp_path}
+    options = read_options(how | {f"balance_{name}": value for name, value in given.items()})
+    assert options.balance_interval() == AdaptiveInterval(**given)
+    assert read_options({"demo": True}).balance_interval() == AdaptiveInterval()
+    for migrate, interval in ((True, 3.0), (False, math.inf)):
+        group = make_engine(options.model_copy(update={"migrate": migrate}), backbone, tuple, {})
+        assert isinstance(group, EngineGroup)
+        assert (group.balancer.interval, group.balancer.watches) == (interval, migrate)
+    with pytest.raises(InvalidInput, match="least <= start <= most"):
+        read_options({"demo": True, "balance_start": 0.1})
+
+
+def test_standard_tasks_make_room_for_the_methods_of_pets(backbone: Any) -> None:
+    tasks = standard_tasks(backbone)
+    assert [task.deltas[0].method for task in tasks] == list(STANDARD_SETTINGS)
+    assert all(lower_task(task, backbone.config) for task in tasks)
+    classes = [part.key for task in tasks for part in lower_task(task, backbone.config)]
+    tensors = {"kernel": np.zeros((backbone.config.hidden_size, 2)), "bias": np.zeros(2)}
+    questions = Task("questions", backbone.ref(), (), Head("question-answering", tensors))
+    assert all(tightest(part.key, classes) for part in lower_task(questions, backbone.config))

@@ -1,0 +1,362 @@
+"""Jobs on disk and their processes, with a process that trains nothing: it does what its data tell it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import pytest
+
+from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated, UnknownClass
+from serving.jobs.folder import JobFolder, JobFolders, JobState
+from serving.jobs.request import FineTune
+from serving.jobs.runner import JobRunner
+from serving.protocols.schemas import JobItem
+
+PROCESS = """
+import json, os, pathlib, signal, sys, time
+job = pathlib.Path(sys.argv[1])
+checkpoints = job / "checkpoints"
+checkpoints.mkdir(exist_ok=True)
+steps = len(list(checkpoints.iterdir()))
+what = (job / "data.csv").read_text()
+(checkpoints / str(steps)).touch()
+(job / "pid").write_text(str(os.getpid()))
+if what == "crash once" and steps == 0 or what == "crash":
+    os.kill(os.getpid(), signal.SIGKILL)
+if what.startswith("outline"):
+    (job / "outline.safetensors").write_text(what)
+if what in ("wait", "outline wide") and steps == 0:
+    sys.stdin.read()
+    sys.exit(1)
+(job / "task.safetensors").write_text(f"trained in {steps + 1} processes")
+problem = "the data are bad" if what == "bad" else None
+(job / "result.json.new").write_text(json.dumps({"problem": problem, "held_out_loss": 0.5}))
+(job / "result.json.new").rename(job / "result.json")
+"""
+REQUEST = FineTune(task="topic")
+KEPT = {"request.json", "state.json", "result.json", "pid"}
+"""What a job that has finished leaves."""
+
+
+class Published:
+    """A repository: what was published, in order; ``error`` is raised first."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.errors: list[JpetsError] = []
+        self.again: list[bool] = []
+
+    def __call__(self, job: JobFolder, again: bool) -> int:
+        self.again.append(again)
+        if self.errors:
+            raise self.errors.pop()
+        self.files.append(job.task_file.read_text())
+        return len(self.files)
+
+
+def command_of(job: JobFolder) -> list[str]:
+    return [sys.executable, "-S", "-c", PROCESS, str(job.path)]
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> JobFolders:
+    return JobFolders(tmp_path / "jobs")
+
+
+@pytest.fixture
+def published() -> Published:
+    return Published()
+
+
+@pytest.fixture
+def make_runner(jobs: JobFolders, published: Published) -> Iterator[Callable[[], JobRunner]]:
+    """Runners that have started; they are closed at the end."""
+    made: list[JobRunner] = []
+
+    def make() -> JobRunner:
+        runner = JobRunner(jobs, command_of, published, attempts=3, back_off=0.01)
+        made.append(runner)
+        runner.start()
+        return runner
+
+    yield make
+    for runner in made:
+        runner.close()
+
+
+def add(jobs: JobFolders, data: str = "", runner: JobRunner | None = None) -> JobFolder:
+    with jobs.draft(REQUEST) as draft:
+        draft.data.write_text(data)
+        job = jobs.commit(draft)
+    if runner is not None:
+        runner.wake()
+    return job
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def finished(job: JobFolder) -> JobItem:
+    wait_for(lambda: job.state.is_finished and not job.data.exists())
+    return JobItem.of(job)
+
+
+def test_jobs_are_published_in_their_order(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
+) -> None:
+    first = add(jobs)
+    runner = make_runner()
+    second = add(jobs, runner=runner)
+    done = [finished(first), finished(second)]
+    assert [(item.state, item.version, item.attempts) for item in done] == [("succeeded", 1, 1), ("succeeded", 2, 1)]
+    assert (done[0].held_out_loss, done[0].problem, published.again) == (0.5, None, [False, False])
+    assert done[0].created <= str(done[0].started) <= str(done[0].finished)
+    assert [job.id for job in jobs.all()] == [second.id, first.id]
+    assert {path.name for path in first.path.iterdir()} == KEPT
+
+
+@pytest.mark.parametrize(("data", "problem"), [("bad", "the data are bad"), ("crash", "ended 3 times")])
+def test_a_job_that_fails_publishes_nothing(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published, data: str, problem: str
+) -> None:
+    runner = make_runner()
+    item = finished(add(jobs, data, runner))
+    assert item.state == "failed" and problem in str(item.problem) and item.version is None
+    assert not published.again
+
+
+def test_a_process_that_was_killed_goes_on(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
+) -> None:
+    runner = make_runner()
+    item = finished(add(jobs, "crash once", runner))
+    assert (item.state, item.attempts, published.files) == ("succeeded", 2, ["trained in 2 processes"])
+
+
+def test_a_job_outlives_its_server(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
+) -> None:
+    first = make_runner()
+    job = add(jobs, "wait", first)
+    wait_for(lambda: (job.path / "pid").exists())
+    assert job.state.state == "running"
+    first.close()
+    assert (job.state.state, job.state.attempts) == ("queued", 0)  # it was not the job's fault
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((job.path / "pid").read_text()), 0)
+    job.begin(1)  # as a server that is killed leaves it
+    make_runner()
+    assert (finished(job).state, job.state.attempts) == ("succeeded", 2)
+    assert published.files == ["trained in 2 processes"]
+
+
+def test_what_a_dead_server_may_have_published_is_looked_for(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
+) -> None:
+    job = add(jobs)
+    job.task_file.write_text("done")
+    (job.path / "result.json").write_text(json.dumps({"held_out_loss": None}))
+    job.change(state="running", publishing=True, attempts=1)
+    make_runner()
+    assert (finished(job).state, published.again, published.files) == ("succeeded", [True], ["done"])
+
+
+def test_a_task_that_cannot_be_published_fails_its_job(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
+) -> None:
+    published.errors = [Conflict("the task is another's"), Saturated("later")]
+    runner = make_runner()
+    item = finished(add(jobs, runner=runner))
+    assert (item.state, item.problem, len(published.again)) == ("failed", "the task is another's", 2)
+    published.errors = [RuntimeError("secret")]  # type: ignore[list-item]
+    item = finished(add(jobs, runner=runner))
+    assert item.state == "failed" and "secret" not in str(item.problem)
+    assert finished(add(jobs, runner=runner)).state == "succeeded"
+
+
+def test_jobs_are_cancelled(jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published) -> None:
+    runner = make_runner()
+    running, waiting = add(jobs, "wait", runner), add(jobs)
+    wait_for(lambda: (running.path / "pid").exists())
+    runner.cancel(waiting)
+    assert waiting.state.state == "cancelled" and running.state.state == "running"
+    runner.cancel(running)
+    assert finished(running).state == "cancelled"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((running.path / "pid").read_text()), 0)
+    assert not published.again
+    runner.cancel(running)
+    jobs.remove(running)
+    for gone in (lambda: jobs.get(running.id), lambda: jobs.remove(running), lambda: jobs.get("../jobs")):
+        with pytest.raises(NotFound):
+            gone()
+
+
+def test_a_cancelled_job_is_not_published_though_it_is_done(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
+) -> None:
+    done = add(jobs)
+    (done.path / "result.json").write_text(json.dumps({"held_out_loss": 0.5}))  # its process has yet to end
+    done.ask_to_end()
+    runner = make_runner()
+    assert (finished(done).state, published.again) == ("cancelled", [])
+    published.errors = [Saturated("later")] * 10_000
+    waiting = add(jobs, runner=runner)
+
+    def cancelled() -> bool:
+        with contextlib.suppress(Conflict):
+            runner.cancel(waiting)
+            return True
+        return False
+
+    wait_for(lambda: published.again and cancelled())
+    assert (finished(waiting).state, published.files) == ("cancelled", [])
+
+
+def test_a_task_that_could_not_be_published_is_not_made(jobs: JobFolders, published: Published) -> None:
+    def check(job: JobFolder) -> None:
+        checked.append(job.outline_file.read_text())
+        if checked == ["outline wide"]:
+            raise Saturated("later")
+        if checked[-1] == "outline wide":
+            raise UnknownClass("no class holds it")
+
+    checked: list[str] = []
+    runner = JobRunner(jobs, command_of, published, check)
+    runner.start()
+    item = finished(wide := add(jobs, "outline wide", runner))
+    assert (item.state, item.problem, item.attempts) == ("failed", "no class holds it", 1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((wide.path / "pid").read_text()), 0)
+    fitting = add(jobs, "outline", runner)
+    assert finished(fitting).state == "succeeded" and {path.name for path in fitting.path.iterdir()} == KEPT
+    assert checked[:2] == ["outline wide"] * 2
+    runner.close()
+
+
+def test_nobody_cancels_what_is_being_published(jobs: JobFolders, tmp_path: Path) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    def publish(job: JobFolder, again: bool) -> int:
+        started.set()
+        assert ended.wait(10)
+        return 1
+
+    runner = JobRunner(jobs, command_of, publish)
+    runner.start()
+    job = add(jobs, runner=runner)
+    assert started.wait(10)
+    with pytest.raises(Conflict, match="is being published"):
+        runner.cancel(job)
+    ended.set()
+    assert finished(job).state == "succeeded"
+    runner.close()
+
+
+def test_another_server_cannot_cancel_what_is_just_being_published(
+    jobs: JobFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Future[None]] = []
+
+    def publish(job: JobFolder, again: bool) -> int:
+        wait(asked, timeout=10)
+        return 1
+
+    own, other = (JobRunner(jobs, command_of, publish) for _ in range(2))
+    change = JobFolder.change
+
+    def changed(job: JobFolder, **changes: object) -> JobState:
+        if changes.get("publishing"):  # nobody had cancelled it
+            asked.append(pool.submit(other.cancel, job))
+            wait(asked, timeout=0.1)
+        return change(job, **changes)
+
+    monkeypatch.setattr(JobFolder, "change", changed)
+    with ThreadPoolExecutor(1) as pool:
+        own.start()
+        job = add(jobs, runner=own)
+        assert finished(job).state == "succeeded"
+        with pytest.raises(Conflict, match="is being published"):
+            asked[0].result()
+    own.close()
+
+
+def test_temporary_files_go_with_the_process_and_the_job(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner]
+) -> None:
+    old = add(jobs)
+    old.finish("failed")
+    old.data.write_text("a kill came before this was deleted")
+    (old.fresh_scratch() / "unpacked").touch()
+    (old.path / ".tmp-1").mkdir()
+    (old.path / ".tmp-2").touch()
+    make_runner()
+    wait_for(lambda: not old.data.exists() and not old.scratch.exists() and not list(old.path.glob(".tmp-*")))
+    left = add(jobs, "wait")
+    (left.fresh_scratch() / "unpacked").touch()
+    wait_for(lambda: left.state.state == "running" and not (left.scratch / "unpacked").exists(), 30)
+
+
+def test_a_job_waits_for_space_on_the_disk(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, left = JobFolder.begin, [3]
+
+    def full(job: JobFolder, attempts: int) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OutOfSpace("the disk is full")
+        begin(job, attempts)
+
+    monkeypatch.setattr(JobFolder, "begin", full)
+    item = finished(add(jobs, runner=make_runner()))
+    assert (item.state, item.attempts, left) == ("succeeded", 1, [-1])
+
+
+def test_one_server_of_several_runs_the_jobs(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.jobs.runner.LOOK", 0.02)
+    first, second = make_runner(), make_runner()
+    waiting = add(jobs, "wait")  # nobody is told
+    wait_for(lambda: (waiting.path / "pid").exists())
+    second.cancel(waiting)
+    assert finished(waiting).state == "cancelled"
+    first.close()
+    assert finished(add(jobs)).state == "succeeded"
+
+
+def test_a_command_that_cannot_be_run_is_the_problem(jobs: JobFolders, published: Published) -> None:
+    def command(job: JobFolder) -> list[str]:
+        raise NotFound("its backbone is gone")
+
+    runner = JobRunner(jobs, command, published)
+    runner.start()
+    assert finished(add(jobs, runner=runner)).problem == "its backbone is gone"
+    runner.close()
+
+
+def test_a_draft_that_fails_leaves_nothing(jobs: JobFolders) -> None:
+    def fail() -> None:
+        with jobs.draft(REQUEST) as draft:
+            draft.data.write_text("half")
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fail()
+    assert not list(jobs.path.iterdir())
+    (jobs.path / ".gone-job-1").mkdir()
+    jobs.sweep()
+    assert not list(jobs.path.iterdir())

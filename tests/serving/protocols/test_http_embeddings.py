@@ -1,0 +1,98 @@
+"""/v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from clients import Call
+
+from jpets.engine.engine import Engine
+from jpets.types import Embedding, Query
+from serving.http.responses import FastJSONResponse
+from serving.requests.ask import SHORT
+
+PATH = "/v1/embeddings"
+
+
+def expected(engine: Engine, query: Query) -> np.ndarray:
+    (result,) = engine.infer([query])
+    assert isinstance(result, Embedding)
+    return result.embedding
+
+
+@pytest.mark.parametrize("model", ["tiny-bert", "vectors"])
+def test_texts(call: Call, engine: Engine, model: str) -> None:
+    answer = call("POST", PATH, json={"model": model, "input": ["hello", "a text"], "user": "me"}).json()
+    task = None if model == "tiny-bert" else model
+    assert (answer["object"], answer["model"]) == ("list", model)
+    for index, text in enumerate(["hello", "a text"]):
+        item = answer["data"][index]
+        assert (item["object"], item["index"]) == ("embedding", index)
+        np.testing.assert_allclose(item["embedding"], expected(engine, Query(task, text)), atol=1e-5)
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
+
+
+def test_base64_is_little_endian_f32(call: Call, engine: Engine) -> None:
+    body = {"model": "tiny-bert", "input": "hello", "encoding_format": "base64"}
+    (item,) = call("POST", PATH, json=body).json()["data"]
+    vector = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
+    np.testing.assert_allclose(vector, expected(engine, Query(None, "hello")), atol=1e-5)
+
+
+def test_numbers_are_written_with_all_their_bits() -> None:
+    vector = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)[:, 3]
+    written = FastJSONResponse({"embedding": np.ascontiguousarray(vector)}).body
+    assert np.array(json.loads(written)["embedding"], np.float32).tobytes() == vector.tobytes()
+
+
+def test_many_or_long_texts_are_prepared_in_another_thread(
+    call: Call, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, submit = [], engine.submit
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return submit(*arguments, **options)
+
+    monkeypatch.setattr(engine, "submit", spy)
+    for given in ("hello", "hello " * SHORT, ["a"] * 100):
+        answer = call("POST", PATH, json={"model": "tiny-bert", "input": given, "truncate": True})
+        assert answer.status_code == 200
+    loop, *others = threads
+    assert len(others) == 2
+    assert loop not in others
+
+
+def test_token_ids_of_one_and_of_several_texts(call: Call, engine: Engine) -> None:
+    ids = [2, 17, 30, 3]
+    one = call("POST", PATH, json={"model": "tiny-bert", "input": ids}).json()["data"]
+    two = call("POST", PATH, json={"model": "tiny-bert", "input": [ids, [2, 3]]}).json()["data"]
+    assert (len(one), len(two)) == (1, 2)
+    vector = expected(engine, Query(None, input_ids=ids))
+    np.testing.assert_allclose(one[0]["embedding"], vector, atol=1e-5)
+    np.testing.assert_allclose(two[0]["embedding"], vector, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "part"),
+    [
+        ({"model": "no-such", "input": "a"}, 404, "no-such"),
+        ({"model": "topic", "input": "a"}, 422, "/v1/classify"),
+        ({"model": "tiny-bert", "input": []}, 422, "no inputs"),
+        ({"model": "tiny-bert", "input": [[]]}, 422, "input_ids"),
+        ({"model": "tiny-bert", "input": [800]}, 422, "0..799"),
+        ({"model": "tiny-bert", "input": [True]}, 422, "input"),
+        ({"model": "tiny-bert", "input": "a", "dimensions": 8}, 422, "dimensions"),
+        ({"model": "tiny-bert", "input": "a", "encoding_format": "int8"}, 422, "encoding_format"),
+        ({"input": "a"}, 422, "model"),
+    ],
+)
+def test_refusals(call: Call, body: object, status: int, part: str) -> None:
+    answer = call("POST", PATH, json=body)
+    assert answer.status_code == status
+    assert part in answer.json()["error"]["message"]

@@ -1,0 +1,211 @@
+"""The Open Inference Protocol."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from clients import Call
+
+from jpets.engine.engine import Engine
+from jpets.types import Classification, Embedding, Query, Regression, Span, Tokens
+from serving.hosted.service import Service
+
+TEXT: dict[str, Any] = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["hello world", "a"]}
+
+
+def ids(**change: Any) -> dict[str, Any]:
+    return {"name": "input_ids", "shape": [2, 3], "datatype": "INT64", "data": [2, 9, 3, 2, 3, 0], **change}
+
+
+def mask(**change: Any) -> dict[str, Any]:
+    return {"name": "attention_mask", "shape": [2, 3], "datatype": "INT64", "data": [1, 1, 1, 1, 1, 0], **change}
+
+
+def infer(call: Call, model: str, *inputs: dict[str, Any], **more: Any) -> dict[str, Any]:
+    answer = call("POST", f"/v2/models/{model}/infer", json={"inputs": inputs, **more})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    return {"response": body} | {
+        each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in body["outputs"]
+    }
+
+
+def test_server_and_health(call: Call) -> None:
+    assert call("GET", "/v2").json()["name"] == "jpets"
+    assert call("GET", "/v2/health/live").json() == {"live": True}
+    assert call("GET", "/v2/health/ready").json() == {"ready": True}
+
+
+def test_model_metadata(call: Call) -> None:
+    names = call("GET", "/v2/models/names").json()
+    assert names["versions"] == ["1"]
+    assert {each["name"]: each["shape"] for each in names["outputs"]} == {
+        "logits": [-1, -1, 3],
+        "label": [-1, -1],
+        "score": [-1, -1],
+        "lengths": [-1],
+    }
+    plain = call("GET", "/v2/models/tiny-bert").json()
+    assert plain["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 64]}]
+    assert {each["name"] for each in plain["inputs"]} >= {"text", "input_ids"}
+    assert call("GET", "/v2/models/names/versions/1").json() == names
+    assert call("GET", "/v2/models/names/versions/7").status_code == 404
+    assert call("GET", "/v2/models/names/ready").json() == {"name": "names", "ready": True}
+    assert call("GET", "/v2/models/names/versions/1/ready").status_code == 200
+    assert call("GET", "/v2/models/no-such/ready").status_code == 404
+
+
+def test_classification(call: Call, engine: Engine) -> None:
+    got = infer(call, "topic", TEXT, id="mine")
+    results = [r for r in engine.infer([Query("topic", t) for t in TEXT["data"]]) if isinstance(r, Classification)]
+    assert got["response"]["id"] == "mine"
+    assert (got["response"]["model_name"], got["response"]["model_version"]) == ("topic", "1")
+    np.testing.assert_allclose(got["logits"], [r.logits for r in results], atol=1e-4)
+    np.testing.assert_allclose(got["score"], [r.score for r in results], atol=1e-5)
+    assert got["label"].tolist() == [r.label for r in results]
+    assert [each["datatype"] for each in got["response"]["outputs"]] == ["FP32", "BYTES", "FP32"]
+
+
+def test_versions_of_the_url(call: Call) -> None:
+    body = {"inputs": [TEXT]}
+    assert call("POST", "/v2/models/topic/versions/1/infer", json=body).status_code == 200
+    assert call("POST", "/v2/models/topic/versions/2/infer", json=body).status_code == 404
+
+
+def test_other_heads(call: Call, engine: Engine) -> None:
+    price = infer(call, "price", TEXT)
+    (expected, _) = engine.infer([Query("price", t) for t in TEXT["data"]])
+    assert isinstance(expected, Regression)
+    assert price["logits"].shape == (2, 1) and "label" not in price
+    np.testing.assert_allclose(price["score"][0], expected.score, rtol=1e-4)
+    plain = infer(call, "tiny-bert", TEXT)
+    (vector, _) = engine.infer([Query(None, t) for t in TEXT["data"]])
+    assert isinstance(vector, Embedding)
+    np.testing.assert_allclose(plain["embedding"][0], vector.embedding, atol=1e-5)
+
+
+def test_token_head_pads_to_the_longest(call: Call, engine: Engine) -> None:
+    got = infer(call, "names", TEXT)
+    results = [r for r in engine.infer([Query("names", t) for t in TEXT["data"]]) if isinstance(r, Tokens)]
+    assert got["lengths"].tolist() == [r.tokens for r in results]
+    assert got["logits"].shape == (2, max(r.tokens for r in results), 3)
+    for row, result in enumerate(results):
+        np.testing.assert_allclose(got["logits"][row, : result.tokens], result.logits, atol=1e-4)
+        assert not got["logits"][row, result.tokens :].any()
+        assert got["label"][row, 1] == result.names[int(result.logits[1].argmax())]
+        assert set(got["label"][row, result.tokens - 1 :]) == {got["label"][row, 0]} == {""}  # special tokens, padding
+        assert not got["score"][row, 0]
+
+
+def test_questions(call: Call, engine: Engine) -> None:
+    metadata = call("GET", "/v2/models/questions").json()["outputs"]
+    assert {each["name"]: (each["datatype"], each["shape"]) for each in metadata} == {
+        "logits": ("FP32", [-1, -1, 2]),
+        "start": ("INT64", [-1]),
+        "end": ("INT64", [-1]),
+        "score": ("FP32", [-1]),
+        "answer": ("BYTES", [-1]),
+        "lengths": ("INT64", [-1]),
+    }
+    pairs = [("who?", "a chess engine"), ("which library is it?", "one for sparse matrices")]
+    texts = {"name": "text", "shape": [2], "datatype": "BYTES", "data": [pair[0] for pair in pairs]}
+    contexts = {"name": "text_pair", "shape": [2], "datatype": "BYTES", "data": [pair[1] for pair in pairs]}
+    got = infer(call, "questions", texts, contexts)
+    assert [(each["name"], each["datatype"]) for each in got["response"]["outputs"]] == [
+        (each["name"], each["datatype"]) for each in metadata
+    ]
+    results = [r for r in engine.infer([Query("questions", *pair) for pair in pairs]) if isinstance(r, Span)]
+    assert got["lengths"].tolist() == [r.tokens for r in results]
+    assert got["logits"].shape == (2, max(r.tokens for r in results), 2)
+    assert list(zip(got["start"], got["end"], strict=True)) == [(r.start, r.end) for r in results]
+    np.testing.assert_allclose(got["score"], [r.score for r in results], rtol=1e-4)
+    assert got["answer"].tolist() == [r.answer.text for r in results if r.answer is not None]
+    for row, result in enumerate(results):
+        np.testing.assert_allclose(got["logits"][row, : result.tokens], result.logits, atol=1e-4)
+        assert not got["logits"][row, result.tokens :].any()
+    by_ids = infer(call, "questions", ids(data=[2, 9, 3, 2, 8, 9]))
+    assert by_ids["answer"].tolist() == ["", ""]
+    assert (by_ids["end"] > by_ids["start"]).all()
+
+
+def test_token_ids_with_a_mask(call: Call, engine: Engine) -> None:
+    types = {"name": "token_type_ids", "shape": [2, 3], "datatype": "INT64", "data": [[0, 0, 1], [0, 0, 0]]}
+    got = infer(call, "topic", ids(), mask(), types)
+    first = Query("topic", input_ids=[2, 9, 3], token_type_ids=[0, 0, 1])
+    second = Query("topic", input_ids=[2, 3])
+    results = [r for r in engine.infer([first, second]) if isinstance(r, Classification)]
+    np.testing.assert_allclose(got["logits"], [r.logits for r in results], atol=1e-4)
+
+
+def test_pairs_outputs_and_truncation(call: Call, engine: Engine) -> None:
+    long = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a " * 200]}
+    pair = {"name": "text_pair", "shape": [1], "datatype": "BYTES", "data": ["b"]}
+    got = infer(call, "topic", long, pair, outputs=[{"name": "label"}], parameters={"truncate": True})
+    (result,) = engine.infer([Query("topic", "a " * 200, "b", truncate=True)])
+    assert isinstance(result, Classification)
+    assert [each["name"] for each in got["response"]["outputs"]] == ["label"]
+    assert got["label"].tolist() == [result.label]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "part"),
+    [
+        ([{**TEXT, "datatype": "FP32"}], "text: expected datatype BYTES, found 'FP32'"),
+        ([{**TEXT, "shape": [3]}], "text: shape [3] needs 3 values, found 2"),
+        ([{**TEXT, "shape": [2, 1]}], "text: expected shape [N]"),
+        ([{**TEXT, "shape": [0], "data": []}], "text: expected shape [N]"),
+        ([{**TEXT, "data": ["a", 1]}], "text: expected texts, found int"),
+        ([{**TEXT, "data": ["a", "\ud800"]}], "text: expected valid Unicode"),
+        ([TEXT, TEXT], "each name once"),
+        ([TEXT, ids()], "expected text (and text_pair), or input_ids"),
+        ([mask()], "expected text (and text_pair), or input_ids"),
+        ([], "expected text (and text_pair), or input_ids"),
+        ([{**TEXT, "name": "prompt"}], "found ['prompt']"),
+        ([ids(datatype="INT32")], "input_ids: expected datatype INT64, found 'INT32'"),
+        ([ids(shape=[6])], "input_ids: expected shape [N, L]"),
+        ([ids(shape=[3, 3])], "input_ids: shape [3, 3] needs 9 values, found 6"),
+        ([ids(data=[[2, 9, 3], [2, 3]])], "input_ids: expected data of shape [2, 3]"),
+        ([ids(data=[2, 9, 3, 2, 3, 0.5])], "input_ids: expected integers, found float"),
+        ([ids(data=[2, 9, 3, 2, 3, 2**70])], "input_ids: expected 64-bit integers"),
+        ([ids(data=[2, 9, 3, 2, 3, 800])], "input 1: input_ids must lie in 0..799"),
+        ([ids(), mask(data=[0, 1, 1, 1, 1, 1])], "attention_mask: expected ones"),
+        ([ids(), mask(data=[1, 1, 1, 0, 0, 0])], "attention_mask: expected ones"),
+        ([ids(), mask(shape=[1, 6])], "attention_mask: expected shape [2, 3]"),
+    ],
+)
+def test_wrong_tensors_are_named(call: Call, inputs: list[dict[str, Any]], part: str) -> None:
+    content = json.dumps({"inputs": inputs})
+    answer = call("POST", "/v2/models/topic/infer", content=content)
+    assert answer.status_code == 422
+    assert part in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "status", "part"),
+    [
+        ("no-such", {"inputs": [TEXT]}, 404, "no-such"),
+        ("topic", {"inputs": [{**TEXT, "shape": [10_000]}]}, 413, "the limit is 1024"),
+        ("topic", {"inputs": [TEXT], "outputs": [{"name": "embedding"}]}, 422, "['embedding']"),
+        ("topic", {"inputs": [TEXT], "parameters": {"temperature": 1}}, 422, "temperature"),
+        ("topic", {"inputs": [TEXT], "parameters": {"timeout": 1}}, 504, "deadline"),
+        ("topic", {}, 422, "inputs"),
+        ("broken", {"inputs": [TEXT]}, 500, "NaN"),
+    ],
+)
+def test_refusals(call: Call, model: str, body: object, status: int, part: str) -> None:
+    answer = call("POST", f"/v2/models/{model}/infer", json=body)
+    assert answer.status_code == status
+    assert list(answer.json()) == ["error"]
+    assert part in answer.json()["error"]
+
+
+def test_binary_extension_is_refused(call: Call) -> None:
+    headers = {"Inference-Header-Content-Length": "10"}
+    assert call("POST", "/v2/models/topic/infer", json={"inputs": [TEXT]}, headers=headers).status_code == 422
+
+
+def test_loaded_version_is_the_repositorys(service: Service) -> None:
+    assert service.version("topic") == service.repository.get("topic").version
