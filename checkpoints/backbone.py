@@ -29,6 +29,7 @@ class Backbone:
     tokenizer_json: str
     fingerprint: str
     embeds: EmbeddingRule = BY_MEAN
+    kind: str = "encoder"
 
     @classmethod
     def of_tensors(

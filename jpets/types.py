@@ -243,11 +243,16 @@ class Task:
 
 
 class LoadedBackbone(Protocol):
-    """A backbone in host memory, as a checkpoint reader gives it: ``params`` is the encoder's nested dict of arrays,
+    """A backbone in host memory, as a checkpoint reader gives it: ``params`` is its network's nested dict of arrays,
     ``embeds`` says how it embeds texts by itself."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def kind(self) -> str:
+        """Of model: an engine's workload."""
+        ...
+
     @property
     def config(self) -> BackboneConfig: ...
     @property

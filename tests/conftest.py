@@ -73,7 +73,11 @@ def known_costs() -> Iterator[Callable[..., None]]:
 
     def measure(replica: Replica, program: Program, repeats: int) -> float:
         cost_table.measure(replica, program, 0)
-        return 1e-3 + 1e-10 * cost_table.arithmetic(replica.family.config, program.key) if repeats else 0.0
+        return (
+            1e-3 + 1e-10 * replica.family.network.arithmetic(program.key.bucket, program.key.variant)
+            if repeats
+            else 0.0
+        )
 
     follow = cost_table.CostTable.follow
     with pytest.MonkeyPatch.context() as patch:

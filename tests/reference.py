@@ -61,5 +61,5 @@ def reference(fixture: str, source: Source) -> Reference:
     ids, lengths = inputs["input_ids"].astype(np.int32), inputs["attention_mask"].sum(1)
     typed = "token_type_ids" in inputs and not fixture.startswith("peft-encoder")
     of_type = inputs["token_type_ids"].astype(np.int32) if typed else np.zeros_like(ids)
-    rows = [Row(i[:n], t[:n], {}, 0) for i, t, n in zip(ids, of_type, lengths, strict=True)]
+    rows = [Row.of_tokens(i[:n], t[:n], {}, 0) for i, t, n in zip(ids, of_type, lengths, strict=True)]
     return Reference(rows, outputs)

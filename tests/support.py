@@ -30,7 +30,7 @@ from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.engine import Engine
 from jpets.engine.programs.delta_order import ORDERED
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import ProgramKey, run_batch
+from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
 from jpets.model.batch import POOLINGS
 from jpets.model.encoder import Params, cast_params, split
 from jpets.model.forward import Outputs
@@ -187,15 +187,15 @@ class Bench:
         pooling = POOLINGS.index(head.pooling if head else "mean")
         if head and any(f"pooler/{w}" in d.tensors for d in self.tasks[task].deltas for w in ("A", "bits", "rows")):
             pooling = 0 if head.pooling == "pooler" else pooling
-        return led_by(Row(text, np.zeros(len(text), np.int32), self.slots[task], pooling), lead, pad_id=0)
+        return led_by(Row.of_tokens(text, np.zeros(len(text), np.int32), self.slots[task], pooling), lead, INPUTS)
 
     def run(self, rows: Sequence[Row], bucket: Bucket, variant: Variant) -> tuple[Assembled, Outputs]:
-        assembled = assemble(rows, bucket, variant, 0)
+        assembled = assemble(rows, bucket, variant, INPUTS)
         if (bucket, variant) not in self._compiled:
-            program = functools.partial(run_batch, self.encoder, ProgramKey(bucket, variant), ORDERED)
+            program = functools.partial(EncoderNetwork(self.config).run, bucket, variant, ORDERED)
             self._compiled[bucket, variant] = jax.jit(program)
         banks = tuple(self.banks[key].arrays for key in variant.classes())
-        outputs = self._compiled[bucket, variant](self.params, banks, assembled.batch, assembled.views)
+        _, outputs = self._compiled[bucket, variant](self.params, banks, (), assembled.batch, assembled.views)
         return assembled, jax.tree.map(np.asarray, outputs)
 
 

@@ -41,15 +41,18 @@ ALLOWED: Mapping[str, set[str]] = {
     "jpets.engine.tasks": PLAIN | {"jpets.deltas"},
     "jpets.engine.batch": ARRAYS | {"pallas_kernels", "pallas_kernels.packed_attention"},
     "jpets.engine.programs": ARRAYS | {"jpets.scheduling.costs", "jpets.engine.batch"},
+    "jpets.engine.workloads": ARRAYS
+    | {"jpets.scheduling.costs"}
+    | {f"jpets.engine.{part}" for part in ("batch", "programs", "results", "tasks")},
     "jpets.engine.device": ARRAYS | {"jpets.scheduling.costs", "jpets.engine.batch", "jpets.engine.programs"},
     "jpets.engine.costs": ARRAYS
     | {"jpets.scheduling", "jpets.scheduling.costs"}
     | {"jpets.engine.batch", "jpets.engine.device", "jpets.engine.programs"},
     "jpets.engine.compilation": ARRAYS
-    | {f"jpets.engine.{part}" for part in ("batch", "costs", "device", "programs", "tasks")},
+    | {f"jpets.engine.{part}" for part in ("batch", "costs", "device", "programs", "tasks", "workloads")},
     "jpets.engine.queue": ARRAYS
     | {"jpets.scheduling.order"}
-    | {f"jpets.engine.{part}" for part in ("batch", "results", "tasks")},
+    | {f"jpets.engine.{part}" for part in ("batch", "results", "tasks", "workloads")},
     "jpets.engine.residency": ARRAYS
     | {f"jpets.engine.{part}" for part in ("batch", "device", "programs", "queue", "results", "tasks")},
     "jpets.engine.planning": ARRAYS
@@ -57,11 +60,11 @@ ALLOWED: Mapping[str, set[str]] = {
     | {f"jpets.engine.{part}" for part in ("batch", "costs", "device", "programs", "queue", "tasks")},
     "jpets.engine.loop": ARRAYS
     | {"jpets.scheduling.order"}
-    | {f"jpets.engine.{part}" for part in ("batch", "device", "planning", "queue", "results")},
+    | {f"jpets.engine.{part}" for part in ("batch", "device", "planning", "programs", "queue", "results", "workloads")},
     "jpets.engine": PLAIN
     | {"jpets.deltas"}
     | {f"jpets.engine.{part}" for part in ("batch", "compilation", "costs", "device", "loop", "planning")}
-    | {f"jpets.engine.{part}" for part in ("programs", "queue", "residency", "results", "tasks")},
+    | {f"jpets.engine.{part}" for part in ("programs", "queue", "residency", "results", "tasks", "workloads")},
     "jpets.engine.group": PLAIN
     | {"jpets.deltas", "jpets.scheduling", "jpets.scheduling.balancing"}
     | {"jpets.engine", "jpets.engine.batch", "jpets.engine.tasks"},
@@ -75,7 +78,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "serving.options": PLAIN | {"jpets.engine.batch", "jpets.scheduling.balancing", "serving.http"},
     "serving.hosted": PLAIN
     | {"jpets.deltas", "jpets.engine", "serving.http"}
-    | {f"jpets.engine.{part}" for part in ("device", "group", "results", "tasks")},
+    | {f"jpets.engine.{part}" for part in ("device", "group", "results", "tasks", "workloads")},
     "serving.jobs": PLAIN | {"serving.hosted", "serving.http"},
     "serving.requests": PLAIN | {"jpets.engine.results", "serving.hosted", "serving.http", "serving.jobs"},
     "serving.protocols": PLAIN

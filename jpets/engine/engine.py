@@ -44,6 +44,7 @@ from jpets.engine.results.results import worded
 from jpets.engine.results.stats import Stats
 from jpets.engine.tasks.entries import DEFAULT_TENANT
 from jpets.engine.tasks.table import TaskTable
+from jpets.engine.workloads.registry import workload_named
 from jpets.errors import SHUTTING_DOWN, EngineFailure, InvalidInput, OutOfSpace, Saturated, UnknownClass
 from jpets.free_memory import return_free_memory
 from jpets.tokenizing import TextEncoder
@@ -80,7 +81,8 @@ class Engine(Serves):
         longest = min(self.settings.max_length, config.max_positions)
         if buckets:
             longest = min(longest, max(bucket.longest for bucket in buckets))
-        self.text = TextEncoder.for_length(backbone, longest)
+        self.workload = workload_named(backbone.kind)(backbone, longest)
+        network = self.workload.network
         first = list(tasks)
         self._start_tasks = first
         mesh = MeshSlice(devices or jax.local_devices()[:1], config.heads)
@@ -88,9 +90,9 @@ class Engine(Serves):
         streams = delta_streams(self.settings, device.platform)
         limit = device_limit(device, self.settings.device_memory_gb)
         slots = class_slots(
-            first, list(reserve), coming or {}, config, dict(backbone.params), self.settings, limit, mesh
+            first, list(reserve), coming or {}, network, dict(backbone.params), self.settings, limit, mesh
         )
-        family = Family(config, self.settings.dtype, slots, streams)
+        family = Family(network, self.settings.dtype, slots, streams)
         most_tokens = max(longest, self.settings.max_batch_tokens)
         self.menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, self.settings.max_batch_rows)
         light, heavy = (widest([key for key, _ in family.slots], heavy=h) for h in (False, True))
@@ -98,16 +100,14 @@ class Engine(Serves):
         core = core_programs(self.menu, light, heavy)
         self.core = self._every if buckets else [ProgramKey(*pair) for pair in core]
         self.cache_dir = open_cache(cache_dir)
-        self.replica = Replica(family, backbone.params, self.text.pad_id, mesh)
+        self.replica = Replica(family, backbone.params, mesh, self.workload.inputs)
         at_a_time = self.settings.in_flight + 1  # and the first run of a program that arrived
         self.memory = DeviceMemory(tree_bytes(self.replica.params), self.replica.bank_bytes(), limit, at_a_time)
         self.stats = Stats()
-        self.hooks: list[PrefetchHook] = []
-        """Called on the owner thread with every batch's queries before it is assembled."""
         self.tasks = TaskTable(dict(family.slots), reserved=self.settings.reserved_tasks)
         self._loader = TaskLoader(backbone, family, longest)
         self._answers = Answers(self.tasks, self.stats)
-        self.intake = Intake(self.text, backbone.embeds, self.tasks, self.stats, config)
+        self.intake = Intake(self.workload, self.tasks, self.stats)
         self.pending = PendingQueue(self.settings.max_queue, self._answers.left)
         self.responses = ResponseCache(self.settings.response_cache_mb * 2**20)
         store = ProgramStore(self.cache_dir / "programs", mesh)
@@ -135,13 +135,13 @@ class Engine(Serves):
         self._planner = self._make_planner()
         self._loop = HostLoop(
             self.replica,
+            self.workload,
             self._make_planner(),
             self.pending,
             self._answers,
             self.stats,
             self.settings,
             self._want,
-            self.hooks,
         )
         self.residency = Residency(
             self.tasks,
@@ -149,7 +149,7 @@ class Engine(Serves):
             self._answers,
             self.replica,
             self._loader,
-            self.intake.row,
+            self.workload.row,
             self._write,
             self.settings.host_memory_gb * GIGABYTE,
             prefetch=self.settings.prefetch,
@@ -160,6 +160,15 @@ class Engine(Serves):
     @property
     def family(self) -> Family:
         return self.replica.family
+
+    @property
+    def text(self) -> TextEncoder:
+        return self.workload.text
+
+    @property
+    def hooks(self) -> list[PrefetchHook]:
+        """Called on the owner thread with every batch's queries before it is assembled."""
+        return self._loop.hooks
 
     @property
     def members(self) -> Sequence[Engine]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, Shaped
 
 from pallas_kernels.packed_attention import AttentionGroup
 
@@ -24,18 +25,27 @@ POOLINGS = ("cls", "mean", "pooler")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedBatch:
-    """T packed tokens of N rows. Row order is the order of the attention groups' rows, one group after the other.
+    """T packed tokens of N rows; ``inputs`` holds an array [T, ...] under each name that the model reads.
+
+    Row order is the order of the attention groups' rows, one group after the other.
 
     In a rectangular bucket there is one group with ``tokens=None``, and ``cells`` and ``row_of_token`` are None.
     """
 
-    ids: Int[Array, " t"]
+    inputs: Mapping[str, Shaped[Array, "t ..."]]
     positions: Int[Array, " t"]
-    types: Int[Array, " t"]
     groups: tuple[AttentionGroup, ...]
     cells: Int[Array, " t"] | None
     row_of_token: Int[Array, " t"] | None
     rows: Rows
+
+    @property
+    def ids(self) -> Int[Array, " t"]:
+        return self.inputs["ids"]
+
+    @property
+    def types(self) -> Int[Array, " t"]:
+        return self.inputs["types"]
 
     @property
     def row_count(self) -> int:

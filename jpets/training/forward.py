@@ -124,7 +124,7 @@ def rectangular_batch(rows: TextRows, pooling: Pooling, config: BackboneConfig, 
         positions = jnp.where(ids == config.padding_id, own, own + lead.first_position).reshape(-1)
     groups = (AttentionGroup(None, rows.lengths + lead.tokens),)
     firsts = _all_pooled(jnp.arange(count) * length, pooling)
-    return PackedBatch(ids.reshape(-1), positions, types.reshape(-1), groups, None, None, firsts)
+    return PackedBatch({"ids": ids.reshape(-1), "types": types.reshape(-1)}, positions, groups, None, None, firsts)
 
 
 def packed_batch(rows: PackedRows, pooling: Pooling, config: BackboneConfig, lead: Lead = NO_LEAD) -> PackedBatch:
@@ -147,7 +147,7 @@ def packed_batch(rows: PackedRows, pooling: Pooling, config: BackboneConfig, lea
         padding = jnp.asarray(ids == config.padding_id, jnp.int32)
         before = jnp.cumsum(padding) - padding
         positions = jnp.where(padding, config.max_positions, positions - before + before[first[row]])
-    return PackedBatch(ids, positions, types, groups, cells, row, _all_pooled(first, pooling))
+    return PackedBatch({"ids": ids, "types": types}, positions, groups, cells, row, _all_pooled(first, pooling))
 
 
 def _all_pooled(first_token: Int[Array, " n"], pooling: Pooling) -> Rows:

@@ -53,6 +53,7 @@ class RandomBackbone:
     )
     fingerprint: str = f"sha256:{0:064}"
     embeds: EmbeddingRule = BY_MEAN
+    kind: str = "encoder"
 
 
 def named_backbone(name: str) -> BackboneConfig:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.device.classes import LOWERING, task_classes
+from jpets.engine.device.classes import LOWERING
 from jpets.engine.interface import Progress
+from jpets.engine.workloads.registry import network_of
 from jpets.errors import JpetsError
 from jpets.types import LoadedBackbone, Task
 from serving.hosted.repository import IndexedTask, TaskRepository, Validator
@@ -37,7 +38,7 @@ class Layouts:
         self._repository = repository
         self._validator = validator
         self._backbone = backbone.fingerprint
-        self._config = backbone.config
+        self._network = network_of(backbone)
         self._params = dict(backbone.params)
         self._maker = f"jpets {LOWERING} {backbone.fingerprint}"
 
@@ -85,7 +86,7 @@ class Layouts:
 
     def classes(self, task: Task) -> tuple[ClassKey, ...]:
         """Raises ``InvalidTask``."""
-        return task_classes(task, self._config, self._params)
+        return self._network.classes(task, self._params)
 
     def _layout(self, task: Task) -> str:
         return _write(self.classes(task))

@@ -15,6 +15,7 @@ from checkpoints.source import load_backbone
 from jpets.config import DType
 from jpets.engine.batch.assembly import Row, assemble
 from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.workloads.encoder_network import INPUTS
 from jpets.model.encoder import cast_params, split
 from jpets.model.forward import encode
 from jpets.tokenizing import TextEncoder
@@ -42,8 +43,8 @@ def run_texts(texts: list[np.ndarray], dtype: DType) -> list[np.ndarray]:
         for text in waiting:
             if BUCKET.holds(np.array([len(texts[t]) for t in [*chosen, text]])):
                 chosen.append(text)
-        rows = [Row(texts[t].astype(np.int32), np.zeros(len(texts[t]), np.int32), {}, 0) for t in chosen]
-        assembled = assemble(rows, BUCKET, Variant(), 0)
+        rows = [Row.of_tokens(texts[t].astype(np.int32), np.zeros(len(texts[t]), np.int32), {}, 0) for t in chosen]
+        assembled = assemble(rows, BUCKET, Variant(), INPUTS)
         hidden = np.asarray(run(params, jax.tree.map(jnp.asarray, assembled.batch)))
         starts = np.asarray(assembled.batch.rows.first_token)[assembled.order]
         for row, text, start in zip(rows, chosen, starts, strict=True):

@@ -22,6 +22,7 @@ from jpets.deltas.lora import lora_delta
 from jpets.deltas.sites import BoundClass
 from jpets.engine.batch.assembly import Row, assemble, led
 from jpets.engine.batch.bucket import Bucket, Variant, widest
+from jpets.engine.workloads.encoder_network import INPUTS
 from jpets.model.encoder import split
 from jpets.model.forward import bind_sites, encode
 from jpets.types import Delta, Head
@@ -57,7 +58,7 @@ def test_old_checkpoints_hold_the_same_encoder(bucket: Bucket) -> None:
 
 def compare_layers(backbone: Backbone, wanted: Reference, bucket: Bucket) -> None:
     rows, expected = wanted.rows, wanted.outputs["hidden_states"]
-    assembled = on_device(assemble(rows, bucket, Variant(), 0))
+    assembled = on_device(assemble(rows, bucket, Variant(), INPUTS))
     encoder, params = split(backbone.config), device_params(backbone)
     model, sites = encoder.bind(params), bind_sites(encoder, params, assembled.batch)
     states = model.hidden_states(assembled.batch, sites)
@@ -84,8 +85,8 @@ def served_hidden(delta: Delta, rows: Sequence[Row]) -> list[np.ndarray]:
     backbone = tiny()
     own = Bench(backbone, [make_task(backbone, "t", [delta], Head("embedding"))])
     variant, lead = widest(list(own.banks), heavy=True), class_method(delta.method).lead(delta)
-    rows = [led(replace(row, slots=own.slots["t"]), lead, pad_id=0) for row in rows]
-    assembled = on_device(assemble(rows, WIDER if lead.tokens else BUCKETS[1], variant, 0))
+    rows = [led(replace(row, slots=own.slots["t"]), lead, INPUTS) for row in rows]
+    assembled = on_device(assemble(rows, WIDER if lead.tokens else BUCKETS[1], variant, INPUTS))
     bound = [
         BoundClass(key, own.banks[key].arrays, view, class_method(key.method))
         for key, view in zip(variant.classes(), assembled.views, strict=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,18 +37,28 @@ Ints = npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """One query as the device sees it: tokens, its task's slot in each class, how it is pooled.
+class TokenInput:
+    """What each token of a batch brings under one name: an array of this shape, ``fill`` where there is no token."""
 
-    The first ``lead.tokens`` of ``ids`` hold the places of virtual tokens; positions begin at ``lead.first_position``.
-    ``passage``, of a question, and ``of_text`` [text_tokens] (as in ``Tokens``), where tokens get labels, are for the
-    answer: they count tokens from the text's first.
+    dtype: npt.DTypeLike = np.int32
+    shape: tuple[int, ...] = ()
+    fill: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One query as the device sees it: its tokens, its task's slot in each class, how it is pooled.
+
+    ``inputs`` holds an array [length, ...] for each ``TokenInput`` of the network. The first ``lead.tokens`` are the
+    places of virtual tokens; positions begin at ``lead.first_position``. ``passage``, of a question, and ``of_text``
+    [text_tokens] (as in ``Tokens``), where tokens get labels, are for the answer: they count tokens from the text's
+    first.
     """
 
-    ids: Ints
-    types: Ints
+    inputs: Mapping[str, npt.NDArray[Any]]
     slots: Mapping[ClassKey, int]
     pooling: int
+    length: int
     lead: Lead = NO_LEAD
     passage: Passage | None = None
     of_text: npt.NDArray[np.int8] | None = None
@@ -56,13 +67,20 @@ class Row:
     normalize: bool = True
     """Whether the embedding of a row without a task gets length 1."""
 
+    @classmethod
+    def of_tokens(cls, ids: Ints, types: Ints, slots: Mapping[ClassKey, int], pooling: int, **more: Any) -> Self:
+        """A row of an encoder: ``ids`` and ``types`` [length]."""
+        return cls({"ids": ids, "types": types}, slots, pooling, len(ids), **more)
+
+    @property
+    def ids(self) -> Ints:
+        """Of an encoder's row."""
+        ids: Ints = self.inputs["ids"]
+        return ids
+
     @property
     def positions(self) -> Ints:
         return self.lead.first_position + np.arange(self.length, dtype=np.int32) if self.places is None else self.places
-
-    @property
-    def length(self) -> int:
-        return len(self.ids)
 
     @property
     def text_tokens(self) -> int:
@@ -74,15 +92,11 @@ class Row:
         return any(class_method(key.method).kind == "heavy" for key in self.slots)
 
 
-def led(row: Row, lead: Lead, pad_id: int) -> Row:
+def led(row: Row, lead: Lead, inputs: Mapping[str, TokenInput]) -> Row:
     """``row`` with the places of its task's virtual tokens before the text's."""
-    places = np.full(lead.tokens, pad_id, np.int32)
-    return dataclasses.replace(
-        row,
-        ids=np.concatenate([places, row.ids]),
-        types=np.concatenate([np.zeros_like(places), row.types]),
-        lead=lead,
-    )
+    places = {name: np.full((lead.tokens, *own.shape), own.fill, own.dtype) for name, own in inputs.items()}
+    whole = {name: np.concatenate([places[name], given]) for name, given in row.inputs.items()}
+    return dataclasses.replace(row, inputs=whole, length=lead.tokens + row.length, lead=lead)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +216,7 @@ def all_replaced(rows: Sequence[Row]) -> bool:
     return any(replaces_weights(key) for key in common)
 
 
-def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, pad_id: int) -> Assembled:
+def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, inputs: Mapping[str, TokenInput]) -> Assembled:
     """Arrays for ``rows`` in ``bucket``, with a view for every class of ``variant``, in its order.
 
     The bucket must hold the rows and the variant cover their needs; both are asserted.
@@ -211,10 +225,12 @@ def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, pad_id: int)
     assert not variant.replaced or all_replaced(rows), "rows without weights of their own need the shared products"
     layout = _lay_out(rows, bucket)
     t = bucket.tokens
-    ids, positions, types = (np.full(t, fill, np.int32) for fill in (pad_id, 0, 0))
+    given = {name: np.full((t, *own.shape), own.fill, own.dtype) for name, own in inputs.items()}
+    positions = np.zeros(t, np.int32)
     for at, q in enumerate(layout.queries):
         span = slice(layout.starts[at], layout.starts[at] + layout.lengths[at])
-        ids[span], types[span] = rows[q].ids, rows[q].types
+        for name, array in given.items():
+            array[span] = rows[q].inputs[name]
         positions[span] = rows[q].positions
     groups, cells, row_of_token, row_at = _attention(layout)
     order = np.empty(len(rows), np.int32)
@@ -223,7 +239,7 @@ def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, pad_id: int)
     pooling = np.zeros(bucket.rows, np.int32)
     first_token[row_at] = layout.starts
     pooling[order] = [row.pooling for row in rows]
-    batch = PackedBatch(ids, positions, types, groups, cells, row_of_token, Rows(first_token, pooling))  # type: ignore[arg-type]
+    batch = PackedBatch(given, positions, groups, cells, row_of_token, Rows(first_token, pooling))  # type: ignore[arg-type]
     views: list[ClassView] = []
     heads: list[HeadPlace | None] = [None] * len(rows)
     head = -1

@@ -33,10 +33,10 @@ from jpets.engine.programs.program import (
     ProgramStore,
     compile_program,
     compiler_settings,
-    family_from_json,
     key_from_json,
     key_to_json,
 )
+from jpets.engine.workloads.registry import family_from_json
 from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, Saturated
 
 log = logging.getLogger(__name__)

@@ -69,9 +69,9 @@ class Programs:
         starts do not hold up the owner's. Several devices must all start the same runs in one order: the owner's."""
         assembled = full_batch(self._replica, program)
         if len(self._replica.mesh.devices) == 1:
-            jax.block_until_ready(self._replica.dispatch_beside(program, assembled))
+            jax.block_until_ready(self._replica.try_out_beside(program, assembled))
         else:
-            run = partial(self._replica.dispatch, program, assembled)
+            run = partial(self._replica.try_out, program, assembled)
             self._wait(self._replica.stage(lambda: jax.block_until_ready(run())))
 
     def _compile(self, key: ProgramKey) -> Program:

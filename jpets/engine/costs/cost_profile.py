@@ -27,7 +27,6 @@ from jpets.engine.costs.cost_table import full_rows
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_programs
-from jpets.model.encoder import random_params
 from jpets.scheduling.costs.profile import CostProfile, Grid, PackedPoint
 from jpets.scheduling.queue import Groups
 
@@ -160,16 +159,16 @@ class _Bench:
         self._heavy_tokens = min(HEAVY_TOKENS, max_tokens)
         self._layers = min(family.config.layers, max(2, -(-STACK_WEIGHTS // family.config.layer_weights())))
         self._scale = family.config.layers / self._layers
-        config = dataclasses.replace(family.config, layers=self._layers)
+        network = family.network.shortened(self._layers)
         self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
         most = max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
         slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are cut short
-        self._family = Family(config, family.dtype, tuple(sorted(slots.items())))
-        params = random_params(config)
-        self._replica = Replica(self._family, params, 0, mesh)
+        self._family = Family(network, family.dtype, tuple(sorted(slots.items())))
+        params = network.random_params()
+        self._replica = Replica(self._family, params, mesh)
         for key, _ in self._family.slots:
-            if (part := class_method(key.method).typical(key, config)) is not None:
-                arrays = slot_arrays(part, key, config, family.dtype, np.asarray(params["bias"]))
+            if (part := class_method(key.method).typical(key, network.config)) is not None:
+                arrays = slot_arrays(part, key, network.config, family.dtype, network.base_bias(params))
                 for slot in range(1, 1 + most):
                     self._replica.write({key: (slot, arrays)})
         self._cases: dict[tuple[ProgramKey, ClassKey | None, OfTasks], _Case] = {}
@@ -294,17 +293,19 @@ class _Bench:
         return Bucket(tokens, tuple((n, length) for length, n in sorted(groups.items())))
 
     def _rows(self, case: _Case) -> list[Row]:
-        vocab_size = self._family.config.vocab_size
+        network = self._family.network
         if case.of is None:
-            return full_rows(case.program.bucket, vocab_size)
+            return full_rows(case.program.bucket, network)
         tasks, rows, length = case.rows
-        key, types = self._short[case.of], np.zeros(length, np.int32)
-        ids = self._rng.integers(0, vocab_size, (tasks * rows, length)).astype(np.int32)
-        return [Row(row, types, {key: 1 + number // rows}, 0) for number, row in enumerate(ids)]
+        key = self._short[case.of]
+        return [
+            Row(network.sample(self._rng, length), {key: 1 + number // rows}, 0, length)
+            for number in range(tasks * rows)
+        ]
 
     def _run(self, program: Program, rows: Sequence[Row]) -> Callable[[], object]:
         assembled = self._replica.assemble(rows, program)
-        return lambda: jax.block_until_ready(self._replica.dispatch(program, assembled))
+        return lambda: jax.block_until_ready(self._replica.try_out(program, assembled))
 
 
 def _shortened(key: ClassKey, layers: int, scale: float) -> ClassKey:

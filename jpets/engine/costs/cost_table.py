@@ -11,45 +11,20 @@ import time
 import jax
 import numpy as np
 
-from jpets.config import BackboneConfig
 from jpets.engine.batch.assembly import Assembled, Row
-from jpets.engine.batch.bucket import Bucket, capacity, windowed
+from jpets.engine.batch.bucket import Bucket
 from jpets.engine.device.replica import Replica
+from jpets.engine.programs.network import Network
 from jpets.engine.programs.program import STALE_WRITE_SECONDS, Family, Program, ProgramKey
 from jpets.errors import OutOfSpace
 from jpets.files import TEMPORARY, sweep, write_atomic
-from jpets.scheduling.costs.profile import attention_cells
 
 log = logging.getLogger(__name__)
 
-HEAVY_LOOP = 0.2
-"""Share of the bare cost that the loops over heavy classes add before the first heavy row (measured on a CPU)."""
-
-
-ATTENTION = 5
-"""Time of a multiply-add in attention over one in a linear site (measured on a CPU): softmax is not counted apart."""
 HABIT = 0.1
 """Share that the latest batch has in what its program is taken to cost."""
 SURPRISE = 2.0
 """Factor by which one batch may differ from what was expected: beyond it something else took the time."""
-
-
-def arithmetic(config: BackboneConfig, key: ProgramKey) -> float:
-    """Multiply-adds of a program, those of attention weighted: the unit in which unmeasured programs are estimated."""
-    bucket, variant = key.bucket, key.variant
-    d, layers = config.hidden_size, config.layers
-    total = layers * (bucket.tokens * config.layer_weights() + ATTENTION * 2 * d * attention_cells(bucket.groups))
-    if variant.has("heavy"):
-        total = int(total * (1 + HEAVY_LOOP))
-    for class_key in variant.classes():
-        if windowed(class_key):
-            length = bucket.longest if bucket.rectangular else bucket.segment
-            cells = capacity(bucket, variant.level(class_key)) * length
-            volume = sum(2 * d * size for _, size in class_key.sites) * len(class_key.layers)
-            total += cells * volume
-    return float(total)
-
-
 FIRST_RATE = 1e-11
 """Seconds a multiply-add before anything was measured."""
 
@@ -62,7 +37,7 @@ class CostTable:
 
     def __init__(self, path: pathlib.Path, family: Family) -> None:
         self._path = path
-        self._config = family.config
+        self._network = family.network
         self._seconds: dict[str, float] = {}
         self._rates: dict[str, float] = {}
         self._rate = FIRST_RATE
@@ -87,7 +62,7 @@ class CostTable:
 
     def rate(self, key: ProgramKey, seconds: float) -> None:
         """Lets a measured program count for the estimates of others."""
-        self._rates[str(key)] = seconds / arithmetic(self._config, key)
+        self._rates[str(key)] = seconds / self._network.arithmetic(key.bucket, key.variant)
         self._rate = statistics.median(self._rates.values())
 
     def follow(self, program: Program, seconds: float) -> None:
@@ -100,7 +75,7 @@ class CostTable:
         """Measured seconds, or arithmetic times the median rate of the measured programs."""
         if (seconds := self.get(key)) is not None:
             return seconds
-        return arithmetic(self._config, key) * self._rate
+        return self._network.arithmetic(key.bucket, key.variant) * self._rate
 
     def save(self) -> None:
         """A full or read-only disk only costs the next start its time."""
@@ -111,7 +86,7 @@ class CostTable:
             log.warning("the cost table could not be kept: %s", error)
 
 
-def full_rows(bucket: Bucket, vocab_size: int) -> list[Row]:
+def full_rows(bucket: Bucket, network: Network) -> list[Row]:
     """Rows without deltas that fill a bucket, as even in length as its groups allow."""
     rng = np.random.default_rng(0)
     lengths: list[int] = []
@@ -120,22 +95,21 @@ def full_rows(bucket: Bucket, vocab_size: int) -> list[Row]:
         for _ in range(n):
             if bucket.holds(np.array([*lengths, share])):
                 lengths.append(share)
-    ids = [rng.integers(0, vocab_size, length).astype(np.int32) for length in lengths]
-    return [Row(row, np.zeros_like(row), {}, 0) for row in ids]
+    return [Row(network.sample(rng, length), {}, 0, length) for length in lengths]
 
 
 def full_batch(replica: Replica, program: Program) -> Assembled:
     """Rows without deltas that fill a program's bucket."""
-    return replica.assemble(full_rows(program.key.bucket, replica.family.config.vocab_size), program)
+    return replica.assemble(full_rows(program.key.bucket, replica.family.network), program)
 
 
 def measure(replica: Replica, program: Program, repeats: int) -> float:
     """Median seconds of a full bucket without deltas, after one run to warm up. Owner thread, or before it starts."""
     assembled = full_batch(replica, program)
-    jax.block_until_ready(replica.dispatch(program, assembled))
+    jax.block_until_ready(replica.try_out(program, assembled))
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        jax.block_until_ready(replica.dispatch(program, assembled))
+        jax.block_until_ready(replica.try_out(program, assembled))
         times.append(time.perf_counter() - start)
     return statistics.median(times) if times else 0.0

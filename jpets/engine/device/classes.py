@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jpets.config import BackboneConfig, EngineSettings
-from jpets.deltas.bank import lower_task, tightest
-from jpets.deltas.fold import fold_pooler
+from jpets.config import EngineSettings
+from jpets.deltas.bank import tightest
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.device.memory import fit_slots, param_bytes
 from jpets.engine.programs.mesh import MeshSlice
-from jpets.model.encoder import Params
+from jpets.engine.programs.network import Network, Params
 from jpets.types import Task
 
 LOWERING = 1
@@ -22,16 +21,11 @@ MOST_PADDING = 2
 """A class is merged into one that covers it unless its rows would then cost more than this times as much."""
 
 
-def task_classes(task: Task, config: BackboneConfig, params: Params) -> tuple[ClassKey, ...]:
-    """The classes of a task's own deltas and head, each as small as it can be. Raises ``InvalidTask``."""
-    return tuple(part.key for part in lower_task(fold_pooler(task, config, params), config))
-
-
 def class_slots(
     tasks: Sequence[Task],
     reserve: Sequence[Task],
     coming: Mapping[ClassKey, int],
-    config: BackboneConfig,
+    network: Network,
     params: Params,
     settings: EngineSettings,
     limit: float = math.inf,
@@ -43,16 +37,16 @@ def class_slots(
     A class that another one covers is served by that one. Under a ``limit`` in bytes, each device's, there may be fewer
     free slots; raises ``OutOfSpace`` where the tasks that stay on the device do not fit.
     """
-    stay = Counter(key for task in tasks for key in task_classes(task, config, params))
-    shapes = {key for task in reserve for key in task_classes(task, config, params)}
+    stay = Counter(key for task in tasks for key in network.classes(task, params))
+    shapes = {key for task in reserve for key in network.classes(task, params)}
     kept: dict[ClassKey, _Members] = {}
     for key, cover in covered({*stay, *shapes, *coming}).items():
         members = kept.get(cover, _Members(0, 0))
         kept[cover] = _Members(members.stay + stay[key], members.coming + coming.get(key, 0))
     wanted = {key: members.wanted(settings) for key, members in kept.items()}
     least = {key: members.least(settings) for key, members in kept.items()}
-    taken = param_bytes(params, settings.dtype, mesh)
-    fitting = fit_slots(least, wanted, config, settings.dtype, taken, limit, mesh)
+    taken = param_bytes(network, params, settings.dtype, mesh)
+    fitting = fit_slots(least, wanted, network.config, settings.dtype, taken, limit, mesh)
     return tuple(sorted(fitting.items()))
 
 

@@ -14,9 +14,9 @@ from jpets.deltas import class_method
 from jpets.deltas.bank import bytes_on_each, storage_dtype
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.programs.mesh import MeshSlice, first_device
+from jpets.engine.programs.network import Network, Params
 from jpets.engine.programs.program import Program
 from jpets.errors import OutOfSpace
-from jpets.model.encoder import Params, cast_params
 from jpets.scheduling.costs.memory import working_bytes
 
 GIGABYTE = 10**9
@@ -54,10 +54,10 @@ def device_limit(device: jax.Device, gigabytes: float) -> float:
     return (device.memory_stats() or {}).get("bytes_limit", math.inf)
 
 
-def param_bytes(params: Params, dtype: DType, mesh: MeshSlice | None = None) -> int:
+def param_bytes(network: Network, params: Params, dtype: DType, mesh: MeshSlice | None = None) -> int:
     """Bytes of a backbone's parameters, in the engine's number format, on each device of ``mesh`` (one by default)."""
-    kept = jax.eval_shape(functools.partial(cast_params, dtype=dtype), params)
-    placed = (mesh or first_device()).params(kept)
+    kept = jax.eval_shape(functools.partial(network.cast, dtype=dtype), params)
+    placed = (mesh or first_device()).params(kept, network.split_axes)
     parts = jax.tree.map(lambda leaf, own: math.prod(own.shard_shape(leaf.shape)) * leaf.dtype.itemsize, kept, placed)
     return sum(jax.tree.leaves(parts))
 

@@ -19,12 +19,11 @@ import numpy as np
 
 from jpets.deltas.bank import Bank, SlotArrays
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Assembled, Row, assemble
+from jpets.engine.batch.assembly import Assembled, Row, TokenInput, assemble
 from jpets.engine.programs.mesh import MeshSlice
+from jpets.engine.programs.network import Outputs, Params, State
 from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.errors import SHUTTING_DOWN, Saturated
-from jpets.model.encoder import Params, cast_params
-from jpets.model.forward import Outputs
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +39,24 @@ class Generation(NamedTuple):
 
 
 class Replica:
-    """``mesh`` places every array."""
+    """``mesh`` places every array. ``inputs`` are the network's, or say what empty places of a batch hold."""
 
-    def __init__(self, family: Family, params: Mapping[str, Any], pad_id: int, mesh: MeshSlice) -> None:
+    def __init__(
+        self,
+        family: Family,
+        params: Mapping[str, Any],
+        mesh: MeshSlice,
+        inputs: Mapping[str, TokenInput] | None = None,
+    ) -> None:
         self.family = family
         """With the classes that came after the start."""
-        self.pad_id = pad_id
         self.mesh = mesh
-        self._base_bias = np.asarray(params["bias"], np.float32)
+        self._inputs = inputs or family.network.inputs
+        self._base_bias = family.network.base_bias(dict(params))
         with jax.default_device(mesh.devices[0]):  # nothing goes by way of another one
-            cast = cast_params(dict(params), family.dtype)
-            self.params = jax.device_put(cast, mesh.params(cast))
+            cast = family.network.cast(dict(params), family.dtype)
+            self.params = jax.device_put(cast, mesh.params(cast, family.network.split_axes))
+            self._state = self._blank_state()
             self.banks = {key: self._make_bank(key, count) for key, count in family.slots}
         self.generations: Sequence[Generation] = (Generation(self.classes, ()),)
         """The classes of the start, then all of each time that more were used; a new tuple whenever they change."""
@@ -152,18 +158,30 @@ class Replica:
         return moved
 
     def assemble(self, rows: Sequence[Row], program: Program) -> Assembled:
-        return assemble(rows, program.key.bucket, program.key.variant, self.pad_id)
+        return assemble(rows, program.key.bucket, program.key.variant, self._inputs)
 
     def dispatch(self, program: Program, assembled: Assembled, params: Params | None = None) -> Outputs:
         """Owner thread only. Starts the program, on other parameters of the same shapes if asked, and returns before
         it is done."""
-        program.last_used = time.monotonic()
-        return program(params or self.params, {key: bank.arrays for key, bank in self.banks.items()}, assembled)
+        self._state, outputs = self._start(program, assembled, params or self.params, self._state)
+        return outputs
 
-    def dispatch_beside(self, program: Program, assembled: Assembled) -> Outputs:
-        """``dispatch`` by another thread, of one device only, while the owner goes on."""
+    def try_out(self, program: Program, assembled: Assembled) -> Outputs:
+        """``dispatch`` of a batch that no later one shall hear of: it finds and leaves a state of its own. Owner thread
+        only."""
+        return self._start(program, assembled, self.params, self._blank_state())[1]
+
+    def try_out_beside(self, program: Program, assembled: Assembled) -> Outputs:
+        """``try_out`` by another thread, of one device only, while the owner goes on."""
         with self._handing:
-            return self.dispatch(program, assembled)
+            return self.try_out(program, assembled)
+
+    def _start(self, program: Program, assembled: Assembled, params: Params, state: State) -> tuple[State, Outputs]:
+        program.last_used = time.monotonic()
+        return program(params, {key: bank.arrays for key, bank in self.banks.items()}, state, assembled)
+
+    def _blank_state(self) -> State:
+        return jax.device_put(self.family.network.initial_state(), self.mesh.everywhere)
 
     def bank_bytes(self) -> dict[ClassKey, int]:
         return {key: bank.nbytes for key, bank in self.banks.items()}

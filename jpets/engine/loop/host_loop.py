@@ -14,42 +14,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from jpets.config import EngineSettings
-from jpets.engine.batch.assembly import Assembled
 from jpets.engine.device.memory import is_out_of_memory
 from jpets.engine.device.replica import Replica
+from jpets.engine.loop.delivery import Delivery, InFlight
 from jpets.engine.planning.planner import Plan, Planner
 from jpets.engine.queue.answers import LATE, Answers
 from jpets.engine.queue.pending import WINDOW, Pending, PendingQueue
-from jpets.engine.results.results import failure, row_result, worded
-from jpets.engine.results.stats import BatchRecord, Stats
+from jpets.engine.results.stats import Stats
+from jpets.engine.workloads.workload import Workload
 from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, Saturated
-from jpets.model.forward import Outputs
 from jpets.scheduling.order.trigger import lazy_wait
-from jpets.types import Result, Timing
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN = 0.001
 """Seconds after which it is seen who came while a batch runs."""
 PrefetchHook = Callable[[Sequence[Pending]], None]
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """A dispatched batch."""
-
-    plan: Plan
-    assembled: Assembled
-    outputs: Outputs
-    dispatched: float
-    alone: bool = False
-    """No other batch was on the device when it was dispatched."""
 
 
 def _as_failure(error: Exception) -> JpetsError:
@@ -60,23 +45,23 @@ def _as_failure(error: Exception) -> JpetsError:
 
 
 class HostLoop:
-    """Runs one replica. ``want`` hears of programs that batches miss; ``hooks`` see queries before they run: a
-    prefetcher brings what they need.
-    """
+    """Runs one replica. ``want`` hears of programs that batches miss."""
 
     def __init__(
         self,
         replica: Replica,
+        workload: Workload,
         planner: Planner,
         pending: PendingQueue,
         answers: Answers,
         stats: Stats,
         settings: EngineSettings,
         want: Callable[[Plan], None],
-        hooks: Sequence[PrefetchHook],
     ) -> None:
-        self._hooks = hooks
+        self.hooks: list[PrefetchHook] = []
+        """Called on the owner thread with every batch's queries before it is assembled."""
         self._replica = replica
+        self._workload = workload
         self._planner = planner
         self._pending = pending
         self._answers = answers
@@ -91,8 +76,7 @@ class HostLoop:
         """Parts of batches that did not run whole."""
         self._ended = False
         self._progress = time.monotonic()
-        self._fetched = 0.0
-        """When the last batch was fetched: the device began the next one then, if it had it already."""
+        self._delivery = Delivery(workload, planner, pending, answers, stats)
         self._owner = threading.Thread(target=self._own, name="jpets-device", daemon=True)
         self._completer = threading.Thread(target=self._complete, name="jpets-complete", daemon=True)
         replica.wake = self._wake
@@ -222,7 +206,7 @@ class HostLoop:
             if len(taken) < len(plan.pendings):  # clients left while it was planned
                 plan = self._planner.place(taken, plan.copy)
             self._planner.serving(plan)
-            for hook in list(self._hooks):
+            for hook in list(self.hooks):
                 hook(taken)
             self._replica.apply_staged()
             started = self._start(plan)
@@ -250,7 +234,7 @@ class HostLoop:
                 waiting = waiting[: len(waiting) // 2]
 
     def _start(self, plan: Plan, *, alone: bool = False) -> InFlight:
-        assembled = self._replica.assemble(plan.rows, plan.program)
+        assembled = self._replica.assemble(self._workload.gathered(plan.rows), plan.program)
         now = time.monotonic()
         outputs = self._replica.dispatch(plan.program, assembled, plan.copy)
         return InFlight(plan, assembled, outputs, now, alone)
@@ -329,7 +313,7 @@ class HostLoop:
         while (batch := self._fetch.get()) is not None:
             pendings, alone, problem = batch.plan.pendings, batch.alone, None
             try:
-                self._deliver(batch, jax.tree.map(np.asarray, batch.outputs))
+                self._delivery.deliver(batch, jax.tree.map(np.asarray, batch.outputs))
             except Exception as error:  # the device failed; the queries are answered, the loop goes on
                 log.exception("a batch failed on the device")
                 problem = error.with_traceback(None)
@@ -339,53 +323,3 @@ class HostLoop:
             self._room.release()
             self._completed += 1
             self._progress = time.monotonic()
-
-    def _deliver(self, batch: InFlight, outputs: Outputs) -> None:
-        done = time.monotonic()
-        pendings, program = batch.plan.pendings, batch.plan.program
-        bucket, fallback = program.key.bucket, batch.plan.wanted is not None
-        record = BatchRecord(
-            rows=len(pendings),
-            real_tokens=sum(p.row.length for p in pendings),
-            computed_tokens=bucket.tokens,
-            seconds=done - batch.dispatched,
-            queued=tuple(batch.dispatched - p.arrived for p in pendings),
-            fallback=fallback,
-        )
-        self._stats.ran(record)  # before its queries are answered: who has an answer finds it counted
-        for at, pending in enumerate(pendings):
-            waited = batch.dispatched - pending.arrived
-            timing = Timing(waited, done - batch.dispatched, str(bucket), program.label, fallback)
-            try:
-                result = self._result(batch.assembled, outputs, at, pending, timing)
-                if pending.keep is not None:
-                    pending.keep(result)
-                result = worded(result, pending.row.passage)
-            except Exception as error:  # one row's head must not cost the others their answers
-                log.exception("a row could not be answered")
-                problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")
-                result = failure(pending.task, problem, pending.row.text_tokens, timing)
-            self._answers.give(pending, result)
-        self._planner.ran(batch.plan.rows, program, done - max(batch.dispatched, self._fetched))
-        self._fetched = done
-
-    def _result(self, assembled: Assembled, outputs: Outputs, at: int, pending: Pending, timing: Timing) -> Result:
-        task = pending.resident.task if pending.resident else None
-        row, place = int(assembled.order[at]), assembled.heads[at]
-        logits = None
-        if place is not None and task is not None:
-            cells = outputs.logits[place.head][place.cells][:, : task.head.outputs]
-            logits = np.array(cells if task.head.reads_tokens else cells[0])
-        pooled, finite = np.asarray(outputs.pooled[row]), bool(outputs.finite[row])
-        own = pending.row
-        return row_result(
-            task,
-            own.text_tokens,
-            timing,
-            finite,
-            pooled,
-            logits,
-            own.passage,
-            own.of_text,
-            normalize=own.normalize,
-        )

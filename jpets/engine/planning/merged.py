@@ -11,16 +11,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jpets.config import BackboneConfig, EngineSettings
-from jpets.deltas import METHODS, merge_deltas
+from jpets.config import EngineSettings
 from jpets.engine.device.memory import GIGABYTE, DeviceMemory, is_out_of_memory, tree_bytes
 from jpets.engine.device.replica import Replica
+from jpets.engine.programs.network import Params
 from jpets.engine.tasks.entries import Resident
-from jpets.model.encoder import Params, cast_params
-from jpets.types import Task
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +29,6 @@ REST = 60.0
 """Seconds without copies after the device had no memory."""
 CLEARLY = 2.0
 """A copy leaves for another one that would have saved so many times as much."""
-
-
-def merged_layers(task: Task, config: BackboneConfig, params: Params, dtype: str) -> Params:
-    """The layers' weights with the heavy deltas of ``task`` folded in; its others act as before, beside them."""
-    heavy = [delta for delta in task.deltas if METHODS[delta.method].kind == "heavy"]
-    params = merge_deltas(heavy, config, jax.tree.map(jnp.asarray, params))
-    layers: Params = cast_params({"layers": params["layers"]}, dtype)["layers"]
-    return layers
 
 
 def copies_budget(settings: EngineSettings, *, profiled: bool) -> float:
@@ -66,7 +55,7 @@ class MergedCopies:
         self._host = params
         self._memory = memory
         self._half_life = half_life
-        self._size = tree_bytes(replica.params["layers"])
+        self._size = tree_bytes(replica.family.network.merge_target(replica.params))
         self.most = int(budget // self._size)
         self._saved: dict[Resident, tuple[float, float]] = {}
         """(seconds, when): halved with every half-life since."""
@@ -152,9 +141,10 @@ class MergedCopies:
     def _make(self, resident: Resident) -> Params:
         family = self._replica.family
         with _host_memory():
-            host = jax.tree.map(np.asarray, merged_layers(resident.whole(), family.config, self._host, family.dtype))
-        layers = jax.block_until_ready(jax.device_put(host, self._replica.mesh.params(host)))
-        return {**self._replica.params, "layers": layers}
+            merged = family.network.merged(resident.whole(), self._host, family.dtype)
+            host = jax.tree.map(np.asarray, merged)
+        placed = self._replica.mesh.params(host, family.network.split_axes)
+        return {**self._replica.params, **jax.block_until_ready(jax.device_put(host, placed))}
 
     def _next(self) -> Resident | None:
         """The hottest task without a copy, if one is worth its making and the place of another one."""

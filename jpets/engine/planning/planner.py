@@ -16,14 +16,14 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.assembly import Row, best_run, class_needs, run_work
 from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant
 from jpets.engine.costs.cost_profile import DeltaCosts
-from jpets.engine.costs.cost_table import CostTable, arithmetic
+from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.device.replica import Generation, Replica
 from jpets.engine.planning.merged import MergedCopies
+from jpets.engine.programs.network import Params
 from jpets.engine.programs.program import Program, ProgramKey
 from jpets.engine.queue.pending import Pending
 from jpets.engine.tasks.entries import Resident
 from jpets.errors import EngineFailure
-from jpets.model.encoder import Params
 from jpets.scheduling.costs.shape import Shape
 from jpets.scheduling.order.fairness import fair_batch
 from jpets.scheduling.policies import ready
@@ -33,8 +33,8 @@ from jpets.scheduling.policies.hot import worth_taking_out
 WORTHWHILE = 0.9
 """A program is wanted when its predicted time is below this share of the best ready one's."""
 Takers = Mapping[Bucket, Sequence[Program]]
-USUAL = np.zeros(32, np.int32)
-"""A text of usual length, to compare tasks by."""
+USUAL_TOKENS = 32
+"""Of a text, to compare tasks by."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +323,7 @@ class Planner:
         return ProgramKey(bucket, make_variant(needs.classes(bucket), needs.run(bucket))) if bucket else None
 
     def _bare_cost(self, bucket: Bucket) -> float:
-        return arithmetic(self._replica.family.config, ProgramKey(bucket, Variant()))
+        return self._replica.family.network.arithmetic(bucket, Variant())
 
     def predicted(self, waiting: Sequence[Pending]) -> float:
         """Seconds that the next batch of these queries would take."""
@@ -333,7 +333,7 @@ class Planner:
     def query_weight(self, slots: Mapping[ClassKey, int]) -> float:
         """What a row with these slots takes of a well-filled batch, in times of a bare row."""
         self._hear_of_programs()
-        return 1 + self._added([Row(USUAL, USUAL, slots, 0)]) * self._contention.rate / len(USUAL)
+        return 1 + self._added([Row({}, slots, 0, USUAL_TOKENS)]) * self._contention.rate / USUAL_TOKENS
 
     def seconds(self, rows: Sequence[Row], program: Program) -> float:
         """Predicted time of these rows in a program."""

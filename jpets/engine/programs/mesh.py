@@ -18,13 +18,6 @@ from jpets.errors import InvalidInput
 
 MODEL = "model"
 """The mesh's only axis."""
-RULES: Mapping[str, tuple[str | None, ...]] = {
-    "qkv": ("hidden", "heads"),
-    "attn_out": ("heads", "hidden"),
-    "ffn_in": ("hidden", "columns"),
-    "ffn_out": ("columns", "hidden"),
-}
-"""Logical axes of the weights that are split; every other parameter is on each device."""
 SPLIT = frozenset({"heads", "columns"})
 LEAST_SPLIT = 1 << 11
 """Numbers of a slot below which a bank's array is not split: it would cost more to gather than it saves."""
@@ -44,11 +37,12 @@ class MeshSlice:
         """The whole array, on each device."""
         return self._sharding()
 
-    def params(self, params: Any) -> Any:
-        """A sharding for each parameter (arrays or shapes)."""
+    def params(self, params: Any, axes_of: Mapping[str, Sequence[str | None]]) -> Any:
+        """A sharding for each parameter (arrays or shapes), by the logical axes of those that may be split: of others
+        each device has the whole."""
 
         def place(path: tuple[Any, ...], leaf: Any) -> jax.sharding.Sharding:
-            axes = RULES.get(str(path[-1].key), ())
+            axes = axes_of.get(str(path[-1].key), ())
             wanted = [MODEL if axis in SPLIT else None for axis in axes]
             return self._sharding(*wanted) if self._even(leaf.shape, wanted) else self.everywhere
 

@@ -12,7 +12,7 @@ import os
 import pathlib
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,25 +26,22 @@ from jpets.config import BackboneConfig, DType
 from jpets.deltas import class_method
 from jpets.deltas.bank import storage_dtype
 from jpets.deltas.protocol import ClassKey
-from jpets.deltas.sites import BoundClass
-from jpets.deltas.view import ClassView
 from jpets.engine.batch.assembly import Assembled, Row, assemble
 from jpets.engine.batch.bucket import Bucket, Variant, replaces_weights
-from jpets.engine.programs.delta_order import ORDERED, Streams, delta_order
+from jpets.engine.programs.delta_order import ORDERED, Streams
 from jpets.engine.programs.mappings import mappings_left, spare_mappings
 from jpets.engine.programs.mesh import MeshSlice, first_device
-from jpets.engine.programs.sources import PROGRAM, digest_of_code, foreign_modules
+from jpets.engine.programs.network import BankArrays, Network, Outputs, Params, State
+from jpets.engine.programs.sources import PROGRAM, digest_of_code, foreign_modules, modules_of
 from jpets.errors import OutOfSpace
 from jpets.files import TEMPORARY, sweep, write_atomic, written_by
-from jpets.model.batch import PackedBatch
-from jpets.model.encoder import Params, SplitEncoder, cast_params, split
-from jpets.model.forward import Outputs, forward
 
 log = logging.getLogger(__name__)
 
-BankArrays = Mapping[str, jax.Array]
 HOST_BYTES_PER_STORED_BYTE = 27
 """Host memory of a loaded program over the size of its file (MiniLM on a CPU: 24 to 26)."""
+STATE = 2
+"""The place of the state among a program's arguments."""
 COMPILERS = 2
 """Programs that are compiled at a time: half of the work is XLA's, which needs no lock of Python's."""
 UNUSED_SECONDS = 30 * 24 * 3600.0
@@ -81,26 +78,24 @@ class ProgramKey:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What all programs of one engine have in common: backbone shape, number format, slots of each class's bank, and
-    how delta operators are spread over streams."""
+    """What all programs of one engine have in common: the network, number format, slots of each class's bank, and how
+    delta operators are spread over streams."""
 
-    config: BackboneConfig
+    network: Network
     dtype: DType
     slots: tuple[tuple[ClassKey, int], ...]
     streams: Streams = ORDERED
 
+    @property
+    def config(self) -> BackboneConfig:
+        return self.network.config
+
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps({"kind": self.network.kind, **dataclasses.asdict(self)})
 
 
 def key_to_json(key: ProgramKey) -> str:
     return json.dumps(dataclasses.asdict(key))
-
-
-def family_from_json(text: str) -> Family:
-    data = json.loads(text)
-    slots = tuple((ClassKey.from_dict(key), count) for key, count in data["slots"])
-    return Family(BackboneConfig.from_dict(data["config"]), data["dtype"], slots, Streams(**data["streams"]))
 
 
 def key_from_json(text: str) -> ProgramKey:
@@ -115,28 +110,9 @@ def key_from_json(text: str) -> ProgramKey:
     return ProgramKey(bucket, variant)
 
 
-def run_batch(
-    encoder: SplitEncoder,
-    key: ProgramKey,
-    streams: Streams,
-    params: Params,
-    banks: Sequence[BankArrays],
-    batch: PackedBatch,
-    views: Sequence[ClassView],
-) -> Outputs:
-    """What a program computes: ``banks`` and ``views`` in the order of the variant's classes."""
-    bound = {
-        of: BoundClass(of, bank, view, class_method(of.method), replaces=key.variant.replaced and replaces_weights(of))
-        for of, bank, view in zip(key.variant.classes(), banks, views, strict=True)
-    }
-    turns = delta_order(encoder.config, key.bucket, key.variant, streams)
-    ordered = [dataclasses.replace(bound.pop(turn.key), stream=turn.stream) for turn in turns]
-    return forward(encoder, params, batch, [*ordered, *bound.values()])
-
-
 def _arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tuple[Any, ...]:
-    """Shapes of a program's arguments, and where they are, in the order of ``run_batch``."""
-    config = family.config
+    """Shapes of a program's arguments, and where they are, in the order of ``Network.run``."""
+    network, config = family.network, family.config
 
     def shape(dims: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
@@ -147,15 +123,18 @@ def _arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tuple[Any, .
             n: shape((slots, *s.shape), storage_dtype(s, family.dtype), mesh.bank(s.shape)) for n, s in specs.items()
         }
 
-    params = jax.eval_shape(functools.partial(cast_params, dtype=family.dtype), split(config).abstract_params())
+    params = network.abstract_params(family.dtype)
     slots = dict(family.slots)
     banks = tuple(bank(of, slots[of]) for of in key.variant.classes())
-    token = np.zeros(1, np.int32)
+    token = network.sample(np.random.default_rng(0), 1)
     slots_used = {of: 1 for of in key.variant.classes() if replaces_weights(of)} if key.variant.replaced else {}
-    empty = assemble([Row(token, token, slots_used, 0)], key.bucket, key.variant, 0)
+    empty = assemble([Row(token, slots_used, 0, 1)], key.bucket, key.variant, network.inputs)
     arrays = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, mesh.everywhere), (empty.batch, empty.views))
-    placed = jax.tree.map(lambda leaf, own: shape(leaf.shape, leaf.dtype, own), params, mesh.params(params))
-    return (placed, banks, *arrays)
+    placed = jax.tree.map(
+        lambda leaf, own: shape(leaf.shape, leaf.dtype, own), params, mesh.params(params, network.split_axes)
+    )
+    state = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, mesh.everywhere), network.initial_state())
+    return (placed, banks, state, *arrays)
 
 
 @dataclasses.dataclass
@@ -190,17 +169,20 @@ class Program:
         kind = "heavy" if variant.has("heavy") else "light" if variant.classes() else "bare"
         return f"{self.key.bucket} {kind}-{hashlib.sha256(str(variant).encode()).hexdigest()[:6]}"
 
-    def __call__(self, params: Params, banks: Mapping[ClassKey, BankArrays], assembled: Assembled) -> Outputs:
+    def __call__(
+        self, params: Params, banks: Mapping[ClassKey, BankArrays], state: State, assembled: Assembled
+    ) -> tuple[State, Outputs]:
+        """Starts a run and returns before it is done. ``state`` is donated."""
         chosen = tuple(banks[key] for key in self.key.variant.classes())
-        outputs: Outputs = self.compiled(params, chosen, assembled.batch, assembled.views)
-        return outputs
+        after, outputs = self.compiled(params, chosen, state, assembled.batch, assembled.views)
+        return after, outputs
 
 
 def trace_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None) -> jax.stages.Traced:
     """The program, for the first device by default, before it is lowered for a platform."""
     mesh = mesh or first_device()
-    function = functools.partial(run_batch, split(family.config), key, family.streams)
-    return jax.jit(function, out_shardings=mesh.everywhere).trace(*_arguments(family, key, mesh))
+    function = functools.partial(family.network.run, key.bucket, key.variant, family.streams)
+    return jax.jit(function, out_shardings=mesh.everywhere, donate_argnums=STATE).trace(*_arguments(family, key, mesh))
 
 
 def compile_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None) -> Program:
@@ -272,6 +254,7 @@ class ProgramStore:
         """A file name that changes with everything that figures or programs of ``family`` depend on."""
         methods = {key.method: foreign_modules(type(class_method(key.method))) for key, _ in family.slots}
         code = [digest_of_code(*modules) for _, modules in sorted(methods.items()) if modules]
+        code.append(digest_of_code(*modules_of(type(family.network))))
         return hashlib.sha256("\0".join([*self._base, *code, family.to_json()]).encode()).hexdigest()[:40]
 
     def _path(self, family: Family, key: ProgramKey) -> pathlib.Path:
@@ -318,8 +301,7 @@ class ProgramStore:
         left = spare_mappings()
         arguments = _arguments(family, key, self._mesh)
         in_tree = jax.tree.structure((arguments, {}))
-        heads = sum(class_method(of.method).kind == "head" for of in key.variant.classes())
-        out_tree = jax.tree.structure(Outputs(0, 0, (0,) * heads))  # type: ignore[arg-type]
+        out_tree = jax.tree.structure((family.network.initial_state(), family.network.outputs(key.variant)))
         try:
             compiled = serialize_executable.deserialize_and_load(
                 payload, in_tree, out_tree, execution_devices=self._mesh.devices

@@ -52,10 +52,15 @@ def digest_of_code(*roots: str) -> str:
     return digest.hexdigest()
 
 
-def foreign_modules(kind: type) -> Sequence[str]:
-    """Where a class and what it inherits from are written, but for our packages and Python's own."""
+def modules_of(kind: type) -> Sequence[str]:
+    """Where a class and what it inherits from are written, but for Python's own."""
     modules = {each.__module__ for each in kind.__mro__}
-    return sorted(name for name in modules if _top(name) not in (*OURS, *sys.stdlib_module_names))
+    return sorted(name for name in modules if _top(name) not in sys.stdlib_module_names)
+
+
+def foreign_modules(kind: type) -> Sequence[str]:
+    """``modules_of``, without our packages."""
+    return [name for name in modules_of(kind) if _top(name) not in OURS]
 
 
 def _top(name: str) -> str:

@@ -162,6 +162,21 @@ class PendingQueue:
             self.changed.notify_all()
             return [pending for pending, _ in moved]
 
+    def put_back(self, items: Sequence[Pending]) -> list[Pending]:
+        """Queries that were served, and need another step, wait again with the turn that they had; the limit does not
+        count for them. Returns those that cannot: the queue is closed, or their clients have left."""
+        with self.changed:
+            refused = [pending for pending in items if self.closed or pending.future.cancelled()]
+            for pending in items:
+                if pending not in refused:
+                    self._waiting[pending.number] = pending
+                    self._become_ready(pending)
+                    if pending.deadline is not None:
+                        self._deadlines.add((pending.deadline, pending.number))
+            self.arrivals += 1
+            self.changed.notify_all()
+            return refused
+
     def earliest_deadline(self) -> float | None:
         with self.changed:
             return self._deadlines[0][0] if self._deadlines else None

@@ -27,9 +27,11 @@ def response_key(tenant: str, loading: object, row: Row) -> ResponseKey:
     Of a question also where its context stands, and of tokens that get labels which are of the text. The context's
     text decides the words of the answer only, which are not kept: other texts have the same tokens.
     """
-    tokens = hashlib.blake2b(row.ids.tobytes() + row.types.tobytes(), digest_size=32).digest()
+    tokens = hashlib.blake2b(digest_size=32)
+    for _, given in sorted(row.inputs.items()):
+        tokens.update(given.tobytes())
     place = row.passage.place if row.passage else row.of_text.tobytes() if row.of_text is not None else None
-    return tenant, loading, row.pooling, place, tokens
+    return tenant, loading, row.pooling, place, tokens.digest()
 
 
 class ResponseCache:

@@ -7,11 +7,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from jpets.deltas import task_lead
-from jpets.deltas.bank import SlotArrays, lower_task, slot_arrays
-from jpets.deltas.fold import fold_pooler
+from jpets.deltas.bank import SlotArrays, slot_arrays
 from jpets.deltas.protocol import ClassKey, Contribution, Lead
 from jpets.engine.programs.program import Family
 from jpets.engine.results.results import check_answers
@@ -58,7 +55,7 @@ class TaskLoader:
         self._family = family
         self._longest = longest
         self._params = dict(backbone.params)
-        self._base_bias = np.asarray(backbone.params["bias"], np.float32)
+        self._base_bias = family.network.base_bias(self._params)
 
     def keys(self, task: Task, table: TaskTable) -> list[ClassKey]:
         """The classes that take it. Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it)."""
@@ -86,8 +83,7 @@ class TaskLoader:
                 f"task {task.id!r} puts {lead.tokens} virtual tokens before a text, at position {lead.first_position}; "
                 f"of {self._longest} tokens {self._room(lead)} are left, {LEAST_ROOM} are needed"
             )
-        folded = fold_pooler(task, self._backbone.config, self._params)
-        return folded, lower_task(folded, self._backbone.config)
+        return self._family.network.lower(task, self._params)
 
     def _room(self, lead: Lead) -> int:
         """Most tokens of a text behind ``lead``: within the engine's limit and the backbone's positions."""

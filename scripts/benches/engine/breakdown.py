@@ -87,7 +87,7 @@ def task_row(engine: Engine, query: Query) -> Row:
     resident = engine.tasks.get(DEFAULT_TENANT, query.task or "")
     assert resident is not None and query.input_ids is not None
     ids = np.array(query.input_ids, np.int32)
-    return Row(ids, np.zeros_like(ids), resident.slots, 0)
+    return Row.of_tokens(ids, np.zeros_like(ids), resident.slots, 0)
 
 
 def without(row: Row, method: str) -> Row:

@@ -26,6 +26,7 @@ from jpets.engine.device.memory import GIGABYTE, DeviceMemory, banks_bytes, para
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program
+from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.scheduling.costs.memory import encoder_usages, greedy_by_size, place_in_chunks
 from jpets.xla_flags import set_xla_flags
 
@@ -61,15 +62,15 @@ def classes_by_method(backbone: RandomBackbone, methods: Sequence[str]) -> dict[
 
 
 def replica_of(backbone: RandomBackbone, slots: dict[ClassKey, int]) -> Replica:
-    family = Family(backbone.config, DTYPE, tuple(sorted(slots.items())))
-    return Replica(family, backbone.params, 0, first_device())
+    family = Family(EncoderNetwork(backbone.config), DTYPE, tuple(sorted(slots.items())))
+    return Replica(family, backbone.params, first_device())
 
 
 def run_once(replica: Replica, program: Program, cycle: Cycle, rows: int, length: int) -> float:
     """Seconds of one batch in which each row belongs to another task."""
     ids = np.arange(1000, 1000 + length, dtype=np.int32)
     slots = [dict.fromkeys(cycle[i % len(cycle)], 1 + i // len(cycle)) for i in range(rows)]
-    assembled = replica.assemble([Row(ids, np.zeros_like(ids), own, 0) for own in slots], program)
+    assembled = replica.assemble([Row.of_tokens(ids, np.zeros_like(ids), own, 0) for own in slots], program)
     jax.block_until_ready(replica.dispatch(program, assembled))
     start = time.perf_counter()
     outputs = jax.block_until_ready(replica.dispatch(program, assembled))
@@ -81,7 +82,7 @@ def run_once(replica: Replica, program: Program, cycle: Cycle, rows: int, length
 def check_by_arrays(backbone: RandomBackbone, cycle: Cycle, program_key: ProgramKey, budget: float) -> dict[str, Any]:
     """Fills ``budget`` bytes with real banks, runs a batch, and compares the accounting with what is really there."""
     there = jax.live_arrays()  # held, or others could come to have their ids
-    room = budget * 15 / 16 - param_bytes(backbone.params, DTYPE)
+    room = budget * 15 / 16 - param_bytes(EncoderNetwork(backbone.config), backbone.params, DTYPE)
     tasks = most_tasks(cycle, backbone.config, room)
     slots = slots_of(cycle, tasks)
     replica = replica_of(backbone, slots)
@@ -117,7 +118,7 @@ def capacity(
     loaded = random_backbone(backbone)
     config, budget = loaded.config, budget_gb * GIGABYTE
     classes = classes_by_method(loaded, methods.split(","))
-    shared = param_bytes(loaded.params, DTYPE)
+    shared = param_bytes(EncoderNetwork(loaded.config), loaded.params, DTYPE)
     variant: Variant = widest({key for keys in classes.values() for key in keys}, heavy=True)
     key = ProgramKey(Bucket(rows * length, ((rows, length),)), variant)
     console.log(f"a batch of {rows} x {length} beside {check_gb:g} GB")
@@ -129,7 +130,7 @@ def capacity(
         tasks = most_tasks(cycle, config, room)
         banks = banks_bytes(slots_of(cycle, tasks), config, DTYPE)
         figures[name] = {"tasks": tasks, "bytes_per_task": banks / tasks, "backbone": shared, "deltas": banks}
-    copy = param_bytes({name: loaded.params[name] for name in ("layers", "bias")}, DTYPE)
+    copy = param_bytes(EncoderNetwork(loaded.config), {name: loaded.params[name] for name in ("layers", "bias")}, DTYPE)
     copies = int(room / copy)
     figures["seqs"] = {"tasks": copies, "bytes_per_task": copy, "backbone": shared, "deltas": copies * copy}
     for own in figures.values():
@@ -176,7 +177,7 @@ def memory(
         arena = needed
     singles = [bucket for bucket in bucket_menu(512, 1024, 32) if bucket.rectangular and bucket.rows == 1]
     needs: dict[int, int] = {}
-    family = Family(config, DTYPE, ())
+    family = Family(EncoderNetwork(config), DTYPE, ())
     for bucket in singles:
         console.log(f"compiling {bucket}")
         found_by_compiler = compile_program(family, ProgramKey(bucket, Variant())).memory

@@ -28,6 +28,7 @@ from jpets.deltas.view import ClassView
 from jpets.engine.batch.assembly import Row, assemble
 from jpets.engine.batch.bucket import FULL, Bucket, make_variant
 from jpets.engine.programs.mesh import first_device
+from jpets.engine.workloads.encoder_network import INPUTS
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import SplitEncoder, cast_params, split
 from jpets.model.forward import bind_sites, encode
@@ -97,10 +98,10 @@ class Batch:
         self, keys: Sequence[ClassKey], tasks: int, rows: int, length: int
     ) -> tuple[PackedBatch, tuple[ClassView, ...]]:
         ids = np.random.default_rng(0).integers(0, self.encoder.config.vocab_size, length).astype(np.int32)
-        own = [Row(ids, np.zeros_like(ids), dict.fromkeys(keys, 1 + task), 0) for task in range(tasks)]
+        own = [Row.of_tokens(ids, np.zeros_like(ids), dict.fromkeys(keys, 1 + task), 0) for task in range(tasks)]
         total = tasks * rows
         bucket = Bucket(total * length, ((total, length),))
-        found = assemble(own * rows, bucket, make_variant(dict.fromkeys(keys, FULL)), 0)
+        found = assemble(own * rows, bucket, make_variant(dict.fromkeys(keys, FULL)), INPUTS)
         return jax.device_put(found.batch), jax.device_put(found.views)
 
     def coarse(self, *, resident: bool = False) -> jax.Array:

@@ -20,8 +20,9 @@ from jpets.engine.batch.assembly import Assembled, Row, assemble, led
 from jpets.engine.batch.bucket import FULL, Bucket, make_variant
 from jpets.engine.programs.delta_order import ORDERED
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program, run_batch
-from jpets.model.encoder import Params, cast_params, split
+from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program
+from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
+from jpets.model.encoder import Params, cast_params
 from jpets.types import Task
 
 INLINE = ("adapter", "prefix", "prompt", "head")
@@ -47,6 +48,7 @@ class MergedCopies:
 
     def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task], per_task: int, lengths: Sequence[int]) -> None:
         self._config = backbone.config
+        self._network = EncoderNetwork(backbone.config)
         self._mesh = first_device()
         self._base_bias = np.asarray(backbone.params["bias"])
         shared = jax.device_put(cast_params(backbone.params, "bfloat16"), self._mesh.everywhere)
@@ -67,12 +69,12 @@ class MergedCopies:
         padded, lead, slots = -(-length // 8) * 8, task_lead(task), dict.fromkeys(banks, 1)
         key = ProgramKey(Bucket(rows * padded, ((rows, padded),)), make_variant(dict.fromkeys(banks, FULL)))
         if key not in self._programs:
-            family = Family(self._config, "bfloat16", tuple((each, 2) for each in banks))
+            family = Family(self._network, "bfloat16", tuple((each, 2) for each in banks))
             self._programs[key] = compile_program(family, key)
         ids = np.arange(1000, 1000 + length - lead.tokens, dtype=np.int32)
-        row = led(Row(ids, np.zeros_like(ids), slots, 0), lead, pad_id=0)
+        row = led(Row.of_tokens(ids, np.zeros_like(ids), slots, 0), lead, INPUTS)
         arrays = {each: bank.arrays for each, bank in banks.items()}
-        return Call(params, arrays, key, assemble([row] * rows, key.bucket, key.variant, 0))
+        return Call(params, arrays, key, assemble([row] * rows, key.bucket, key.variant, INPUTS))
 
     def _merged(self, task: Task, host: Params, shared: Params) -> Params:
         params: Params = {**host, "layers": dict(host["layers"])}
@@ -82,7 +84,7 @@ class MergedCopies:
         return {**shared, **jax.block_until_ready(own)}
 
     def _run(self, call: Call) -> None:
-        outputs = self._programs[call.key](call.params, call.banks, call.assembled)
+        _, outputs = self._programs[call.key](call.params, call.banks, (), call.assembled)
         np.asarray(outputs.logits[0])
 
     def in_turn(self) -> None:
@@ -105,7 +107,7 @@ class MergedCopies:
 
         def run() -> None:
             for compiled, arguments in ready:
-                np.asarray(compiled(*arguments).logits[0])
+                np.asarray(compiled(*arguments)[1].logits[0])
 
         return run
 
@@ -124,6 +126,8 @@ class MergedCopies:
         batch, views = (
             jax.tree.map(stack, *(getattr(c.assembled, part) for c in calls)) for part in ("batch", "views")
         )
-        function = jax.vmap(functools.partial(run_batch, split(self._config), key, ORDERED), (axes, 0, 0, 0))
-        arguments = (params, banks, batch, views)
+        function = jax.vmap(
+            functools.partial(self._network.run, key.bucket, key.variant, ORDERED), (axes, 0, None, 0, 0)
+        )
+        arguments = (params, banks, (), batch, views)
         return jax.jit(function).lower(*arguments).compile(), arguments

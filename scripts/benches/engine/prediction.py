@@ -84,7 +84,7 @@ def prediction(
     rows = runner.rows(lengths, chosen.tolist())
     steps = runner.prepare(plan, rows)
     (reference,) = compile_programs(runner.family, [ProgramKey(REFERENCE, Variant())])
-    steps.append((reference, full_rows(REFERENCE, loaded.config.vocab_size)))
+    steps.append((reference, full_rows(REFERENCE, runner.family.network)))
     console.log("compiled")
     times: list[list[float]] = [[] for _ in steps]
     for round_number in range(rounds + 1):

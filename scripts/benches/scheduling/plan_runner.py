@@ -16,6 +16,7 @@ from jpets.engine.batch.bucket import HEAVY_RUNS, Bucket, make_variant
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_programs
+from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.model.forward import Outputs
 from jpets.scheduling.queue import Batch, Plan
 from jpets.types import Task
@@ -39,9 +40,9 @@ class PlanRunner:
             self.slots.append({part.key: counts[part.key] for part in own})
             for part in own:
                 counts[part.key] += 1
-        self.family = Family(config, "bfloat16", tuple(sorted(counts.items())))
+        self.family = Family(EncoderNetwork(config), "bfloat16", tuple(sorted(counts.items())))
         self.mesh = first_device()
-        self.replica = Replica(self.family, backbone.params, 0, self.mesh)
+        self.replica = Replica(self.family, backbone.params, self.mesh)
         base_bias = np.asarray(backbone.params["bias"], np.float32)
         for own, slots in zip(parts, self.slots, strict=True):
             arrays = {part.key: slot_arrays(part, part.key, config, self.family.dtype, base_bias) for part in own}
@@ -52,7 +53,7 @@ class PlanRunner:
     def rows(self, lengths: Sequence[int], tasks: Sequence[int], seed: int = 0) -> list[Row]:
         rng = np.random.default_rng(seed)
         ids = [rng.integers(5, self.family.config.vocab_size, n).astype(np.int32) for n in lengths]
-        return [Row(i, np.zeros_like(i), self.slots[task], 0) for i, task in zip(ids, tasks, strict=True)]
+        return [Row.of_tokens(i, np.zeros_like(i), self.slots[task], 0) for i, task in zip(ids, tasks, strict=True)]
 
     def prepare(self, plan: Plan, rows: Sequence[Row]) -> list[Step]:
         """Compiles what the plan needs: a program for each shape and length of heavy runs (none, short, long), and as

@@ -25,6 +25,7 @@ from benches.shared import RandomBackbone, console, random_backbone, report
 from jpets.engine.batch.assembly import Row, assemble
 from jpets.engine.batch.bucket import Bucket, make_variant
 from jpets.engine.programs.program import Family, ProgramKey, compile_program
+from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
 from jpets.model.encoder import cast_params
 from jpets.types import Query
 from jpets.xla_flags import set_xla_flags
@@ -74,9 +75,9 @@ class ModelSwapping:
         self._room = max(1, room // self.nbytes)
         self._kept: OrderedDict[int, Any] = OrderedDict()
         key = ProgramKey(Bucket(LENGTH, ((1, LENGTH),)), make_variant({}))
-        self._program = compile_program(Family(backbone.config, "bfloat16", ()), key)
+        self._program = compile_program(Family(EncoderNetwork(backbone.config), "bfloat16", ()), key)
         ids = np.arange(1000, 1000 + LENGTH, dtype=np.int32)
-        self._batch = assemble([Row(ids, np.zeros_like(ids), {}, 0)], key.bucket, key.variant, 0)
+        self._batch = assemble([Row.of_tokens(ids, np.zeros_like(ids), {}, 0)], key.bucket, key.variant, INPUTS)
         self._waiting: queue.SimpleQueue[tuple[int, Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -94,7 +95,7 @@ class ModelSwapping:
     def _work(self) -> None:
         while (item := self._waiting.get()) is not None:
             tenant, done = item
-            outputs = self._program(self._params(tenant), {}, self._batch)
+            _, outputs = self._program(self._params(tenant), {}, (), self._batch)
             done.set_result(np.asarray(outputs.pooled))
 
     def _params(self, tenant: int) -> Any:

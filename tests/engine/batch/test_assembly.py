@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jpets.deltas.protocol import ClassKey
 from jpets.deltas.view import HeavyView, RowView, SegmentView
-from jpets.engine.batch.assembly import Row, assemble, class_needs
+from jpets.engine.batch.assembly import Row, TokenInput, assemble, class_needs
 from jpets.engine.batch.bucket import (
     FULL,
     Bucket,
@@ -20,6 +20,7 @@ from jpets.engine.batch.bucket import (
     parse_bucket,
     widest,
 )
+from jpets.engine.workloads.encoder_network import INPUTS
 
 LORA = ClassKey("lora", (("query", 8),), (0,))
 ADAPTER = ClassKey("adapter", (("after_ffn_out", 16),), (0,), (("activation", "relu"), ("input", "output")))
@@ -40,7 +41,7 @@ def batches(draw: st.DrawFn) -> tuple[Bucket, list[Row]]:
         lengths.append(length)
         uses = draw(st.sets(st.sampled_from(CLASSES)))
         ids = np.arange(1000 * (number + 1), 1000 * (number + 1) + length, dtype=np.int32)
-        rows.append(Row(ids, np.zeros(length, np.int32), dict.fromkeys(uses, number + 1), number % 3))
+        rows.append(Row.of_tokens(ids, np.zeros(length, np.int32), dict.fromkeys(uses, number + 1), number % 3))
     return bucket, rows
 
 
@@ -70,7 +71,7 @@ def tokens_seen(view: object, ids: np.ndarray, bucket: Bucket) -> dict[int, list
 def test_every_class_meets_exactly_its_rows(made: tuple[Bucket, list[Row]], tight: bool) -> None:
     bucket, rows = made
     variant = make_variant(class_needs(rows, bucket)) if tight else widest(CLASSES, heavy=True)
-    assembled = assemble(rows, bucket, variant, 0)
+    assembled = assemble(rows, bucket, variant, INPUTS)
     ids = np.asarray(assembled.batch.ids)
     for key, view in zip(variant.classes(), assembled.views, strict=True):
         seen = tokens_seen(view, ids, bucket)
@@ -89,7 +90,7 @@ def test_every_class_meets_exactly_its_rows(made: tuple[Bucket, list[Row]], tigh
 @given(batches())
 def test_attention_sees_each_query_alone_and_whole(made: tuple[Bucket, list[Row]]) -> None:
     bucket, rows = made
-    assembled = assemble(rows, bucket, Variant(), 7)
+    assembled = assemble(rows, bucket, Variant(), INPUTS | {"ids": TokenInput(fill=7)})
     batch = assembled.batch
     ids, first = np.asarray(batch.ids), np.asarray(batch.rows.first_token)
     lengths = np.concatenate([np.asarray(group.lengths) for group in batch.groups])
@@ -148,8 +149,8 @@ def test_what_is_no_bucket(text: str) -> None:
 def test_rows_of_one_heavy_task_are_one_mini_batch(bucket: Bucket) -> None:
     """PetS applies a delta once to all of a task's rows in a batch; other tasks' rows have runs of their own."""
     token = np.full(7, 9, np.int32)
-    rows = [Row(token, np.zeros_like(token), {MASK: slot} if slot else {}, 0) for slot in (1, 2, 1, 0, 2, 1)]
-    (view,) = assemble(rows, bucket, make_variant({MASK: FULL}, run=64), 0).views
+    rows = [Row.of_tokens(token, np.zeros_like(token), {MASK: slot} if slot else {}, 0) for slot in (1, 2, 1, 0, 2, 1)]
+    (view,) = assemble(rows, bucket, make_variant({MASK: FULL}, run=64), INPUTS).views
     assert isinstance(view, HeavyView)
     used = int(view.runs.used)
     assert view.runs.slots[:used].tolist() == [1, 2]

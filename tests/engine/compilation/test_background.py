@@ -22,11 +22,12 @@ from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, ProgramKey, ProgramStore
+from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.errors import EngineFailure, Saturated
 from jpets.files import TEMPORARY, written_by
 from jpets.types import Query
 
-FAMILY = Family(BackboneConfig("bert", 50, 16, 1, 2, 32, 64), "float32", ())
+FAMILY = Family(EncoderNetwork(BackboneConfig("bert", 50, 16, 1, 2, 32, 64)), "float32", ())
 
 
 def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathlib.Path) -> None:

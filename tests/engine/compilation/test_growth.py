@@ -15,9 +15,9 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow, wait
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.compilation.growth import Growth
-from jpets.engine.device.classes import task_classes
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
+from jpets.engine.workloads.registry import network_of
 from jpets.errors import OutOfSpace, Saturated, UnknownClass
 from jpets.types import Query, Result, Task
 
@@ -28,7 +28,7 @@ BUCKETS = ENGINE_BUCKETS[1:]
 
 
 def classes(*tasks: Task) -> list[ClassKey]:
-    return [key for task in tasks for key in task_classes(task, shallow().config, dict(shallow().params))]
+    return [key for task in tasks for key in network_of(shallow()).classes(task, dict(shallow().params))]
 
 
 def queries(*tasks: Task) -> list[Query]:

@@ -19,6 +19,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.planning.planner import USUAL, Planner
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey
+from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.types import Query
 from pallas_kernels.sparse_matmul.columns import unpack_columns
 
@@ -29,7 +30,7 @@ KEY = ProgramKey(Bucket(32, ((4, 8),)), Variant())
 
 @pytest.fixture
 def table(tmp_path: Path) -> CostTable:
-    return CostTable(tmp_path / "costs.json", Family(shallow().config, "float32", ()))
+    return CostTable(tmp_path / "costs.json", Family(EncoderNetwork(shallow().config), "float32", ()))
 
 
 def program(seconds: float) -> Program:
@@ -59,9 +60,9 @@ def test_heavy_rows_teach_nothing_while_nobody_knows_what_they_add(engine: Engin
     for resident in slots.values():
         engine.tasks.done(resident)
     own = program(0.010)
-    planner.ran([Row(ids, ids, slots["mask"].slots, 0)], own, 0.020)
+    planner.ran([Row.of_tokens(ids, ids, slots["mask"].slots, 0)], own, 0.020)
     assert own.seconds == 0.010
-    planner.ran([Row(ids, ids, slots["bitfit"].slots, 0)], own, 0.020)
+    planner.ran([Row.of_tokens(ids, ids, slots["bitfit"].slots, 0)], own, 0.020)
     assert own.seconds > 0.010
 
 
@@ -88,7 +89,7 @@ def test_profiles_measure_sparse_differences_that_are_full(block: int) -> None:
     """An empty slot's entries are dropped before they are added up, which is cheaper."""
     config = shallow().config
     key = METHODS["diff"].lower(random_delta("diff", config, block=block), config)[0].key
-    bench = _Bench(Family(config, "float32", ((key, 2),)), first_device(), 64)
+    bench = _Bench(Family(EncoderNetwork(config), "float32", ((key, 2),)), first_device(), 64)
     ((short, bank),) = bench._replica.banks.items()
     for site, _ in short.sites:
         rows, *packed = (bank.arrays[f"{site}/{name}"][1:] for name in ("rows", "cols", "ends"))

@@ -22,6 +22,7 @@ from jpets.engine.device.classes import class_slots
 from jpets.engine.device.memory import GIGABYTE, banks_bytes, fit_slots, param_bytes, slot_bytes, tree_bytes
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import Program
+from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.errors import OutOfSpace, Saturated
 from jpets.model.encoder import Params
 from jpets.types import Query
@@ -58,7 +59,11 @@ def test_accounting_equals_the_live_arrays(tmp_path: pathlib.Path, dtype: Any) -
     live = sum(array.nbytes for array in jax.live_arrays() if id(array) not in known)
     use = own.memory.use([])
     assert use.backbone + use.banks == live
-    assert use.backbone == param_bytes(shallow().params, dtype) == tree_bytes(replica.params)
+    assert (
+        use.backbone
+        == param_bytes(EncoderNetwork(shallow().config), shallow().params, dtype)
+        == tree_bytes(replica.params)
+    )
     assert use.banks == banks_bytes(dict(own.family.slots), own.family.config, dtype)
     assert use.working == 0
 

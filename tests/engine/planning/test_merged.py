@@ -27,7 +27,8 @@ from jpets.config import EngineSettings
 from jpets.deltas import class_method
 from jpets.engine.device.memory import tree_bytes
 from jpets.engine.engine import Engine
-from jpets.engine.planning.merged import MergedCopies, merged_layers
+from jpets.engine.planning.merged import MergedCopies
+from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.scheduling.costs.profile import CostProfile, Grid, PackedPoint
 from jpets.types import Query, Task
 
@@ -157,7 +158,7 @@ def test_copies_leave_when_the_device_has_no_memory(cache: pathlib.Path, monkeyp
 def test_merged_layers_share_what_no_delta_changes() -> None:
     (task,) = [task for task in method_tasks(shallow()) if task.id == "mask"]
     params = jax.tree.map(np.asarray, dict(shallow().params))
-    layers = merged_layers(task, shallow().config, params, "float32")
+    layers = EncoderNetwork(shallow().config).merged(task, params, "float32")["layers"]
     for at, own in layers.items():
         zeros = sum(int((np.asarray(own[site]) == 0).sum()) for site in ("qkv", "attn_out", "ffn_in", "ffn_out"))
         assert zeros > 0

@@ -19,7 +19,9 @@ from jpets.engine.batch.assembly import assemble
 from jpets.engine.batch.bucket import Bucket, make_variant, widest
 from jpets.engine.engine import Engine
 from jpets.engine.programs.delta_order import Streams, class_operator, delta_order, delta_streams
-from jpets.engine.programs.program import Family, ProgramKey, compile_program, family_from_json, trace_program
+from jpets.engine.programs.program import Family, ProgramKey, compile_program, trace_program
+from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
+from jpets.engine.workloads.registry import family_from_json
 from jpets.model.forward import Outputs
 
 BUCKET = Bucket(128, ((8, 16),))
@@ -43,7 +45,9 @@ def crowded(methods: tuple[str, ...] = tuple(METHODS)) -> Bench:
 
 
 def family(own: Bench, streams: Streams) -> Family:
-    return Family(own.config, "float32", tuple((key, bank.slots) for key, bank in own.banks.items()), streams)
+    return Family(
+        EncoderNetwork(own.config), "float32", tuple((key, bank.slots) for key, bank in own.banks.items()), streams
+    )
 
 
 def run(own: Bench, bucket: Bucket, streams: Streams) -> Outputs:
@@ -52,7 +56,8 @@ def run(own: Bench, bucket: Bucket, streams: Streams) -> Outputs:
     key = ProgramKey(bucket, widest(list(own.banks), heavy=True))
     program = compile_program(family(own, streams), key)
     banks = {key: bank.arrays for key, bank in own.banks.items()}
-    outputs: Outputs = jax.tree.map(np.asarray, program(own.params, banks, assemble(rows, bucket, key.variant, 0)))
+    assembled = assemble(rows, bucket, key.variant, INPUTS)
+    outputs: Outputs = jax.tree.map(np.asarray, program(own.params, banks, (), assembled)[1])
     return outputs
 
 

@@ -20,16 +20,17 @@ from jpets.engine.programs.program import (
     ProgramKey,
     ProgramStore,
     compile_program,
-    family_from_json,
     key_from_json,
     key_to_json,
 )
+from jpets.engine.workloads.encoder_network import EncoderNetwork
+from jpets.engine.workloads.registry import family_from_json
 from jpets.types import Query
 
 BUCKETS = [Bucket(64, ((6, 16), (1, 64)))]
 SETTINGS = EngineSettings(dtype="float32", max_length=64, max_batch_rows=7, background_compile=False)
 CONFIG = BackboneConfig("bert", 50, 16, 1, 2, 32, 64)
-FAMILY = Family(CONFIG, "float32", ())
+FAMILY = Family(EncoderNetwork(CONFIG), "float32", ())
 KEY = ProgramKey(BUCKETS[0], Variant())
 
 
@@ -75,7 +76,7 @@ def test_names_change_with_what_a_program_depends_on(tmp_path: pathlib.Path) -> 
     store = ProgramStore(tmp_path, first_device())
     store.save(FAMILY, compile_program(FAMILY, KEY))
     assert store.load(FAMILY, KEY) is not None
-    assert store.load(Family(CONFIG, "bfloat16", ()), KEY) is None
+    assert store.load(Family(EncoderNetwork(CONFIG), "bfloat16", ()), KEY) is None
     assert store.load(FAMILY, ProgramKey(Bucket(64, ((4, 16),)), Variant())) is None
 
 
@@ -89,7 +90,7 @@ def test_keys_survive_json(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("limits", [(300, 1024, 16), (129, 1024, 8), (200, 1024, 16), (512, 1024, 32), (20, 64, 3)])
 def test_every_bucket_can_be_filled_for_measuring(limits: tuple[int, int, int]) -> None:
     for bucket in bucket_menu(*limits):
-        rows = full_rows(bucket, 100)
+        rows = full_rows(bucket, FAMILY.network)
         assert rows
         assert bucket.holds(np.array([row.length for row in rows]))
 

@@ -19,8 +19,11 @@ from jpets.deltas.protocol import Method
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.engine.programs.sources import PROGRAM, digest_of_code
+from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.types import Classification, Query
 
+ROOTS = (PROGRAM, EncoderNetwork.__module__)
+"""What decides the program of an encoder, methods of other packages apart."""
 ROOT = pathlib.Path(__file__).parents[3]
 FILES = {
     "bent/__init__.py": "from bent.method import Bent\n",
@@ -78,6 +81,9 @@ def test_what_was_typed_in_is_never_the_same_in_two_processes() -> None:
         ("pallas_kernels/packed_attention/reference.py", True),
         ("jpets/engine/queue/pending.py", False),
         ("jpets/engine/loop/host_loop.py", False),
+        ("jpets/engine/workloads/encoder_network.py", True),
+        ("jpets/engine/workloads/encoder.py", False),
+        ("jpets/engine/results/results.py", False),
         ("jpets/scheduling/order/fairness.py", False),
         ("jpets/__init__.py", False),
     ],
@@ -92,7 +98,7 @@ def test_an_edit_recompiles_what_depends_on_it(tmp_path: pathlib.Path, file: str
         (root / file).write_text((root / file).read_text() + text)
         code = (
             f"import sys; sys.path.insert(0, {str(ROOT)!r}); import jpets.engine.programs.sources as s; "
-            f"sys.path.insert(0, {str(root)!r}); sys.modules.pop('jpets'); print(s.digest_of_code({PROGRAM!r}))"
+            f"sys.path.insert(0, {str(root)!r}); sys.modules.pop('jpets'); print(s.digest_of_code(*{ROOTS!r}))"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         digests.append(done.stdout)

@@ -36,7 +36,7 @@ class Counted(TaskTable):
 def query() -> Pending:
     ids, slots = np.full(3, 7, np.int32), dict[ClassKey, int]()
     resident: Any = object()
-    return Pending("task", resident, Row(ids, ids, slots, 0), None, 0, "tenant")
+    return Pending("task", resident, Row.of_tokens(ids, ids, slots, 0), None, 0, "tenant")
 
 
 @pytest.fixture

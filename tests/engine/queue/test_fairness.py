@@ -108,7 +108,7 @@ def poisson(tenant: str, rate: float, until: float, seed: int) -> list[Pending]:
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1 / rate, round(rate * until)))
     lengths = np.clip(rng.normal(32, 8, len(times)), 4, 64).astype(int)
-    rows = [Row(ids, ids, {}, 0) for ids in (np.zeros(length, np.int32) for length in lengths)]
+    rows = [Row.of_tokens(ids, ids, {}, 0) for ids in (np.zeros(length, np.int32) for length in lengths)]
     return [Pending(None, None, row, None, 0, tenant, arrived=float(t)) for t, row in zip(times, rows, strict=True)]
 
 

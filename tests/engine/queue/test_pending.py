@@ -22,7 +22,7 @@ def query(
     tenant: str = "", tokens: int = 10, *, deadline: float | None = None, priority: int = 0, arrived: float = 0.0
 ) -> Pending:
     ids = np.zeros(tokens, np.int32)
-    return Pending(None, None, Row(ids, ids, {}, 0), deadline, priority, tenant, arrived=arrived)
+    return Pending(None, None, Row.of_tokens(ids, ids, {}, 0), deadline, priority, tenant, arrived=arrived)
 
 
 def ignore(pending: Pending) -> None:

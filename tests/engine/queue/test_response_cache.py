@@ -196,7 +196,7 @@ def embedding(size: int) -> Embedding:
 
 
 def key(number: int, tenant: str = "a") -> tuple[str, object, int, bytes]:
-    return response_key(tenant, None, Row(np.array([number], np.int32), np.zeros(1, np.int32), {}, 0))
+    return response_key(tenant, None, Row.of_tokens(np.array([number], np.int32), np.zeros(1, np.int32), {}, 0))
 
 
 def test_an_answer_larger_than_the_budget_is_not_kept() -> None:

@@ -102,7 +102,7 @@ def test_a_full_queue_refuses_whole_submissions(engine: Engine) -> None:
 def test_the_policys_batch_makes_room_for_another_tenant(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def pending(tenant: str, length: int) -> Pending:
         ids = np.full(length, 7, np.int32)
-        return Pending(None, None, Row(ids, np.zeros_like(ids), {}, 0), None, 0, tenant)
+        return Pending(None, None, Row.of_tokens(ids, np.zeros_like(ids), {}, 0), None, 0, tenant)
 
     waiting = [pending("roomy", 12), pending("narrow", 5), *(pending("roomy", 12) for _ in range(20))]
     # Whether this counts as a flood depends on the seconds that the engine's programs took so far.

@@ -1,0 +1,96 @@
+"""What comes back from a device: a batch's outputs become results, and are counted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from jpets.engine.batch.assembly import Assembled
+from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.programs.network import Outputs
+from jpets.engine.queue.answers import Answers
+from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.engine.results.results import failure, worded
+from jpets.engine.results.stats import BatchRecord, Stats
+from jpets.engine.workloads.workload import Again, Place, Workload
+from jpets.errors import SHUTTING_DOWN, EngineFailure, Saturated
+from jpets.types import Timing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A dispatched batch."""
+
+    plan: Plan
+    assembled: Assembled
+    outputs: Outputs
+    dispatched: float
+    alone: bool = False
+    """No other batch was on the device when it was dispatched."""
+
+
+class Delivery:
+    """Answers the queries of batches that were fetched. One thread at a time."""
+
+    def __init__(
+        self, workload: Workload, planner: Planner, pending: PendingQueue, answers: Answers, stats: Stats
+    ) -> None:
+        self._workload = workload
+        self._planner = planner
+        self._pending = pending
+        self._answers = answers
+        self._stats = stats
+        self._fetched = 0.0
+        """When the last batch was fetched: the device began the next one then, if it had it already."""
+
+    def deliver(self, batch: InFlight, outputs: Outputs) -> None:
+        """``outputs`` are the batch's, in host memory. One query's trouble costs no other its answer."""
+        done = time.monotonic()
+        self._count(batch, done)
+        again = []
+        for at, pending in enumerate(batch.plan.pendings):
+            waited = batch.dispatched - pending.arrived
+            program, fallback = batch.plan.program, batch.plan.wanted is not None
+            timing = Timing(waited, done - batch.dispatched, str(program.key.bucket), program.label, fallback)
+            if self._needs_more(batch.assembled, outputs, at, pending, timing):
+                again.append(pending)
+        if again:
+            self._answers.fail(self._pending.put_back(again), Saturated(SHUTTING_DOWN))
+        seconds = done - max(batch.dispatched, self._fetched)
+        self._planner.ran(batch.plan.rows, batch.plan.program, seconds)
+        self._fetched = done
+
+    def _count(self, batch: InFlight, done: float) -> None:
+        """Before its queries are answered: a client that has its answer finds it counted."""
+        pendings = batch.plan.pendings
+        record = BatchRecord(
+            rows=len(pendings),
+            real_tokens=sum(p.row.length for p in pendings),
+            computed_tokens=batch.plan.program.key.bucket.tokens,
+            seconds=done - batch.dispatched,
+            queued=tuple(batch.dispatched - p.arrived for p in pendings),
+            fallback=batch.plan.wanted is not None,
+        )
+        self._stats.ran(record)
+
+    def _needs_more(self, assembled: Assembled, outputs: Outputs, at: int, pending: Pending, timing: Timing) -> bool:
+        """Answers a query, unless it needs another step: then it has the row for that."""
+        task = pending.resident.task if pending.resident else None
+        place = Place(int(assembled.order[at]), assembled.heads[at])
+        try:
+            result = self._workload.result(task, pending.row, outputs, place, timing)
+            if isinstance(result, Again):
+                pending.row = result.row
+                return True
+            if pending.keep is not None:
+                pending.keep(result)
+            result = worded(result, pending.row.passage)
+        except Exception as error:
+            log.exception("a row could not be answered")
+            problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")
+            result = failure(pending.task, problem, pending.row.text_tokens, timing)
+        self._answers.give(pending, result)
+        return False

@@ -1,0 +1,117 @@
+"""What is compiled of a kind of model: one pure function, and the shapes of its arguments."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.config import BackboneConfig, DType
+from jpets.deltas.protocol import ClassKey, Contribution
+from jpets.deltas.view import ClassView
+from jpets.engine.batch.assembly import TokenInput
+from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.programs.delta_order import Streams
+from jpets.model.batch import PackedBatch
+from jpets.types import Task
+
+Params = dict[str, Any]
+"""Nested dicts of arrays; the engine only hands them on."""
+BankArrays = Mapping[str, Any]
+State = Any
+"""A pytree of arrays that one batch leaves for the next; () where there is nothing to leave."""
+Outputs = Any
+"""A pytree of arrays, which the workload of the same kind reads."""
+
+
+class Network(abc.ABC):
+    """A kind of model as programs know it. Implementations are frozen dataclasses: equal ones make the same programs.
+
+    An edit of the module of an implementation, or of what that imports, makes every stored program of its kind stale.
+    So how queries become rows, and outputs become results, is written elsewhere: in its ``Workload``.
+    """
+
+    kind: ClassVar[str]
+    """Its name among ``WORKLOADS``."""
+    config: BackboneConfig
+    """The sites where deltas act, and their sizes."""
+
+    @property
+    @abc.abstractmethod
+    def inputs(self) -> Mapping[str, TokenInput]:
+        """What each token brings, by name."""
+
+    @property
+    def split_axes(self) -> Mapping[str, Sequence[str | None]]:
+        """Logical axes of the parameters that several devices may share (``MeshSlice``), by the last part of their
+        names; all others are on each device."""
+        return {}
+
+    @abc.abstractmethod
+    def cast(self, params: Params, dtype: DType) -> Params:
+        """A backbone's parameters as the device keeps them."""
+
+    @abc.abstractmethod
+    def abstract_params(self, dtype: DType) -> Params:
+        """The shapes of ``cast``'s result."""
+
+    def initial_state(self) -> State:
+        """What the first batch finds. Programs donate it."""
+        return ()
+
+    @abc.abstractmethod
+    def run(
+        self,
+        bucket: Bucket,
+        variant: Variant,
+        streams: Streams,
+        params: Params,
+        banks: Sequence[BankArrays],
+        state: State,
+        batch: PackedBatch,
+        views: Sequence[ClassView],
+    ) -> tuple[State, Outputs]:
+        """What a program computes: ``banks`` and ``views`` in the order of the variant's classes."""
+
+    @abc.abstractmethod
+    def outputs(self, variant: Variant) -> Outputs:
+        """The structure of ``run``'s outputs; its leaves may be anything."""
+
+    @abc.abstractmethod
+    def arithmetic(self, bucket: Bucket, variant: Variant) -> float:
+        """Multiply-adds of a program: the unit in which programs that nobody measured are estimated."""
+
+    @abc.abstractmethod
+    def base_bias(self, params: Params) -> npt.NDArray[np.float32]:
+        """All biases of the backbone as one array, laid out as ``config.bias_layout`` says, f32."""
+
+    @abc.abstractmethod
+    def lower(self, task: Task, params: Params) -> tuple[Task, Sequence[Contribution]]:
+        """A task as its queries have to know it, and what it puts into banks. Raises ``InvalidTask``."""
+
+    def classes(self, task: Task, params: Params) -> tuple[ClassKey, ...]:
+        """The classes of a task's own deltas and head, each as small as it can be. Raises ``InvalidTask``."""
+        return tuple(part.key for part in self.lower(task, params)[1])
+
+    @abc.abstractmethod
+    def merge_target(self, params: Params) -> Params:
+        """Those parameters that a merged copy has of its own."""
+
+    @abc.abstractmethod
+    def merged(self, task: Task, params: Params, dtype: DType) -> Params:
+        """``merge_target`` with the heavy deltas of ``task`` folded in, as the device keeps it."""
+
+    @abc.abstractmethod
+    def random_params(self) -> Params:
+        """For measurements."""
+
+    @abc.abstractmethod
+    def shortened(self, layers: int) -> Self:
+        """The same with so many layers, for measurements: every layer costs the same."""
+
+    @abc.abstractmethod
+    def sample(self, rng: np.random.Generator, length: int) -> Mapping[str, npt.NDArray[Any]]:
+        """The inputs of a row, for measurements."""

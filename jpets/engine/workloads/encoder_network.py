@@ -1,0 +1,138 @@
+"""Encoders of the BERT family as programs know them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jpets.config import BackboneConfig, DType
+from jpets.deltas import METHODS, class_method, merge_deltas
+from jpets.deltas.bank import lower_task
+from jpets.deltas.fold import fold_pooler
+from jpets.deltas.protocol import Contribution
+from jpets.deltas.sites import BoundClass
+from jpets.deltas.view import ClassView
+from jpets.engine.batch.assembly import TokenInput
+from jpets.engine.batch.bucket import Bucket, Variant, capacity, replaces_weights, windowed
+from jpets.engine.programs.delta_order import Streams, delta_order
+from jpets.engine.programs.network import BankArrays, Network, Params, State
+from jpets.model.batch import PackedBatch
+from jpets.model.encoder import cast_params, random_params, split
+from jpets.model.forward import Outputs, forward
+from jpets.scheduling.costs.profile import attention_cells
+from jpets.types import Task
+
+HEAVY_LOOP = 0.2
+"""Share of the bare cost that the loops over heavy classes add before the first heavy row (measured on a CPU)."""
+ATTENTION = 5
+"""Time of a multiply-add in attention over one in a linear site (measured on a CPU): softmax is not counted apart."""
+INPUTS = {"ids": TokenInput(), "types": TokenInput()}
+SPLIT_AXES: Mapping[str, tuple[str | None, ...]] = {
+    "qkv": ("hidden", "heads"),
+    "attn_out": ("heads", "hidden"),
+    "ffn_in": ("hidden", "columns"),
+    "ffn_out": ("columns", "hidden"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderNetwork(Network):
+    config: BackboneConfig
+    kind: ClassVar[str] = "encoder"
+
+    @property
+    def inputs(self) -> Mapping[str, TokenInput]:
+        return INPUTS
+
+    @property
+    def split_axes(self) -> Mapping[str, Sequence[str | None]]:
+        return SPLIT_AXES
+
+    def cast(self, params: Params, dtype: DType) -> Params:
+        return cast_params(params, dtype)
+
+    def abstract_params(self, dtype: DType) -> Params:
+        cast = functools.partial(cast_params, dtype=dtype)
+        return jax.eval_shape(cast, split(self.config).abstract_params())
+
+    def run(
+        self,
+        bucket: Bucket,
+        variant: Variant,
+        streams: Streams,
+        params: Params,
+        banks: Sequence[BankArrays],
+        state: State,
+        batch: PackedBatch,
+        views: Sequence[ClassView],
+    ) -> tuple[State, Outputs]:
+        bound = bound_classes(self.config, bucket, variant, streams, banks, views)
+        return state, forward(split(self.config), params, batch, bound)
+
+    def outputs(self, variant: Variant) -> Outputs:
+        heads = sum(class_method(of.method).kind == "head" for of in variant.classes())
+        return Outputs(0, 0, (0,) * heads)  # type: ignore[arg-type]
+
+    def arithmetic(self, bucket: Bucket, variant: Variant) -> float:
+        """That of attention is weighted."""
+        d, layers = self.config.hidden_size, self.config.layers
+        attention = ATTENTION * 2 * d * attention_cells(bucket.groups)
+        total = layers * (bucket.tokens * self.config.layer_weights() + attention)
+        if variant.has("heavy"):
+            total = int(total * (1 + HEAVY_LOOP))
+        for key in variant.classes():
+            if windowed(key):
+                length = bucket.longest if bucket.rectangular else bucket.segment
+                cells = capacity(bucket, variant.level(key)) * length
+                total += cells * sum(2 * d * size for _, size in key.sites) * len(key.layers)
+        return float(total)
+
+    def base_bias(self, params: Params) -> npt.NDArray[np.float32]:
+        return np.asarray(params["bias"], np.float32)
+
+    def lower(self, task: Task, params: Params) -> tuple[Task, Sequence[Contribution]]:
+        folded = fold_pooler(task, self.config, params)
+        return folded, lower_task(folded, self.config)
+
+    def merge_target(self, params: Params) -> Params:
+        return {"layers": params["layers"]}
+
+    def merged(self, task: Task, params: Params, dtype: DType) -> Params:
+        heavy = [delta for delta in task.deltas if METHODS[delta.method].kind == "heavy"]
+        merged = merge_deltas(heavy, self.config, jax.tree.map(jnp.asarray, params))
+        return cast_params(self.merge_target(merged), dtype)
+
+    def random_params(self) -> Params:
+        return random_params(self.config)
+
+    def shortened(self, layers: int) -> Self:
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, layers=layers))
+
+    def sample(self, rng: np.random.Generator, length: int) -> Mapping[str, npt.NDArray[Any]]:
+        ids = rng.integers(0, self.config.vocab_size, length).astype(np.int32)
+        return {"ids": ids, "types": np.zeros_like(ids)}
+
+
+def bound_classes(
+    config: BackboneConfig,
+    bucket: Bucket,
+    variant: Variant,
+    streams: Streams,
+    banks: Sequence[BankArrays],
+    views: Sequence[ClassView],
+) -> list[BoundClass]:
+    """The classes of a variant with their banks and views, in the order in which they act."""
+    bound = {
+        of: BoundClass(of, bank, view, class_method(of.method), replaces=variant.replaced and replaces_weights(of))
+        for of, bank, view in zip(variant.classes(), banks, views, strict=True)
+    }
+    turns = delta_order(config, bucket, variant, streams)
+    ordered = [dataclasses.replace(bound.pop(turn.key), stream=turn.stream) for turn in turns]
+    return [*ordered, *bound.values()]
