@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jpets.engine.compilation.readiness import cache_folder
+from jpets.engine.programs import cache_folder
 from jpets.engine.programs.cache_folder import default_cache_dir, open_cache
 from jpets.errors import InvalidInput
 

@@ -12,8 +12,8 @@ from support import ENGINE_SETTINGS, shallow, wait_until
 
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.compilation import background
-from jpets.engine.compilation.readiness import mappings
 from jpets.engine.engine import Engine
+from jpets.engine.programs import mappings
 from jpets.engine.programs.mappings import SPARE_MAPPINGS, mappings_left, spare_mappings
 from jpets.engine.programs.program import ProgramKey
 from jpets.errors import OutOfSpace
