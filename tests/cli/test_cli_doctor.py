@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from jpets.app.commands import doctor, system_limits
+from jpets.app.commands.doctor import command as doctor
+from jpets.app.commands.doctor import system_limits
 
 
 def test_all_is_well(run, tmp_path: Path) -> None:
