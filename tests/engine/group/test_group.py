@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, shallow, wait_until
 
-from jpets.engine.group.group import EngineGroup, balancer
+from jpets.engine.group import balancer
+from jpets.engine.group.group import EngineGroup
 from jpets.errors import NotFound, OutOfSpace, Saturated
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
 from jpets.types import Query, Result, Task
