@@ -90,9 +90,12 @@ class Encoder(nnx.Module):
 
     def __call__(self, batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
         """Final hidden states of the packed tokens, f32."""
-        x = self.embed(batch, sites)
-        for index, layer in enumerate(self.layers):
-            x = layer(index, x, batch, sites)
+        return self.upper(0, self.embed(batch, sites), batch, sites)
+
+    def upper(self, first: int, x: Float[Array, "t d"], batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
+        """Final hidden states, f32, where ``x`` is what layer ``first`` gets."""
+        for index in range(first, len(self.layers)):
+            x = self.layers[index](index, x, batch, sites)
         return x
 
     def hidden_states(self, batch: PackedBatch, sites: Sites) -> tuple[Float[Array, "t d"], ...]:

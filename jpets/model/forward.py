@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from jpets.deltas.head import apply_head
 from jpets.deltas.sites import BoundClass, Sites
 from jpets.model.batch import PackedBatch
-from jpets.model.encoder import Params, SplitEncoder
+from jpets.model.encoder import Encoder, Params, SplitEncoder
 
 
 class Outputs(NamedTuple):
@@ -46,15 +46,21 @@ def mean_pool(hidden: Float[Array, "t d"], batch: PackedBatch) -> Float[Array, "
 
 
 def forward(encoder: SplitEncoder, params: Params, batch: PackedBatch, bound: Sequence[BoundClass] = ()) -> Outputs:
-    """Encoder, poolings and heads. ``finite`` is false for a row any of whose hidden values is NaN or Inf."""
+    """Encoder, poolings and heads."""
     sites = bind_sites(encoder, params, batch, bound)
     model = encoder.bind(params)
-    hidden = model(batch, sites)
+    return read_out(model, model(batch, sites), batch, sites, bound)
+
+
+def read_out(
+    model: Encoder, hidden: Float[Array, "t d"], batch: PackedBatch, sites: Sites, bound: Sequence[BoundClass] = ()
+) -> Outputs:
+    """Poolings and heads of final hidden states. ``finite`` is false for a row any of whose values is NaN or Inf."""
     first = hidden.at[batch.rows.first_token].get(mode="fill", fill_value=0)
     mean = mean_pool(hidden, batch)
     pooling = batch.rows.pooling[:, None]
     pooled = jnp.where(pooling == 1, mean, first)
-    if encoder.config.pooler:
+    if model.config.pooler:
         pooled = jnp.where(pooling == 2, model.pool(first, sites), pooled)
     heads = [b for b in bound if b.method.kind == "head"]
     logits = tuple(apply_head(head, hidden, pooled) for head in heads)

@@ -79,7 +79,8 @@ class Delivery:
     def _needs_more(self, assembled: Assembled, outputs: Outputs, at: int, pending: Pending, timing: Timing) -> bool:
         """Answers a query, unless it needs another step: then it has the row for that."""
         task = pending.resident.task if pending.resident else None
-        place = Place(int(assembled.order[at]), assembled.heads[at])
+        row = int(assembled.order[at])
+        place = Place(row, int(assembled.batch.rows.first_token[row]), assembled.heads[at])
         try:
             result = self._workload.result(task, pending.row, outputs, place, timing)
             if isinstance(result, Again):

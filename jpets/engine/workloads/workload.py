@@ -19,9 +19,11 @@ LETTERS = 4
 
 @dataclass(frozen=True)
 class Place:
-    """Where a query's numbers stand among the outputs: its row, and those of its head where it has one."""
+    """Where a query's numbers stand among the outputs: its row, its first token (the others follow it), and the cells
+    of its head where it has one."""
 
     row: int
+    first_token: int
     head: HeadPlace | None
 
 
