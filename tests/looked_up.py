@@ -16,8 +16,9 @@ from support import make_head, make_task, random_delta, shallow
 from jpets.config import BackboneConfig
 from jpets.deltas import merge_deltas
 from jpets.deltas.view import ClassView
-from jpets.engine.batch.assembly import Row, TokenInput, assemble
+from jpets.engine.batch.assembly import assemble
 from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.rows import Row, TokenInput
 from jpets.engine.programs.delta_order import Streams
 from jpets.engine.programs.network import BankArrays, Network, Params, State
 from jpets.engine.tasks.entries import Resident

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support import FIXTURES
 
-from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.rows import Row
 
 Source = Literal["kept", "live"]
 LIVE_LENGTHS = [24, 5, 12, 22, 3, 18]

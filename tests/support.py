@@ -24,9 +24,10 @@ from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.bank import Bank, lower_task, slot_arrays, tightest
 from jpets.deltas.fold import fold_pooler
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Contribution
-from jpets.engine.batch.assembly import Assembled, Row, assemble
-from jpets.engine.batch.assembly import led as led_by
+from jpets.engine.batch.assembly import Assembled, assemble
 from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.rows import Row
+from jpets.engine.batch.rows import led as led_by
 from jpets.engine.engine import Engine
 from jpets.engine.programs.delta_order import ORDERED
 from jpets.engine.programs.mesh import first_device

@@ -13,8 +13,8 @@ from checkpoints.task_file import read_task, write_task
 from jpets.config import NAMED_BACKBONES
 from jpets.deltas import METHODS
 from jpets.deltas.diff import diff_delta
-from jpets.engine.batch.assembly import class_needs
 from jpets.engine.batch.bucket import Bucket, make_variant
+from jpets.engine.batch.layout import class_needs
 from jpets.errors import InvalidTask
 from jpets.types import Task
 

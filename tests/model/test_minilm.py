@@ -13,8 +13,9 @@ from support import FIXTURES, device_params, load_json
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from jpets.config import DType
-from jpets.engine.batch.assembly import Row, assemble
+from jpets.engine.batch.assembly import assemble
 from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.rows import Row
 from jpets.engine.workloads.encoder_network import INPUTS
 from jpets.model.encoder import cast_params, split
 from jpets.model.forward import encode

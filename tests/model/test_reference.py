@@ -20,8 +20,9 @@ from jpets.deltas.adapter import adapter_placement
 from jpets.deltas.diff import diff_delta
 from jpets.deltas.lora import lora_delta
 from jpets.deltas.sites import BoundClass
-from jpets.engine.batch.assembly import Row, assemble, led
+from jpets.engine.batch.assembly import assemble
 from jpets.engine.batch.bucket import Bucket, Variant, widest
+from jpets.engine.batch.rows import Row, led
 from jpets.engine.workloads.encoder_network import INPUTS
 from jpets.model.encoder import split
 from jpets.model.forward import bind_sites, encode

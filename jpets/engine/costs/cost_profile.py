@@ -21,8 +21,8 @@ from scipy.optimize import nnls
 from jpets.deltas import class_method
 from jpets.deltas.bank import slot_arrays
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Row
 from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, parse_bucket, replaces_weights
+from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_table import full_rows
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import MeshSlice

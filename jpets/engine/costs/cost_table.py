@@ -11,8 +11,9 @@ import time
 import jax
 import numpy as np
 
-from jpets.engine.batch.assembly import Assembled, Row
+from jpets.engine.batch.assembly import Assembled
 from jpets.engine.batch.bucket import Bucket
+from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.network import Network
 from jpets.engine.programs.program import STALE_WRITE_SECONDS, Family, Program, ProgramKey

@@ -19,7 +19,8 @@ import numpy as np
 
 from jpets.deltas.bank import Bank, SlotArrays
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Assembled, Row, TokenInput, assemble
+from jpets.engine.batch.assembly import Assembled, assemble
+from jpets.engine.batch.rows import Row, TokenInput
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.network import Outputs, Params, State
 from jpets.engine.programs.program import Family, Program, ProgramKey

@@ -13,8 +13,9 @@ import numpy as np
 from jpets.config import EngineSettings
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Row, best_run, class_needs, run_work
 from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant
+from jpets.engine.batch.layout import best_run, class_needs, run_work
+from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_profile import DeltaCosts
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.device.replica import Generation, Replica

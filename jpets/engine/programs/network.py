@@ -12,8 +12,8 @@ import numpy.typing as npt
 from jpets.config import BackboneConfig, DType
 from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.deltas.view import ClassView
-from jpets.engine.batch.assembly import TokenInput
 from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.rows import TokenInput
 from jpets.engine.programs.delta_order import Streams
 from jpets.model.batch import PackedBatch
 from jpets.types import Task

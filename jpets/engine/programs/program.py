@@ -26,8 +26,9 @@ from jpets.config import BackboneConfig, DType
 from jpets.deltas import class_method
 from jpets.deltas.bank import storage_dtype
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Assembled, Row, assemble
+from jpets.engine.batch.assembly import Assembled, assemble
 from jpets.engine.batch.bucket import Bucket, Variant, replaces_weights
+from jpets.engine.batch.rows import Row
 from jpets.engine.programs.delta_order import ORDERED, Streams
 from jpets.engine.programs.mappings import mappings_left, spare_mappings
 from jpets.engine.programs.mesh import MeshSlice, first_device

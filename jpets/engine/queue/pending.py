@@ -14,7 +14,7 @@ from functools import partial
 
 from sortedcontainers import SortedList
 
-from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.rows import Row
 from jpets.engine.queue.backlog import Backlogs
 from jpets.engine.tasks.entries import Entry, Resident
 from jpets.errors import SHUTTING_DOWN, Saturated

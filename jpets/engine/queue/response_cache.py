@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from cachetools import LRUCache
 
-from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.rows import Row
 from jpets.types import Result, Timing, Tokens
 
 ENTRY_BYTES = 1024

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica, SlotContents
 from jpets.engine.queue.answers import LATE, Answers
 from jpets.engine.queue.pending import WINDOW, Pending, PendingQueue

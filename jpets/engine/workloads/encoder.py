@@ -9,7 +9,7 @@ import numpy as np
 
 from jpets.config import BackboneConfig
 from jpets.deltas.protocol import NO_LEAD
-from jpets.engine.batch.assembly import Row, TokenInput, led
+from jpets.engine.batch.rows import Row, TokenInput, led
 from jpets.engine.programs.network import Network
 from jpets.engine.results.results import row_result
 from jpets.engine.tasks.entries import Resident

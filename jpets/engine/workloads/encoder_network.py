@@ -19,8 +19,8 @@ from jpets.deltas.fold import fold_pooler
 from jpets.deltas.protocol import Contribution
 from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import ClassView
-from jpets.engine.batch.assembly import TokenInput
 from jpets.engine.batch.bucket import Bucket, Variant, capacity, replaces_weights, windowed
+from jpets.engine.batch.rows import TokenInput
 from jpets.engine.programs.delta_order import Streams, delta_order
 from jpets.engine.programs.network import BankArrays, Network, Params, State
 from jpets.model.batch import PackedBatch

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from jpets.config import BackboneConfig
-from jpets.engine.batch.assembly import HeadPlace, Row, TokenInput
+from jpets.engine.batch.rows import Row, TokenInput
+from jpets.engine.batch.views import HeadPlace
 from jpets.engine.programs.network import Network, Outputs
 from jpets.engine.tasks.entries import Resident
 from jpets.tokenizing import TextEncoder

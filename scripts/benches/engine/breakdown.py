@@ -19,8 +19,9 @@ import typer
 from benches.shared import console, interleave, random_backbone, random_tasks, report
 from jpets.config import LINEAR_SITES, BackboneConfig, EngineSettings
 from jpets.deltas import METHODS
-from jpets.engine.batch.assembly import Row, class_needs
 from jpets.engine.batch.bucket import Bucket, make_variant
+from jpets.engine.batch.layout import class_needs
+from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import ProgramKey, compile_program

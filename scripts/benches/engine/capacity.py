@@ -20,8 +20,8 @@ from benches.shared import RandomBackbone, console, random_backbone, random_task
 from jpets.config import BackboneConfig, DType
 from jpets.deltas.bank import lower_task
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Row
 from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, widest
+from jpets.engine.batch.rows import Row
 from jpets.engine.device.memory import GIGABYTE, DeviceMemory, banks_bytes, param_bytes, slot_bytes, tree_bytes
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import first_device

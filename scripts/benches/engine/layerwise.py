@@ -25,8 +25,9 @@ from jpets.deltas.bank import Bank, lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import ClassView
-from jpets.engine.batch.assembly import Row, assemble
+from jpets.engine.batch.assembly import assemble
 from jpets.engine.batch.bucket import FULL, Bucket, make_variant
+from jpets.engine.batch.rows import Row
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.workloads.encoder_network import INPUTS
 from jpets.model.batch import PackedBatch

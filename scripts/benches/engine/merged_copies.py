@@ -16,8 +16,9 @@ from benches.shared import RandomBackbone
 from jpets.deltas import merge_deltas, task_lead
 from jpets.deltas.bank import Bank, lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Assembled, Row, assemble, led
+from jpets.engine.batch.assembly import Assembled, assemble
 from jpets.engine.batch.bucket import FULL, Bucket, make_variant
+from jpets.engine.batch.rows import Row, led
 from jpets.engine.programs.delta_order import ORDERED
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program

@@ -11,8 +11,9 @@ from benches.shared import RandomBackbone
 from jpets.deltas import class_method
 from jpets.deltas.bank import lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Row, all_replaced, best_run, class_needs, run_work
 from jpets.engine.batch.bucket import HEAVY_RUNS, Bucket, make_variant
+from jpets.engine.batch.layout import all_replaced, best_run, class_needs, run_work
+from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_programs

@@ -22,8 +22,9 @@ import typer
 
 from benches.engine.paging import serving, touch, write_tasks
 from benches.shared import RandomBackbone, console, random_backbone, report
-from jpets.engine.batch.assembly import Row, assemble
+from jpets.engine.batch.assembly import assemble
 from jpets.engine.batch.bucket import Bucket, make_variant
+from jpets.engine.batch.rows import Row
 from jpets.engine.programs.program import Family, ProgramKey, compile_program
 from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
 from jpets.model.encoder import cast_params

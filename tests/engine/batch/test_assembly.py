@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jpets.deltas.protocol import ClassKey
 from jpets.deltas.view import HeavyView, RowView, SegmentView
-from jpets.engine.batch.assembly import Row, TokenInput, assemble, class_needs
+from jpets.engine.batch.assembly import assemble
 from jpets.engine.batch.bucket import (
     FULL,
     Bucket,
@@ -20,6 +20,8 @@ from jpets.engine.batch.bucket import (
     parse_bucket,
     widest,
 )
+from jpets.engine.batch.layout import class_needs
+from jpets.engine.batch.rows import Row, TokenInput
 from jpets.engine.workloads.encoder_network import INPUTS
 
 LORA = ClassKey("lora", (("query", 8),), (0,))

@@ -11,8 +11,9 @@ import pytest
 from support import Bench, dense_answer, method_tasks, row_answer, shallow
 
 from jpets.deltas import METHODS
-from jpets.engine.batch.assembly import Row, all_replaced, class_needs
 from jpets.engine.batch.bucket import Bucket, Variant, make_variant, widest
+from jpets.engine.batch.layout import all_replaced, class_needs
+from jpets.engine.batch.rows import Row
 from jpets.types import Task
 
 RECTANGLE = Bucket(16 * 16, ((16, 16),))

@@ -11,8 +11,8 @@ import pytest
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, shallow
 
 from jpets.deltas import METHODS
-from jpets.engine.batch.assembly import Row
 from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_profile import DeltaCosts, _Bench
 from jpets.engine.costs.cost_table import SURPRISE, CostTable
 from jpets.engine.engine import Engine

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from support import paused
 
-from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.rows import Row
 from jpets.engine.engine import Engine
 from jpets.engine.loop import host_loop
 from jpets.engine.planning.planner import Plan, Planner

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.rows import Row
 from jpets.engine.queue.answers import Answers
 from jpets.engine.queue.pending import Pending
 from jpets.engine.results.results import failure

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jpets.config import EngineSettings
-from jpets.engine.batch.assembly import Row
 from jpets.engine.batch.bucket import bucket_menu
+from jpets.engine.batch.rows import Row
 from jpets.engine.queue.pending import Pending, PendingQueue
 from jpets.scheduling.costs.shape import Shape
 from jpets.scheduling.order.fairness import fair_batch, fill

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.rows import Row
 from jpets.engine.queue.pending import Pending, PendingQueue
 from jpets.engine.tasks.entries import Entry
 from jpets.errors import Saturated

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import ENGINE_SETTINGS, make_head, make_task, method_tasks, random_delta, shallow
 
-from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.rows import Row
 from jpets.engine.engine import Engine
 from jpets.engine.queue.response_cache import ENTRY_BYTES, ResponseCache, entry_bytes, response_key
 from jpets.errors import InvalidInput, NotFinite, NotFound

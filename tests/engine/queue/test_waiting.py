@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, paused, shallow
 
-from jpets.engine.batch.assembly import Row
+from jpets.engine.batch.rows import Row
 from jpets.engine.engine import Engine
 from jpets.engine.planning import planner
 from jpets.engine.planning.planner import Plan, Planner

@@ -1,0 +1,80 @@
+"""Queries as a device sees them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from jpets.deltas import class_method
+from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
+from jpets.passage import Passage
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenInput:
+    """What each token of a batch brings under one name: an array of this shape, ``fill`` where there is no token."""
+
+    dtype: npt.DTypeLike = np.int32
+    shape: tuple[int, ...] = ()
+    fill: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One query as the device sees it: its tokens, its task's slot in each class, how it is pooled.
+
+    ``inputs`` holds an array [length, ...] for each ``TokenInput`` of the network. The first ``lead.tokens`` are the
+    places of virtual tokens; positions begin at ``lead.first_position``. ``passage``, of a question, and ``of_text``
+    [text_tokens] (as in ``Tokens``), where tokens get labels, are for the answer: they count tokens from the text's
+    first.
+    """
+
+    inputs: Mapping[str, npt.NDArray[Any]]
+    slots: Mapping[ClassKey, int]
+    pooling: int
+    length: int
+    lead: Lead = NO_LEAD
+    passage: Passage | None = None
+    of_text: npt.NDArray[np.int8] | None = None
+    places: Ints | None = None
+    """Positions [length] where they are not counted from ``lead.first_position``."""
+    normalize: bool = True
+    """Whether the embedding of a row without a task gets length 1."""
+
+    @classmethod
+    def of_tokens(cls, ids: Ints, types: Ints, slots: Mapping[ClassKey, int], pooling: int, **more: Any) -> Self:
+        """A row of an encoder: ``ids`` and ``types`` [length]."""
+        return cls({"ids": ids, "types": types}, slots, pooling, len(ids), **more)
+
+    @property
+    def ids(self) -> Ints:
+        """Of an encoder's row."""
+        ids: Ints = self.inputs["ids"]
+        return ids
+
+    @property
+    def positions(self) -> Ints:
+        return self.lead.first_position + np.arange(self.length, dtype=np.int32) if self.places is None else self.places
+
+    @property
+    def text_tokens(self) -> int:
+        return self.length - self.lead.tokens
+
+    @functools.cached_property
+    def heavy(self) -> bool:
+        """Whether its task changes weights in a way that takes a pass over its own; asked anew for every plan."""
+        return any(class_method(key.method).kind == "heavy" for key in self.slots)
+
+
+def led(row: Row, lead: Lead, inputs: Mapping[str, TokenInput]) -> Row:
+    """``row`` with the places of its task's virtual tokens before the text's."""
+    places = {name: np.full((lead.tokens, *own.shape), own.fill, own.dtype) for name, own in inputs.items()}
+    whole = {name: np.concatenate([places[name], given]) for name, given in row.inputs.items()}
+    return dataclasses.replace(row, inputs=whole, length=lead.tokens + row.length, lead=lead)
