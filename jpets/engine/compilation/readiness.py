@@ -64,6 +64,13 @@ class Programs:
         self._try_out(program)
         self._replica.add_program(program)
 
+    def keep_costs(self) -> None:
+        """Writes down what programs were found to cost while queries ran in them."""
+        for program in self._replica.programs:
+            if program.followed:  # a mere estimate must not pass for a measurement
+                self._costs.set(program.key, program.seconds)
+        self._costs.save()
+
     def _try_out(self, program: Program) -> None:
         """The first run, several times as long as later ones: a CPU's code is linked by then. Runs that this thread
         starts do not hold up the owner's. Several devices must all start the same runs in one order: the owner's."""

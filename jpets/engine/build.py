@@ -1,0 +1,225 @@
+"""Makes the parts of an engine and joins them, in the order of a query's way. Nothing is compiled or started here."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from jpets.config import EngineSettings
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import Bucket, bucket_menu, core_programs, widest
+from jpets.engine.compilation.background import BackgroundCompiler
+from jpets.engine.compilation.growth import Growth
+from jpets.engine.compilation.program_memory import ProgramMemory
+from jpets.engine.compilation.readiness import Programs
+from jpets.engine.costs.cost_profile import DeltaCosts, load_profile
+from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.device.classes import class_slots
+from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, tree_bytes
+from jpets.engine.device.replica import Replica
+from jpets.engine.liveness import Liveness
+from jpets.engine.loop.host_loop import HostLoop
+from jpets.engine.planning.merged import MergedCopies, copies_budget
+from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.programs.cache_folder import open_cache
+from jpets.engine.programs.delta_order import delta_streams
+from jpets.engine.programs.mesh import MeshSlice
+from jpets.engine.programs.program import Family, ProgramKey, ProgramStore
+from jpets.engine.queue.answers import Answers
+from jpets.engine.queue.intake import Intake
+from jpets.engine.queue.pending import PendingQueue
+from jpets.engine.queue.response_cache import ResponseCache
+from jpets.engine.queue.submitting import Submissions
+from jpets.engine.residency.adding import TaskAdder
+from jpets.engine.residency.loading import TaskLoader
+from jpets.engine.residency.residency import Residency
+from jpets.engine.residency.writing import SlotWriter
+from jpets.engine.results.stats import Stats
+from jpets.engine.tasks.table import TaskTable
+from jpets.engine.workloads.registry import workload_named
+from jpets.engine.workloads.workload import Workload
+from jpets.types import LoadedBackbone, Task
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What an engine can run, known before it has a device's memory."""
+
+    workload: Workload
+    mesh: MeshSlice
+    limit: float
+    """Bytes that may be taken of each device."""
+    family: Family
+    menu: Sequence[Bucket]
+    every: Sequence[ProgramKey]
+    """Each bucket of the menu with light classes, and with all."""
+    core: Sequence[ProgramKey]
+    """Those of them that must be ready before the first query."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What programs cost, and how they become ready."""
+
+    costs: CostTable
+    profile_path: pathlib.Path
+    deltas: DeltaCosts | None
+    """What heavy rows add to a program's time; None until ``jpets profile`` measured it."""
+    programs: Programs
+    compiler: BackgroundCompiler
+    growth: Growth
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An engine's parts."""
+
+    cache_dir: pathlib.Path
+    replica: Replica
+    memory: DeviceMemory
+    stats: Stats
+    tasks: TaskTable
+    intake: Intake
+    answers: Answers
+    pending: PendingQueue
+    responses: ResponseCache
+    submissions: Submissions
+    compilation: Compilation
+    merged: MergedCopies
+    planner: Planner
+    """For questions beside the traffic; the loop has its own."""
+    loop: HostLoop
+    residency: Residency
+    adder: TaskAdder
+    liveness: Liveness
+
+
+def make_frame(
+    backbone: LoadedBackbone,
+    tasks: Sequence[Task],
+    settings: EngineSettings,
+    reserve: Iterable[Task],
+    coming: Mapping[ClassKey, int],
+    buckets: Sequence[Bucket] | None,
+    devices: Sequence[jax.Device],
+) -> Frame:
+    """The arguments are ``Engine``'s. Raises ``OutOfSpace`` where ``tasks`` do not fit."""
+    config = backbone.config
+    longest = min(settings.max_length, config.max_positions)
+    if buckets:
+        longest = min(longest, max(bucket.longest for bucket in buckets))
+    mesh = MeshSlice(devices or jax.local_devices()[:1], config.heads)
+    device = mesh.devices[0]
+    limit = device_limit(device, settings.device_memory_gb)
+    workload = workload_named(backbone.kind)(backbone, longest)
+    slots = class_slots(tasks, list(reserve), coming, workload.network, dict(backbone.params), settings, limit, mesh)
+    family = Family(workload.network, settings.dtype, slots, delta_streams(settings, device.platform))
+    most_tokens = max(longest, settings.max_batch_tokens)
+    menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, settings.max_batch_rows)
+    light, heavy = (widest([key for key, _ in slots], heavy=each) for each in (False, True))
+    every = [ProgramKey(bucket, variant) for variant in dict.fromkeys([light, heavy]) for bucket in menu]
+    core = every if buckets else [ProgramKey(*pair) for pair in core_programs(menu, light, heavy)]
+    return Frame(workload, mesh, limit, family, menu, every, core)
+
+
+def make_parts(
+    backbone: LoadedBackbone, frame: Frame, settings: EngineSettings, cache_dir: pathlib.Path | None
+) -> Parts:
+    """Parameters and empty banks go to the device."""
+    folder, family, workload = open_cache(cache_dir), frame.family, frame.workload
+    stats, liveness = Stats(), Liveness()
+    replica = Replica(family, backbone.params, frame.mesh, workload.inputs)
+    at_a_time = settings.in_flight + 1  # and the first run of a program that arrived
+    memory = DeviceMemory(tree_bytes(replica.params), replica.bank_bytes(), frame.limit, at_a_time)
+    tasks = TaskTable(dict(family.slots), reserved=settings.reserved_tasks)
+
+    answers = Answers(tasks, stats)
+    intake = Intake(workload, tasks, stats)
+    pending = PendingQueue(settings.max_queue, answers.left)
+    responses = ResponseCache(settings.response_cache_mb * 2**20)
+
+    compilation = _compilation(replica, tasks, memory, liveness, settings, frame.menu, folder)
+    budget = copies_budget(settings, profiled=compilation.deltas is not None)
+    merged = MergedCopies(replica, dict(backbone.params), budget, memory)
+    planner, own = (
+        Planner(replica, compilation.costs, compilation.deltas, settings, frame.menu, merged) for _ in range(2)
+    )
+
+    def want(plan: Plan) -> None:
+        if plan.wanted is not None:
+            compilation.compiler.want(plan.wanted, plan.missed)
+
+    loop = HostLoop(replica, workload, own, pending, answers, stats, settings, want)
+    loader = TaskLoader(backbone, family, workload.longest)
+    writer = SlotWriter(replica, stats, lambda: merged.clear())
+    residency = Residency(
+        tasks,
+        pending,
+        answers,
+        replica,
+        loader,
+        workload.row,
+        writer.write,
+        settings.host_memory_gb * GIGABYTE,
+        prefetch=settings.prefetch,
+        busy=lambda: loop.busy,
+    )
+    adder = TaskAdder(loader, tasks, replica, writer, memory, liveness.wait, compilation.growth.used)
+    submissions = Submissions(intake, pending, answers, residency.wake)
+    liveness.parts += [lambda: residency.live, lambda: loop.live]
+    return Parts(
+        folder,
+        replica,
+        memory,
+        stats,
+        tasks,
+        intake,
+        answers,
+        pending,
+        responses,
+        submissions,
+        compilation,
+        merged,
+        planner,
+        loop,
+        residency,
+        adder,
+        liveness,
+    )
+
+
+def _compilation(
+    replica: Replica,
+    tasks: TaskTable,
+    memory: DeviceMemory,
+    liveness: Liveness,
+    settings: EngineSettings,
+    menu: Sequence[Bucket],
+    folder: pathlib.Path,
+) -> Compilation:
+    """``folder`` is the cache's."""
+    family, programs_folder = replica.family, folder / "programs"
+    store = ProgramStore(programs_folder, replica.mesh)
+    name = folder / "costs" / store.family_name(family)
+    costs = CostTable(name.with_suffix(".json"), family)
+    profile_path = name.with_suffix(".profile.json")
+    profile = load_profile(profile_path)
+    programs = Programs(replica, store, costs, liveness.wait)
+    room = ProgramMemory(replica, settings.program_memory_mb * 2**20, memory)
+    compiler = BackgroundCompiler(replica, store, programs_folder, programs.add, room)
+    growth = Growth(
+        replica,
+        tasks,
+        memory,
+        programs,
+        compiler if settings.background_compile else None,
+        menu,
+        1 << settings.slots.bit_length(),
+        liveness.wait,
+    )
+    return Compilation(
+        costs, profile_path, DeltaCosts(profile, family) if profile else None, programs, compiler, growth
+    )

@@ -1,0 +1,66 @@
+"""Puts the queries of a submission into the queue, or answers them at once from the response cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from jpets.engine.queue.answers import Answers
+from jpets.engine.queue.intake import Intake
+from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.engine.queue.response_cache import ResponseCache, response_key
+from jpets.engine.results.results import worded
+from jpets.errors import Saturated
+from jpets.types import Query, Result
+
+
+class Submissions:
+    """Takes submissions in, in the caller's thread. ``cold_came`` is called when a task has to be brought for one."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        pending: PendingQueue,
+        answers: Answers,
+        cold_came: Callable[[], None],
+    ) -> None:
+        self._intake = intake
+        self._pending = pending
+        self._answers = answers
+        self._cold_came = cold_came
+
+    def submit(
+        self, queries: Sequence[Query], deadline: float | None, priority: int, tenant: str, responses: ResponseCache
+    ) -> list[Future[Result]]:
+        """One future a query, in order. ``deadline`` is seconds from now; answers that ``responses`` has are given at
+        once. Raises ``Saturated``."""
+        until = None if deadline is None else time.monotonic() + deadline
+        prepared: list[Pending | Future[Result]] = []
+        try:
+            for query in queries:
+                prepared.append(self._intake.prepare(query, until, priority, tenant))
+            if responses.budget:
+                for at, item in enumerate(prepared):
+                    if isinstance(item, Pending) and not item.cold:
+                        prepared[at] = self._look_up(item, responses)
+            pushed_out = self._pending.put([item for item in prepared if isinstance(item, Pending)])
+        except BaseException:
+            self._intake.give_back(prepared)
+            raise
+        if any(isinstance(item, Pending) and item.cold for item in prepared):
+            self._cold_came()
+        full = Saturated("the queue is full and others have less waiting; send fewer at a time")
+        self._answers.fail(pushed_out, full)
+        return [item.future if isinstance(item, Pending) else item for item in prepared]
+
+    def _look_up(self, item: Pending, responses: ResponseCache) -> Pending | Future[Result]:
+        """The kept answer to a query, or the query, which will then have its own kept."""
+        key = response_key(item.tenant, item.resident.loading if item.resident else None, item.row)
+        result = responses.get(key)
+        if result is None:
+            item.keep = partial(responses.keep, key)
+            return item
+        self._answers.give(item, worded(result, item.row.passage))
+        return item.future

@@ -1,0 +1,111 @@
+"""Puts tasks on the device at once, in the caller's thread: uploads, and tasks that come from another device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+from jpets.deltas.bank import SlotArrays
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.device.memory import DeviceMemory, slot_bytes
+from jpets.engine.device.replica import Replica
+from jpets.engine.residency.loading import LoadedTask, TaskLoader
+from jpets.engine.residency.writing import SlotWriter
+from jpets.engine.tasks.table import TaskTable
+from jpets.errors import OutOfSpace
+from jpets.types import Task
+
+T = TypeVar("T")
+
+
+class TaskAdder:
+    """``wait`` waits for staged work; ``used`` hears of the classes of each task that comes."""
+
+    def __init__(
+        self,
+        loader: TaskLoader,
+        tasks: TaskTable,
+        replica: Replica,
+        writer: SlotWriter,
+        memory: DeviceMemory,
+        wait: Callable[[Future[None]], None],
+        used: Callable[[Sequence[ClassKey]], None],
+    ) -> None:
+        self._loader = loader
+        self._tasks = tasks
+        self._replica = replica
+        self._writer = writer
+        self._memory = memory
+        self._wait = wait
+        self._used = used
+
+    def add(self, task: Task, tenant: str, version: int | None, load: Callable[[], Task] | None) -> None:
+        """``Engine.add_task``."""
+        began = time.monotonic()
+        loaded = self._loader.load(task, self._tasks)
+        if load is None:
+            self.adopt(loaded, tenant, version)
+            return
+        try:
+            cost = time.monotonic() - began
+            self.adopt(loaded.outlined(), tenant, version, load=load, cost=cost)
+        except OutOfSpace:
+            if self._tasks.hopeless(loaded.contents):
+                raise
+            self._tasks.register(tenant, task.id, load, version, keys=tuple(loaded.contents))
+
+    def adopt(
+        self,
+        loaded: LoadedTask,
+        tenant: str,
+        version: int | None,
+        *,
+        load: Callable[[], Task] | None = None,
+        cost: float = 0.0,
+        pinned: bool = False,
+    ) -> None:
+        """``Engine.adopt``."""
+        keys = list(loaded.contents)
+        slots = self._with_numbers(keys, partial(self._tasks.reserve, keys, tenant))
+        try:
+            contents = {key: (slots[key], arrays) for key, arrays in loaded.contents.items()}
+            self._wait(self._replica.stage(partial(self._writer.write, contents)))
+        except BaseException:
+            self._tasks.release(slots)
+            raise
+        self._tasks.publish(loaded.resident(tenant, slots, version), load, cost, pinned=pinned)
+        self._used(keys)
+
+    def check(self, task: Task, *, stays: bool) -> None:
+        """``Engine.check_task``."""
+        keys = self._loader.keys(task, self._tasks)
+        if stays or self._tasks.hopeless(keys):
+            self._with_numbers(keys, partial(self._tasks.check, keys))
+
+    def export(self, id: str, tenant: str) -> LoadedTask | None:
+        """``Engine.export``."""
+        entry = self._tasks.entry(tenant, id)
+        resident = self._tasks.hold(entry, 1) if entry is not None else None
+        if resident is None:
+            return None
+        try:
+            contents: dict[ClassKey, SlotArrays] = {}
+            self._wait(self._replica.stage(lambda: contents.update(self._replica.read(resident.slots))))
+            return LoadedTask(resident.task, contents, resident.pooling, resident.longest, resident.lead)
+        finally:
+            self._tasks.done(resident)
+
+    def _with_numbers(self, keys: Sequence[ClassKey], place: Callable[[], T]) -> T:
+        """``place()``, which may raise ``OutOfSpace``: that is raised with what the device holds."""
+        try:
+            return place()
+        except OutOfSpace as error:
+            family = self._replica.family
+            wanted = sum(slot_bytes(key, family.config, family.dtype, self._replica.mesh) for key in keys)
+            raise OutOfSpace(
+                f"{error.message}. The task takes {wanted / 1e6:.1f} MB; in use, with free slots of other classes: "
+                f"{self._memory.use(self._replica.programs)}"
+            ) from None
