@@ -34,8 +34,11 @@ from jpets.engine.queue.pending import PendingQueue
 from jpets.engine.queue.response_cache import ResponseCache
 from jpets.engine.queue.submitting import Submissions
 from jpets.engine.residency.adding import TaskAdder
+from jpets.engine.residency.delivering import Delivery
+from jpets.engine.residency.fetching import Fetcher
+from jpets.engine.residency.host_cache import HostCache
 from jpets.engine.residency.loading import TaskLoader
-from jpets.engine.residency.residency import Residency
+from jpets.engine.residency.residency import ON_THE_WAY, Residency
 from jpets.engine.residency.writing import SlotWriter
 from jpets.engine.results.stats import Stats
 from jpets.engine.tasks.table import TaskTable
@@ -155,17 +158,12 @@ def make_parts(
     loop = HostLoop(replica, workload, own, pending, answers, stats, settings, want)
     loader = TaskLoader(backbone, family, workload.longest)
     writer = SlotWriter(replica, stats, lambda: merged.clear())
+    host_bytes = settings.host_memory_gb * GIGABYTE
+    delivery = Delivery(tasks, pending, answers, replica, writer, workload.row, host_bytes * ON_THE_WAY)
+    host = HostCache(host_bytes * (1 - ON_THE_WAY))
+    fetcher = Fetcher(loader, tasks, host, delivery.refuse, delivery.counts)
     residency = Residency(
-        tasks,
-        pending,
-        answers,
-        replica,
-        loader,
-        workload.row,
-        writer.write,
-        settings.host_memory_gb * GIGABYTE,
-        prefetch=settings.prefetch,
-        busy=lambda: loop.busy,
+        tasks, pending, answers, fetcher, delivery, prefetch=settings.prefetch, busy=lambda: loop.busy
     )
     adder = TaskAdder(loader, tasks, replica, writer, memory, liveness.wait, compilation.growth.used)
     submissions = Submissions(intake, pending, answers, residency.wake)

@@ -21,7 +21,7 @@ import numpy as np
 from jpets.config import EngineSettings
 from jpets.engine.device.memory import is_out_of_memory
 from jpets.engine.device.replica import Replica
-from jpets.engine.loop.delivery import Delivery, InFlight
+from jpets.engine.loop.completion import Completion, InFlight
 from jpets.engine.planning.planner import Plan, Planner
 from jpets.engine.queue.answers import LATE, Answers
 from jpets.engine.queue.pending import WINDOW, Pending, PendingQueue
@@ -76,7 +76,7 @@ class HostLoop:
         """Parts of batches that did not run whole."""
         self._ended = False
         self._progress = time.monotonic()
-        self._delivery = Delivery(workload, planner, pending, answers, stats)
+        self._completion = Completion(workload, planner, pending, answers, stats)
         self._owner = threading.Thread(target=self._own, name="jpets-device", daemon=True)
         self._completer = threading.Thread(target=self._complete, name="jpets-complete", daemon=True)
         replica.wake = self._wake
@@ -313,7 +313,7 @@ class HostLoop:
         while (batch := self._fetch.get()) is not None:
             pendings, alone, problem = batch.plan.pendings, batch.alone, None
             try:
-                self._delivery.deliver(batch, jax.tree.map(np.asarray, batch.outputs))
+                self._completion.complete(batch, jax.tree.map(np.asarray, batch.outputs))
             except Exception as error:  # the device failed; the queries are answered, the loop goes on
                 log.exception("a batch failed on the device")
                 problem = error.with_traceback(None)

@@ -124,9 +124,9 @@ def test_what_is_on_its_way_is_bounded_too(paged: Callable[..., Engine]) -> None
     engine = paged(host_memory_gb=0.0)
     with paused(engine):
         futures = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])
-        wait_until(lambda: bool(engine.residency._coming), 30)
+        wait_until(lambda: engine.residency.coming > 0, 30)
         time.sleep(0.1)
-        assert len(engine.residency._coming) == 1
+        assert engine.residency.coming == 1
         assert 0 < engine.residency.host_bytes < 100_000
     assert all(future.result(30).error is None for future in futures)
     assert engine.residency.host_bytes == 0
@@ -305,7 +305,7 @@ def engine_answer(engine: Engine, task: Task) -> np.ndarray:
 
 
 def assert_no_slot_lost(engine: Engine) -> None:
-    wait_until(lambda: not engine.residency._coming, 30)
+    wait_until(lambda: not engine.residency.coming, 30)
 
     def all_accounted_for() -> bool:
         held = Counter(key for resident in engine.tasks.all() for key in resident.slots)

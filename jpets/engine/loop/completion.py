@@ -32,7 +32,7 @@ class InFlight:
     """No other batch was on the device when it was dispatched."""
 
 
-class Delivery:
+class Completion:
     """Answers the queries of batches that were fetched. One thread at a time."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Delivery:
         self._fetched = 0.0
         """When the last batch was fetched: the device began the next one then, if it had it already."""
 
-    def deliver(self, batch: InFlight, outputs: Outputs) -> None:
+    def complete(self, batch: InFlight, outputs: Outputs) -> None:
         """``outputs`` are the batch's, in host memory. One query's trouble costs no other its answer."""
         done = time.monotonic()
         self._count(batch, done)

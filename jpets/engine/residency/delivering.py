@@ -1,0 +1,133 @@
+"""Writes tasks to their slots, between batches, and gives them the queries that waited for them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+from jpets.engine.batch.rows import Row
+from jpets.engine.device.replica import Replica
+from jpets.engine.queue.answers import Answers
+from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.engine.residency.fetching import Coming
+from jpets.engine.residency.writing import SlotWriter
+from jpets.engine.results.results import as_refusal
+from jpets.engine.tasks.entries import Entry, Resident
+from jpets.engine.tasks.table import TaskTable
+from jpets.errors import EngineFailure, JpetsError, Saturated
+from jpets.types import Query
+
+log = logging.getLogger(__name__)
+
+COMING = 32
+"""Tasks that may be on their way to the device at once."""
+
+Failures = Mapping[Entry, Exception]
+"""Why tasks could not be written."""
+
+
+class Delivery:
+    """``row`` makes a query's row for a task that came. At most ``most_bytes`` are on their way to the device; one task
+    may always be.
+
+    One thread delivers, that of ``Residency``; the owner thread writes, and puts what it wrote into ``arrived``.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskTable,
+        pending: PendingQueue,
+        answers: Answers,
+        replica: Replica,
+        writer: SlotWriter,
+        row: Callable[[Query, Resident], Row],
+        most_bytes: float,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        """Tasks brought from ``host`` or by ``load``, that ``failed``, and the ``bytes`` that were written."""
+        self.coming: dict[Entry, int] = {}
+        """What is on its way to the device, and its bytes."""
+        self.arrived: deque[tuple[Sequence[Coming], Failures]] = deque()
+        self.look_again = False
+        """Queries left the order of those that wait for tasks; others may have stood behind them."""
+        self._tasks = tasks
+        self._pending = pending
+        self._answers = answers
+        self._replica = replica
+        self._writer = writer
+        self._row = row
+        self._most_bytes = most_bytes
+
+    def has_room(self, batch: Sequence[Coming] = ()) -> bool:
+        """Whether one more may be on its way, beside those that are and ``batch``."""
+        size = sum(self.coming.values()) + sum(coming.loaded.nbytes for coming in batch)
+        return len(self.coming) + len(batch) < COMING and size <= self._most_bytes
+
+    def stage(self, batch: Sequence[Coming]) -> None:
+        """Has the owner thread write these between two batches; then they stand in ``arrived``."""
+        failures: dict[Entry, Exception] = {}
+
+        def write() -> None:
+            for coming in batch:
+                slots, contents = coming.resident.slots, coming.loaded.contents
+                try:
+                    self._writer.write({key: (slots[key], arrays) for key, arrays in contents.items()})
+                except Exception as error:  # it costs no other task of the batch
+                    log.exception("a task could not be written", extra={"task": coming.entry.task})
+                    failures[coming.entry] = error
+
+        try:
+            done = self._replica.stage(write)
+        except Saturated:  # the engine closes; queries that wait hear it from there
+            return
+        self.counts["bytes"] += sum(coming.loaded.nbytes for coming in batch)
+        self.coming.update((coming.entry, coming.loaded.nbytes) for coming in batch)
+
+        def finished(done: Future[None]) -> None:
+            with self._pending.changed:
+                self.arrived.append((batch, failures))
+                self._pending.changed.notify_all()
+
+        done.add_done_callback(finished)
+
+    def admit(self, came: Coming, failure: Exception | None) -> None:
+        """A task that was written is shown to queries; where the write failed, its queries hear why."""
+        entry, resident = came.entry, came.resident
+        self.coming.pop(entry, None)
+        if failure is not None:
+            self._tasks.release(resident.slots)
+            self.refuse(entry, failure, came.turn)
+        elif self._tasks.bring(resident, came.turn) and (held := self._tasks.hold(entry, 1)) is not None:
+            self.serve(entry, held)
+
+    def serve(self, entry: Entry, resident: Resident) -> None:
+        """The cold queries of a task that is there become ready. ``resident`` is held for one query meanwhile."""
+        try:
+            rows: list[tuple[Pending, Row]] = []
+            for pending in self._pending.waiting_for(entry):
+                assert pending.query is not None
+                try:
+                    rows.append((pending, self._row(pending.query, resident)))
+                except Exception as error:  # noqa: BLE001 (one malformed query must not keep the others waiting)
+                    self._answers.fail(self._pending.remove([pending]), as_refusal(error))
+            held = self._tasks.hold(entry, len(rows)) if rows else None
+            if held is resident:
+                moved = self._pending.warm(rows, resident)
+                if len(moved) < len(rows):
+                    self._tasks.done(resident, len(rows) - len(moved))
+            elif held is not None:  # another version came
+                self._tasks.done(held, len(rows))
+        finally:
+            self.look_again = True
+            self._tasks.done(resident)
+
+    def refuse(self, entry: Entry, error: BaseException, turn: int | None = None) -> None:
+        """Tells a task's queries why it does not come; not those of a version that came after ``turn``."""
+        self.look_again = True
+        if turn is not None and entry.turn != turn:
+            return
+        told = error if isinstance(error, JpetsError) else EngineFailure(f"task {entry.task!r} could not be loaded")
+        self.counts["failed"] += 1
+        self._answers.fail(self._pending.remove(self._pending.waiting_for(entry)), told)
