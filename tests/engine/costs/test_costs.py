@@ -16,7 +16,7 @@ from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_profile import DeltaCosts, _Bench
 from jpets.engine.costs.cost_table import SURPRISE, CostTable
 from jpets.engine.engine import Engine
-from jpets.engine.planning.planner import USUAL, Planner
+from jpets.engine.planning.planner import USUAL_TOKENS, Planner
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.engine.workloads.encoder_network import EncoderNetwork
@@ -74,7 +74,7 @@ def test_a_query_weighs_what_its_delta_adds_to_its_part_of_a_full_batch(engine: 
     mask, bitfit = (entry.resident for name in ("mask", "bitfit") if (entry := engine.tasks.entry("default", name)))
     assert mask is not None and bitfit is not None
     masks = sum("mask" in str(key) for key in mask.slots)
-    assert planner.query_weight(mask.slots) == pytest.approx(1 + masks * 0.003 * fastest / len(USUAL))
+    assert planner.query_weight(mask.slots) == pytest.approx(1 + masks * 0.003 * fastest / USUAL_TOKENS)
     assert planner.query_weight(bitfit.slots) == 1.0
 
 

@@ -79,7 +79,7 @@ def test_a_limit_takes_free_slots_first() -> None:
     keys = [
         key
         for key, _ in class_slots(
-            method_tasks(shallow()), [], {}, shallow().config, dict(shallow().params), ENGINE_SETTINGS
+            method_tasks(shallow()), [], {}, EncoderNetwork(shallow().config), dict(shallow().params), ENGINE_SETTINGS
         )
     ]
     one = {key: slot_bytes(key, shallow().config, "float32") for key in keys}

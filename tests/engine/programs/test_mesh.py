@@ -15,6 +15,7 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.programs.mesh import MeshSlice, first_device
+from jpets.engine.workloads.encoder_network import SPLIT_AXES
 from jpets.errors import InvalidInput
 from jpets.types import Query, Result, Task
 
@@ -122,8 +123,8 @@ def test_what_cannot_be_split_is_on_every_device() -> None:
             "ffn_norm": jax.ShapeDtypeStruct((64,), np.float32),
         }
     }
-    assert not pair.params(shapes)["layers"]["qkv"].is_fully_replicated
-    assert pair.params(shapes)["layers"]["ffn_norm"].is_fully_replicated
+    assert not pair.params(shapes, SPLIT_AXES)["layers"]["qkv"].is_fully_replicated
+    assert pair.params(shapes, SPLIT_AXES)["layers"]["ffn_norm"].is_fully_replicated
     with pytest.raises(InvalidInput, match="12 attention heads"):
         MeshSlice(jax.local_devices()[:4] + jax.local_devices()[:1], 12)
     assert first_device().devices == (jax.local_devices()[0],)
