@@ -27,7 +27,8 @@ from jpets.engine.planning.planner import Plan, Planner
 from jpets.engine.programs.cache_folder import open_cache
 from jpets.engine.programs.delta_order import delta_streams
 from jpets.engine.programs.mesh import MeshSlice
-from jpets.engine.programs.program import Family, ProgramKey, ProgramStore
+from jpets.engine.programs.program import Family, ProgramKey
+from jpets.engine.programs.store import ProgramStore
 from jpets.engine.queue.answers import Answers
 from jpets.engine.queue.intake import Intake
 from jpets.engine.queue.pending import PendingQueue

@@ -27,15 +27,8 @@ import jax
 from jpets.engine.compilation.program_memory import IDLE_SECONDS, ProgramMemory
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import MeshSlice
-from jpets.engine.programs.program import (
-    Program,
-    ProgramKey,
-    ProgramStore,
-    compile_program,
-    compiler_settings,
-    key_from_json,
-    key_to_json,
-)
+from jpets.engine.programs.program import Program, ProgramKey, compile_program, key_from_json, key_to_json
+from jpets.engine.programs.store import ProgramStore, compiler_settings
 from jpets.engine.workloads.registry import family_from_json
 from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, Saturated
 

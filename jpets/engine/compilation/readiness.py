@@ -11,7 +11,8 @@ import jax
 
 from jpets.engine.costs.cost_table import CostTable, full_batch, measure
 from jpets.engine.device.replica import Replica
-from jpets.engine.programs.program import Program, ProgramKey, ProgramStore, compile_program
+from jpets.engine.programs.program import Program, ProgramKey, compile_program
+from jpets.engine.programs.store import ProgramStore
 
 log = logging.getLogger(__name__)
 

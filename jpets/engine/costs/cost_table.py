@@ -16,7 +16,8 @@ from jpets.engine.batch.bucket import Bucket
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.network import Network
-from jpets.engine.programs.program import STALE_WRITE_SECONDS, Family, Program, ProgramKey
+from jpets.engine.programs.program import Family, Program, ProgramKey
+from jpets.engine.programs.store import STALE_WRITE_SECONDS
 from jpets.errors import OutOfSpace
 from jpets.files import TEMPORARY, sweep, write_atomic
 

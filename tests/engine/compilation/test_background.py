@@ -21,7 +21,8 @@ from jpets.engine.compilation.background import COMPILE_SECONDS, RETRY_SECONDS, 
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import Family, ProgramKey, ProgramStore
+from jpets.engine.programs.program import Family, ProgramKey
+from jpets.engine.programs.store import ProgramStore
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.errors import EngineFailure, Saturated
 from jpets.files import TEMPORARY, written_by

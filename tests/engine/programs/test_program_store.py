@@ -14,15 +14,8 @@ from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu
 from jpets.engine.costs.cost_table import CostTable, full_rows
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import (
-    Family,
-    Program,
-    ProgramKey,
-    ProgramStore,
-    compile_program,
-    key_from_json,
-    key_to_json,
-)
+from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program, key_from_json, key_to_json
+from jpets.engine.programs.store import ProgramStore
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.engine.workloads.registry import family_from_json
 from jpets.types import Query

@@ -1,0 +1,151 @@
+"""Where programs are kept in compiled form."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import platform
+import time
+from typing import Any
+
+import jax
+import jaxlib.version
+from jax.experimental import serialize_executable
+
+from jpets.deltas import class_method
+from jpets.engine.programs.mappings import mappings_left, spare_mappings
+from jpets.engine.programs.mesh import MeshSlice
+from jpets.engine.programs.program import Family, Program, ProgramKey, abstract_arguments, key_to_json
+from jpets.engine.programs.sources import PROGRAM, digest_of_code, foreign_modules, modules_of
+from jpets.errors import OutOfSpace
+from jpets.files import TEMPORARY, sweep, write_atomic, written_by
+
+log = logging.getLogger(__name__)
+
+UNUSED_SECONDS = 30 * 24 * 3600.0
+STALE_WRITE_SECONDS = 60.0
+"""A program is written within a second: what is older was left by a process that was killed."""
+COMPILER_VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
+COMPILER_SETTINGS = (
+    "jax_allow_f16_reductions",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_disable_most_optimizations",
+    "jax_enable_x64",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_numpy_dtype_promotion",
+    "jax_optimization_level",
+    "jax_pallas_use_mosaic_gpu",
+    "jax_threefry_partitionable",
+    "jax_use_shardy_partitioner",
+)
+
+
+def compiler_settings() -> dict[str, Any]:
+    """JAX's settings that change what is compiled."""
+    return {name: jax.config.values[name] for name in COMPILER_SETTINGS if name in jax.config.values}
+
+
+class ProgramStore:
+    """A folder of serialised programs. Loading one takes a seventh of lowering and reading the compilation cache.
+
+    Names digest all that a program depends on: its shapes, this code and that of its classes' methods, JAX's version
+    and settings, the kind of device, and which devices of that kind: XLA compiles for them and loads a program on no
+    others. What cannot be read is compiled again.
+    """
+
+    def __init__(self, folder: pathlib.Path, mesh: MeshSlice) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._mesh = mesh
+        device = mesh.devices[0]
+        self._sweep()
+        self._base = [
+            jax.__version__,
+            jaxlib.version.__version__,
+            device.platform,
+            device.device_kind,
+            device.client.platform_version,
+            str(len(mesh.devices)),
+            _cpu(),
+            *(f"{name}={os.environ.get(name, '')}" for name in COMPILER_VARIABLES),
+            json.dumps(compiler_settings(), default=str),
+            digest_of_code(PROGRAM),
+        ]
+
+    def family_name(self, family: Family) -> str:
+        """A file name that changes with everything that figures or programs of ``family`` depend on."""
+        methods = {key.method: foreign_modules(type(class_method(key.method))) for key, _ in family.slots}
+        code = [digest_of_code(*modules) for _, modules in sorted(methods.items()) if modules]
+        code.append(digest_of_code(*modules_of(type(family.network))))
+        return hashlib.sha256("\0".join([*self._base, *code, family.to_json()]).encode()).hexdigest()[:40]
+
+    def _path(self, family: Family, key: ProgramKey) -> pathlib.Path:
+        devices = [device.id for device in self._mesh.devices]
+        name = hashlib.sha256(f"{devices} {key_to_json(key)}".encode()).hexdigest()[:24]
+        classes = key.variant.classes()  # others may come and go
+        own = dataclasses.replace(family, slots=tuple((of, slots) for of, slots in family.slots if of in classes))
+        return self._folder / f"{self.family_name(own)}-{name}.program"
+
+    def save(self, family: Family, program: Program) -> None:
+        """A full or read-only disk only costs the next start its time."""
+        payload, _, _ = serialize_executable.serialize(program.compiled)
+        program.stored_bytes = len(payload)
+        try:
+            write_atomic(self._path(family, program.key), payload)
+        except (OSError, OutOfSpace) as error:
+            log.warning("a program could not be kept: %s", error)
+
+    def forget(self, family: Family, key: ProgramKey) -> None:
+        with contextlib.suppress(OSError):
+            self._path(family, key).unlink()
+
+    def sweep_of(self, process: int) -> None:
+        """Removes what a process that has ended was writing."""
+        sweep(self._folder, written_by(process), 0.0)
+
+    def _sweep(self) -> None:
+        """Removes what nobody has loaded for a long time, above all programs of older versions, and halves of files."""
+        sweep(self._folder, TEMPORARY, STALE_WRITE_SECONDS)
+        for path in self._folder.glob("*.program"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > UNUSED_SECONDS:
+                    path.unlink()
+
+    def load(self, family: Family, key: ProgramKey) -> Program | None:
+        """The kept program; None where there is none. Raises ``OutOfSpace`` as ``compile_program`` does."""
+        path = self._path(family, key)
+        try:
+            payload = path.read_bytes()
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):  # a folder that may only be read
+            os.utime(path)
+        left = spare_mappings()
+        arguments = abstract_arguments(family, key, self._mesh)
+        in_tree = jax.tree.structure((arguments, {}))
+        out_tree = jax.tree.structure((family.network.initial_state(), family.network.outputs(key.variant)))
+        try:
+            compiled = serialize_executable.deserialize_and_load(
+                payload, in_tree, out_tree, execution_devices=self._mesh.devices
+            )
+        except Exception:  # a damaged file raises whatever the unpickler or XLA stumbled over
+            log.exception("a stored program could not be loaded and is compiled again")
+            self.forget(family, key)
+            return None
+        return Program(key, compiled, stored_bytes=len(payload), mappings=left - mappings_left())
+
+
+def _cpu() -> str:
+    """What the host's processor can do; a program for a CPU runs only on its like."""
+    info = pathlib.Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    return next((line for line in info.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
