@@ -1,0 +1,63 @@
+"""More tasks than slots, and what is asked of an engine that has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from support import ENGINE_SETTINGS, dense_answer, light_or_mask_task, shallow, wait_until
+
+from jpets.engine.engine import Engine
+from jpets.types import Query, Result, Task
+
+TEXT = "a library of functions for sparse matrices"
+SLOTS = 7
+"""Of each class, beside the one that stands for no task: ``ENGINE_SETTINGS`` rounded up to a power of two."""
+SETTINGS = dataclasses.replace(ENGINE_SETTINGS, slots=SLOTS, host_memory_gb=1.0)
+TASKS = [light_or_mask_task(number) for number in range(30)]
+
+
+def loader(engine: Engine, task: Task) -> Callable[[], Task]:
+    def load() -> Task:
+        engine.loads[task.id] += 1  # type: ignore[attr-defined]
+        return task
+
+    return load
+
+
+def check_answers(engine: Engine, numbers: list[int], **more: Any) -> None:
+    results = engine.infer([Query(f"task-{n}", f"{TEXT} {n}") for n in numbers], **more)
+    for number, result in zip(numbers, results, strict=True):
+        assert result.error is None, result.error
+        task = TASKS[number]
+        ids = engine.text.encode(Query(task.id, f"{TEXT} {number}"), task.preprocessing).ids
+        np.testing.assert_allclose(result.logits, dense_answer(shallow(), task, ids)["logits"][0], atol=1e-4)  # type: ignore[attr-defined]
+
+
+def engine_answer(engine: Engine, task: Task) -> np.ndarray:
+    ids = engine.text.encode(Query(task.id, TEXT), task.preprocessing).ids
+    return np.asarray(dense_answer(shallow(), task, ids)["logits"][0])
+
+
+def assert_no_slot_lost(engine: Engine) -> None:
+    wait_until(lambda: not engine.residency.coming, 30)
+
+    def all_accounted_for() -> bool:
+        held = Counter(key for resident in engine.tasks.all() for key in resident.slots)
+        return engine.tasks.occupancy() == {key: (held[key], SLOTS) for key in engine.tasks.classes}
+
+    wait_until(all_accounted_for, 30)
+
+
+def every_slot_in_use(engine: Engine) -> tuple[threading.Event, list[Future[Result]]]:
+    """Queries of as many tasks as there are slots, whose batches run once the event is set."""
+    hold = threading.Event()
+    engine.hooks.append(lambda pendings: hold.wait(30) and None)
+    busy = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])
+    wait_until(lambda: len(engine.tasks.all()) == SLOTS, 30)
+    return hold, busy
