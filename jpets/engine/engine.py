@@ -233,7 +233,7 @@ class Engine(Serves):
         classes: Sequence[ClassKey] = (),
     ) -> None:
         try:
-            keys = tuple(self.tasks.fit(classes)) or None
+            keys = tuple(self.tasks.fitting.fit(classes)) or None
         except (UnknownClass, Saturated):
             keys = None
         self.growth.used(keys or ())

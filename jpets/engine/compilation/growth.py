@@ -65,7 +65,7 @@ class Growth:
             done: Future[None] = Future()
             done.set_result(None)
             return done
-        self._tasks.expect(missing)
+        self._tasks.fitting.expect(missing)
         try:
             return self._workers.submit(self._add, missing)
         except RuntimeError:
@@ -101,7 +101,7 @@ class Growth:
             if keys:
                 self._open(keys)
         finally:
-            self._tasks.expect_no_more(wanted)
+            self._tasks.fitting.expect_no_more(wanted)
 
     def _open(self, keys: Sequence[ClassKey]) -> None:
         absent = [key for key in keys if key not in self._replica.banks]  # a former try may have got so far

@@ -53,7 +53,7 @@ class TaskAdder:
             cost = time.monotonic() - began
             self.adopt(loaded.outlined(), tenant, version, load=load, cost=cost)
         except OutOfSpace:
-            if self._tasks.hopeless(loaded.contents):
+            if self._tasks.slots.hopeless(loaded.contents):
                 raise
             self._tasks.register(tenant, task.id, load, version, keys=tuple(loaded.contents))
 
@@ -69,12 +69,12 @@ class TaskAdder:
     ) -> None:
         """``Engine.adopt``."""
         keys = list(loaded.contents)
-        slots = self._with_numbers(keys, partial(self._tasks.reserve, keys, tenant))
+        slots = self._with_numbers(keys, partial(self._tasks.slots.reserve, keys, tenant))
         try:
             contents = {key: (slots[key], arrays) for key, arrays in loaded.contents.items()}
             self._wait(self._replica.stage(partial(self._writer.write, contents)))
         except BaseException:
-            self._tasks.release(slots)
+            self._tasks.slots.release(slots)
             raise
         self._tasks.publish(loaded.resident(tenant, slots, version), load, cost, pinned=pinned)
         self._used(keys)
@@ -82,8 +82,8 @@ class TaskAdder:
     def check(self, task: Task, *, stays: bool) -> None:
         """``Engine.check_task``."""
         keys = self._loader.keys(task, self._tasks)
-        if stays or self._tasks.hopeless(keys):
-            self._with_numbers(keys, partial(self._tasks.check, keys))
+        if stays or self._tasks.slots.hopeless(keys):
+            self._with_numbers(keys, partial(self._tasks.slots.check, keys))
 
     def export(self, id: str, tenant: str) -> LoadedTask | None:
         """``Engine.export``."""

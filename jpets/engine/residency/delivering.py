@@ -97,7 +97,7 @@ class Delivery:
         entry, resident = came.entry, came.resident
         self.coming.pop(entry, None)
         if failure is not None:
-            self._tasks.release(resident.slots)
+            self._tasks.slots.release(resident.slots)
             self.refuse(entry, failure, came.turn)
         elif self._tasks.bring(resident, came.turn) and (held := self._tasks.hold(entry, 1)) is not None:
             self.serve(entry, held)

@@ -58,14 +58,14 @@ class Fetcher:
         """
         turn, slots = entry.turn, dict[ClassKey, int]()
         if entry.keys:  # before it is read, which may be for nothing
-            slots = self._tasks.reserve(entry.keys, entry.tenant, evict=evict)
+            slots = self._tasks.slots.reserve(entry.keys, entry.tenant, evict=evict)
         loaded = self._fetch(entry, turn)
         if loaded is None or loaded.contents.keys() != slots.keys():
-            self._tasks.release(slots)
+            self._tasks.slots.release(slots)
             if loaded is None:
                 return None
             entry.keys = tuple(loaded.contents)
-            slots = self._tasks.reserve(entry.keys, entry.tenant, evict=evict)
+            slots = self._tasks.slots.reserve(entry.keys, entry.tenant, evict=evict)
         return Coming(entry, loaded.resident(entry.tenant, slots, entry.version, entry), turn, loaded)
 
     def _fetch(self, entry: Entry, turn: int) -> LoadedTask | None:

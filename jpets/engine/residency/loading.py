@@ -57,12 +57,12 @@ class TaskLoader:
 
     def keys(self, task: Task, table: TaskTable) -> list[ClassKey]:
         """The classes that take it. Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it)."""
-        return table.fit([part.key for part in self._lower(task)[1]])
+        return table.fitting.fit([part.key for part in self._lower(task)[1]])
 
     def load(self, task: Task, table: TaskTable) -> LoadedTask:
         """Raises what ``keys`` does."""
         folded, parts = self._lower(task)
-        keys, lead = table.fit([part.key for part in parts]), task_lead(task)
+        keys, lead = table.fitting.fit([part.key for part in parts]), task_lead(task)
         contents = {
             key: slot_arrays(part, key, self._family.config, self._family.dtype, self._base_bias)
             for part, key in zip(parts, keys, strict=True)

@@ -70,7 +70,7 @@ class Residency:
         self._starved = False
         """Some task found no slot at the last look."""
         self._looked = 0.0
-        tasks.on_idle = self._idle
+        tasks.slots.on_idle = self._idle
 
     def start(self) -> None:
         self._thread.start()
@@ -209,7 +209,7 @@ class Residency:
                         placed = self._fetcher.place(entry)
                     except OutOfSpace as error:
                         keys = entry.keys or ()
-                        if self._tasks.hopeless(keys):
+                        if self._tasks.slots.hopeless(keys):
                             delivery.refuse(entry, error)
                             continue
                         full.update(keys)
@@ -221,7 +221,7 @@ class Residency:
                         continue
                 if entry.keys and self._looked - since > STARVING:
                     starving.update(entry.keys)
-                    self._tasks.drain(entry.keys, entry.tenant, starving)
+                    self._tasks.slots.drain(entry.keys, entry.tenant, starving)
         finally:
             if batch:
                 delivery.stage(batch)

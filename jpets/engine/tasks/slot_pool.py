@@ -1,10 +1,14 @@
-"""The slots of one bank: which are free, and whose could become so."""
+"""The slots of banks: which are free, and whose could become so."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
+
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.tasks.entries import Resident
 
 
 @dataclass
@@ -23,3 +27,49 @@ class SlotPool:
     @classmethod
     def of(cls, slots: int) -> SlotPool:
         return cls(list(range(slots - 1, 0, -1)), total=slots - 1)
+
+
+class SlotPools(Mapping[ClassKey, SlotPool]):
+    """Those of all banks. A task has a slot in each of its classes' banks, so it is counted in several of them."""
+
+    def __init__(self, slots: Mapping[ClassKey, int]) -> None:
+        self._pools = {key: SlotPool.of(count) for key, count in slots.items()}
+
+    def __getitem__(self, key: ClassKey) -> SlotPool:
+        return self._pools[key]
+
+    def __iter__(self) -> Iterator[ClassKey]:
+        return iter(self._pools)
+
+    def __len__(self) -> int:
+        return len(self._pools)
+
+    def open(self, slots: Mapping[ClassKey, int]) -> None:
+        """From now on there are these banks too."""
+        self._pools = {**self._pools, **{key: SlotPool.of(count) for key, count in slots.items()}}
+
+    def take(self, keys: Iterable[ClassKey]) -> dict[ClassKey, int]:
+        """A slot of each bank, which has a free one."""
+        return {key: self._pools[key].free.pop() for key in keys}
+
+    def give_back(self, slots: Mapping[ClassKey, int]) -> None:
+        for key, slot in slots.items():
+            self._pools[key].free.append(slot)
+
+    def rest(self, resident: Resident) -> None:
+        """It could leave, after all of lower rank."""
+        for key in resident.slots:
+            self._pools[key].idle.add((resident.rank, resident))
+
+    def rouse(self, resident: Resident) -> None:
+        """It could not leave now."""
+        for key in resident.slots:
+            self._pools[key].idle.discard((resident.rank, resident))
+
+    def count_fixed(self, resident: Resident, by: int) -> None:
+        for key in resident.slots:
+            self._pools[key].fixed += by
+
+    def count_leaving(self, resident: Resident, by: int) -> None:
+        for key in resident.slots:
+            self._pools[key].leaving += by

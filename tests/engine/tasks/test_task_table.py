@@ -28,7 +28,7 @@ def task(name: str) -> Task:
 def bring(table: TaskTable, entry: Entry, keys: tuple[ClassKey, ...], turn: int | None = None) -> Resident | None:
     """What residency does once a task is loaded; None where there was no slot or it was replaced meanwhile."""
     try:
-        slots = table.reserve(keys, entry.tenant)
+        slots = table.slots.reserve(keys, entry.tenant)
     except OutOfSpace:
         return None
     resident = Resident(entry.tenant, task(entry.task), slots, "cls", 8, entry=entry)
@@ -40,12 +40,12 @@ def check(table: TaskTable, held: Counter[Resident]) -> None:
     for key, slots in SLOTS.items():
         given = [resident.slots[key] for resident in every if key in resident.slots]
         assert len(given) == len(set(given)), "two tasks share a slot"
-        assert sorted([*given, *table._pools[key].free]) == list(range(1, slots))
+        assert sorted([*given, *table.slots.pools[key].free]) == list(range(1, slots))
         present = table.all()
-        assert table._pools[key].fixed == sum(key in r.slots and not r.pageable for r in present)
-        assert table._pools[key].leaving == sum(key in r.slots for r in every.difference(present))
+        assert table.slots.pools[key].fixed == sum(key in r.slots and not r.pageable for r in present)
+        assert table.slots.pools[key].leaving == sum(key in r.slots for r in every.difference(present))
         assert table.occupancy()[key] == (len(given), slots - 1)
-        idle = {resident for _, resident in table._pools[key].idle}
+        idle = {resident for _, resident in table.slots.pools[key].idle}
         assert idle == {r for r in table.all() if key in r.slots and not held[r] and r.pageable}
 
 
@@ -84,7 +84,7 @@ def test_slots_are_kept_whatever_comes_and_goes(data: st.DataObject) -> None:
                 continue
         elif step == "publish":
             try:
-                slots = table.reserve(wanted[name], tenant)
+                slots = table.slots.reserve(wanted[name], tenant)
             except OutOfSpace:
                 continue
             table.publish(Resident(tenant, task(name), slots, "cls", 8))
@@ -128,9 +128,9 @@ def test_everything_in_use() -> None:
     resident = bring(table, entry, (A,))
     assert resident is not None and table.hold(entry, 2) is resident
     with pytest.raises(OutOfSpace, match="no free slot"):
-        table.reserve((A,), "t")
+        table.slots.reserve((A,), "t")
     idle = []
-    table.on_idle = lambda: idle.append(True)
+    table.slots.on_idle = lambda: idle.append(True)
     table.done(resident)
     assert not idle
     table.done(resident)
