@@ -23,7 +23,8 @@ from jpets.engine.device.replica import Replica
 from jpets.engine.liveness import Liveness
 from jpets.engine.loop.host_loop import HostLoop
 from jpets.engine.planning.merged import MergedCopies, copies_budget
-from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.planning.plan import Plan
+from jpets.engine.planning.planner import Planner
 from jpets.engine.programs.cache_folder import open_cache
 from jpets.engine.programs.delta_order import delta_streams
 from jpets.engine.programs.mesh import MeshSlice

@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 
 from jpets.engine.batch.assembly import Assembled
-from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.planning.plan import Plan
+from jpets.engine.planning.planner import Planner
 from jpets.engine.programs.network import Outputs
 from jpets.engine.queue.answers import Answers
 from jpets.engine.queue.pending import Pending, PendingQueue

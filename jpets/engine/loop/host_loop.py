@@ -22,7 +22,8 @@ from jpets.config import EngineSettings
 from jpets.engine.device.memory import is_out_of_memory
 from jpets.engine.device.replica import Replica
 from jpets.engine.loop.completion import Completion, InFlight
-from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.planning.plan import Plan
+from jpets.engine.planning.planner import Planner
 from jpets.engine.queue.answers import LATE, Answers
 from jpets.engine.queue.pending import WINDOW, Pending, PendingQueue
 from jpets.engine.results.stats import Stats

@@ -13,7 +13,8 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
 
 from jpets.engine.batch.bucket import HEAVY_RUNS
 from jpets.engine.engine import Engine
-from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.planning.plan import Plan
+from jpets.engine.planning.planner import Planner
 from jpets.engine.programs.program import ProgramKey
 from jpets.engine.queue.pending import Pending
 from jpets.types import Query
@@ -63,7 +64,7 @@ def test_a_program_of_long_runs_is_for_no_other_mixture(engine: Engine) -> None:
     known = {name: getattr(engine.replica, name) for name in ("family", "classes", "generations")}
     replica: Any = types.SimpleNamespace(programs=programs, has_program=lambda key: True, **known)
     planner = Planner(replica, engine.costs, None, ENGINE_SETTINGS, engine.menu)
-    assert all(shape.seconds > 1e-9 for shape in planner.shapes(heavy=True))
+    assert all(shape.seconds > 1e-9 for shape in planner.ready.shapes(heavy=True))
     for tasks, run in ((["mask", None, "bitfit", "adapter"], SHORT), (["mask"] * 4, LONG)):
         plan = planner.place(prepared(engine, queries(tasks, 60 if run == LONG else 12)))
         assert plan.program.key.variant.run == run

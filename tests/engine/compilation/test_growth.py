@@ -105,7 +105,7 @@ def test_used_classes_share_batches_with_all_others(program_cache: Path) -> None
         core = own.replica.generations[-1].core
         wait_until(lambda: all(map(own.replica.has_program, core)))
         assert all(numbers(result).size for result in own.infer(queries(OLD, NEW)))
-        assert own._planner._together([]) == ([], False)
+        assert own._planner.ready.together([]) == ([], False)
 
 
 def test_a_close_ends_what_is_being_made(program_cache: Path) -> None:

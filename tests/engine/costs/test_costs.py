@@ -70,7 +70,7 @@ def test_a_query_weighs_what_its_delta_adds_to_its_part_of_a_full_batch(engine: 
     deltas = mock.create_autospec(DeltaCosts, instance=True)
     deltas.seconds.side_effect = lambda rows: 0.003 * sum("mask" in str(key) for row in rows for key in row.slots)
     planner = Planner(engine.replica, engine.costs, deltas, ENGINE_SETTINGS, engine.menu)
-    fastest = max(shape.tokens / shape.seconds for shape in planner.shapes(heavy=False))
+    fastest = max(shape.tokens / shape.seconds for shape in planner.ready.shapes(heavy=False))
     mask, bitfit = (entry.resident for name in ("mask", "bitfit") if (entry := engine.tasks.entry("default", name)))
     assert mask is not None and bitfit is not None
     masks = sum("mask" in str(key) for key in mask.slots)

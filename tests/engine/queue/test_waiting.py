@@ -12,8 +12,9 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, paused, shallow
 
 from jpets.engine.batch.rows import Row
 from jpets.engine.engine import Engine
-from jpets.engine.planning import planner
-from jpets.engine.planning.planner import Plan, Planner
+from jpets.engine.planning import flood as flooding
+from jpets.engine.planning.plan import Plan
+from jpets.engine.planning.planner import Planner
 from jpets.engine.queue.pending import WINDOW, Pending
 from jpets.errors import DeadlineExceeded, EngineFailure, Saturated
 from jpets.scheduling.policies import ready
@@ -106,7 +107,7 @@ def test_the_policys_batch_makes_room_for_another_tenant(engine: Engine, monkeyp
 
     waiting = [pending("roomy", 12), pending("narrow", 5), *(pending("roomy", 12) for _ in range(20))]
     # Whether this counts as a flood depends on the seconds that the engine's programs took so far.
-    monkeypatch.setattr(Planner, "_contended_plan", lambda *_, **__: None)
+    monkeypatch.setattr(flooding.FloodGuard, "batch", lambda *_, **__: None)
     monkeypatch.setattr(
         ready, "cheapest_split", lambda lengths, shapes, most: [[0, *range(2, 15)], [1, *range(15, 22)]]
     )
@@ -134,8 +135,8 @@ def test_a_plan_that_cannot_be_made_costs_its_queries_only(engine: Engine, monke
         raise RuntimeError("no plan")
 
     with monkeypatch.context() as patched:
-        patched.setattr(planner, "own_batch", broken)
-        patched.setattr(planner, "short_batch", broken)
+        patched.setattr(flooding, "own_batch", broken)
+        patched.setattr(flooding, "short_batch", broken)
         flood = engine.submit([Query(None, TEXT)] * 600, tenant="flood")
         light = engine.infer([Query(None, TEXT)], tenant="light")
         wait(flood, 60)

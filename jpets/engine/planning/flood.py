@@ -1,0 +1,59 @@
+"""What runs next while some tenant floods the device and others keep to their part of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence, Set
+
+from jpets.engine.planning.ready_programs import ReadyPrograms
+from jpets.engine.queue.pending import Pending
+from jpets.scheduling.policies.contention import Contention, own_batch, short_batch
+
+
+class FloodGuard:
+    """``stretch`` is the setting ``flood_stretch``; batches have at most ``most_rows``."""
+
+    def __init__(self, ready: ReadyPrograms, stretch: float, most_rows: int) -> None:
+        self._ready = ready
+        self._most_rows = most_rows
+        self._contention = Contention(stretch)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether batches are kept short at the moment, for those who use less than their part of the device."""
+        return self._contention.lasts(time.monotonic())
+
+    @property
+    def keeping(self) -> Set[Hashable]:
+        """The parties that keep to their part meanwhile."""
+        return self._contention.keeping
+
+    def batch(
+        self, waiting: Sequence[Pending], lengths: Sequence[int], heavy: Sequence[bool], *, rare: bool
+    ) -> list[Pending] | None:
+        """The next batch while a flood lasts; None while there is none."""
+        now, most = time.monotonic(), self._most_rows
+        self._contention.rate = self._ready.rate
+        parties = [pending.party for pending in waiting if pending.priority == waiting[0].priority]
+        modest = self._contention.modest(parties, most, now)
+        if not self._contention.lasts(now):
+            return None
+        first = modest or [0]
+        loops = any(heavy[q] for q in first)
+        others = [q for q in range(len(waiting)) if q not in first and (loops or not heavy[q])]
+        shapes = self._ready.shapes(heavy=loops, rare=rare)
+        if modest:
+            chosen = own_batch(modest, others, lengths, shapes, most)
+        else:
+            chosen = short_batch([0, *others], lengths, shapes, most, self._contention.longest)
+        return [waiting[q] for q in chosen]
+
+    def serving(self, pendings: Sequence[Pending], seconds: Callable[[], float]) -> None:
+        """Hears what is going to be computed; ``seconds`` predicts how long that takes."""
+        tokens: Counter[Hashable] = Counter()
+        for pending in pendings:
+            tokens[pending.party] += pending.tokens
+        if not self.keeping.isdisjoint(tokens):
+            self._contention.ran(seconds())
+        self._contention.spend(tokens, time.monotonic())

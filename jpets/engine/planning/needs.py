@@ -1,0 +1,44 @@
+"""What a program has to have for the rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jpets.engine.batch.bucket import HEAVY_RUNS, Bucket
+from jpets.engine.batch.layout import Layout, best_run
+from jpets.engine.batch.rows import Row
+from jpets.engine.programs.program import Program
+
+
+class Needs:
+    """Rows are laid out in a bucket when it is first asked for, and only once."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        self.lengths = np.array([row.length for row in rows])
+        self._heavy = any(row.heavy for row in rows)
+        self._layouts: dict[Bucket, Layout] = {}
+
+    def layout(self, bucket: Bucket) -> Layout:
+        if bucket not in self._layouts:
+            self._layouts[bucket] = Layout(self.rows, bucket)
+        return self._layouts[bucket]
+
+    def run(self, bucket: Bucket) -> int:
+        """The length of heavy runs that takes least work."""
+        return best_run(self.layout(bucket).run_work) if self._heavy else HEAVY_RUNS[0]
+
+    def excess(self, program: Program) -> float:
+        """The work of the program's heavy runs over that of the best length of run."""
+        if not self._heavy:
+            return 1.0
+        work = self.layout(program.key.bucket).run_work
+        return work[program.key.variant.run] / min(work.values())
+
+    def met_by(self, program: Program) -> bool:
+        """Long runs are mostly empty where few rows of a task meet, so they are only for rows that want them."""
+        bucket, variant = program.key.bucket, program.key.variant
+        held = bucket.holds(self.lengths) and variant.covers(self.layout(bucket).needs)
+        return held and variant.run in (HEAVY_RUNS[0], self.run(bucket))

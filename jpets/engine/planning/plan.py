@@ -1,0 +1,41 @@
+"""One batch to run: which queries, how their rows are laid out, in which program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jpets.engine.batch.layout import Layout
+from jpets.engine.batch.rows import Row
+from jpets.engine.programs.network import Params
+from jpets.engine.programs.program import Program, ProgramKey
+from jpets.engine.queue.pending import Pending
+from jpets.engine.tasks.entries import Resident
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """``wanted`` is a program not yet compiled that would run the batch clearly cheaper, by ``missed`` seconds.
+
+    ``layout`` is that of the rows in the program's bucket. ``copy`` holds the weights it runs on where it is all one
+    hot task's; the rows then lack their heavy deltas.
+    """
+
+    pendings: Sequence[Pending]
+    layout: Layout
+    program: Program
+    wanted: ProgramKey | None = None
+    missed: float = 0.0
+    copy: Params | None = None
+    saved: Mapping[Resident, float] = dataclasses.field(default_factory=dict)
+    """Seconds that merged copies of these tasks save here, or would if they had any."""
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return self.layout.rows
+
+
+def without_heavy(pending: Pending) -> Row:
+    """A query's row for weights that its task's heavy deltas are part of."""
+    assert pending.resident is not None
+    return dataclasses.replace(pending.row, slots=pending.resident.light_slots)

@@ -1,0 +1,34 @@
+"""The policy ``steady``: a query's length and kind alone choose its program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jpets.engine.batch.layout import Layout
+from jpets.engine.planning.plan import Plan
+from jpets.engine.planning.ready_programs import Takers
+from jpets.engine.programs.program import Program
+from jpets.engine.queue.pending import Pending
+from jpets.errors import EngineFailure
+
+
+def steady_plan(waiting: Sequence[Pending], takers: Callable[[bool], Takers]) -> Plan:
+    """The most urgent query's own program, filled with others whose own it is. ``takers`` are the ready programs, heavy
+    classes among theirs or not."""
+    kinds = [(pending.row.length, pending.row.heavy) for pending in waiting]
+    own = {(length, heavy): own_program(length, takers(heavy)) for length, heavy in dict.fromkeys(kinds)}
+    program = own[kinds[0]]
+    same = [pending for pending, kind in zip(waiting, kinds, strict=True) if own[kind] is program]
+    taken = same[: program.key.bucket.rows]
+    return Plan(taken, Layout([pending.row for pending in taken], program.key.bucket), program)
+
+
+def own_program(length: int, takers: Takers) -> Program:
+    """Of the programs for any mixture the one of the shortest rows, without heavy classes where it can be. Its cost,
+    which every start measures anew, has no say."""
+    fitting = [
+        program for bucket, own in takers.items() if bucket.rectangular and bucket.longest >= length for program in own
+    ]
+    if not fitting:
+        raise EngineFailure(f"no ready program has rows of {length} tokens; the policy needs rectangular buckets")
+    return min(fitting, key=lambda each: (each.key.bucket.longest, each.key.variant.has("heavy"), str(each.key)))
