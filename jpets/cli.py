@@ -76,7 +76,7 @@ app.add_typer(jobs.app, name="jobs")
 app.command("serve")(serve_command(_run_server))
 app.command("query")(query.query)
 app.command("run")(run.run)
-app.command("train")(train.train)
+app.command("train", cls=train.TrainCommand)(train.train)
 app.command("profile")(profile.profile)
 app.command("doctor")(doctor.doctor)
 

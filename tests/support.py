@@ -128,7 +128,7 @@ def method_tasks(backbone: Backbone) -> list[Task]:
         make_head(rng, config.hidden_size, 4, kind="token-classification"),
     ]
     tasks = [
-        make_task(backbone, method, [random_delta(method, config, seed)], heads[seed])
+        make_task(backbone, method, [random_delta(method, config, seed)], heads[seed % len(heads)])
         for seed, method in enumerate(METHODS)
     ]
     many = ("lora", "adapter", "diff", "bitfit", "ia3")

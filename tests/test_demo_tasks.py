@@ -21,7 +21,7 @@ import checkpoints
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
-from jpets.app.standard import STANDARD_SETTINGS
+from jpets.app.standard import standard_methods
 from jpets.config import BackboneConfig
 from jpets.deltas import METHODS
 from jpets.types import Task, Tensors
@@ -132,7 +132,7 @@ def answers_of(task: Task, backbone: Backbone, texts: list[str]) -> list[str]:
 
 def test_one_file_for_each_method_and_four_megabytes_in_all(backbone: Backbone) -> None:
     tasks = [load_demo(question, backbone) for question in FIELDS]
-    assert sorted(delta.method for task in tasks for delta in task.deltas) == sorted(STANDARD_SETTINGS)
+    assert sorted(delta.method for task in tasks for delta in task.deltas) == sorted(standard_methods())
     assert sorted(path.stem for path in DEMO.glob("*.safetensors")) == sorted(FIELDS)
     assert sum(path.stat().st_size for path in DEMO.glob("*.safetensors")) <= 4_000_000
 

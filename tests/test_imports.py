@@ -79,7 +79,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "serving.hosted": PLAIN
     | {"jpets.deltas", "jpets.engine", "serving.http"}
     | {f"jpets.engine.{part}" for part in ("device", "group", "results", "tasks", "workloads")},
-    "serving.jobs": PLAIN | {"serving.hosted", "serving.http"},
+    "serving.jobs": PLAIN | {"jpets.deltas", "serving.hosted", "serving.http"},
     "serving.requests": PLAIN | {"jpets.engine.results", "serving.hosted", "serving.http", "serving.jobs"},
     "serving.protocols": PLAIN
     | {"jpets.engine.results"}

@@ -15,7 +15,7 @@ from checkpoints.canonical import FloatArray, from_params, place_name
 from jpets.config import BackboneConfig
 from jpets.deltas import merge_deltas
 from jpets.deltas.bitfit import bias_sites
-from jpets.deltas.diff import block_norms, diff_delta, spread_blocks
+from jpets.deltas.entries import block_norms, diff_delta, spread_blocks
 from jpets.deltas.lora import lora_delta
 from jpets.deltas.onebit import onebit_delta
 from jpets.errors import InvalidTask

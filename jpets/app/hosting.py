@@ -35,7 +35,7 @@ from jpets.engine.interface import Serves
 from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, one_line
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, temporary_sibling
 from jpets.scratch import scratch_folder
-from jpets.training.methods import DIRECT, check_continued, check_settings, direct_recipe
+from jpets.training.methods import check_continued, check_settings, direct_recipe, is_direct
 from jpets.training.plan import rates_of
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.hosted.service import MakeEngine, Service
@@ -202,7 +202,7 @@ def _untrained(method: str, settings: Mapping[str, Any], backbone: LoadedBackbon
     """Deltas of a method's shape; none where it makes none. Raises ``InvalidInput``."""
     config = backbone.config
     check_settings(method, settings, config)
-    if method in DIRECT:
+    if is_direct(method):
         return direct_recipe(method, settings, config, dict(backbone.params)).deltas
     if method not in METHODS:
         return ()

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from jpets.deltas import METHODS
-from jpets.types import BackboneRef, Delta, Head, HeadType, LoadedBackbone, Pooling, Task
+from jpets.types import BackboneRef, Head, HeadType, LoadedBackbone, Pooling, Task
 
-STANDARD_SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "adapter": {"bottleneck": 64},
-    "lora": {"rank": 8, "sites": ["query", "value"]},
-    "bitfit": {},
-    "mask": {},
-    "diff": {"density": 0.005},
-}
-"""The sizes of PetS's Table 4: Houlsby adapters, LoRA on query and value, everything at all sites otherwise."""
 SCALE = 0.02
+
+
+def standard_methods() -> Sequence[str]:
+    """Those whose ``usual`` settings a server makes room for: the sizes of PetS's Table 4."""
+    return [name for name, method in METHODS.items() if method.standard]
 
 
 def standard_tasks(backbone: LoadedBackbone) -> list[Task]:
@@ -38,13 +35,11 @@ def standard_tasks(backbone: LoadedBackbone) -> list[Task]:
         Head("embedding"),
     ]
     return [
-        Task(f"standard-{name}", ref, (_delta(name, settings, backbone, rng),), head, _labels(head))
-        for (name, settings), head in zip(STANDARD_SETTINGS.items(), heads, strict=True)
+        Task(
+            f"standard-{name}", ref, (METHODS[name].init(rng, METHODS[name].usual, config, SCALE),), head, _labels(head)
+        )
+        for name, head in zip(standard_methods(), itertools.cycle(heads), strict=False)
     ]
-
-
-def _delta(name: str, settings: Mapping[str, Any], backbone: LoadedBackbone, rng: np.random.Generator) -> Delta:
-    return METHODS[name].init(rng, settings, backbone.config, SCALE)
 
 
 def _head(outputs: int, hidden: int, type: HeadType = "sequence-classification", two_layers: bool = False) -> Head:

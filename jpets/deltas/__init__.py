@@ -12,10 +12,12 @@ from jpets.deltas.head import HeadClass
 from jpets.deltas.ia3 import Ia3
 from jpets.deltas.lora import Lora
 from jpets.deltas.mask import Mask
+from jpets.deltas.merge import Params
 from jpets.deltas.onebit import Onebit
 from jpets.deltas.prefix import Prefix
 from jpets.deltas.prompt import Prompt
-from jpets.deltas.protocol import NO_LEAD, Lead, Method, Params, Step
+from jpets.deltas.protocol import NO_LEAD, Lead, Method, Step
+from jpets.deltas.recipe import Course
 from jpets.deltas.registry import Methods
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Task
@@ -59,3 +61,9 @@ def task_lead(task: Task) -> Lead:
 def class_method(class_name: str) -> Method:
     """The code behind a class: a PET method's, or the heads'."""
     return HEAD if class_name == HEAD.name else METHODS[class_name]
+
+
+def trainable() -> Mapping[str, Course]:
+    """The methods that can be trained, by name; those whose stored numbers are trained from the start come first."""
+    found = {name: method.course for name, method in METHODS.items() if method.course is not None}
+    return dict(sorted(found.items(), key=lambda pair: pair[1].first is not None))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Array, Float
 
 from jpets.config import ADAPTER_SITES, BackboneConfig
+from jpets.deltas.merge import Params
 from jpets.deltas.protocol import (
     SUM_BYTES,
     ArraySpec,
@@ -24,6 +26,7 @@ from jpets.deltas.protocol import (
     normal,
     size_step,
 )
+from jpets.deltas.recipe import INIT_SCALE, Course
 from jpets.deltas.view import RowView, SegmentView
 from jpets.errors import InvalidTask
 from jpets.types import Delta
@@ -64,6 +67,13 @@ class Adapter(Method):
     kind = "light"
     step = "adapter"
     repeatable = False  # whether the second would read the first one's output is nobody's convention
+    usual: ClassVar[Mapping[str, Any]] = {"bottleneck": 64}
+    standard = True
+    course = Course(
+        rate=2e-3,
+        takes=frozenset({"placement", "bottleneck", "sites", "layers", "activation", "input"}),
+        sizes=("bottleneck",),
+    )
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers, m, d = len(covered_layers(settings, config)), settings.get("bottleneck"), config.hidden_size
@@ -87,6 +97,16 @@ class Adapter(Method):
         full = {**adapter_placement("houlsby", config), "bottleneck": 64, **settings}
         tensors = {name: normal(rng, scale, full_shape(spec)) for name, spec in self.tensors(full, config).items()}
         return Delta("adapter", full, tensors)
+
+    def start(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
+    ) -> Delta:
+        """``placement`` is a published one, Houlsby's by default. What is added starts at zero."""
+        given = dict(settings)
+        placed = adapter_placement(str(given.pop("placement", "houlsby")), config)
+        delta = self.init(rng, {**placed, **given}, config, INIT_SCALE)
+        zero = {name: np.zeros_like(own) for name, own in delta.tensors.items() if not name.endswith("/down")}
+        return dataclasses.replace(delta, tensors={**delta.tensors, **zero})
 
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
         settings = delta.settings

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jpets.config import LINEAR_SITES, NORM_SITES, BackboneConfig
+from jpets.deltas.merge import Params
 from jpets.deltas.protocol import (
     PARAM_BYTES,
     SUM_BYTES,
@@ -16,7 +17,6 @@ from jpets.deltas.protocol import (
     ClassKey,
     Contribution,
     Method,
-    Params,
     TensorSpec,
     Work,
     covered_layers,
@@ -24,6 +24,7 @@ from jpets.deltas.protocol import (
     normal,
     site_layers,
 )
+from jpets.deltas.recipe import Course
 from jpets.errors import InvalidTask
 from jpets.types import Delta
 
@@ -41,6 +42,8 @@ class Bitfit(Method):
     name = "bitfit"
     kind = "row"
     step = "bias"
+    standard = True
+    course = Course(rate=3e-3, takes=frozenset({"sites", "layers"}))
 
     def _sites(self, settings: Mapping[str, Any], config: BackboneConfig) -> tuple[str, ...]:
         known = bias_sites(config)
@@ -66,6 +69,19 @@ class Bitfit(Method):
     ) -> Delta:
         specs = self.tensors(settings, config)
         return Delta("bitfit", settings, {name: normal(rng, scale, full_shape(spec)) for name, spec in specs.items()})
+
+    def start(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
+    ) -> Delta:
+        """The backbone's own biases; the pooler's only where asked for."""
+        self.tensors(settings, config)  # which says what is wrong with the settings
+        bias, layout = np.asarray(base["bias"], np.float32), config.bias_layout()
+        sites = tuple(settings.get("sites", ("embeddings_norm", *LINEAR_SITES, *NORM_SITES)))
+        layers = covered_layers(settings, config)
+        tensors = {
+            f"{site}/bias": np.stack([bias[layout[at, site]] for at in site_layers(site, layers)]) for site in sites
+        }
+        return Delta("bitfit", {"sites": list(sites), "layers": list(layers)}, tensors)
 
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
         layout, layers = config.bias_layout(), covered_layers(delta.settings, config)

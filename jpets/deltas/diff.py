@@ -6,19 +6,31 @@ then count blocks, and the value of an entry is a block.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from jpets.config import BackboneConfig
+from jpets.config import LINEAR_SITES, BackboneConfig
 from jpets.deltas.bitfit import BIAS_CLASS, bias_sites
-from jpets.deltas.merge import map_kernels
+from jpets.deltas.entries import (
+    add_entries,
+    block_norms,
+    by_layer,
+    check_entries,
+    diff_delta,
+    slot_lists,
+    spread_blocks,
+    value_shape,
+)
+from jpets.deltas.merge import Params, map_kernels, weights_of, with_weights
 from jpets.deltas.protocol import (
     PARAM_BYTES,
     SUM_BYTES,
@@ -27,7 +39,6 @@ from jpets.deltas.protocol import (
     ClassKey,
     Contribution,
     Method,
-    Params,
     Place,
     TensorSpec,
     Work,
@@ -37,78 +48,137 @@ from jpets.deltas.protocol import (
     normal,
     site_layers,
 )
+from jpets.deltas.recipe import Course, Lesson, Stage, Tree, WithoutPenalty
 from jpets.deltas.view import HeavyView
-from jpets.errors import InvalidTask
+from jpets.errors import InvalidInput, InvalidTask
 from jpets.types import Delta
-from pallas_kernels.sparse_matmul import block_sparse_matmul, pack_columns, sparse_matmul, tiles_of
-
-Entries = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
-
-
-def diff_delta(
-    weights: Mapping[str, Mapping[int, npt.NDArray[Any]]],
-    biases: Mapping[str, Mapping[int, npt.NDArray[Any]]],
-    layers: Sequence[int],
-    block: int = 1,
-) -> Delta:
-    """A delta from dense, mostly zero differences ``weights[site][layer]`` [in, out] and ``biases[site][layer]``.
-
-    With ``block`` above 1 it keeps every block of so many rows and columns that is not all zero.
-    """
-    tensors: dict[str, npt.NDArray[Any]] = {}
-    for site, by_layer in weights.items():
-        parts = [_entries(by_layer[layer], block) for layer in site_layers(site, tuple(layers))]
-        tensors |= _stack(site, parts)
-    for site, by_layer in biases.items():
-        found = [(np.flatnonzero(by_layer[at]), by_layer[at]) for at in site_layers(site, tuple(layers))]
-        tensors[f"{site}/bias_cols"] = np.concatenate([at for at, _ in found]).astype(np.uint16)
-        tensors[f"{site}/bias_values"] = np.concatenate([value[at] for at, value in found]).astype(np.float32)
-        tensors[f"{site}/bias_offsets"] = np.cumsum([0, *(len(at) for at, _ in found)]).astype(np.int32)
-    settings: dict[str, Any] = {"sites": list(weights), "bias_sites": list(biases), "layers": list(layers)}
-    if block > 1:
-        settings["block"] = block
-    return Delta("diff", settings, tensors)
-
-
-def block_norms(dense: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
-    """[..., in / block, out / block]: the norms of the blocks of [..., in, out]; magnitudes where they are 1 x 1."""
-    if block == 1:
-        return np.abs(dense)
-    *lead, inputs, outputs = dense.shape
-    tiles = dense.reshape(*lead, inputs // block, block, outputs // block, block)
-    return np.sqrt((tiles * tiles).sum((-3, -1)))
-
-
-def spread_blocks(chosen: npt.NDArray[np.bool_], block: int) -> npt.NDArray[np.bool_]:
-    """Chosen blocks [..., a, b] as chosen numbers [..., a * block, b * block]."""
-    return chosen if block == 1 else np.repeat(np.repeat(chosen, block, -2), block, -1)
-
-
-def _entries(dense: npt.NDArray[Any], block: int) -> Entries:
-    """Rows and columns of the blocks that are not all zero, by column, and the blocks; scalars where they are 1 x 1."""
-    if block == 1:
-        cols, rows = np.nonzero(dense.T)
-        return rows, cols, dense[rows, cols]
-    inputs, outputs = dense.shape
-    tiles = dense.reshape(inputs // block, block, outputs // block, block).swapaxes(1, 2)
-    cols, rows = np.nonzero(tiles.any((2, 3)).T)
-    return rows, cols, tiles[rows, cols]
-
-
-def _stack(site: str, parts: Sequence[Entries]) -> dict[str, npt.NDArray[Any]]:
-    rows, cols, values = (np.concatenate([part[i] for part in parts]) for i in range(3))
-    return {
-        f"{site}/rows": rows.astype(np.uint16),
-        f"{site}/cols": cols.astype(np.uint16),
-        f"{site}/values": values.astype(np.float32),
-        f"{site}/layer_offsets": np.cumsum([0, *(len(part[0]) for part in parts)]).astype(np.int32),
-    }
+from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul, tiles_of
 
 
 def count_step(count: int, block: int = 1) -> int:
     """Entries a layer, rounded up so that tasks of like density share a class: a sixteenth of a power of two."""
     step = max(1, 64 // block**2, 2 ** max(0, count.bit_length() - 4))
     return -(-count // step) * step
+
+
+RATE = 5e-3
+"""Of the values, once their places are known."""
+SEARCH = 0.5
+"""Share of the epochs in which a sparse difference looks for its places; in the rest its values are trained."""
+STRETCH = 1.5
+"""A hard-concrete gate is stretched to (-1.5, 1.5) before it is cut to (0, 1) (Guo et al. 2021, section 3.1)."""
+FIRST_GATE = 5.0
+"""Where gates' parameters start: nearly all open."""
+GATE_STEPS = 1000.0
+"""Gates learn at so many times the rate of the values (0.1 beside 1e-4): their parameters are stored divided by it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffGates:
+    """Diff-pruning's search (Guo et al. 2021): a difference w times a hard-concrete gate (Louizos et al. 2018) for each
+    weight, or for each block of them, with a price on every gate that is likely open."""
+
+    config: BackboneConfig
+    base: Params
+    density: float = 0.005
+    block: int = 1
+    price: float = 1.25e-7
+    rate: float = 1e-4
+    keeps_weights: ClassVar[bool] = False
+
+    def start(self, rng: np.random.Generator) -> Tree:
+        del rng
+        layers = self.config.layers
+        dims = {site: self.config.dims(site) for site in LINEAR_SITES}
+        b = self.block
+        return {
+            "values": {site: jnp.zeros((layers, i, o)) for site, (i, o) in dims.items()},
+            "gates": {
+                site: jnp.full((layers, i // b, o // b), FIRST_GATE / GATE_STEPS) for site, (i, o) in dims.items()
+            },
+            "bias": jnp.zeros(self.config.bias_size()),
+        }
+
+    def vary(self, base: Params, tree: Tree, key: PRNGKeyArray | None) -> tuple[Params, Sequence[Delta]]:
+        weights = weights_of(base, self.config)
+        keys = [None] * len(weights) if key is None else list(jax.random.split(key, len(weights)))
+        gates = {site: self._gate(tree["gates"][site], own) for site, own in zip(weights, keys, strict=True)}
+        new = {site: w + tree["values"][site] * gates[site] for site, w in weights.items()}
+        return with_weights({**base, "bias": base["bias"] + tree["bias"]}, self.config, new), ()
+
+    def _gate(self, parameters: Float[Array, "l a b"], key: PRNGKeyArray | None) -> Float[Array, "l i o"]:
+        alpha = parameters * GATE_STEPS
+        if key is not None:
+            u = jax.random.uniform(key, alpha.shape, minval=1e-6, maxval=1 - 1e-6)
+            alpha = alpha + jnp.log(u) - jnp.log1p(-u)
+        gate = jnp.clip(jax.nn.sigmoid(alpha) * 2 * STRETCH - STRETCH, 0, 1)
+        return gate if self.block == 1 else jnp.repeat(jnp.repeat(gate, self.block, 1), self.block, 2)
+
+    def penalty(self, tree: Tree) -> Float[Array, ""]:
+        """The expected number of open gates, priced; both ends of the stretch are alike, so its logarithm is 0."""
+        open_gates = sum(jax.nn.sigmoid(own * GATE_STEPS).sum() for own in tree["gates"].values())
+        return jnp.float32(self.price * self.block**2) * open_gates
+
+    def finish(self, tree: Tree) -> Sequence[Delta]:
+        values = self.then(tree)
+        return values.finish(values.start(np.random.default_rng(0)))
+
+    def then(self, tree: Tree) -> DiffValues:
+        """The search projected to the density that was asked for: the largest differences of all, or blocks of them."""
+        dense = {site: own * self._gate(tree["gates"][site], None) for site, own in tree["values"].items()}
+        sizes = {site: block_norms(np.asarray(own), self.block) for site, own in dense.items()}
+        every = np.concatenate([own.ravel() for own in sizes.values()])
+        count = max(1, round(self.density * every.size))
+        limit = np.partition(every, every.size - count)[every.size - count]
+        chosen = {site: (own >= limit) & (own > 0) for site, own in sizes.items()}
+        spread = {site: spread_blocks(own, self.block) for site, own in chosen.items()}
+        first = {site: np.asarray(own) for site, own in dense.items()}
+        return DiffValues(self.config, spread, first, np.asarray(tree["bias"]), self.block)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffValues(WithoutPenalty):
+    """The values of a sparse difference whose places are known, and the differences of the biases."""
+
+    config: BackboneConfig
+    places: Mapping[str, np.ndarray]
+    first: Mapping[str, np.ndarray]
+    first_bias: np.ndarray
+    block: int = 1
+    rate: float = RATE
+    keeps_weights: ClassVar[bool] = False
+
+    def start(self, rng: np.random.Generator) -> Tree:
+        del rng
+        values = {site: jnp.asarray(np.where(self.places[site], own, 0)) for site, own in self.first.items()}
+        return {"values": values, "bias": jnp.asarray(self.first_bias)}
+
+    def vary(self, base: Params, tree: Tree, key: PRNGKeyArray | None) -> tuple[Params, Sequence[Delta]]:
+        del key
+        weights = weights_of(base, self.config)
+        new = {
+            site: w + jnp.where(jnp.asarray(self.places[site]), tree["values"][site], 0) for site, w in weights.items()
+        }
+        return with_weights({**base, "bias": base["bias"] + tree["bias"]}, self.config, new), ()
+
+    def finish(self, tree: Tree) -> Sequence[Delta]:
+        values = tree["values"]
+        dense = {site: np.where(self.places[site], np.asarray(own), np.float32(0)) for site, own in values.items()}
+        biases: dict[str, dict[int, np.ndarray]] = {}
+        for (layer, site), part in self.config.bias_layout().items():
+            biases.setdefault(site, {})[layer] = np.asarray(tree["bias"])[part]
+        weights = {site: dict(enumerate(own)) for site, own in dense.items()}
+        return [diff_delta(weights, biases, range(self.config.layers), self.block)]
+
+
+def _search_then_values(lesson: Lesson) -> Stage:
+    search = DiffGates(lesson.config, lesson.base, **lesson.settings)
+    first = max(1, round(SEARCH * lesson.epochs))
+
+    def values(tree: Tree) -> Stage:
+        return Stage(search.then(tree), max(1, lesson.epochs - first))
+
+    return Stage(search, first, values)
 
 
 class Diff(Method):
@@ -119,6 +189,9 @@ class Diff(Method):
     name = "diff"
     kind = "heavy"
     step = "sums"
+    usual: ClassVar[Mapping[str, Any]] = {"density": 0.005}
+    standard = True
+    course = Course(RATE, frozenset({"density", "block", "price"}), ("block",), first=_search_then_values)
 
     def _sites(self, settings: Mapping[str, Any], config: BackboneConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
         sites = covered_sites(settings, config) if settings.get("sites", True) else ()
@@ -137,7 +210,7 @@ class Diff(Method):
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers = covered_layers(settings, config)
         sites, biased = self._sites(settings, config)
-        shape = _value_shape(self._block(settings, config))
+        shape = value_shape(self._block(settings, config))
         specs: dict[str, TensorSpec] = {}
         for site in sites:
             specs |= {f"{site}/{part}": TensorSpec((None,), "index") for part in ("rows", "cols")}
@@ -154,10 +227,10 @@ class Diff(Method):
         layout, block = config.bias_layout(), self._block(delta.settings, config)
         for site in sites:
             inputs, outputs = (size // block for size in config.dims(site))
-            _check_entries(delta, site, ("rows", "cols", "values"), "layer_offsets", (inputs, outputs))
+            check_entries(delta, site, ("rows", "cols", "values"), "layer_offsets", (inputs, outputs))
         for site in biased:
             part = layout[0, site]
-            _check_entries(delta, site, ("bias_cols", "bias_values"), "bias_offsets", (part.stop - part.start,))
+            check_entries(delta, site, ("bias_cols", "bias_values"), "bias_offsets", (part.stop - part.start,))
 
     def init(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
@@ -183,6 +256,17 @@ class Diff(Method):
         assert all((layer, site) in layout for site in biases for layer in biases[site])
         return diff_delta(weights, biases, layers, block)
 
+    def check_training(self, settings: Mapping[str, Any], config: BackboneConfig) -> None:
+        super().check_training(settings, config)
+        block, density = settings.get("block", 1), settings.get("density", 1.0)
+        if any(size % block for site in LINEAR_SITES for size in config.dims(site)):
+            raise InvalidInput(f"diff: block must divide the sizes of all matrices, found {block}")
+        if isinstance(density, bool) or not isinstance(density, (int, float)) or not 0 < density <= 1:
+            raise InvalidInput(f"diff: density must be a share above 0 and up to 1, found {density!r}")
+        price = settings.get("price", 0.0)
+        if not isinstance(price, (int, float)) or not 0 <= price < math.inf:
+            raise InvalidInput(f"diff: price must be a number from 0 on, found {price!r}")
+
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
         layers, layout = covered_layers(delta.settings, config), config.bias_layout()
         sites, biased = self._sites(delta.settings, config)
@@ -193,10 +277,10 @@ class Diff(Method):
         for site in sites:
             if site == "pooler":
                 continue
-            parts = list(_by_layer(delta, site))
+            parts = list(by_layer(delta, site))
             size = count_step(max(len(rows) for rows, _, _ in parts), block)
             sizes.append((site, size))
-            arrays |= _slot(site, parts, size, config.dims(site)[1] // block)
+            arrays |= slot_lists(site, parts, size, config.dims(site)[1] // block)
         if sizes:
             options = (("block", str(block)),) if block > 1 else ()
             found.append(Contribution(ClassKey("diff", tuple(sizes), layers, options), arrays))
@@ -219,7 +303,7 @@ class Diff(Method):
             specs[f"{site}/rows"] = ArraySpec(shape, "uint16")
             specs[f"{site}/cols"] = ArraySpec(shape, "uint8")
             specs[f"{site}/ends"] = ArraySpec((len(key.layers), tiles_of(config.dims(site)[1] // block)), "int32")
-            specs[f"{site}/values"] = ArraySpec((*shape, *_value_shape(block)))
+            specs[f"{site}/values"] = ArraySpec((*shape, *value_shape(block)))
         return specs
 
     def typical(self, key: ClassKey, config: BackboneConfig) -> Contribution:
@@ -229,9 +313,9 @@ class Diff(Method):
         for site, count in key.sites:
             inputs, outputs = (size // block for size in config.dims(site))
             places = ((rng.integers(0, inputs, count), np.sort(rng.integers(0, outputs, count))) for _ in key.layers)
-            values = normal(rng, 0.01, (len(key.layers), count, *_value_shape(block)))
+            values = normal(rng, 0.01, (len(key.layers), count, *value_shape(block)))
             parts = [(*place, own) for place, own in zip(places, values, strict=True)]
-            arrays |= _slot(site, parts, count, outputs)
+            arrays |= slot_lists(site, parts, count, outputs)
         return Contribution(key, arrays)
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
@@ -256,9 +340,9 @@ class Diff(Method):
         entries = {
             (layer, site): part
             for site in sites
-            for layer, part in zip(site_layers(site, layers), _by_layer(delta, site), strict=True)
+            for layer, part in zip(site_layers(site, layers), by_layer(delta, site), strict=True)
         }
-        merged = map_kernels(params, config, _add_entries, entries)
+        merged = map_kernels(params, config, add_entries, entries)
         bias = merged["bias"]
         for site in biased:
             offsets = delta.tensors[f"{site}/bias_offsets"]
@@ -269,54 +353,5 @@ class Diff(Method):
         return {**merged, "bias": bias}
 
 
-def _value_shape(block: int) -> tuple[int, ...]:
-    return (block, block) if block > 1 else ()
-
-
 def _block_of(key: ClassKey) -> int:
     return int(key.option("block")) if key.options else 1
-
-
-def _slot(site: str, parts: Sequence[Entries], size: int, outputs: int) -> dict[str, npt.NDArray[Any]]:
-    """A site's arrays of a slot, from each layer's entries: lists of ``size``, zeros behind the entries."""
-    packed = [(rows, *pack_columns(cols, outputs), values) for rows, cols, values in parts]
-    rows, cols, ends, values = zip(*packed, strict=True)
-    lists = {"rows": rows, "cols": cols, "values": values}
-    stacked = {f"{site}/{name}": np.stack([_padded(each, size) for each in own]) for name, own in lists.items()}
-    return stacked | {f"{site}/ends": np.stack(ends)}
-
-
-def _padded(entries: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    return np.pad(entries, [(0, size - len(entries)), *[(0, 0)] * (entries.ndim - 1)])
-
-
-def _add_entries(w: Float[Array, "i o"], entries: Entries) -> Float[Array, "i o"]:
-    rows, cols, values = entries
-    if values.ndim == 1:
-        return w.at[rows, cols].add(jnp.asarray(values, w.dtype))
-    side = values.shape[-1]
-    tiles = w.reshape(w.shape[0] // side, side, w.shape[1] // side, side)
-    return tiles.at[rows, :, cols].add(jnp.asarray(values, w.dtype)).reshape(w.shape)
-
-
-def _by_layer(delta: Delta, site: str) -> list[Entries]:
-    offsets = delta.tensors[f"{site}/layer_offsets"]
-    spans = [slice(int(a), int(b)) for a, b in itertools.pairwise(offsets)]
-    rows, cols, values = (delta.tensors[f"{site}/{name}"] for name in ("rows", "cols", "values"))
-    return [(rows[span], cols[span], values[span]) for span in spans]
-
-
-def _check_entries(delta: Delta, site: str, names: tuple[str, ...], offsets_name: str, limits: tuple[int, ...]) -> None:
-    offsets = delta.tensors[f"{site}/{offsets_name}"].astype(np.int64)
-    arrays = [delta.tensors[f"{site}/{name}"] for name in names]
-    counts = {len(array) for array in arrays}
-    if len(counts) != 1 or offsets[0] != 0 or np.any(np.diff(offsets) < 0) or offsets[-1] != counts.pop():
-        raise InvalidTask(f"diff: {site}/{offsets_name} must rise from 0 to the number of entries of {list(names)}")
-    for array, name, limit in zip(arrays, names, limits, strict=False):
-        if array.size and not (int(array.min()) >= 0 and int(array.max()) < limit):
-            raise InvalidTask(f"diff: {site}/{name} must lie in 0..{limit - 1}, found {array.min()}..{array.max()}")
-    places = arrays[-2].astype(np.int64) if len(limits) == 1 else arrays[1].astype(np.int64) * limits[0] + arrays[0]
-    first_of_layer = np.zeros(len(places) + 1, bool)
-    first_of_layer[offsets] = True
-    if np.any((np.diff(places) <= 0) & ~first_of_layer[1:-1]):
-        raise InvalidTask(f"diff: entries of {site} must be sorted by column, then row, without repeats, in each layer")

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jpets.config import BackboneConfig
-from jpets.deltas import merge_deltas
-from jpets.deltas.protocol import Params
+from jpets.deltas import METHODS, merge_deltas
+from jpets.deltas.merge import Params
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Task
 
@@ -58,7 +58,8 @@ def pooler_part(delta: Delta) -> Delta | None:
     tensors = {name: array for name, array in delta.tensors.items() if name.startswith("pooler/")}
     if not tensors:
         return None
-    settings = {**delta.settings, "sites": ["pooler"] if _changes_weight(delta) or delta.method == "bitfit" else []}
+    replaced = METHODS[delta.method].step == "bias"  # whose sites are those of its biases
+    settings = {**delta.settings, "sites": ["pooler"] if _changes_weight(delta) or replaced else []}
     if "bias_sites" in settings:
         settings["bias_sites"] = [site for site in settings["bias_sites"] if site == "pooler"]
     return Delta(delta.method, settings, tensors)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jaxtyping import Array, Float
 
 from jpets.config import LINEAR_SITES, BackboneConfig
-from jpets.deltas.merge import map_kernels
+from jpets.deltas.merge import Params, map_kernels
 from jpets.deltas.protocol import (
     SUM_BYTES,
     ArraySpec,
@@ -20,7 +20,6 @@ from jpets.deltas.protocol import (
     ClassKey,
     Contribution,
     Method,
-    Params,
     Place,
     TensorSpec,
     Work,
@@ -29,6 +28,7 @@ from jpets.deltas.protocol import (
     layer_bytes,
     normal,
 )
+from jpets.deltas.recipe import Course
 from jpets.deltas.view import RowView, SegmentView
 from jpets.errors import InvalidTask
 from jpets.types import Delta
@@ -61,6 +61,7 @@ class Ia3(Method):
     name = "ia3"
     kind = "light"
     step = "scale"
+    course = Course(rate=1e-2, takes=frozenset({"sites", "layers"}))
 
     def _sites(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         known = (*LINEAR_SITES, *INPUTS)
@@ -76,10 +77,16 @@ class Ia3(Method):
     def init(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
     ) -> Delta:
-        """Factors around one, where training starts."""
+        """Factors around one."""
         specs = self.tensors(settings, config)
         drawn = {name: 1 + normal(rng, scale, full_shape(spec)) for name, spec in specs.items()}
         return Delta("ia3", settings, drawn)
+
+    def start(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
+    ) -> Delta:
+        ones = {name: np.ones(full_shape(spec), np.float32) for name, spec in self.tensors(settings, config).items()}
+        return Delta("ia3", settings, ones)
 
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
         sites = self._sites(delta.settings)

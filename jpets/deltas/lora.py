@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float
 
 from jpets.config import BackboneConfig
-from jpets.deltas.merge import map_kernels
+from jpets.deltas.merge import Params, map_kernels
 from jpets.deltas.protocol import (
     PARAM_BYTES,
     SUM_BYTES,
@@ -21,7 +22,6 @@ from jpets.deltas.protocol import (
     ClassKey,
     Contribution,
     Method,
-    Params,
     Place,
     TensorSpec,
     Work,
@@ -34,6 +34,7 @@ from jpets.deltas.protocol import (
     size_step,
     weight_places,
 )
+from jpets.deltas.recipe import INIT_SCALE, Course
 from jpets.deltas.view import RowView, SegmentView
 from jpets.errors import InvalidTask
 from jpets.types import Delta
@@ -79,6 +80,9 @@ class Lora(Method):
     name = "lora"
     kind = "light"
     step = "sums"
+    usual: ClassVar[Mapping[str, Any]] = {"sites": ["query", "value"], "rank": 8}
+    standard = True
+    course = Course(rate=4e-3, takes=frozenset({"rank", "alpha", "sites", "layers"}), sizes=("rank",))
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers, sites = covered_layers(settings, config), covered_sites(settings, config)
@@ -120,6 +124,19 @@ class Lora(Method):
 
         matrices = {site: {layer: pair(site) for layer in site_layers(site, layers)} for site in sites}
         return lora_delta(matrices, alpha=float(rank if alpha is None else alpha))
+
+    def start(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
+    ) -> Delta:
+        """B starts at zero, A with the size that keeps a product's variance (Hu et al. 2021)."""
+        delta = self.init(rng, settings, config, INIT_SCALE)
+        tensors = {
+            name: array / np.float32(INIT_SCALE * np.sqrt(array.shape[1]))
+            if name.endswith("/A")
+            else np.zeros_like(array)
+            for name, array in delta.tensors.items()
+        }
+        return dataclasses.replace(delta, tensors=tensors)
 
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
         layers = covered_layers(delta.settings, config)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jpets.config import BackboneConfig
-from jpets.deltas.merge import map_kernels
+from jpets.config import LINEAR_SITES, BackboneConfig
+from jpets.deltas.merge import Params, map_kernels, weights_of
 from jpets.deltas.protocol import (
     PARAM_BYTES,
     SUM_BYTES,
@@ -20,7 +22,6 @@ from jpets.deltas.protocol import (
     ClassKey,
     Contribution,
     Method,
-    Params,
     Place,
     TensorSpec,
     Work,
@@ -31,9 +32,82 @@ from jpets.deltas.protocol import (
     site_layers,
     weight_places,
 )
+from jpets.deltas.recipe import Course, Lesson, Recipe, Stage, Tree, WithoutPenalty
 from jpets.deltas.view import HeavyView
+from jpets.errors import InvalidInput
 from jpets.types import Delta
-from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes
+from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes, signs
+
+KEPT = 0.95
+"""Share of each weight matrix that a mask keeps (PetS Table 4)."""
+SAMPLE = 4096
+"""Scores of a matrix from which its threshold is estimated, at every step anew."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskScores(WithoutPenalty):
+    """MaskBert (Zhao et al. 2020): a score a weight; the highest 95 % of each matrix are kept, and the gradient of a
+    score is taken as if the mask were the score (straight-through, Bengio et al. 2013)."""
+
+    base: Params
+    config: BackboneConfig
+    earlier: Delta | None = None
+    """A mask to go on from. Raises ``InvalidInput`` where it is of some matrices alone."""
+    rate: float = 3e-2
+    keeps_weights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.earlier is None:
+            return
+        settings, config = self.earlier.settings, self.config
+        sites, layers = covered_sites(settings, config), covered_layers(settings, config)
+        if (sites, layers) != (LINEAR_SITES, tuple(range(config.layers))):
+            raise InvalidInput(
+                f"mask: training goes on from masks of {list(LINEAR_SITES)} in all layers, found {list(sites)} in "
+                f"layers {list(layers)}; train a new task"
+            )
+
+    def start(self, rng: np.random.Generator) -> Tree:
+        """The weights' relative magnitudes: at first the smallest weights, which matter least, are off. Of an earlier
+        mask those that it has off, which get the negative."""
+        del rng
+        weights = weights_of(self.base, self.config)
+        scores = {site: jnp.abs(w) / jnp.sqrt((w * w).mean((1, 2), keepdims=True)) for site, w in weights.items()}
+        if self.earlier is None:
+            return scores
+        bits = {site: self.earlier.tensors[f"{site}/bits"] for site in scores}
+        return {
+            site: own * jnp.stack([signs(jnp.asarray(each), own.dtype) for each in bits[site]])
+            for site, own in scores.items()
+        }
+
+    def vary(self, base: Params, tree: Tree, key: PRNGKeyArray | None) -> tuple[Params, Sequence[Delta]]:
+        del key
+
+        def masked(w: Float[Array, "i o"], own: Float[Array, "i o"]) -> Float[Array, "i o"]:
+            hard = kept(jax.lax.stop_gradient(own)).astype(w.dtype)
+            return w * (hard + (own - jax.lax.stop_gradient(own)).astype(w.dtype))
+
+        places = {(at, site): own[at] for site, own in tree.items() for at in range(self.config.layers)}
+        return map_kernels(base, self.config, masked, places), ()
+
+    def finish(self, tree: Tree) -> Sequence[Delta]:
+        bits = {f"{site}/bits": pack_planes(np.stack([kept(one) for one in own])) for site, own in tree.items()}
+        return [Delta("mask", {"sites": list(tree), "layers": list(range(self.config.layers))}, bits)]
+
+
+def kept(scores: Float[Array, "i o"]) -> Bool[Array, "i o"]:
+    """The weights with the highest scores, a share of ``KEPT`` to within sampling error."""
+    sample = scores.reshape(-1)[:: scores.size // SAMPLE | 1]  # an odd step visits all rows and columns
+    return scores > jnp.quantile(sample, 1 - KEPT)
+
+
+def _scores(lesson: Lesson) -> Stage:
+    return Stage(MaskScores(lesson.base, lesson.config), lesson.epochs)
+
+
+def _scores_again(lesson: Lesson, earlier: Delta) -> Recipe:
+    return MaskScores(lesson.base, lesson.config, earlier)
 
 
 class Mask(Method):
@@ -43,6 +117,8 @@ class Mask(Method):
     kind = "heavy"
     step = "weight"
     repeatable = False  # the second would replace what the first computed
+    standard = True
+    course = Course(None, first=_scores, again=_scores_again)
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers = covered_layers(settings, config)
@@ -55,12 +131,12 @@ class Mask(Method):
     def init(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
     ) -> Delta:
-        """Masks that keep 95 % (PetS Table 4); ``scale`` has no meaning for bits."""
+        """Masks that keep ``KEPT``; ``scale`` has no meaning for bits."""
         del scale
         tensors = {}
         for name, spec in self.tensors(settings, config).items():
             *lead, bytes_out = full_shape(spec)
-            tensors[name] = pack_planes(rng.random((*lead, bytes_out * 8), np.float32) < 0.95)
+            tensors[name] = pack_planes(rng.random((*lead, bytes_out * 8), np.float32) < KEPT)
         return Delta("mask", settings, tensors)
 
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:

@@ -8,9 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jpets.config import BackboneConfig
-from jpets.deltas.protocol import Params
+from jpets.config import LINEAR_SITES, BackboneConfig
 
+Params = dict[str, Any]
+"""A backbone's parameters: arrays in nested dicts."""
+Stacked = Mapping[str, Float[Array, "l i o"]]
+"""The layers' weights of each linear site."""
 FUSED = {"query": 0, "key": 1, "value": 2}
 """Query, key and value lie side by side in one ``qkv`` weight; the number is the site's block of columns."""
 
@@ -44,3 +47,17 @@ def map_kernels(params: Params, config: BackboneConfig, change: Change, parts: M
     layers = {layer: place_in(layer, leaves) for layer, leaves in params["layers"].items()}
     pooler = {"pooler": changed[0, "pooler"]} if (0, "pooler") in changed else {}
     return {**params, "layers": layers, **pooler}
+
+
+def weights_of(params: Params, config: BackboneConfig) -> dict[str, Float[Array, "l i o"]]:
+    """The layers' linear weights by site, f32."""
+    return {
+        site: jnp.stack([jnp.asarray(kernel(params, config, at, site), jnp.float32) for at in range(config.layers)])
+        for site in LINEAR_SITES
+    }
+
+
+def with_weights(params: Params, config: BackboneConfig, new: Stacked) -> Params:
+    """``params`` with other weights at the layers' linear sites."""
+    places = {(at, site): own[at] for site, own in new.items() for at in range(config.layers)}
+    return map_kernels(params, config, lambda w, own: own.astype(w.dtype), places)

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from jaxtyping import Array, Float
 
 from jpets.config import BackboneConfig
-from jpets.deltas.merge import map_kernels
+from jpets.deltas.bitfit import Bitfit
+from jpets.deltas.merge import Params, map_kernels, weights_of
 from jpets.deltas.protocol import (
     PARAM_BYTES,
     SUM_BYTES,
@@ -21,7 +22,6 @@ from jpets.deltas.protocol import (
     ClassKey,
     Contribution,
     Method,
-    Params,
     Place,
     TensorSpec,
     Work,
@@ -32,6 +32,7 @@ from jpets.deltas.protocol import (
     site_layers,
     weight_places,
 )
+from jpets.deltas.recipe import Course, Direct, Full, Lesson, Stage, Tree
 from jpets.deltas.view import HeavyView
 from jpets.types import Delta
 from pallas_kernels.masked_matmul import pack_planes, sign_matmul, signs
@@ -51,6 +52,23 @@ def onebit_delta(differences: Differences) -> Delta:
     return Delta("onebit", {"sites": list(differences), "layers": list(layers)}, tensors)
 
 
+RATE = 1e-4
+"""Of the scales."""
+
+
+def _whole_then_scales(lesson: Lesson) -> Stage:
+    """BitDelta: a full fine-tune, of whose difference the signs stay; their scales are trained on, biases are kept."""
+    config, base = lesson.config, lesson.base
+
+    def scales(tree: Tree) -> Stage:
+        before, after = weights_of(base, config), weights_of(tree, config)
+        changes = {site: dict(enumerate(np.asarray(after[site] - before[site]))) for site in before}
+        biases = Bitfit().start(np.random.default_rng(0), {}, config, tree)
+        return Stage(Direct((onebit_delta(changes), biases), RATE, keeps_weights=False), 1)
+
+    return Stage(Full(base), lesson.epochs, scales)
+
+
 class Onebit(Method):
     """Settings: ``sites``, ``layers``. Tensors: ``site/signs``, uint8 bit planes [layers, in, out / 8], 1 = plus, and
     ``site/scale`` [layers]."""
@@ -58,6 +76,7 @@ class Onebit(Method):
     name = "onebit"
     kind = "heavy"
     step = "sums"
+    course = Course(RATE, first=_whole_then_scales)
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers = covered_layers(settings, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from jpets.deltas.protocol import (
     size_step,
     virtual_tokens,
 )
+from jpets.deltas.recipe import Course
 from jpets.deltas.view import SlotView
 from jpets.errors import InvalidTask
 from jpets.types import Delta
@@ -44,6 +45,8 @@ class Prefix(Method):
     name = "prefix"
     kind = "row"
     step = "attention"
+    usual: ClassVar[Mapping[str, Any]] = {"tokens": 16}
+    course = Course(rate=1e-2, takes=frozenset({"tokens", "first_position", "layers"}), sizes=("tokens",))
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         tokens, first = virtual_tokens("prefix", settings, config), settings.get("first_position", 0)

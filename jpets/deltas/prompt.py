@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jpets.config import BackboneConfig
+from jpets.deltas.merge import Params
 from jpets.deltas.protocol import (
     SUM_BYTES,
     ArraySpec,
@@ -25,6 +27,7 @@ from jpets.deltas.protocol import (
     size_step,
     virtual_tokens,
 )
+from jpets.deltas.recipe import INIT_SCALE, Course
 from jpets.deltas.view import SlotView
 from jpets.types import Delta
 from pallas_kernels.numerics import take_counts, take_slots
@@ -43,6 +46,8 @@ class Prompt(Method):
     kind = "row"
     step = "embeddings"
     repeatable = False
+    usual: ClassVar[Mapping[str, Any]] = {"tokens": 8}
+    course = Course(rate=3e-2, takes=frozenset({"tokens"}), sizes=("tokens",), settings={"tokens": 16})
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         tokens = virtual_tokens("prompt", settings, config)
@@ -54,6 +59,15 @@ class Prompt(Method):
         settings = {"tokens": 8, **settings}
         specs = self.tensors(settings, config)
         return Delta("prompt", settings, {name: normal(rng, scale, full_shape(spec)) for name, spec in specs.items()})
+
+    def start(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
+    ) -> Delta:
+        """Embeddings of words (Lester et al. 2021)."""
+        delta = self.init(rng, settings, config, INIT_SCALE)
+        chosen = rng.integers(0, config.vocab_size, delta.settings["tokens"])
+        own = np.asarray(base["word"])[chosen][None].astype(np.float32)
+        return dataclasses.replace(delta, tensors={f"{SITE}/prompt": own})
 
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
         tokens = delta.settings["tokens"]

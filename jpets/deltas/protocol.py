@@ -7,6 +7,8 @@ representation: ``inputs``, ``weight``, ``total``, then the bias, then ``scale``
 elsewhere: ``embed`` before the first layer, ``context`` in each layer's attention.
 
 ``merge`` is the independent, dense form of the same delta: it serves one-copy-a-task baselines, tests and training.
+
+``course`` says how a method is trained, ``start`` where its numbers begin: see ``recipe.py``.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ import numpy.typing as npt
 from jaxtyping import Array, Float, Int
 
 from jpets.config import OUTSIDE_SITES, BackboneConfig
+from jpets.deltas.merge import Params
+from jpets.deltas.recipe import INIT_SCALE, Course
 from jpets.deltas.view import ClassView
-from jpets.errors import InvalidTask
+from jpets.errors import InvalidInput, InvalidTask
 from jpets.types import Delta
 from pallas_kernels.packed_attention import Prefix
 
@@ -32,7 +36,6 @@ Kind = Literal["light", "heavy", "row", "head"]
 """How a class sees a batch: a window of it, runs of tokens in a loop, a slot for every row, or pooled rows."""
 Step = Literal["embeddings", "weight", "sums", "bias", "scale", "attention", "adapter"]
 """Steps of the unified representation; what acts in one step may act in any order."""
-Params = dict[str, Any]
 PARAM_BYTES = 2
 SUM_BYTES = 4
 """Bytes of a weight or an input of a product (bf16), and of a number of the residual stream or a sum (f32)."""
@@ -176,6 +179,12 @@ class Method:
     step: ClassVar[Step]
     repeatable: ClassVar[bool] = True
     """Whether one task may carry several deltas of this method."""
+    usual: ClassVar[Mapping[str, Any]] = {}
+    """Settings of a usual task, beside the defaults of ``init``: benchmarks draw theirs by them."""
+    standard: ClassVar[bool] = False
+    """Whether a server makes room for a usual task of this method before it has seen any task."""
+    course: ClassVar[Course | None] = None
+    """How it is trained; None: it comes trained."""
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         """The tensors a task file must hold. Raises ``InvalidTask`` on settings that make no sense."""
@@ -189,6 +198,29 @@ class Method:
     ) -> Delta:
         """A random delta, every tensor drawn with standard deviation ``scale`` (tests, benchmarks)."""
         raise NotImplementedError
+
+    def start(
+        self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
+    ) -> Delta:
+        """Where training of the stored numbers starts: a delta that changes nothing yet, or little. ``settings`` are
+        those that may be asked for, ``base`` are the backbone's parameters. Raises ``InvalidTask``, ``ValueError``."""
+        return self.init(rng, settings, config, INIT_SCALE)
+
+    def check_training(self, settings: Mapping[str, Any], config: BackboneConfig) -> None:
+        """Raises ``InvalidInput`` for settings that training does not take, and for sizes that are none, before arrays
+        of that size are made."""
+        assert self.course is not None
+        known = self.course.takes
+        if unknown := sorted(settings.keys() - known):
+            takes = f"takes the settings {sorted(known)}" if known else "takes no settings"
+            raise InvalidInput(f"{self.name} {takes}, found {unknown}")
+        most = config.hidden_size
+        for name in self.course.sizes:
+            value = settings.get(name, 1)
+            if type(value) is not int or not 1 <= value <= most:
+                raise InvalidInput(
+                    f"{self.name}: {name} must be a whole number up to the hidden size, {most}, found {value!r}"
+                )
 
     def lower(self, delta: Delta, config: BackboneConfig) -> Sequence[Contribution]:
         """The slot contents of this delta, in f32."""
@@ -257,6 +289,11 @@ class Method:
         y has to be kept), ``normed`` is the sum's norm.
         """
         return total
+
+    @property
+    def merges(self) -> bool:
+        """Whether its deltas have a dense form."""
+        return type(self).merge is not Method.merge
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         """Backbone parameters with this delta folded in densely; differentiable in the delta's float tensors.

@@ -12,10 +12,10 @@ import optax  # type: ignore[import-untyped]
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
+from jpets.deltas.recipe import Recipe, Tree
 from jpets.model.encoder import Params, SplitEncoder, cast_params
 from jpets.training.forward import InputRows, TextRows, task_outputs
 from jpets.training.losses import Labels, mean_loss, row_losses
-from jpets.training.methods import Recipe, Tree
 from jpets.training.plan import Plan, SettledPlan
 from jpets.types import Head
 

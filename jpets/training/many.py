@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from jpets.config import BackboneConfig
+from jpets.deltas.recipe import Direct
 from jpets.errors import InvalidInput
 from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
 from jpets.training.data import Example
 from jpets.training.linear import FrozenFeatures
-from jpets.training.methods import DIRECT, Direct, direct_recipe
+from jpets.training.methods import direct_recipe, together_names
 from jpets.training.plan import Training, settled
 from jpets.training.predict import Predictor
 from jpets.training.prepared import Prepared, prepare
@@ -18,9 +19,6 @@ from jpets.training.run import Step, check_batches
 from jpets.training.session import Result, concluded
 from jpets.training.together import Member, head_kind, train_together
 from jpets.types import LoadedBackbone
-
-METHODS = (*DIRECT, "frozen")
-"""What is trained together: numbers beside weights that all tasks share."""
 
 
 def train_many(
@@ -52,8 +50,8 @@ def train_many(
 
 def check_method(method: str) -> None:
     """Raises ``InvalidInput`` for one that does not train tasks together."""
-    if method not in METHODS:
-        raise InvalidInput(f"several tasks at once are trained by one of {list(METHODS)}, found {method}")
+    if method not in (names := together_names()):
+        raise InvalidInput(f"several tasks at once are trained by one of {list(names)}, found {method}")
 
 
 def _prepared(

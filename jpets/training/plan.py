@@ -11,7 +11,6 @@ from jpets.config import DType
 from jpets.errors import InvalidInput
 from jpets.types import Pooling
 
-Method = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen", "full"]
 SWEPT = 4
 """Learning rates that a sweep tries, evenly spread on a logarithmic scale."""
 
@@ -88,7 +87,8 @@ def settled(plan: Plan, texts: int) -> SettledPlan:
 class Training:
     """What to train, on what. ``settings`` are the method's (rank, sites, bottleneck ...)."""
 
-    method: Method
+    method: str
+    """One of ``methods.method_names()``."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: Plan = dataclasses.field(default_factory=Plan)
     held_out: float = 0.1

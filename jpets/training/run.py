@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jpets.deltas.recipe import Recipe
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.training.batches import Rows, batch_order, gather
 from jpets.training.fit import State, Trained, Trainer
 from jpets.training.forward import TextRows
 from jpets.training.losses import Labels
-from jpets.training.methods import Recipe
 from jpets.training.plan import Plan, SettledPlan, settled
 from jpets.types import Delta, Head
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from jpets.config import BackboneConfig
 from jpets.deltas.fold import fold_pooler
-from jpets.deltas.onebit import onebit_delta
+from jpets.deltas.recipe import FULL, Recipe, Stage
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, split
 from jpets.tokenizing import TextEncoder
@@ -22,26 +22,13 @@ from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.labels import make_rows
 from jpets.training.linear import FrozenFeatures
-from jpets.training.methods import (
-    RATES,
-    Direct,
-    Recipe,
-    check_continued,
-    check_settings,
-    continued,
-    direct_recipe,
-    random_start,
-)
+from jpets.training.methods import check_continued, check_settings, continued, first_stage
 from jpets.training.metrics import scores
 from jpets.training.plan import SettledPlan, Training, settled
 from jpets.training.predict import Predictor
 from jpets.training.prepared import Prepared, prepare
 from jpets.training.run import Outcome, Step, train
-from jpets.training.sparse import DiffGates, Full, MaskScores, weights_of
 from jpets.types import BackboneRef, Head, LoadedBackbone, Task
-
-SEARCH = 0.5
-"""Share of the epochs in which a sparse difference looks for its places; in the rest its values are trained."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +89,7 @@ def run_training(
     features = FrozenFeatures(split(config), text, base, made.head)
     with claimed(folder, backbone.fingerprint, training, made.rows, made.judged, made.head, before):
         outcome = _Stages(training, config, base, made, text.pad_id, folder, devices, report).run(going_on)
-    params: Params = outcome.trained["own"] if training.method == "full" else base
+    params: Params = outcome.trained["own"] if training.method == FULL else base
     predictor = Predictor(split(config), text, outcome.head, outcome.deltas)
     return concluded(id, backbone, made, outcome, predictor, params, features, plan)
 
@@ -164,43 +151,34 @@ class _Stages:
         devices: Sequence[jax.Device],
         report: Callable[[Step], None],
     ) -> None:
-        self._training, self._config, self._base = training, config, base
+        self._training, self._encoder, self._base = training, split(config), base
         self._plan = settled(training.plan, len(made.rows.tokens))
         self._made = made
         self._pad_id, self._folder, self._devices, self._report = pad_id, folder, devices, report
         self._number = 0
 
     def run(self, going_on: Recipe | None) -> Outcome:
-        training = self._training
+        own, epochs = self._training, self._plan.epochs
         if going_on is not None:
-            return self._one(going_on)
-        if training.method == "diff":
-            search = DiffGates(self._config, self._base, **training.settings)
-            first = max(1, round(SEARCH * self._plan.epochs))
-            found = self._one(search, first)
-            return self._one(search.then(found.trained["own"]), max(1, self._plan.epochs - first), found.head)
-        if training.method == "onebit":
-            found = self._one(Full(self._base))
-            return self._one(self._signs(found), 1, found.head)
-        return self._one(_recipe(training, self._config, self._base))
+            stage = Stage(going_on, epochs)
+        else:
+            stage = first_stage(own.method, own.settings, self._encoder.config, self._base, epochs, own.plan.seed)
+        outcome = self._one(stage, self._made.head)
+        while stage.then is not None:
+            stage = stage.then(outcome.trained["own"])
+            outcome = self._one(stage, outcome.head)
+        return outcome
 
-    def _signs(self, full: Outcome) -> Direct:
-        """BitDelta (Liu et al. 2024): signs of the difference stay, their scales are trained on; biases are kept."""
-        before, after = weights_of(self._base, self._config), weights_of(full.trained["own"], self._config)
-        changes = {site: dict(enumerate(np.asarray(after[site] - before[site]))) for site in before}
-        biases = random_start("bitfit", {}, self._config, np.random.default_rng(0), full.trained["own"])
-        return Direct((onebit_delta(changes), biases), RATES["onebit"])
-
-    def _one(self, recipe: Recipe, epochs: int | None = None, head: Head | None = None) -> Outcome:
-        plan = dataclasses.replace(self._plan, epochs=epochs or self._plan.epochs)
+    def _one(self, stage: Stage, head: Head) -> Outcome:
+        plan = dataclasses.replace(self._plan, epochs=stage.epochs)
         keeper = Checkpoints(self._folder / str(self._number)) if self._folder is not None else None
         self._number += 1
         try:
             return train(
-                split(self._config),
+                self._encoder,
                 self._base,
-                recipe,
-                head or self._made.head,
+                stage.recipe,
+                head,
                 self._made.rows,
                 plan,
                 held_out=self._made.judged,
@@ -214,20 +192,10 @@ class _Stages:
                 keeper.close()
 
 
-def _recipe(training: Training, config: BackboneConfig, base: Params) -> Recipe:
-    if training.method == "mask":
-        return MaskScores(base, config)
-    if training.method == "full":
-        return Full(base)
-    return direct_recipe(training.method, training.settings, config, base, training.plan.seed)
-
-
 def _going_on(start: Task, training: Training, config: BackboneConfig, base: Params) -> Recipe | None:
     """None where ``start`` has no deltas. Raises ``InvalidInput`` for another method than its own, or settings."""
     methods = [delta.method for delta in start.deltas]
     if not methods:
         return None
     check_continued(methods, training.method, training.settings)
-    if methods == ["mask"]:
-        return MaskScores(base, config, start.deltas[0])
-    return continued(start.deltas)
+    return continued(start.deltas, config, base)

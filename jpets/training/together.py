@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jpets.deltas.recipe import Direct
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.training.batches import Rows
@@ -22,7 +23,6 @@ from jpets.training.fit import Pace, TaskFunctions, Trained, as_served
 from jpets.training.forward import IMPOSSIBLE, TextRows
 from jpets.training.groups import each_step
 from jpets.training.losses import IGNORED, Labels
-from jpets.training.methods import Direct
 from jpets.training.plan import Plan, SettledPlan, settled
 from jpets.training.run import Outcome, Step, check_batches, mean_held_out
 from jpets.types import Head

@@ -25,18 +25,6 @@ from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, Head, Task
 
 console = Console(stderr=True)
 
-METHOD_SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "adapter": {"bottleneck": 64},
-    "lora": {"sites": ["query", "value"], "rank": 8},
-    "bitfit": {},
-    "mask": {},
-    "diff": {"density": 0.005},
-    "ia3": {},
-    "onebit": {},
-    "prefix": {"tokens": 16},
-    "prompt": {"tokens": 8},
-}
-"""PetS Table 4; LoRA with rank 8 on query and value; the others at their usual sites."""
 LABELS = 4
 MOST_WARM_UPS = 5
 
@@ -74,7 +62,7 @@ def random_tasks(backbone: RandomBackbone, methods: Sequence[str], count: int) -
     tasks = []
     for i in range(count):
         method = methods[i % len(methods)]
-        delta = METHODS[method].init(rng, METHOD_SETTINGS[method], config, 0.02)
+        delta = METHODS[method].init(rng, METHODS[method].usual, config, 0.02)
         kernel = rng.standard_normal((config.hidden_size, LABELS), np.float32) * 0.02
         head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)})
         tasks.append(Task(f"{method}-{i}", ref, (delta,), head, tuple("abcd")))

@@ -101,7 +101,7 @@ def main(
     for task, own in itertools.groupby(within(budget_minutes, began, wanted), key=lambda each: each[0]):
         data = draw(every, TASKS[task], settings.train, settings.test, SEED, share=HELD_OUT / settings.train)
         for _, method, rates in own:
-            result = trained(task, method, SEED, loaded, data, settings, rates)  # type: ignore[arg-type]
+            result = trained(task, method, SEED, loaded, data, settings, rates)
             score = result.scores[TASKS[task].metric]
             append_line(out, {"task": task, "method": method, "rates": dataclasses.asdict(rates), "score": score})
             console.print(f"{task} {method} {rates}: {score:.3f}")

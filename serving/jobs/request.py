@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from serving.http.fields import Text
 
-JobMethod = Literal["adapter", "lora", "bitfit", "ia3", "prefix", "prompt", "mask", "diff", "onebit", "frozen"]
-DEFAULT_METHOD: JobMethod = "lora"
+DEFAULT_METHOD = "lora"
 DataFormat = Literal["csv", "tsv", "jsonl", "parquet"]
 Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,127}$")]
 Column = Annotated[Text, Field(min_length=1, max_length=256)]
@@ -20,6 +31,36 @@ MOST_SETTINGS = 4096
 """Characters of a method's settings."""
 DEEPEST = 4
 """Levels that they nest."""
+
+
+def job_methods() -> Sequence[str]:
+    """What a job may train a task by."""
+    from jpets.deltas import trainable  # takes long to import: a command's help must not wait for it
+    from jpets.deltas.recipe import FROZEN
+
+    return (*trainable(), FROZEN)
+
+
+class _OfJobMethods:
+    """Validation of a method's name, as of a literal, by the methods that there are when it is asked for."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(cls._known, handler(source))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(core), "enum": list(job_methods())}
+
+    @staticmethod
+    def _known(name: str) -> str:
+        *names, last = map(repr, job_methods())
+        if repr(name) not in (*names, last):
+            raise PydanticKnownError("literal_error", {"expected": f"{', '.join(names)} or {last}"})
+        return name
+
+
+JobMethod = Annotated[str, _OfJobMethods]
 
 
 class _Asked(BaseModel):

@@ -12,7 +12,7 @@ from support import Bench, dense_answer, device_params, make_head, make_task, ra
 from checkpoints.task_file import read_task, write_task
 from jpets.config import NAMED_BACKBONES
 from jpets.deltas import METHODS
-from jpets.deltas.diff import diff_delta
+from jpets.deltas.entries import diff_delta
 from jpets.engine.batch.bucket import Bucket, make_variant
 from jpets.engine.batch.layout import class_needs
 from jpets.errors import InvalidTask

@@ -17,7 +17,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.torch_file import read_torch
 from jpets.deltas import class_method
 from jpets.deltas.adapter import adapter_placement
-from jpets.deltas.diff import diff_delta
+from jpets.deltas.entries import diff_delta
 from jpets.deltas.lora import lora_delta
 from jpets.deltas.sites import BoundClass
 from jpets.engine.batch.assembly import assemble

@@ -12,6 +12,8 @@ import pytest
 from support import shallow
 
 from jpets.deltas import METHODS
+from jpets.deltas.mask import MaskScores
+from jpets.deltas.recipe import Recipe
 from jpets.errors import InvalidInput
 from jpets.model.encoder import random_params, split
 from jpets.tokenizing import TextEncoder
@@ -19,10 +21,9 @@ from jpets.training.data import Example
 from jpets.training.forward import task_outputs
 from jpets.training.heads import new_head
 from jpets.training.labels import make_rows
-from jpets.training.methods import RATES, Recipe, continued
+from jpets.training.methods import continued, rates
 from jpets.training.plan import Plan, Training
 from jpets.training.session import run_training
-from jpets.training.sparse import MaskScores
 from jpets.training.tokens import rectangle
 from jpets.types import BackboneRef, Delta, Preprocessing, Task
 
@@ -42,7 +43,7 @@ def task_of(*deltas: Delta) -> Task:
 
 
 def recipe_of(delta: Delta, base: dict[str, Any]) -> Recipe:
-    return MaskScores(base, CONFIG, delta) if delta.method == "mask" else continued([delta])
+    return continued([delta], CONFIG, base)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_it_starts_with_the_tasks_answers_and_keeps_its_places(method: str, sett
         (["lora"], Training("adapter"), "method: training goes on from a task of lora, found adapter"),
         (["lora"], Training("frozen"), "found frozen"),
         (["lora"], Training("lora", {"rank": 2}), r"settings: those of the task .* stay, found \['rank'\]"),
-        (["mask", "bitfit"], Training("mask"), rf"goes on from any of .*{sorted(RATES)[0]}.* found \['mask'\]"),
+        (["mask", "bitfit"], Training("mask"), rf"goes on from any of .*{sorted(rates())[0]}.* found \['mask'\]"),
         (["lora"], Training("lora", problem="regression"), "problem: expected labels of texts for regression"),
         (["lora"], Training("lora", head="embedding"), "head: expected a task with embedding to go on from"),
     ],

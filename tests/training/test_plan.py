@@ -16,7 +16,7 @@ from jpets.training.groups import each_step
 from jpets.training.heads import new_head, usual_answer
 from jpets.training.linear import fitted_rows, linear_head
 from jpets.training.losses import IGNORED
-from jpets.training.methods import RATES
+from jpets.training.methods import rates
 from jpets.training.metrics import main_name, main_score
 from jpets.training.plan import FEW_TEXTS, LEAST_EPOCHS, LEAST_OF_FEW, MOST_EPOCHS, UPDATES, Plan, settled
 from jpets.training.together import _check_batch
@@ -37,7 +37,7 @@ def test_eight_hundred_texts_get_what_the_debian_experiment_found() -> None:
     """Batches of 16, two hundred updates: ``docs/experiments.md``."""
     found = settled(Plan(), 800)
     assert (found.batch, found.epochs, found.head_rate) == (16, 4, 5e-3)
-    assert (RATES["adapter"], RATES["lora"], RATES["bitfit"]) == (2e-3, 4e-3, 3e-3)
+    assert [rates()[name] for name in ("adapter", "lora", "bitfit")] == [2e-3, 4e-3, 3e-3]
 
 
 def test_what_a_plan_says_itself_stays() -> None:

@@ -16,7 +16,11 @@ import pytest
 from support import ENGINE_SETTINGS, shallow
 
 from checkpoints.task_file import read_task, task_to_bytes
+from jpets.deltas import trainable
+from jpets.deltas.diff import DiffGates
+from jpets.deltas.mask import MaskScores, kept
 from jpets.deltas.merge import kernel
+from jpets.deltas.recipe import Recipe
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.errors import InvalidInput, OutOfSpace
@@ -28,11 +32,10 @@ from jpets.training.forward import task_outputs
 from jpets.training.heads import new_head
 from jpets.training.labels import label_names, make_rows
 from jpets.training.many import train_many
-from jpets.training.methods import DIRECT, Recipe, direct_recipe
+from jpets.training.methods import direct_recipe, is_direct
 from jpets.training.plan import Plan, Training
 from jpets.training.run import Step, train
 from jpets.training.session import evaluate_task, run_training
-from jpets.training.sparse import DiffGates, MaskScores, kept
 from jpets.training.together import Member, train_together
 from jpets.training.tokens import rectangle
 from jpets.types import Preprocessing, Query
@@ -71,7 +74,7 @@ def rows_of(given: list[Example]) -> Any:
 
 def recipes(base: dict[str, Any]) -> dict[str, Recipe]:
     config = CONFIG
-    found: dict[str, Recipe] = {name: direct_recipe(name, {}, config, base) for name in DIRECT}
+    found: dict[str, Recipe] = {name: direct_recipe(name, {}, config, base) for name in trainable() if is_direct(name)}
     return found | {"mask": MaskScores(base, config), "diff": DiffGates(config, base)}
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benches.shared import RandomBackbone
-from jpets.deltas import merge_deltas, task_lead
+from jpets.deltas import METHODS, class_method, merge_deltas, task_lead
 from jpets.deltas.bank import Bank, lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.assembly import Assembled, assemble
@@ -26,8 +26,6 @@ from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
 from jpets.model.encoder import Params, cast_params
 from jpets.types import Task
 
-INLINE = ("adapter", "prefix", "prompt", "head")
-"""What is no change of the weights."""
 AT_ONCE = 4
 """Copies that ``pars`` runs concurrently."""
 
@@ -56,7 +54,7 @@ class MergedCopies:
         self._calls: list[Call] = []
         self._programs: dict[ProgramKey, Program] = {}
         for i, task in enumerate(tasks):
-            own = any(delta.method not in INLINE for delta in task.deltas)
+            own = any(METHODS[delta.method].merges for delta in task.deltas)
             params = self._merged(task, backbone.params, shared) if own else shared
             longest = max(lengths[i * per_task : (i + 1) * per_task])
             self._calls.append(self._call(task, params, per_task, longest))
@@ -64,7 +62,7 @@ class MergedCopies:
     def _call(self, task: Task, params: Params, rows: int, length: int) -> Call:
         banks: dict[ClassKey, Bank] = {}
         for part in lower_task(task, self._config):
-            if part.key.method in INLINE:
+            if not class_method(part.key.method).merges:
                 banks[part.key] = Bank(part.key, 2, self._config, "bfloat16", self._base_bias, self._mesh.bank)
                 banks[part.key].write(1, slot_arrays(part, part.key, self._config, "bfloat16", self._base_bias))
         padded, lead, slots = -(-length // 8) * 8, task_lead(task), dict.fromkeys(banks, 1)
@@ -79,7 +77,7 @@ class MergedCopies:
 
     def _merged(self, task: Task, host: Params, shared: Params) -> Params:
         params: Params = {**host, "layers": dict(host["layers"])}
-        dense = [delta for delta in task.deltas if delta.method not in INLINE]
+        dense = [delta for delta in task.deltas if METHODS[delta.method].merges]
         params = merge_deltas(dense, self._config, jax.tree.map(jnp.asarray, params))
         own = cast_params({name: params[name] for name in ("layers", "bias")}, "bfloat16")
         return {**shared, **jax.block_until_ready(own)}

@@ -16,7 +16,7 @@ import numpy as np
 import typer
 
 from benches.engine.task_files import read_task, write_task
-from benches.shared import METHOD_SETTINGS, RandomBackbone, console, interleave, paired_ratio, random_backbone, report
+from benches.shared import RandomBackbone, console, interleave, paired_ratio, random_backbone, report
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket
@@ -44,7 +44,7 @@ def write_tasks(folder: pathlib.Path, backbone: RandomBackbone, methods: Sequenc
         if path.exists():
             continue
         rng, labels = np.random.default_rng(number), 4 * 4 ** (number % len(methods))
-        delta = METHODS[method].init(rng, METHOD_SETTINGS[method], config, 0.02)
+        delta = METHODS[method].init(rng, METHODS[method].usual, config, 0.02)
         kernel = rng.standard_normal((config.hidden_size, labels), np.float32) * 0.1
         head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(labels, np.float32)})
         task = Task(name, ref, (delta,), head, tuple(f"label-{label}" for label in range(labels)))

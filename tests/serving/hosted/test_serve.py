@@ -22,7 +22,7 @@ import pytest
 import uvicorn
 
 from jpets.app.hosting import make_engine
-from jpets.app.standard import STANDARD_SETTINGS, standard_tasks
+from jpets.app.standard import standard_methods, standard_tasks
 from jpets.deltas.bank import lower_task, tightest
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
@@ -212,7 +212,7 @@ def test_the_interval_of_balancing_is_the_operators(backbone: Any, tmp_path: Pat
 
 def test_standard_tasks_make_room_for_the_methods_of_pets(backbone: Any) -> None:
     tasks = standard_tasks(backbone)
-    assert [task.deltas[0].method for task in tasks] == list(STANDARD_SETTINGS)
+    assert [task.deltas[0].method for task in tasks] == list(standard_methods())
     assert all(lower_task(task, backbone.config) for task in tasks)
     classes = [part.key for task in tasks for part in lower_task(task, backbone.config)]
     tensors = {"kernel": np.zeros((backbone.config.hidden_size, 2)), "bias": np.zeros(2)}

@@ -6,9 +6,10 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
 from jpets.app.commands.client.jobs import follow, print_job, start_job, texts_to_send
@@ -16,14 +17,23 @@ from jpets.app.commands.options import named
 from jpets.app.commands.output import JsonOption
 from jpets.app.commands.tasks.store import on_command_line
 from jpets.app.commands.training.here import train_each, train_one
-from serving.jobs.request import DEFAULT_METHOD, FineTune, JobMethod
+from serving.jobs.request import DEFAULT_METHOD, FineTune, job_methods
 
 if TYPE_CHECKING:
     from jpets.training.data import Columns
 
 LISTS = ("sites", "layers")
 """Settings that are lists, of one too."""
-METHODS: Sequence[str] = get_args(JobMethod)
+
+
+class TrainCommand(TyperCommand):
+    """Its help lists the methods, which take long to import."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for option in self.params:
+            if isinstance(option, TyperOption) and option.name == "method":
+                option.help = f"{', '.join(job_methods())}  {option.help}"
+        super().format_help(ctx, formatter)
 
 
 def train(
@@ -48,9 +58,7 @@ def train(
     ] = None,
     server: ServerUrl = DEFAULT_SERVER,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="with --task, follow the job to its end")] = True,
-    method: Annotated[
-        str | None, typer.Option(help=f"{', '.join(METHODS)}  [lora; with --from the method of that task]")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="[lora; with --from the method of that task]")] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the method, as rank=16 or sites=query,value")
     ] = None,
@@ -106,7 +114,7 @@ def train(
     from jpets.training.process import set_up_training
 
     for name, value, known in (
-        ("--method", method, (None, *METHODS)),
+        ("--method", method, (None, *job_methods())),
         ("--pooling", pooling, ("mean", "cls", "pooler")),
         ("--dtype", dtype, ("bfloat16", "float32")),
         ("--problem", problem, (None, "regression")),
