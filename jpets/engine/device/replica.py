@@ -19,7 +19,8 @@ import numpy as np
 
 from jpets.deltas.bank import Bank, SlotArrays
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Assembled, assemble
+from jpets.engine.batch.assembly import Assembled, fill
+from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Row, TokenInput
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.network import Outputs, Params, State
@@ -159,7 +160,11 @@ class Replica:
         return moved
 
     def assemble(self, rows: Sequence[Row], program: Program) -> Assembled:
-        return assemble(rows, program.key.bucket, program.key.variant, self._inputs)
+        return self.fill(Layout(rows, program.key.bucket), rows, program)
+
+    def fill(self, layout: Layout, rows: Sequence[Row], program: Program) -> Assembled:
+        """``assemble`` for rows that were laid out before; ``rows`` are the layout's, with what was looked up since."""
+        return fill(layout, rows, program.key.variant, self._inputs)
 
     def dispatch(self, program: Program, assembled: Assembled, params: Params | None = None) -> Outputs:
         """Owner thread only. Starts the program, on other parameters of the same shapes if asked, and returns before
