@@ -18,10 +18,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from results.markdown import markdown_table
 from rich.markdown import Markdown
 
 from checkpoints.source import load_backbone
-from experiments.debian_report import markdown_table
 from experiments.debian_tasks import (
     BACKBONE,
     Rates,

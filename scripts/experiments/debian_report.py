@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from benches import shared
+from results.markdown import markdown_table
 
 from experiments.package_tasks import TASKS
 from jpets.deltas import trainable
@@ -83,11 +84,6 @@ def _scores(lines: Sequence[Line], task: str, method: str) -> str:
     if len(own) < 2:
         return f"{own[0]:.1f}" if own else ""
     return f"{np.mean(own):.1f} ± {np.std(own, ddof=1):.1f}"
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    numbers = "|".join("---:" if at else "---" for at in range(len(head)))
-    return "\n".join([f"| {' | '.join(head)} |", f"|{numbers}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def replace_tables(page: str, written: str) -> str:

@@ -20,11 +20,11 @@ from typing import Annotated, Any, cast
 
 import numpy as np
 import typer
+from results.markdown import markdown_table
 from rich.markdown import Markdown
 
 from checkpoints.backbone import Backbone
 from checkpoints.source import load_backbone
-from experiments.debian_report import markdown_table
 from experiments.debian_tasks import BACKBONE, append_line, chosen, console, read_lines, within
 from experiments.package_tasks import TASKS, Described, PackageTask, known_packages, labelled
 from jpets.training.data import Example

@@ -1,0 +1,123 @@
+"""The benchmarks' JSON files, and the commands that made them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """One file: what ran with which settings on which machine, and the figures of every system."""
+
+    path: pathlib.Path
+    name: str
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    settings: Mapping[str, Any]
+    systems: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The file's place in ``docs/results``, without its ending."""
+        return self.path.relative_to(RESULTS).with_suffix("").as_posix()
+
+    @property
+    def cpu(self) -> str:
+        """The machine as tables name it."""
+        return "Xeon" if "Xeon" in self.machine["cpu"] else "EPYC" if "EPYC" in self.machine["cpu"] else "?"
+
+
+def read_documents(folder: pathlib.Path) -> list[Document]:
+    """All reports of ``bench.py`` below a folder, by path. Other JSON files (profiles, the soak's) are left out."""
+    found = []
+    for path in sorted(folder.rglob("*.json")):
+        raw = json.loads(path.read_text())
+        if "systems" in raw:
+            keys = ("name", "machine", "versions", "settings", "systems")
+            found.append(Document(path, *(raw[key] for key in keys)))
+    return found
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def named(documents: Sequence[Document], name: str) -> list[Document]:
+    return [document for document in documents if document.name == name]
+
+
+def bench_commands() -> Mapping[str, typer.core.TyperCommand]:
+    """The commands of ``bench.py``, by name."""
+    import bench  # JAX comes with it: only for the page
+
+    group = typer.main.get_command(bench.app)
+    assert isinstance(group, typer.core.TyperGroup)
+    return {name: own for name, own in group.commands.items() if isinstance(own, typer.core.TyperCommand)}
+
+
+def command(document: Document, commands: Mapping[str, typer.core.TyperCommand]) -> str:
+    """How to make the file again, as ``FILE``: options whose values are not ``bench.py``'s defaults."""
+    if document.name == "debian-tasks":
+        return "PYTHONPATH=scripts python -m experiments.debian_tasks report LINES --json FILE"
+    if document.name == "infinity":
+        return "PYTHONPATH=scripts python -m benches.service.infinity --infinity COMMAND " + _given(
+            {key: document.settings[key] for key in ("seconds", "rounds")} | {"json": "FILE"}
+        )
+    given = {key: value for key, value in document.settings.items() if value is not None}
+    given |= {option: ",".join(values) for option, values in _of_systems(document).items()}
+    if "profile" in given:
+        given["profile"] = f"docs/results/cpu-2core/{given['profile']}"
+    options = {option.name: option.default for option in commands[document.name].params}
+    chosen = {key: value for key, value in given.items() if key in options and value != options[key]}
+    return f"python scripts/bench.py {document.name} " + _given(chosen | {"json": "FILE"})
+
+
+def _of_systems(document: Document) -> dict[str, Sequence[str]]:
+    """Options that say which systems and cases there are, as the figures show."""
+    names = list(document.systems)
+    series = [own["points"] for own in document.systems.values() if "points" in own]
+    match document.name:
+        case "throughput" | "serving":
+            found: dict[str, Sequence[str]] = {"systems": names}
+            if "reference" in document.settings:
+                longest = max((own["curve"] for own in document.systems.values()), key=len)
+                found["loads"] = [f"{point['load']:g}" for point in longest]
+            return found
+        case "batching":
+            policies = dict.fromkeys("fixed" if name.startswith("fixed") else name for name in names)
+            return {"policies": list(policies)}
+        case "interval":
+            return {"systems": names, "redraws": [f"{point['redraw']:g}" for point in series[0]]}
+        case "migration":
+            return {"systems": names}
+        case "tenants":
+            return {"loads": list(dict.fromkeys(name.rpartition(" ")[2] for name in names))}
+        case "jobs":
+            return {"rates": [name.removesuffix("/s") for name in names]}
+        case "arrivals":
+            cases = list(dict.fromkeys(name.split("/")[0] for name in names))
+            return {
+                "rates": [case.split()[1] for case in cases if case.startswith("rate")],
+                "bursts": [case.split()[1] for case in cases if case.startswith("burst")],
+                "systems": list(dict.fromkeys(name.split("/")[1] for name in names)),
+            }
+        case _:
+            return {}
+
+
+def _given(options: Mapping[str, Any]) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {_value(value)}" for name, value in options.items())
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else shlex.quote(str(value))

@@ -1,0 +1,184 @@
+"""Tables of what one engine does: throughput, shares of time, room, order of operators, many tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from results.documents import Document
+from results.markdown import MISSING, markdown_table, milliseconds, percent, ratio
+
+PETS_TASKS = {"bert-base": 2164, "distilbert": 4344, "bert-large": 560}
+"""PetS table 5: the most tasks in 32 GB, of its four methods."""
+PETS_METHODS = {"adapter", "bitfit", "mask", "diff"}
+
+
+def methods(settings: Mapping[str, Any]) -> str:
+    return settings["methods"].replace(",", ", ")
+
+
+def throughput(found: Sequence[Document]) -> str:
+    rows = []
+    for each in sorted(found, key=lambda one: -one.systems["backbone"]["pets_ratio"]["median"]):
+        own, systems = each.settings, each.systems
+        lengths = f"normal({own['length']}, {own['length_std']:g})" if own["length_std"] else f"{own['length']}"
+        merged = f"; {own['merged_tasks']} tasks have merged copies" if own["merged_tasks"] else ""
+        rows.append(
+            [
+                methods(own) + merged,
+                f"{own['tasks']} x {own['per_task_batch']} x {lengths}",
+                f"{systems['pets']['qps']:.1f}",
+                *(ratio(systems.get(name, {}).get("pets_ratio")) for name in ("backbone", "seqs", "pars", "stacked")),
+            ]
+        )
+    head = ["methods", "tasks x queries x tokens", "jpets, queries/s"]
+    return markdown_table([*head, "/ `backbone`", "/ `seqs`", "/ `pars`", "/ `stacked`"], rows, left=2)
+
+
+def breakdown(found: Sequence[Document]) -> str:
+    parts = []
+    for each in found:
+        own = each.systems["pets"]
+        shares = [[name, percent(share)] for name, share in own["shares"].items()]
+        medians = each.settings["medians"]
+        seconds = [
+            ["batch with all methods", milliseconds(medians["batch"])],
+            *([name, milliseconds(medians[name])] for name in medians if name.startswith("without ")),
+            ["bare backbone", milliseconds(medians["bare"])],
+        ]
+        parts += [markdown_table(["part", "share of a batch's time"], shares)]
+        parts += [markdown_table(["batch", "ms"], seconds)]
+    return "\n\n".join(parts)
+
+
+def scaling(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        few, many, systems = each.settings["few"], each.settings["many"], each.systems
+        over = {"few": ratio(systems["few"]["over_one_each"]), "many": ratio(systems["many"]["over_few"])}
+        rows += [
+            ["one task a method", f"{systems['one-each']['qps']:.1f}", MISSING],
+            [
+                f"{few} tasks",
+                f"{systems['few']['qps']:.1f}",
+                f"{over['few']} x the row above",
+            ],
+            [
+                f"{few} of {many:,} tasks on the device",
+                f"{systems['many']['qps']:.1f}",
+                f"{over['many']} x the row above",
+            ],
+        ]
+    return markdown_table(["batch of", "queries/s", "ratio"], rows)
+
+
+class Capacity(NamedTuple):
+    """The runs of one backbone: five methods, and the four that PetS has."""
+
+    backbone: str
+    five: Document
+    four: Document | None
+
+
+def capacities(found: Sequence[Document]) -> list[Capacity]:
+    """By backbone, those first of which PetS fits most."""
+    result = []
+    for name in sorted({each.settings["backbone"] for each in found}, key=lambda name: -PETS_TASKS.get(name, 0)):
+        own = [each for each in found if each.settings["backbone"] == name]
+        four = next((one for one in own if set(one.settings["methods"].split(",")) == PETS_METHODS), None)
+        result.append(Capacity(name, next(one for one in own if one is not four), four))
+    return result
+
+
+def capacity(found: Sequence[Document]) -> str:
+    counts, sizes = [], []
+    for name, five, four in capacities(found):
+        mixed = [f"{one.systems['mixed']['tasks']:,}" if one else MISSING for one in (five, four)]
+        counts.append([name, *mixed, f"{PETS_TASKS[name]:,}", f"{five.systems['seqs']['tasks']:,}"])
+        sizes.append([name, *(f"{own['bytes_per_task'] / 1e6:.2f}" for own in five.systems.values())])
+    labels = {"mixed": "one of five", "seqs": "merged copy"}
+    systems = [labels.get(key, key) for key in capacities(found)[0].five.systems]
+    head = ["backbone", "jpets, five methods", "jpets, PetS's four", "PetS (its table 5)", "merged copies"]
+    return (
+        f"Tasks in {found[0].settings['budget_gb']:g} GB:\n\n{markdown_table(head, counts)}\n\n"
+        f"MB a task:\n\n{markdown_table(['backbone', *systems], sizes)}\n\n{_checked(found)}"
+    )
+
+
+def _checked(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        mixed = each.systems["mixed"]
+        live = f"{mixed['check_live']:,} / {mixed['check_accounted']:,}"
+        rows.append([each.label, f"{each.settings['check_gb']:g}", f"{mixed['check_tasks']:,}", live])
+    head = ["file", "GB filled with real banks", "tasks in them", "bytes of live arrays / accounted"]
+    return f"The same run, with real arrays:\n\n{markdown_table(head, rows)}"
+
+
+def memory(found: Sequence[Document]) -> str:
+    labels = {"chunks": "chunks that are kept", "arena": "one arena a request", "executables": "XLA, by bucket"}
+    rows = [
+        [labels[name], *(f"{own[key]:.1f}" for key in ("largest_mb", "mean_mb", "new_mb"))]
+        for each in found
+        for name, own in each.systems.items()
+    ]
+    return markdown_table(["allocator", "largest, MB", "mean, MB", "new a request, MB"], rows)
+
+
+def operators(found: Sequence[Document]) -> str:
+    rows = [
+        [
+            f"{each.settings['tasks']} x {each.settings['length']}",
+            *(f"{each.systems[name]['qps']:.0f}" for name in ("fifo", "scheduled")),
+            ratio(each.systems["scheduled"]["fifo_ratio"]),
+        ]
+        for each in found
+    ]
+    return markdown_table(["tasks x tokens", "in the classes' order, queries/s", "scheduled, queries/s", "ratio"], rows)
+
+
+def layerwise(found: Sequence[Document]) -> str:
+    rows = [
+        [
+            name,
+            *(f"{own[key]:.0f}" for key in ("resident_ms", "coarse_ms", "layerwise_ms")),
+            ratio(own["layerwise_of_coarse"]),
+        ]
+        for each in found
+        for name, own in each.systems.items()
+    ]
+    head = ["tasks of the batch", "all there, ms", "brought whole, ms", "layer by layer, ms", "speed by layers / whole"]
+    return markdown_table(head, rows)
+
+
+TRAFFIC = {"zipf": "by Zipf's law", "uniform": "evenly over all", "hot": "32 tasks of them"}
+
+
+def paging(found: Sequence[Document]) -> str:
+    """The side that brings tasks only when nothing else is left to do is left out: it had read no task before."""
+    rows = []
+    for each in found:
+        for name, own in each.systems.items():
+            traffic, side = name.split("/")
+            if side == "paged":
+                base = "resident" if f"{traffic}/resident" in each.systems else "few"
+                rows.append(
+                    [
+                        TRAFFIC[traffic],
+                        f"{each.systems[f'{traffic}/{base}']['qps']:.0f}",
+                        f"{own['qps']:.0f}",
+                        ratio(own[f"over_{base}"]),
+                        f"{own['brought']:.0f} of {each.settings['queries']:,}",
+                        f"{own['host_bytes'] / 1e9:.1f}",
+                    ]
+                )
+    head = ["queries", "all on the device, queries/s", "paged, queries/s", "ratio", "bring a task", "host memory, GB"]
+    return markdown_table(head, rows)
+
+
+def prediction(found: Sequence[Document]) -> str:
+    rows = [[str(each.settings["batches"]), *(percent(each.systems["pets"][key], 1) for key in KEYS)] for each in found]
+    return markdown_table(["random batches", "median error", "nine of ten within", "median bias"], rows)
+
+
+KEYS = ("median_error", "p90_error", "median_bias")

