@@ -1,9 +1,9 @@
 """Pictures and tables of the benchmarks' JSON files.
 
-    python scripts/figures.py docs/results/cpu-2core --out docs/figures --page docs/benchmarks.md
+    python scripts/figures.py docs/results/cpu-2core --out docs/figures --pages
 
-draws one picture for each benchmark of which there are results in the folder (this needs matplotlib: ``pip install
-jpets[plot]``), and writes the tables of all of ``docs/results``. Without ``--out`` it draws nothing.
+draws one picture for each benchmark of which there are results in the folder (needs matplotlib: ``pip install
+jpets[plot]``), and makes the tables of ``docs/benchmarks.md`` and the README anew, from all of ``docs/results``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from typing import Annotated
 
 import typer
 from results.documents import named, read_documents
-from results.page import fill_page
+from results.page import PAGES, fill_page
 
 
 def main(
     results: Annotated[pathlib.Path, typer.Argument(exists=True, file_okay=False, help="folder of JSON results")],
     out: Annotated[pathlib.Path | None, typer.Option(file_okay=False, help="folder of the pictures")] = None,
-    page: Annotated[
-        pathlib.Path | None, typer.Option(exists=True, dir_okay=False, help="Markdown whose tables are to be made anew")
-    ] = None,
+    pages: Annotated[bool, typer.Option("--pages", help="make the pages' tables anew")] = False,
 ) -> None:
-    """Draw every benchmark of which there are results, write the tables of all, or both."""
-    if page is not None:
+    """Draw every benchmark of which there are results, make the tables of all anew, or both."""
+    for page in PAGES if pages else ():
         page.write_text(fill_page(page.read_text()))
         typer.echo(page)
     if out is None:

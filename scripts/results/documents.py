@@ -13,6 +13,7 @@ import typer
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
+BenchCommand = typer.core.TyperCommand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +57,16 @@ def named(documents: Sequence[Document], name: str) -> list[Document]:
     return [document for document in documents if document.name == name]
 
 
-def bench_commands() -> Mapping[str, typer.core.TyperCommand]:
+def bench_commands() -> Mapping[str, BenchCommand]:
     """The commands of ``bench.py``, by name."""
     import bench  # JAX comes with it: only for the page
 
     group = typer.main.get_command(bench.app)
     assert isinstance(group, typer.core.TyperGroup)
-    return {name: own for name, own in group.commands.items() if isinstance(own, typer.core.TyperCommand)}
+    return {name: own for name, own in group.commands.items() if isinstance(own, BenchCommand)}
 
 
-def command(document: Document, commands: Mapping[str, typer.core.TyperCommand]) -> str:
+def command(document: Document, commands: Mapping[str, BenchCommand]) -> str:
     """How to make the file again, as ``FILE``: options whose values are not ``bench.py``'s defaults."""
     if document.name == "debian-tasks":
         return "PYTHONPATH=scripts python -m experiments.debian_tasks report LINES --json FILE"

@@ -1,6 +1,6 @@
-"""The tables of ``docs/benchmarks.md``: the figures of every result file, with the commands that made them.
+"""The tables of ``docs/benchmarks.md`` and the README: figures of result files, with the commands that made them.
 
-The page's prose is written by hand. What this module makes stands between ``<!-- figures: NAME -->`` and
+A page's prose is written by hand. What this module makes stands between ``<!-- figures: NAME -->`` and
 ``<!-- end -->``.
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from results import engine_tables, scheduling_tables, service_tables
 from results.documents import RESULTS, ROOT, Document, bench_commands, command, named, read_documents
+from results.headlines import headlines
 from results.markdown import markdown_table
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Tables = Callable[[Sequence[Document]], str]
 OF_REPORTS: Mapping[str, Tables] = {
@@ -65,21 +66,22 @@ WRITERS: Mapping[str, Mapping[str, str]] = {
 
 
 def fill_page(page: str) -> str:
-    """The page with its tables made anew. Raises ``ValueError`` where results and blocks do not fit each other."""
+    """The page with its tables made anew, for whichever blocks it has.
+
+    Raises ``ValueError`` for a block that has no tables, and for results that none would show.
+    """
     documents = read_documents(RESULTS)
-    blocks = ["machines", *OF_REPORTS, *OF_FILES]
-    found = [match.group(2) for match in BLOCK.finditer(page)]
-    if sorted(found) != sorted(blocks):
-        raise ValueError(f"expected blocks for {', '.join(sorted(blocks))}, found {', '.join(sorted(found))}")
     if unknown := {each.name for each in documents} - OF_REPORTS.keys():
         raise ValueError(f"expected results of benchmarks that have tables, found {', '.join(sorted(unknown))}")
-    written = {"machines": _machines(documents)}
     commands = bench_commands()
+    written = {"machines": _machines(documents), "headlines": headlines(documents, commands)}
     for name in [*OF_REPORTS, *OF_FILES]:
         own = named(documents, name)
         tables = OF_REPORTS[name](own) if name in OF_REPORTS else OF_FILES[name]()
         made = {_place(each.path): command(each, commands) for each in own} | dict(WRITERS.get(name, {}))
         written[name] = f"{tables}\n\nMade by:\n\n{_made(made)}"
+    if strange := {match.group(2) for match in BLOCK.finditer(page)} - written.keys():
+        raise ValueError(f"expected blocks of {', '.join(written)}, found {', '.join(sorted(strange))}")
     return BLOCK.sub(lambda match: f"{match.group(1)}\n{written[match.group(2)]}\n\n{match.group(3)}", page)
 
 
