@@ -1,8 +1,8 @@
-"""The exception tree.
+"""The exception tree::
 
     JpetsError
     |-- InvalidInput (ValueError)          422  the caller's query or file is wrong
-    |   |-- Unparseable                    400
+    |   |-- Unparseable                    400  a body that cannot be read
     |   |-- InputTooLong                   422  more tokens than the model or the task takes
     |   |-- InvalidTask                    422  a task file or task object that cannot be accepted
     |   |   `-- UnknownClass               422  its shape class is outside the server's fixed set
@@ -11,7 +11,7 @@
     |   `-- UnsupportedMedia               415  a body in another format or encoding than is read here
     |-- NotFound (KeyError)                404  unknown task, version or backbone
     |-- Conflict                           409  somebody else changed the task first
-    |-- DeadlineExceeded (TimeoutError)    504
+    |-- DeadlineExceeded (TimeoutError)    504  no answer came in time
     |-- Saturated                          503  the queue is full, or the server drains
     |   `-- Preparing                      503  the task's class is still being made ready
     |-- OutOfSpace                         507  disk full, or no free slot on the device

@@ -1,10 +1,12 @@
-"""Tables and figures as Markdown."""
+"""Tables and figures as Markdown, and their places in a page."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MISSING = ""
 """A cell of which there is no measurement."""
 
@@ -34,3 +36,13 @@ def percent(share: float, digits: int = 0) -> str:
 
 def optional(found: Mapping[str, Any], key: str, form: str) -> str:
     return f"{found[key]:{form}}" if found.get(key) is not None else MISSING
+
+
+def fill_blocks(page: str, written: Mapping[str, str]) -> str:
+    """The page with other text between each ``<!-- generated: NAME -->`` and the next ``<!-- end -->``.
+
+    Raises ``ValueError`` for a block of a name that was not written.
+    """
+    if strange := {match.group(2) for match in BLOCK.finditer(page)} - written.keys():
+        raise ValueError(f"expected blocks of {', '.join(written)}, found {', '.join(sorted(strange))}")
+    return BLOCK.sub(lambda match: f"{match.group(1)}\n{written[match.group(2)]}\n\n{match.group(3)}", page)

@@ -1,22 +1,20 @@
 """The tables of ``docs/benchmarks.md`` and the README: figures of result files, with the commands that made them.
 
-A page's prose is written by hand. What this module makes stands between ``<!-- figures: NAME -->`` and
+A page's prose is written by hand. What this module makes stands between ``<!-- generated: NAME -->`` and
 ``<!-- end -->``.
 """
 
 from __future__ import annotations
 
 import pathlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from results import engine_tables, scheduling_tables, service_tables
 from results.documents import RESULTS, ROOT, Document, bench_commands, command, named, read_documents
 from results.headlines import headlines
-from results.markdown import markdown_table
+from results.markdown import fill_blocks, markdown_table
 
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
-BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Tables = Callable[[Sequence[Document]], str]
 OF_REPORTS: Mapping[str, Tables] = {
     "throughput": engine_tables.throughput,
@@ -80,9 +78,7 @@ def fill_page(page: str) -> str:
         tables = OF_REPORTS[name](own) if name in OF_REPORTS else OF_FILES[name]()
         made = {_place(each.path): command(each, commands) for each in own} | dict(WRITERS.get(name, {}))
         written[name] = f"{tables}\n\nMade by:\n\n{_made(made)}"
-    if strange := {match.group(2) for match in BLOCK.finditer(page)} - written.keys():
-        raise ValueError(f"expected blocks of {', '.join(written)}, found {', '.join(sorted(strange))}")
-    return BLOCK.sub(lambda match: f"{match.group(1)}\n{written[match.group(2)]}\n\n{match.group(3)}", page)
+    return fill_blocks(page, written)
 
 
 def _place(path: pathlib.Path) -> str:

@@ -40,8 +40,8 @@ def _ranked(operators: Sequence[Operator]) -> list[int]:
 def assign_streams(operators: Sequence[Operator], streams: int) -> list[int]:
     """Algorithm 2: the stream of each operator, 0 to ``streams`` - 1, in the order given.
 
-    Operators are ranked by ascending intensity and cut into contiguous shares, floor(rank |S| / |O|), so that
-    different streams get operators that are bound by different resources. (As printed, floor(rank / |S|) leaves S.)
+    Operators are ranked by ascending intensity and cut into contiguous shares, ``floor(rank * S / O)``, so that
+    different streams get operators that are bound by different resources. (As printed, ``floor(rank / S)`` leaves S.)
     Raises ``ValueError`` for fewer than one stream.
     """
     if streams < 1:

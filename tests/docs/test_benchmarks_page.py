@@ -25,7 +25,7 @@ def test_the_tables_are_what_the_script_makes_of_the_results(page: pathlib.Path)
 
 def test_every_result_has_its_place_on_the_page() -> None:
     page = BENCHMARKS.read_text()
-    assert [name for name in (*OF_REPORTS, *OF_FILES) if f"<!-- figures: {name} -->" not in page] == []
+    assert [name for name in (*OF_REPORTS, *OF_FILES) if f"<!-- generated: {name} -->" not in page] == []
     files = [path.relative_to(RESULTS.parent).as_posix() for path in RESULTS.rglob("*") if path.is_file()]
     assert [file for file in files if f"({file})" not in page] == []
 
@@ -42,7 +42,7 @@ def test_every_command_on_a_page_is_one_that_the_benchmarks_take(page: pathlib.P
 
 def test_a_block_without_tables_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected blocks of .*jobs.*, found nonsense"):
-        fill_page("<!-- figures: nonsense -->\n<!-- end -->\n")
+        fill_page("<!-- generated: nonsense -->\n<!-- end -->\n")
 
 
 def test_the_readme_is_short() -> None:

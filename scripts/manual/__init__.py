@@ -1,0 +1,1 @@
+"""Pages of the documentation that the code writes: options, metrics, errors, and the API."""
