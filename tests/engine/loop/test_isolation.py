@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 from support import paused
 
+from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Row
 from jpets.engine.engine import Engine
 from jpets.engine.loop import host_loop
@@ -41,13 +42,13 @@ def in_planning(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_assembly(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assemble = engine.replica.assemble
+    fill = engine.replica.fill
 
-    def assembled(rows: Sequence[Row], program: Any) -> Any:
+    def filled(layout: Layout, rows: Sequence[Row], program: Any) -> Any:
         refuses(rows)
-        return assemble(rows, program)
+        return fill(layout, rows, program)
 
-    monkeypatch.setattr(engine.replica, "assemble", assembled)
+    monkeypatch.setattr(engine.replica, "fill", filled)
 
 
 @pytest.mark.parametrize("fault", [in_planning, in_assembly])
