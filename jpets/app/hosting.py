@@ -131,7 +131,8 @@ def make_engine(
     if len(devices) == together:
         return Engine(backbone, devices=devices, **how)
     rule = options.balance_interval() if options.migrate else None
-    return EngineGroup(backbone, devices, together=together, interval=rule, **how)
+    slices = [devices[first : first + together] for first in range(0, len(devices), together)]
+    return EngineGroup(backbone, slices, interval=rule, **how)
 
 
 def _claim_rest(others: Sequence[Serves], limit: float) -> float:

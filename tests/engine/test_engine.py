@@ -128,7 +128,7 @@ def test_removing_a_task_with_queries_in_flight(engine: Engine) -> None:
         futures = engine.submit([Query("leaving", TEXT), Query("mask", TEXT)] * 5)
         engine.remove_task("leaving")
         added = pool.submit(engine.add_task, other)  # must not take over the leaving task's slots
-        wait_until(lambda: engine.replica.has_staged)
+        wait_until(lambda: engine.replica.staging.waiting)
     added.result(30)
     engine.remove_task("other")
     results = [future.result(30) for future in futures]

@@ -134,7 +134,7 @@ class Growth:
         if len(self._replica.mesh.devices) == 1:
             action()
         else:
-            self._wait(self._replica.stage(action))
+            self._wait(self._replica.staging.stage(action))
 
     def _bring(self, key: ProgramKey) -> None:
         if self._closed:

@@ -80,7 +80,7 @@ class Programs:
             jax.block_until_ready(self._replica.try_out_beside(program, assembled))
         else:
             run = partial(self._replica.try_out, program, assembled)
-            self._wait(self._replica.stage(lambda: jax.block_until_ready(run())))
+            self._wait(self._replica.staging.stage(lambda: jax.block_until_ready(run())))
 
     def _compile(self, key: ProgramKey) -> Program:
         """A program compiled here and kept; one that was loaded must not be kept again, it would lack its code."""

@@ -9,9 +9,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,10 +20,10 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.assembly import Assembled, fill
 from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Row, TokenInput
+from jpets.engine.device.staging import Staging
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.network import Outputs, Params, State
 from jpets.engine.programs.program import Family, Program, ProgramKey
-from jpets.errors import SHUTTING_DOWN, Saturated
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +63,10 @@ class Replica:
         self._programs: dict[ProgramKey, Program] = {}
         self.programs: Sequence[Program] = ()
         """Those that are ready; a new tuple whenever one comes or goes."""
-        self._staged: deque[tuple[Callable[[], object], Future[None]]] = deque()
+        self.staging = Staging()
         self._lock = threading.Lock()
         self._handing = threading.Lock()
         """Held while another thread than the owner hands the banks to a program: they must not be donated then."""
-        self._stopped = False
-        self.wake: Callable[[], None] = lambda: None
-        """Called when something is staged, so that an idle owner thread looks."""
 
     @property
     def device(self) -> jax.Device:
@@ -105,41 +100,6 @@ class Replica:
         with self._lock:
             self._programs.pop(key, None)
             self.programs = tuple(self._programs.values())
-
-    def stage(self, action: Callable[[], object]) -> Future[None]:
-        """Work for the owner thread between two batches; the next batch sees what it did once the future is done.
-
-        Raises ``Saturated`` once the owner thread has stopped.
-        """
-        done: Future[None] = Future()
-        with self._lock:
-            if self._stopped:
-                raise Saturated(SHUTTING_DOWN)
-            self._staged.append((action, done))
-        self.wake()
-        return done
-
-    def stop_staging(self) -> None:
-        """Owner thread only, when it ends: does what is staged and refuses more."""
-        with self._lock:
-            self._stopped = True
-        self.apply_staged()
-
-    @property
-    def has_staged(self) -> bool:
-        return bool(self._staged)
-
-    def apply_staged(self) -> None:
-        """Owner thread only."""
-        while self._staged:
-            action, done = self._staged.popleft()
-            try:
-                action()
-            except Exception as error:  # handed to whoever waits for it; the loop must go on
-                log.exception("staged work failed")
-                done.set_exception(error)
-            else:
-                done.set_result(None)
 
     def write(self, contents: SlotContents) -> None:
         """Owner thread only. Puts (slot, arrays) into each class's bank."""

@@ -37,8 +37,9 @@ STARTS = 4
 
 
 class EngineGroup(Serves):
-    """``devices`` is at least one; so many as are ``together`` compute each batch in common (tensor parallelism) and
-    count as one here. ``host_memory_gb`` and ``response_cache_mb`` are for all; what else is a limit, is each device's.
+    """``devices`` is at least one. Several that are given as one item compute each batch together (tensor parallelism)
+    and count as one here. ``host_memory_gb`` and ``response_cache_mb`` are for all; other limits are of each
+    device.
 
     ``interval`` says when tasks move by themselves; None: only when ``mover`` is told.
     """
@@ -46,21 +47,19 @@ class EngineGroup(Serves):
     def __init__(
         self,
         backbone: LoadedBackbone,
-        devices: Sequence[jax.Device],
+        devices: Sequence[jax.Device | Sequence[jax.Device]],
         settings: EngineSettings | None = None,
         *,
         reserve: Iterable[Task] = (),
         coming: Mapping[ClassKey, int] | None = None,
         cache_dir: pathlib.Path | None = None,
         buckets: Sequence[Bucket] | None = None,
-        together: int = 1,
         interval: AdaptiveInterval | None = None,
     ) -> None:
-        if not devices or len(set(devices)) != len(devices) or len(devices) % together:
-            raise ValueError(
-                f"expected one device or more, each once, a multiple of {together}, got {list(map(str, devices))}"
-            )
-        slices = [devices[first : first + together] for first in range(0, len(devices), together)]
+        slices = [tuple(item) if isinstance(item, Sequence) else (item,) for item in devices]
+        every = [device for some in slices for device in some]
+        if not every or len(set(every)) != len(every):
+            raise ValueError(f"expected one device or more, each once, got {list(map(str, every))}")
         own = _divided(settings or EngineSettings(), len(slices))
         shapes = list(reserve)
         part = {key: math.ceil(count / len(slices)) for key, count in (coming or {}).items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import queue
 import threading
 import time
@@ -22,6 +21,7 @@ from jpets.config import EngineSettings
 from jpets.engine.device.memory import is_out_of_memory
 from jpets.engine.device.replica import Replica
 from jpets.engine.loop.completion import Completion, InFlight
+from jpets.engine.loop.trigger import Trigger
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.planner import Planner
 from jpets.engine.queue.answers import LATE, Answers
@@ -29,7 +29,6 @@ from jpets.engine.queue.pending import WINDOW, Pending, PendingQueue
 from jpets.engine.results.stats import Stats
 from jpets.engine.workloads.workload import Workload
 from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, Saturated
-from jpets.scheduling.order.trigger import lazy_wait
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +76,11 @@ class HostLoop:
         """Parts of batches that did not run whole."""
         self._ended = False
         self._progress = time.monotonic()
+        self._trigger = Trigger(planner, pending, settings)
         self._completion = Completion(workload, planner, pending, answers, stats)
         self._owner = threading.Thread(target=self._own, name="jpets-device", daemon=True)
         self._completer = threading.Thread(target=self._complete, name="jpets-complete", daemon=True)
-        replica.wake = self._wake
+        replica.staging.wake = self._wake
 
     def start(self) -> None:
         self._completer.start()
@@ -121,14 +121,14 @@ class HostLoop:
     def _own(self) -> None:
         while True:
             with self._pending.changed:
-                while not (self._pending.ready or self._replica.has_staged or self._again or self._pending.closed):
+                while not (self._pending.ready or self._replica.staging.waiting or self._again or self._pending.closed):
                     self._pending.changed.wait()
                     self._progress = time.monotonic()
-            self._replica.apply_staged()
+            self._replica.staging.apply()
             while self._again:
                 self._run_again(self._again.popleft())
             if self._pending.closed:
-                self._replica.stop_staging()
+                self._replica.staging.stop()
                 self._end()
                 self._fetch.put(None)
                 return
@@ -181,7 +181,7 @@ class HostLoop:
 
     def _plan_ahead(self) -> Plan | None:
         waiting = self._pending.most_urgent(WINDOW)
-        if not waiting or self._settings.trigger != "hungry":
+        if not waiting or not self._trigger.hungry:
             return None
         with contextlib.suppress(Exception):  # where there is something wrong, it is when the plan is needed too
             return self._planner.next_batch(waiting)
@@ -197,7 +197,7 @@ class HostLoop:
         if not waiting:
             return None
         if plan is None:
-            if self._wait_for_more(waiting):
+            if self._trigger.wait(waiting):
                 return None
             plan = self._plan(waiting)
         taken = self._pending.serve(plan.pendings, self._planner.keeping) if plan is not None else []
@@ -209,7 +209,7 @@ class HostLoop:
             self._planner.serving(plan)
             for hook in list(self.hooks):
                 hook(taken)
-            self._replica.apply_staged()
+            self._replica.staging.apply()
             started = self._start(plan)
         except Exception as error:  # one bad batch must not take the server down
             log.exception("a batch did not start")
@@ -284,31 +284,6 @@ class HostLoop:
             return
         self._dispatched += 1
         self._fetch.put(started)
-
-    def _wait_for_more(self, waiting: Sequence[Pending]) -> bool:
-        """Lazy trigger: sleeps if more queries should join first; true when the caller has to look again."""
-        settings = self._settings
-        if settings.trigger == "hungry":
-            return False
-        try:
-            predicted = self._planner.predicted(waiting)
-        except Exception:  # noqa: BLE001 (whoever cannot be planned hears so when it is)
-            return False
-        now, deadline = time.monotonic(), self._pending.earliest_deadline()
-        wait = lazy_wait(
-            oldest_waited=now - min(p.arrived for p in waiting),
-            waiting=len(waiting),
-            predicted=predicted,
-            timeout=settings.lazy_wait,
-            size=settings.lazy_size,
-            latency_target=settings.latency_target,
-            left=math.inf if deadline is None else deadline - now,
-        )
-        if wait <= 0:
-            return False
-        with self._pending.changed:
-            self._pending.changed.wait(wait)
-        return True
 
     def _complete(self) -> None:
         while (batch := self._fetch.get()) is not None:

@@ -72,7 +72,7 @@ class TaskAdder:
         slots = self._with_numbers(keys, partial(self._tasks.slots.reserve, keys, tenant))
         try:
             contents = {key: (slots[key], arrays) for key, arrays in loaded.contents.items()}
-            self._wait(self._replica.stage(partial(self._writer.write, contents)))
+            self._wait(self._replica.staging.stage(partial(self._writer.write, contents)))
         except BaseException:
             self._tasks.slots.release(slots)
             raise
@@ -93,7 +93,7 @@ class TaskAdder:
             return None
         try:
             contents: dict[ClassKey, SlotArrays] = {}
-            self._wait(self._replica.stage(lambda: contents.update(self._replica.read(resident.slots))))
+            self._wait(self._replica.staging.stage(lambda: contents.update(self._replica.read(resident.slots))))
             return LoadedTask(resident.task, contents, resident.pooling, resident.longest, resident.lead)
         finally:
             self._tasks.done(resident)

@@ -79,7 +79,7 @@ class Delivery:
                     failures[coming.entry] = error
 
         try:
-            done = self._replica.stage(write)
+            done = self._replica.staging.stage(write)
         except Saturated:  # the engine closes; queries that wait hear it from there
             return
         self.counts["bytes"] += sum(coming.loaded.nbytes for coming in batch)

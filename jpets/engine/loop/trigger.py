@@ -1,0 +1,49 @@
+"""When a batch starts: at once, or a little later with more queries (TurboTransformers section 5)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from jpets.config import EngineSettings
+from jpets.engine.planning.planner import Planner
+from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.scheduling.order.trigger import lazy_wait
+
+
+class Trigger:
+    """By the engine's settings: ``hungry`` never waits, ``lazy`` does while that is predicted to pay."""
+
+    def __init__(self, planner: Planner, pending: PendingQueue, settings: EngineSettings) -> None:
+        self._planner = planner
+        self._pending = pending
+        self._settings = settings
+
+    @property
+    def hungry(self) -> bool:
+        return self._settings.trigger == "hungry"
+
+    def wait(self, waiting: Sequence[Pending]) -> bool:
+        """Sleeps if more queries should join these first; true when the caller has to look again."""
+        if self.hungry:
+            return False
+        try:
+            predicted = self._planner.predicted(waiting)
+        except Exception:  # noqa: BLE001 (queries that cannot be planned are told so when they are)
+            return False
+        settings, now, deadline = self._settings, time.monotonic(), self._pending.earliest_deadline()
+        seconds = lazy_wait(
+            oldest_waited=now - min(p.arrived for p in waiting),
+            waiting=len(waiting),
+            predicted=predicted,
+            timeout=settings.lazy_wait,
+            size=settings.lazy_size,
+            latency_target=settings.latency_target,
+            left=math.inf if deadline is None else deadline - now,
+        )
+        if seconds <= 0:
+            return False
+        with self._pending.changed:
+            self._pending.changed.wait(seconds)
+        return True
