@@ -173,7 +173,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monke
     for owner, attribute, what in (
         (group.members[target].replica, "write", breaks),
         (group.members[source].replica, "read", breaks),
-        (group.members[target].tasks, "reserve", full),
+        (group.members[target].tasks.slots, "reserve", full),
     ):
         failed = group.mover.counts["failed"]
         with monkeypatch.context() as patch:
