@@ -128,10 +128,10 @@ def make_engine(
         "cache_dir": options.cache_dir,
         "buckets": options.bucket_menu(),
     }
-    if len(devices) == together:
+    slices = [devices[first : first + together] for first in range(0, len(devices), together)]
+    if len(slices) == 1:
         return Engine(backbone, devices=devices, **how)
     rule = options.balance_interval() if options.migrate else None
-    slices = [devices[first : first + together] for first in range(0, len(devices), together)]
     return EngineGroup(backbone, slices, interval=rule, **how)
 
 

@@ -37,9 +37,8 @@ STARTS = 4
 
 
 class EngineGroup(Serves):
-    """``devices`` is at least one. Several that are given as one item compute each batch together (tensor parallelism)
-    and count as one here. ``host_memory_gb`` and ``response_cache_mb`` are for all; other limits are of each
-    device.
+    """``devices`` is at least one; several in place of one compute each batch together (tensor parallelism) and count
+    as one here. ``host_memory_gb`` and ``response_cache_mb`` are for all; what else is a limit, is each device's.
 
     ``interval`` says when tasks move by themselves; None: only when ``mover`` is told.
     """
@@ -56,7 +55,7 @@ class EngineGroup(Serves):
         buckets: Sequence[Bucket] | None = None,
         interval: AdaptiveInterval | None = None,
     ) -> None:
-        slices = [tuple(item) if isinstance(item, Sequence) else (item,) for item in devices]
+        slices = [(some,) if isinstance(some, jax.Device) else tuple(some) for some in devices]
         every = [device for some in slices for device in some]
         if not every or len(set(every)) != len(every):
             raise ValueError(f"expected one device or more, each once, got {list(map(str, every))}")

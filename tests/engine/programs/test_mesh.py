@@ -99,8 +99,8 @@ def test_a_second_start_compiles_nothing(pair: Engine, cache: Path, monkeypatch:
 
 def test_a_group_of_pairs(pair: Engine, cache: Path) -> None:
     tasks = [task for task in method_tasks(shallow()) if task.id in ("bitfit", "lora")]
-    first, second, third, fourth = jax.local_devices()[:4]
-    pairs = [(first, second), (third, fourth)]
+    one, two, three, four = jax.local_devices()[:4]
+    pairs = [(one, two), (three, four)]
     with EngineGroup(shallow(), pairs, ENGINE_SETTINGS, reserve=tasks, cache_dir=cache, buckets=BUCKETS) as group:
         group.start()
         for task in tasks:
