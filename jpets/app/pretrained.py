@@ -11,6 +11,7 @@ from checkpoints.task_file import read_task
 from jpets.config import DType, EngineSettings
 from jpets.engine.engine import Engine as CoreEngine
 from jpets.engine.tasks.entries import DEFAULT_TENANT
+from jpets.engine.tasks.lowered import LoweredTask
 from jpets.types import Task
 from jpets.xla_flags import set_xla_flags
 
@@ -60,14 +61,13 @@ class Engine(CoreEngine):
 
     def add_task(
         self,
-        task: TaskSource,
+        task: TaskSource | LoweredTask,
         *,
         tenant: str = DEFAULT_TENANT,
         version: int | None = None,
         load: Callable[[], Task] | None = None,
     ) -> None:
         """Loads a task object or file (its id is the file's stem); returns when the next query sees it."""
-        loaded = task
-        if not isinstance(loaded, Task):
-            loaded = read_task(loaded, config=self.backbone.config, backbone=self.backbone.fingerprint)
-        super().add_task(loaded, tenant=tenant, version=version, load=load)
+        if isinstance(task, str | pathlib.Path):
+            task = read_task(task, config=self.backbone.config, backbone=self.backbone.fingerprint)
+        super().add_task(task, tenant=tenant, version=version, load=load)

@@ -18,6 +18,7 @@ from jpets.engine.programs.program import Family, ProgramKey
 from jpets.engine.queue.pending import Pending
 from jpets.engine.residency.loading import LoadedTask
 from jpets.engine.tasks.entries import DEFAULT_TENANT
+from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import SHUTTING_DOWN, InvalidInput, Saturated, UnknownClass
 from jpets.free_memory import return_free_memory
 from jpets.types import LoadedBackbone, Query, Result, Task
@@ -191,9 +192,12 @@ class Engine(Serves):
             self._programs.add(self._programs.get(key))
         return key
 
+    def lower_task(self, task: Task | LoweredTask) -> LoweredTask:
+        return self._adder.lower(task)
+
     def add_task(
         self,
-        task: Task,
+        task: Task | LoweredTask,
         *,
         tenant: str = DEFAULT_TENANT,
         version: int | None = None,
@@ -243,7 +247,7 @@ class Engine(Serves):
         entries = (self.tasks.entry(tenant, id) for id in ids)
         self.residency.warm([entry for entry in entries if entry is not None])
 
-    def check_task(self, task: Task, *, stays: bool = True) -> None:
+    def check_task(self, task: Task | LoweredTask, *, stays: bool = True) -> None:
         self._adder.check(task, stays=stays)
 
     def prepare(self, classes: Sequence[ClassKey]) -> Future[None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry
+from jpets.engine.tasks.lowered import LoweredTask
 from jpets.types import Query, Result, Task
 
 if TYPE_CHECKING:
@@ -74,9 +75,17 @@ class Serves(abc.ABC):
         return [f.result() for f in self.submit(queries, deadline=deadline, priority=priority, tenant=tenant)]
 
     @abc.abstractmethod
+    def lower_task(self, task: Task | LoweredTask) -> LoweredTask:
+        """What ``check_task`` and ``add_task`` make of a task first, for a caller that needs both. Classes are not
+        asked for yet; what is lowered already stays as it is.
+
+        Raises ``InvalidTask`` (another backbone).
+        """
+
+    @abc.abstractmethod
     def add_task(
         self,
-        task: Task,
+        task: Task | LoweredTask,
         *,
         tenant: str = DEFAULT_TENANT,
         version: int | None = None,
@@ -109,7 +118,7 @@ class Serves(abc.ABC):
         """
 
     @abc.abstractmethod
-    def check_task(self, task: Task, *, stays: bool = True) -> None:
+    def check_task(self, task: Task | LoweredTask, *, stays: bool = True) -> None:
         """Raises what ``add_task`` would raise if it were called now; changes nothing. ``stays``: without ``load``."""
 
     @abc.abstractmethod

@@ -42,9 +42,9 @@ class Layouts:
         self._params = dict(backbone.params)
         self._maker = f"jpets {LOWERING} {backbone.fingerprint}"
 
-    def keep(self, digest: str, task: Task) -> None:
+    def keep(self, digest: str, classes: Sequence[ClassKey]) -> None:
         """Remembers the classes of a task whose file has this digest."""
-        self._repository.keep_layouts(self._maker, {digest: self._layout(task)})
+        self._repository.keep_layouts(self._maker, {digest: _write(classes)})
 
     def tasks(self, progress: Progress) -> list[Known]:
         """Every served task of the backbone, the most used first."""
@@ -79,7 +79,7 @@ class Layouts:
 
     def _read_layout(self, stored: IndexedTask) -> str | None:
         try:
-            return self._layout(self._validator(self._repository.read(stored), stored.id))
+            return _write(self.classes(self._validator(self._repository.read(stored), stored.id)))
         except JpetsError as error:
             log.error("task cannot be read", extra={"task": stored.id, "version": stored.version, "why": error.code})
             return None
@@ -87,9 +87,6 @@ class Layouts:
     def classes(self, task: Task) -> tuple[ClassKey, ...]:
         """Raises ``InvalidTask``."""
         return self._network.classes(task, self._params)
-
-    def _layout(self, task: Task) -> str:
-        return _write(self.classes(task))
 
 
 def _write(classes: Sequence[ClassKey]) -> str:

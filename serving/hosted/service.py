@@ -19,6 +19,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.interface import Progress, Serves
 from jpets.engine.results.stats import BatchRecord
 from jpets.engine.tasks.entries import Entry, Tier
+from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import (
     SHUTTING_DOWN,
     InvalidTask,
@@ -255,7 +256,7 @@ class Service:
     def check_task(self, content: bytes | memoryview, id: str) -> Task:
         """The task in a file, which could be served as ``id``. Raises ``InvalidTask``, ``UnknownClass``, ``OutOfSpace``
         where it could not."""
-        return self._checked(self.engine, content, id)
+        return self._checked(self.engine, content, id).task
 
     def put_task(self, id: str, file: Path, if_match: int | None = None) -> StoredTask:
         """Checks, stores and loads a task file; when it returns, the next query sees it, unless there is a
@@ -264,16 +265,16 @@ class Service:
         Raises ``InvalidTask``, ``UnknownClass``, ``Conflict``, ``OutOfSpace``, ``Saturated``.
         """
         engine = self.engine
-        checked: list[Task] = []
+        checked: list[LoweredTask] = []
 
         def acceptable(content: bytes | memoryview, name: str) -> Task:
             checked.append(self._checked(engine, content, name))
-            return checked[0]
+            return checked[0].task
 
         with self._locks.hold(id):
             stored = self.repository.put(id, map_file(file), if_match=if_match, validator=acceptable)
             try:
-                self._layouts.keep(stored.digest, checked[0])
+                self._layouts.keep(stored.digest, checked[0].classes)
                 self._serve(engine, checked[0], stored)
             except BaseException:
                 self.repository.discard(id, stored.version)  # what others added meanwhile stays
@@ -287,7 +288,7 @@ class Service:
             before = self.repository.get(id)
             stored = self.repository.rollback(id, to)
             try:
-                self._serve(engine, self._read(stored), stored)
+                self._serve(engine, engine.lower_task(self._read(stored)), stored)
             except BaseException:
                 self.repository.activate(id, before.version)
                 raise
@@ -306,10 +307,10 @@ class Service:
             self._preparing.pop(id, None)
         self.repository.collect()
 
-    def _checked(self, engine: Serves, content: bytes | memoryview, id: str) -> Task:
+    def _checked(self, engine: Serves, content: bytes | memoryview, id: str) -> LoweredTask:
         if id == self.backbone.name:
             raise InvalidTask(f"{id!r} is the name of the backbone; choose another id")
-        task = self._validator(content, id)
+        task = engine.lower_task(self._validator(content, id))
         try:
             engine.check_task(task, stays=False)
         except (UnknownClass, Preparing):
@@ -353,20 +354,19 @@ class Service:
             return known.classes
         with contextlib.suppress(JpetsError):
             stored = self.repository.get(known.id, version=known.version)
-            task = self._read(stored)
-            self._layouts.keep(stored.digest, task)
-            return self._layouts.classes(task)
+            classes = self._layouts.classes(self._read(stored))
+            self._layouts.keep(stored.digest, classes)
+            return classes
         return ()
 
-    def _serve(self, engine: Serves, task: Task, stored: StoredTask) -> None:
+    def _serve(self, engine: Serves, task: LoweredTask, stored: StoredTask) -> None:
         try:
             engine.add_task(task, version=stored.version, load=partial(self._load, stored.id, stored.version))
         except (UnknownClass, Preparing):
             if not self._growing:
                 raise
-            classes = self._layouts.classes(task)
-            known = Known(stored.id, stored.version, classes)
-            self._wait_for(engine, known, engine.prepare(classes), own=True)
+            known = Known(stored.id, stored.version, task.classes)
+            self._wait_for(engine, known, engine.prepare(task.classes), own=True)
         else:
             self._preparing.pop(stored.id, None)  # only now: until then an older version is served
         self._registered.add(stored.id)
@@ -389,7 +389,7 @@ class Service:
             try:
                 if problem is None:
                     stored = self.repository.get(id, version=version)
-                    self._serve(engine, self._read(stored), stored)
+                    self._serve(engine, engine.lower_task(self._read(stored)), stored)
             except Exception as error:  # noqa: BLE001 (whatever it is, who asks for the task hears of it)
                 problem = error
             if problem is not None and not self._closing:

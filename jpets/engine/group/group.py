@@ -28,6 +28,7 @@ from jpets.engine.group.mover import Mover
 from jpets.engine.group.readers import Readers
 from jpets.engine.interface import Progress, Serves, submit_parts
 from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry, Tier
+from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import JpetsError, OutOfSpace
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
 from jpets.types import LoadedBackbone, Query, Result, Task
@@ -140,9 +141,12 @@ class EngineGroup(Serves):
             routed[device].append(at)
         return routed
 
+    def lower_task(self, task: Task | LoweredTask) -> LoweredTask:
+        return self._members[0].lower_task(task)  # they are equal in all that it depends on
+
     def add_task(
         self,
-        task: Task,
+        task: Task | LoweredTask,
         *,
         tenant: str = DEFAULT_TENANT,
         version: int | None = None,
@@ -150,13 +154,15 @@ class EngineGroup(Serves):
     ) -> None:
         """A new task goes to the device with the fewest. ``load`` is the task itself where it is not given: it is kept
         in host memory, and may leave its device."""
-        name, again = (tenant, task.id), load or (lambda: task)
+        lowered = self.lower_task(task)
+        own = lowered.task
+        name, again = (tenant, own.id), load or (lambda: own)
         with self._changes:
             before = self.homes.get(name)
             chosen = before.devices[:1] if before is not None else self.homes.by_tasks()
             for tried, device in enumerate(chosen, start=1):
                 try:
-                    self._members[device].add_task(task, tenant=tenant, version=version, load=again)
+                    self._members[device].add_task(lowered, tenant=tenant, version=version, load=again)
                 except OutOfSpace:
                     if tried == len(chosen):
                         raise
@@ -188,11 +194,12 @@ class EngineGroup(Serves):
             if before is not None:
                 self.mover.leave(name, before.devices[1:])
 
-    def check_task(self, task: Task, *, stays: bool = True) -> None:
+    def check_task(self, task: Task | LoweredTask, *, stays: bool = True) -> None:
+        lowered = self.lower_task(task)
         problem: JpetsError | None = None
         for member in self._members:
             try:
-                return member.check_task(task, stays=stays)
+                return member.check_task(lowered, stays=stays)
             except OutOfSpace as error:
                 problem = error
         assert problem is not None

@@ -14,6 +14,7 @@ from jpets.engine.device.memory import DeviceMemory, slot_bytes
 from jpets.engine.device.replica import Replica
 from jpets.engine.residency.loading import LoadedTask, TaskLoader
 from jpets.engine.residency.writing import SlotWriter
+from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.tasks.table import TaskTable
 from jpets.errors import OutOfSpace
 from jpets.types import Task
@@ -42,10 +43,14 @@ class TaskAdder:
         self._wait = wait
         self._used = used
 
-    def add(self, task: Task, tenant: str, version: int | None, load: Callable[[], Task] | None) -> None:
+    def lower(self, task: Task | LoweredTask) -> LoweredTask:
+        """``Engine.lower_task``; what is lowered already stays."""
+        return task if isinstance(task, LoweredTask) else self._loader.lower(task)
+
+    def add(self, task: Task | LoweredTask, tenant: str, version: int | None, load: Callable[[], Task] | None) -> None:
         """``Engine.add_task``."""
         began = time.monotonic()
-        loaded = self._loader.load(task, self._tasks)
+        loaded = self._loader.load(self.lower(task), self._tasks)
         if load is None:
             self.adopt(loaded, tenant, version)
             return
@@ -55,7 +60,7 @@ class TaskAdder:
         except OutOfSpace:
             if self._tasks.slots.hopeless(loaded.contents):
                 raise
-            self._tasks.register(tenant, task.id, load, version, keys=tuple(loaded.contents))
+            self._tasks.register(tenant, loaded.task.id, load, version, keys=tuple(loaded.contents))
 
     def adopt(
         self,
@@ -79,9 +84,9 @@ class TaskAdder:
         self._tasks.publish(loaded.resident(tenant, slots, version), load, cost, pinned=pinned)
         self._used(keys)
 
-    def check(self, task: Task, *, stays: bool) -> None:
+    def check(self, task: Task | LoweredTask, *, stays: bool) -> None:
         """``Engine.check_task``."""
-        keys = self._loader.keys(task, self._tasks)
+        keys = self._tasks.fitting.fit(self.lower(task).classes)
         if stays or self._tasks.slots.hopeless(keys):
             self._with_numbers(keys, partial(self._tasks.slots.check, keys))
 

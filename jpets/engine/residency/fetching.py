@@ -77,7 +77,7 @@ class Fetcher:
             return loaded
         began = time.monotonic()
         try:
-            loaded = self._loader.load(entry.load(), self._tasks).outlined()
+            loaded = self._loader.load(self._loader.lower(entry.load()), self._tasks).outlined()
         except Exception as error:  # a damaged file, a blob that disappeared: its task alone cannot be served
             if not isinstance(error, NotFound):
                 log.exception("a task could not be loaded", extra={"task": entry.task})

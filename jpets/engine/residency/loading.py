@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jpets.deltas import task_lead
 from jpets.deltas.bank import SlotArrays, slot_arrays
-from jpets.deltas.protocol import ClassKey, Contribution, Lead
+from jpets.deltas.protocol import ClassKey, Lead
 from jpets.engine.programs.program import Family
 from jpets.engine.results.results import check_answers
 from jpets.engine.tasks.entries import Entry, Resident
+from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.tasks.table import TaskTable
 from jpets.errors import InvalidTask
 from jpets.types import LoadedBackbone, Pooling, Task
@@ -55,21 +56,17 @@ class TaskLoader:
         self._params = dict(backbone.params)
         self._base_bias = family.network.base_bias(self._params)
 
-    def keys(self, task: Task, table: TaskTable) -> list[ClassKey]:
-        """The classes that take it. Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it)."""
-        return table.fitting.fit([part.key for part in self._lower(task)[1]])
-
-    def load(self, task: Task, table: TaskTable) -> LoadedTask:
-        """Raises what ``keys`` does."""
-        folded, parts = self._lower(task)
-        keys, lead = table.fitting.fit([part.key for part in parts]), task_lead(task)
+    def load(self, lowered: LoweredTask, table: TaskTable) -> LoadedTask:
+        """The task in the classes of ``table``. Raises ``UnknownClass`` where none of them holds it."""
+        keys, lead = table.fitting.fit(lowered.classes), lowered.lead
         contents = {
             key: slot_arrays(part, key, self._family.config, self._family.dtype, self._base_bias)
-            for part, key in zip(parts, keys, strict=True)
+            for part, key in zip(lowered.parts, keys, strict=True)
         }
-        return LoadedTask(task, contents, folded.head.pooling, self._room(lead), lead)
+        return LoadedTask(lowered.task, contents, lowered.folded.head.pooling, self._room(lead), lead)
 
-    def _lower(self, task: Task) -> tuple[Task, Sequence[Contribution]]:
+    def lower(self, task: Task) -> LoweredTask:
+        """Raises ``InvalidTask``: another backbone, deltas that do not go together, no room left for a text."""
         if task.backbone.fingerprint != self._backbone.fingerprint:
             raise InvalidTask(
                 f"task {task.id!r} was made for backbone {task.backbone.name!r} ({task.backbone.fingerprint[:19]}...), "
@@ -81,7 +78,8 @@ class TaskLoader:
                 f"task {task.id!r} puts {lead.tokens} virtual tokens before a text, at position {lead.first_position}; "
                 f"of {self._longest} tokens {self._room(lead)} are left, {LEAST_ROOM} are needed"
             )
-        return self._family.network.lower(task, self._params)
+        folded, parts = self._family.network.lower(task, self._params)
+        return LoweredTask(task, folded, parts, lead)
 
     def _room(self, lead: Lead) -> int:
         """Most tokens of a text behind ``lead``: within the engine's limit and the backbone's positions."""
