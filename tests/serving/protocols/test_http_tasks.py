@@ -6,11 +6,13 @@ import errno
 import threading
 import urllib.parse
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from clients import Call, client_of
 
 from jpets.engine.engine import Engine
+from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.errors import OutOfSpace
 from jpets.types import Query, Task
 from serving.hosted.service import Service
@@ -171,6 +173,20 @@ def test_unknown_class_is_refused_with_the_reason(call: Call, engine: Engine, up
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unknown_class")
     assert "lora/query:48+value:48" in answer.json()["error"]["message"]
     assert everything(call, engine) == before
+
+
+def test_an_upload_is_lowered_once(call: Call, upload: Upload, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered, lower = [], EncoderNetwork.lower
+
+    def counted(network: EncoderNetwork, task: Task, params: Any) -> Any:
+        lowered.append(task.id)
+        return lower(network, task, params)
+
+    monkeypatch.setattr(EncoderNetwork, "lower", counted)
+    assert call("PUT", "/v1/tasks/once", content=upload("once")).status_code == 201
+    assert classify(call, "once")[0] == 200
+    assert lowered == ["once"]
+    assert call("DELETE", "/v1/tasks/once").status_code == 204
 
 
 def test_a_device_full_of_tasks_that_stay_refuses_more(
