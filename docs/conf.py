@@ -17,6 +17,8 @@ highlight_language = "none"
 html_theme = "furo"
 html_title = f"jpets {release}"
 html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 
 myst_heading_anchors = 3
 """Headings of these levels can be linked to (``tasks.md#jobs``), as on GitHub."""
@@ -25,13 +27,26 @@ suppress_warnings = ["ref.python"]
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": True}
 python_use_unqualified_type_names = True
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", keep_indented)
     app.connect("autodoc-process-signature", name_arrays)
     app.connect("autodoc-skip-member", skip_aliases)
+
+
+def keep_indented(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Code, formulas and trees that are indented in a docstring stay as they are."""
+    shown: list[str] = []
+    inside = False
+    for line in lines:
+        indented = line.startswith("    ")
+        if indented and not inside and not (shown and shown[-1]):
+            shown += ["::", ""]
+        inside = indented or (inside and not line)
+        shown.append(line)
+    lines[:] = shown
 
 
 def name_arrays(

@@ -1,4 +1,4 @@
-"""The exception tree::
+"""The exception tree.
 
     JpetsError
     |-- InvalidInput (ValueError)          422  the caller's query or file is wrong
@@ -10,7 +10,7 @@
     |   |-- TooLarge                       413  more inputs or bytes than one request may carry
     |   `-- UnsupportedMedia               415  a body in another format or encoding than is read here
     |-- NotFound (KeyError)                404  unknown task, version or backbone
-    |-- Conflict                           409  somebody else changed the task first
+    |-- Conflict                           409  another client changed the task first
     |-- DeadlineExceeded (TimeoutError)    504  no answer came in time
     |-- Saturated                          503  the queue is full, or the server drains
     |   `-- Preparing                      503  the task's class is still being made ready

@@ -17,7 +17,8 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "pallas_kernels": (),
 }
 """Packages that have a page, and the modules on it; none named: all that the package and those in it have."""
-INTERNAL = {"jpets.training.process"}
+INTERNAL = ("process", "hopper", "mosaic", "cudnn")
+"""Names of modules that are no interface: the training process, and kernels of which ``api`` chooses."""
 
 
 def write_api(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -38,7 +39,7 @@ def _modules(package: str) -> list[str]:
     found = []
     for path in sorted((ROOT / package.replace(".", "/")).rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if _public(path) and module not in INTERNAL:
+        if _public(path) and path.stem not in INTERNAL:
             found.append(module)
     return found
 
@@ -52,9 +53,19 @@ def _public(path: pathlib.Path) -> bool:
 def _page(room: str, modules: Sequence[str]) -> str:
     parts = [f"# {room}"]
     if room == "jpets":
-        parts.append(_directive("jpets.app.pretrained", "jpets.Engine and jpets.read_task"))
-    return "\n\n".join([*parts, *(_directive(module, module) for module in modules)]) + "\n"
+        parts.append(_PACKAGE)
+    return "\n\n".join([*parts, *(_directive(module) for module in modules)]) + "\n"
 
 
-def _directive(module: str, title: str) -> str:
-    return f"## {title}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :member-order: bysource\n```"
+def _directive(module: str) -> str:
+    return f"## {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n```"
+
+
+_PACKAGE = """```{eval-rst}
+.. autoclass:: jpets.Engine
+   :members:
+   :inherited-members:
+
+.. autofunction:: jpets.read_task
+```"""
+"""What ``jpets`` itself has, beside the types below."""
