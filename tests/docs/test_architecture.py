@@ -12,7 +12,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 HEADINGS = re.findall(r"^### `(\S+)`$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
 SERVER = ("http", "protocols", "requests", "hosted")
 WAYS = {
-    "query": (SERVER, ("tasks", "queue", "residency", "loop", "planning", "batch", "programs", "device", "results")),
+    "query": (
+        SERVER,
+        ("tasks", "workloads", "queue", "residency", "loop", "planning", "batch", "programs", "device", "results"),
+    ),
     "upload": (SERVER, ("tasks", "residency", "device")),
     "batch": ((), ("loop", "planning", "costs", "batch", "programs", "device", "results")),
 }
