@@ -38,17 +38,31 @@ def throughput(found: Sequence[Document]) -> str:
 def breakdown(found: Sequence[Document]) -> str:
     parts = []
     for each in found:
-        own = each.systems["pets"]
-        shares = [[name, percent(share)] for name, share in own["shares"].items()]
-        medians = each.settings["medians"]
+        own, medians, names = each.systems["pets"], each.settings["medians"], each.settings["methods"].split(",")
+        rows = [
+            [name, percent(share), _each_task(medians, name, len(range(at, each.settings["tasks"], len(names))))]
+            for at, (name, share) in enumerate(own["shares"].items())
+        ]
         seconds = [
             ["batch with all methods", milliseconds(medians["batch"])],
             *([name, milliseconds(medians[name])] for name in medians if name.startswith("without ")),
             ["bare backbone", milliseconds(medians["bare"])],
         ]
-        parts += [markdown_table(["part", "share of a batch's time"], shares)]
+        parts += [markdown_table(["part", "share of a batch's time", "ms for each task of the method"], rows)]
         parts += [markdown_table(["batch", "ms"], seconds)]
     return "\n\n".join(parts)
+
+
+def _each_task(medians: Mapping[str, float], method: str, tasks: int) -> str:
+    """What a batch takes more with ``tasks`` tasks of a method than without, for each of them; nothing for other parts."""
+    if (without := medians.get(f"without {method}")) is None:
+        return MISSING
+    more = (medians["batch"] - without) / tasks
+    return milliseconds(more) if more >= NOISE else "under the noise"
+
+
+NOISE = 5e-3
+"""Seconds for each task. Less does not show in the difference of two medians of batches of half a second and more."""
 
 
 def scaling(found: Sequence[Document]) -> str:
