@@ -9,8 +9,8 @@ from typing import Literal
 
 from jpets.config import BackboneConfig
 
-Kind = Literal["linear", "norm", "embedding"]
-Row = tuple[str, str, Kind]
+ModuleKind = Literal["linear", "norm", "embedding"]
+Row = tuple[str, str, ModuleKind]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 """``hidden_act`` -> jpets's name; names of one function become one, so that fingerprints agree."""
-PARTS: Mapping[Kind, tuple[tuple[str, tuple[str, ...]], ...]] = MappingProxyType(
+PARTS: Mapping[ModuleKind, tuple[tuple[str, tuple[str, ...]], ...]] = MappingProxyType(
     {
         "linear": (("/weight", ("weight",)), ("/bias", ("bias",))),
         "norm": (("/scale", ("weight", "gamma")), ("/bias", ("bias", "beta"))),

@@ -16,7 +16,7 @@ MOST = 1 << 20
 """Of a rank, or of virtual tokens."""
 LARGEST = 1e30
 """What arithmetic in f32 has room for."""
-Kind = type | tuple[type, ...]
+TypeOrTypes = type | tuple[type, ...]
 
 
 def names(text: str) -> frozenset[str]:
@@ -80,7 +80,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
-def expect(settings: Mapping[str, Any], name: str, kind: Kind, default: Any, problems: list[str]) -> Any:
+def expect(settings: Mapping[str, Any], name: str, kind: TypeOrTypes, default: Any, problems: list[str]) -> Any:
     """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, of another type."""
     value = settings.get(name)
     if value is None:

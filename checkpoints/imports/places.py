@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from checkpoints.families import FAMILIES, Kind, encoder_prefix
+from checkpoints.families import FAMILIES, ModuleKind, encoder_prefix
 from jpets.config import BackboneConfig
 
 
@@ -14,7 +14,7 @@ class ModulePlace(NamedTuple):
 
     layer: int
     site: str
-    kind: Kind
+    kind: ModuleKind
 
 
 def module_places(config: BackboneConfig) -> Mapping[str, ModulePlace]:

@@ -15,8 +15,8 @@ from jpets.engine.compilation.background import BackgroundCompiler
 from jpets.engine.compilation.growth import Growth
 from jpets.engine.compilation.program_memory import ProgramMemory
 from jpets.engine.compilation.readiness import Programs
-from jpets.engine.costs.cost_profile import DeltaCosts, load_profile
 from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.costs.profile_measurement import DeltaCosts, load_profile
 from jpets.engine.device.classes import class_slots
 from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, tree_bytes
 from jpets.engine.device.replica import Replica

@@ -69,5 +69,5 @@ class Batch:
         return len(self.groups) == 1 and self.tokens == self.groups[0][0] * self.groups[0][1]
 
 
-Plan = list[Batch]
+Batches = list[Batch]
 """Batches that hold every query of a queue once."""

@@ -15,7 +15,7 @@ from experiments.debian_packages import QUESTIONS, Package, Split, read_packages
 from experiments.package_mentions import TAGS, Mentions
 from jpets.training.data import Example
 
-Kind = Literal["single-label", "multi-label", "tags"]
+TaskKind = Literal["single-label", "multi-label", "tags"]
 SECTION, TEXT = "section", "text"
 SHARE = 0.125
 """Texts to choose the best epoch by, over those to train on."""
@@ -36,7 +36,7 @@ class Described:
 class PackageTask:
     """One task: what ``field`` says (the section, a facet, or the text itself), among ``labels``."""
 
-    kind: Kind
+    kind: TaskKind
     field: str
     labels: tuple[str, ...]
 

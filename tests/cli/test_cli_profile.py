@@ -9,8 +9,8 @@ from checkpoints.backbone import Backbone
 from checkpoints.task_file import read_task
 from jpets.config import EngineSettings
 from jpets.engine import engine as engine_module
-from jpets.engine.costs import cost_profile
-from jpets.engine.costs.cost_profile import load_profile
+from jpets.engine.costs import profile_measurement
+from jpets.engine.costs.profile_measurement import load_profile
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import ProgramKey
 
@@ -26,7 +26,7 @@ def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
         "HEAVY_CASES": {32: ((1, 1, 8), (2, 1, 8)), 128: ((1, 1, 8),)},
     }
     for name, values in small.items():
-        monkeypatch.setattr(cost_profile, name, values)
+        monkeypatch.setattr(profile_measurement, name, values)
     monkeypatch.setattr(engine_module, "core_programs", lambda menu, light, heavy: [(menu[0], light)])
 
 
@@ -81,8 +81,8 @@ def test_an_unknown_dtype_is_a_usage_error(run) -> None:
 def test_a_limit_smaller_than_every_shape_that_light_classes_are_measured_in(
     run, shallow_folder: Path, task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost_profile, "LIGHT_SHAPES", ("8x32",))
-    monkeypatch.setattr(cost_profile, "LOOP_SHAPES", ("8x32",))
+    monkeypatch.setattr(profile_measurement, "LIGHT_SHAPES", ("8x32",))
+    monkeypatch.setattr(profile_measurement, "LOOP_SHAPES", ("8x32",))
     arguments = ("profile", "--backbone", shallow_folder, task_file, "--repeats", 1, "--max-tokens", 32)
     result = run(*arguments, "--cache-dir", tmp_path / "cache")
     assert result.exit_code == 0, result.stderr

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from jpets.scheduling.balancing.balance import Move
 from jpets.scheduling.balancing.rounds import AdaptiveInterval, Window
-from jpets.scheduling.costs.costs import Costs, Limits
-from jpets.scheduling.costs.profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.costs.policy_lookup import Costs, Limits
 from jpets.scheduling.simulate.cluster import Cluster, Link
 from jpets.scheduling.simulate.run import Outcome, simulate
 from jpets.scheduling.simulate.systems import SYSTEMS, System, by_greedy, by_greedy_as_printed, by_improved

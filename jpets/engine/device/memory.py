@@ -17,7 +17,7 @@ from jpets.engine.programs.mesh import MeshSlice, first_device
 from jpets.engine.programs.network import Network, Params
 from jpets.engine.programs.program import Program
 from jpets.errors import OutOfSpace
-from jpets.scheduling.costs.memory import working_bytes
+from jpets.scheduling.costs.memory_chunks import working_bytes
 
 GIGABYTE = 10**9
 WORKING_SHARE = 1 / 16

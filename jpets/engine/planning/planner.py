@@ -9,8 +9,8 @@ from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.batch.rows import Row
-from jpets.engine.costs.cost_profile import DeltaCosts
 from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.costs.profile_measurement import DeltaCosts
 from jpets.engine.device.replica import Replica
 from jpets.engine.planning.flood import FloodGuard
 from jpets.engine.planning.hot_tasks import part_to_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jpets.engine.batch.rows import Row
-from jpets.engine.costs.cost_profile import DeltaCosts
 from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.costs.profile_measurement import DeltaCosts
 from jpets.engine.programs.program import Program, ProgramKey
 
 

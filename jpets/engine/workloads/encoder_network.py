@@ -26,7 +26,7 @@ from jpets.engine.programs.network import BankArrays, Network, Params, State
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import cast_params, random_params, split
 from jpets.model.forward import Outputs, forward
-from jpets.scheduling.costs.profile import attention_cells
+from jpets.scheduling.costs.measured_profile import attention_cells
 from jpets.types import Task
 
 HEAVY_LOOP = 0.2

@@ -6,26 +6,28 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from jpets.scheduling.costs.costs import Costs
+from jpets.scheduling.costs.policy_lookup import Costs
 from jpets.scheduling.policies.offline import BUFFER_SIZES, alpha, beta, coordinated, fixed, length_buffer, turbo
 from jpets.scheduling.policies.packed import packed
-from jpets.scheduling.queue import Plan, Queue
+from jpets.scheduling.queue import Batches, Queue
 
 FIXED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Policy(Protocol):
-    def __call__(self, queue: Queue, costs: Costs) -> Plan: ...
+    def __call__(self, queue: Queue, costs: Costs) -> Batches: ...
 
 
 class Chosen(NamedTuple):
     """A plan and the name of the policy that made it."""
 
     policy: str
-    plan: Plan
+    plan: Batches
 
 
-def best_size(policy: Callable[[Queue, Costs, int], Plan], sizes: tuple[int, ...], queue: Queue, costs: Costs) -> Plan:
+def best_size(
+    policy: Callable[[Queue, Costs, int], Batches], sizes: tuple[int, ...], queue: Queue, costs: Costs
+) -> Batches:
     """The cheapest plan, as predicted, over a policy's batch sizes."""
     usable = [size for size in sizes if size <= costs.limits.rows]
     return min((policy(queue, costs, size) for size in usable), key=partial(costs.total, queue))

@@ -10,9 +10,9 @@ from collections import deque
 
 import numpy as np
 
-from jpets.scheduling.costs.costs import Costs
+from jpets.scheduling.costs.policy_lookup import Costs
 from jpets.scheduling.policies.dynamic import split_by_cost
-from jpets.scheduling.queue import Ints, Plan, Queue
+from jpets.scheduling.queue import Batches, Ints, Queue
 
 TURBO_ROWS = 20
 """Most rows of a batch in TurboTransformers' evaluation (section 6.2)."""
@@ -21,9 +21,9 @@ BUFFER_BIN = 8
 """Tokens of one length bin (Student Parallelism section B.4.2)."""
 
 
-def fixed(queue: Queue, costs: Costs, size: int) -> Plan:
+def fixed(queue: Queue, costs: Costs, size: int) -> Batches:
     """Batches of ``size`` in order of arrival, cut short where no shape holds the next query as well."""
-    plan: Plan = []
+    plan: Batches = []
     first = 0
     while first < len(queue):
         longest = np.maximum.accumulate(queue.lengths[first : first + min(size, costs.limits.rows)])
@@ -38,7 +38,7 @@ def fixed(queue: Queue, costs: Costs, size: int) -> Plan:
     return plan
 
 
-def alpha(queue: Queue, costs: Costs, most: int | None = None) -> Plan:
+def alpha(queue: Queue, costs: Costs, most: int | None = None) -> Batches:
     """Batches that minimise the summed cost of the shared part alone (PetS section 6.4, "alpha-only").
 
     A query is a mini-batch of its own; ``most`` bounds the rows of a batch.
@@ -47,7 +47,7 @@ def alpha(queue: Queue, costs: Costs, most: int | None = None) -> Plan:
     return _macro_batches(queue, [np.array([q]) for q in order], costs, most)
 
 
-def turbo(queue: Queue, costs: Costs) -> Plan:
+def turbo(queue: Queue, costs: Costs) -> Batches:
     """TurboTransformers Algorithm 3: least sum of cost per request times size, at most 20 a batch.
 
     A batch's cost over its size, times its size, is its cost: done rightly the algorithm is ``alpha`` with a cap.
@@ -55,18 +55,18 @@ def turbo(queue: Queue, costs: Costs) -> Plan:
     return alpha(queue, costs, TURBO_ROWS)
 
 
-def beta(queue: Queue, costs: Costs) -> Plan:
+def beta(queue: Queue, costs: Costs) -> Batches:
     """Every mini-batch of step 1 as a batch of its own (PetS section 6.4, "beta-only")."""
     return [costs.padded_batch(each, int(queue.lengths[each].max())) for each in mini_batches(queue, costs)]
 
 
-def coordinated(queue: Queue, costs: Costs) -> Plan:
+def coordinated(queue: Queue, costs: Costs) -> Batches:
     """PetS Algorithm 1: mini-batches within tasks by beta, then macro-batches of those by alpha."""
     minis = mini_batches(queue, costs)
     return _macro_batches(queue, sorted(minis, key=lambda each: int(queue.lengths[each].max())), costs, None)
 
 
-def length_buffer(queue: Queue, costs: Costs, size: int) -> Plan:
+def length_buffer(queue: Queue, costs: Costs, size: int) -> Batches:
     """Student Parallelism section B.4.2: a query joins the newest element of its length bin while that has less than
     ``size`` rows, else it becomes the tail; elements run first in, first out.
 
@@ -121,7 +121,7 @@ def mini_batches(queue: Queue, costs: Costs) -> list[Ints]:
     return found
 
 
-def _macro_batches(queue: Queue, minis: list[Ints], costs: Costs, most: int | None) -> Plan:
+def _macro_batches(queue: Queue, minis: list[Ints], costs: Costs, most: int | None) -> Batches:
     """Step 2 of PetS Algorithm 1 (equation 5): neighbours of ``minis``, which ascend in their longest query, batched so
     that the summed cost of the shared part is least."""
     if not minis:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jpets.scheduling.costs.costs import Costs
-from jpets.scheduling.queue import BARE, Batch, Floats, Groups, Ints, Plan, Queue
+from jpets.scheduling.costs.policy_lookup import Costs
+from jpets.scheduling.queue import BARE, Batch, Batches, Floats, Groups, Ints, Queue
 
 TOKEN_STEP = 64
 BUDGET_SHARES = (1.0, 0.5, 0.25)
@@ -21,7 +21,7 @@ GROUP_PRICE = 0.1
 """A further attention group must save this share of the attention positions."""
 
 
-def packed(queue: Queue, costs: Costs) -> Plan:
+def packed(queue: Queue, costs: Costs) -> Batches:
     """The cheapest plan, as predicted, over a few orders and token budgets."""
     if len(queue) == 0:
         return []
@@ -82,7 +82,7 @@ def _estimate(queue: Queue, order: Ints, batch: Ints, costs: Costs) -> float:
     return costs.with_deltas(queue, order, batch, shared, np.ones(len(shared), bool))
 
 
-def _batches(queue: Queue, order: Ints, batch: Ints, costs: Costs) -> Plan:
+def _batches(queue: Queue, order: Ints, batch: Ints, costs: Costs) -> Batches:
     lengths = queue.lengths[order]
     tokens = _tokens(lengths, batch)
     edges = np.flatnonzero(np.diff(batch)) + 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jpets.scheduling.balancing.balance import Move
-from jpets.scheduling.costs.costs import Costs
+from jpets.scheduling.costs.policy_lookup import Costs
 from jpets.scheduling.policies.packed import packed
 from jpets.scheduling.queue import Floats, Ints, Queue
 from jpets.scheduling.simulate.traffic import draw_traffic

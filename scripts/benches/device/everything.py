@@ -29,7 +29,7 @@ FIND_DEVICE = "import jax; d = jax.local_devices()[0]; print(d.platform, d.devic
 console = Console()
 
 
-class Step(NamedTuple):
+class Measurement(NamedTuple):
     """A benchmark and its options, by the name of its result; or the tests in a folder."""
 
     name: str
@@ -40,30 +40,32 @@ class Step(NamedTuple):
 ALL = "adapter,lora,bitfit,mask,diff,ia3,onebit,prefix,prompt"
 POLICIES = "fixed,alpha,packed,auto"
 GPU = (
-    Step("kernel-tests", ("tests/kernels",), tests=True),
-    Step("kernels-bert-base", ("kernels",)),
-    Step("throughput-128x128", ("throughput", "--tasks", "128", "--length", "128", "--systems", "pets,backbone")),
-    Step("breakdown-128x128", ("breakdown", "--tasks", "128", "--length", "128")),
-    Step("throughput-light", ("throughput", "--methods", "adapter,lora,bitfit", "--systems", "pets,backbone")),
-    Step("throughput-all", ("throughput", "--methods", ALL, "--systems", "pets,backbone")),
-    Step("throughput-32x32", ("throughput", "--systems", "pets,seqs,pars,stacked,backbone")),
-    Step("capacity-bert-base", ("capacity", "--check-gb", "32")),
-    Step("memory-bert-base", ("memory",)),
-    Step("operators-32x32", ("operators", "--rows", "128", "--length", "32")),
-    Step("paging-bert-base", ("paging", "--backbone", "bert-base", "--tasks", "1500", "--slots", "127")),
-    Step("layerwise-bert-base", ("layerwise",)),
-    Step(
+    Measurement("kernel-tests", ("tests/kernels",), tests=True),
+    Measurement("kernels-bert-base", ("kernels",)),
+    Measurement(
+        "throughput-128x128", ("throughput", "--tasks", "128", "--length", "128", "--systems", "pets,backbone")
+    ),
+    Measurement("breakdown-128x128", ("breakdown", "--tasks", "128", "--length", "128")),
+    Measurement("throughput-light", ("throughput", "--methods", "adapter,lora,bitfit", "--systems", "pets,backbone")),
+    Measurement("throughput-all", ("throughput", "--methods", ALL, "--systems", "pets,backbone")),
+    Measurement("throughput-32x32", ("throughput", "--systems", "pets,seqs,pars,stacked,backbone")),
+    Measurement("capacity-bert-base", ("capacity", "--check-gb", "32")),
+    Measurement("memory-bert-base", ("memory",)),
+    Measurement("operators-32x32", ("operators", "--rows", "128", "--length", "32")),
+    Measurement("paging-bert-base", ("paging", "--backbone", "bert-base", "--tasks", "1500", "--slots", "127")),
+    Measurement("layerwise-bert-base", ("layerwise",)),
+    Measurement(
         "batching-bert-base",
         ("batching", "--backbone", "bert-base", "--queries", "256", "--policies", POLICIES),
     ),
 )
 CPU = (
-    Step("kernel-tests", ("tests/kernels",), tests=True),
-    Step("throughput-light", ("throughput", "--methods", "adapter,lora,bitfit", "--systems", "pets,backbone")),
-    Step("throughput-32x32", ("throughput", "--systems", "pets,seqs,pars,stacked,backbone", "--rounds", "9")),
-    Step("breakdown-32x32", ("breakdown", "--rounds", "9")),
-    Step("capacity-bert-base", ("capacity",)),
-    Step("memory-bert-base", ("memory",)),
+    Measurement("kernel-tests", ("tests/kernels",), tests=True),
+    Measurement("throughput-light", ("throughput", "--methods", "adapter,lora,bitfit", "--systems", "pets,backbone")),
+    Measurement("throughput-32x32", ("throughput", "--systems", "pets,seqs,pars,stacked,backbone", "--rounds", "9")),
+    Measurement("breakdown-32x32", ("breakdown", "--rounds", "9")),
+    Measurement("capacity-bert-base", ("capacity",)),
+    Measurement("memory-bert-base", ("memory",)),
 )
 
 
@@ -76,13 +78,13 @@ def find_device() -> tuple[str, str]:
     return platform, re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
 
 
-def command(step: Step, result: pathlib.Path) -> list[str]:
+def command(step: Measurement, result: pathlib.Path) -> list[str]:
     if step.tests:
         return [sys.executable, "-m", "pytest", "-q", *step.arguments]
     return [sys.executable, "scripts/bench.py", *step.arguments, "--json", str(result)]
 
 
-def run(step: Step, result: pathlib.Path, seconds: float) -> str:
+def run(step: Measurement, result: pathlib.Path, seconds: float) -> str:
     """What became of it. Tests leave a result too, so that they are not run again."""
     start = time.monotonic()
     log = result.with_suffix(".log")

@@ -27,7 +27,7 @@ from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program
 from jpets.engine.workloads.encoder_network import EncoderNetwork
-from jpets.scheduling.costs.memory import encoder_usages, greedy_by_size, place_in_chunks
+from jpets.scheduling.costs.memory_chunks import encoder_usages, greedy_by_size, place_in_chunks
 from jpets.xla_flags import set_xla_flags
 
 DTYPE: DType = "bfloat16"

@@ -17,7 +17,7 @@ from benches.shared import console, random_backbone, random_tasks, report
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.costs.cost_table import full_rows
 from jpets.engine.programs.program import ProgramKey, compile_programs
-from jpets.scheduling.costs.costs import Costs, Limits
+from jpets.scheduling.costs.policy_lookup import Costs, Limits
 from jpets.scheduling.queue import Batch, Queue
 from jpets.xla_flags import set_xla_flags
 

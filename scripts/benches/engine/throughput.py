@@ -27,7 +27,7 @@ from benches.shared import (
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS, task_lead
 from jpets.engine.batch.bucket import Bucket
-from jpets.engine.costs.cost_profile import measure_profile
+from jpets.engine.costs.profile_measurement import measure_profile
 from jpets.engine.engine import Engine
 from jpets.types import Query, Task
 from jpets.xla_flags import set_xla_flags

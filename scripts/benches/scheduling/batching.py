@@ -12,14 +12,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benches.scheduling.plan_runner import PlanRunner, Step
+from benches.scheduling.plan_runner import PlanRunner, PreparedBatch
 from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
-from jpets.engine.costs.cost_profile import measure_profile
-from jpets.scheduling.costs.costs import Costs, Limits
-from jpets.scheduling.costs.profile import CostProfile
+from jpets.engine.costs.profile_measurement import measure_profile
+from jpets.scheduling.costs.measured_profile import CostProfile
+from jpets.scheduling.costs.policy_lookup import Costs, Limits
 from jpets.scheduling.policies.auto import FIXED_SIZES, POLICIES, auto
 from jpets.scheduling.policies.offline import fixed
-from jpets.scheduling.queue import Batch, Plan, Queue
+from jpets.scheduling.queue import Batch, Batches, Queue
 from jpets.xla_flags import set_xla_flags
 
 
@@ -42,8 +42,8 @@ def windows(queue: Queue, size: int | None) -> list[np.ndarray]:
     return [every] if size is None else np.split(every, range(size, len(queue), size))
 
 
-def plan_windows(queue: Queue, size: int | None, policy: Callable[[Queue], Plan]) -> Plan:
-    plan: Plan = []
+def plan_windows(queue: Queue, size: int | None, policy: Callable[[Queue], Batches]) -> Batches:
+    plan: Batches = []
     for part in windows(queue, size):
         own = Queue(queue.lengths[part], queue.tasks[part], queue.kinds[part])
         plan += [Batch(part[batch.queries], batch.tokens, batch.groups) for batch in policy(own)]
@@ -119,9 +119,9 @@ def batching(
 
 def _prepare(
     runner: PlanRunner, rows: Sequence[Any], queue: Queue, window: int | None, costs: Costs, names: Sequence[str]
-) -> tuple[dict[str, list[Step]], dict[str, Plan], dict[str, float]]:
+) -> tuple[dict[str, list[PreparedBatch]], dict[str, Batches], dict[str, float]]:
     """Steps, plan and planning seconds of each policy; ``fixed`` once for each batch size worth a measurement."""
-    policies: dict[str, Callable[[Queue], Plan]] = {}
+    policies: dict[str, Callable[[Queue], Batches]] = {}
     for name in names:
         if name == "fixed":
             sizes = sorted(
@@ -136,8 +136,8 @@ def _prepare(
             policies[name] = lambda q: auto(q, costs).plan
         else:
             policies[name] = partial(POLICIES[name], costs=costs)
-    prepared: dict[str, list[Step]] = {}
-    plans: dict[str, Plan] = {}
+    prepared: dict[str, list[PreparedBatch]] = {}
+    plans: dict[str, Batches] = {}
     planning: dict[str, float] = {}
     for name, policy in policies.items():
         times = []
@@ -157,7 +157,7 @@ def _figures(
     times: list[float],
     seconds: Mapping[str, list[float]],
     queue: Queue,
-    plan: Plan,
+    plan: Batches,
     planning: float,
     costs: Costs,
     fixed_name: str | None,

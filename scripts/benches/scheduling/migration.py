@@ -23,8 +23,8 @@ from benches.shared import console, random_backbone, report
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.device.memory import slot_bytes
 from jpets.scheduling.balancing.rebalance import BACKLOG, NOISE
-from jpets.scheduling.costs.costs import Costs, Limits
-from jpets.scheduling.costs.profile import CostProfile
+from jpets.scheduling.costs.measured_profile import CostProfile
+from jpets.scheduling.costs.policy_lookup import Costs, Limits
 from jpets.scheduling.simulate.cluster import Cluster, Link
 from jpets.scheduling.simulate.run import Outcome, simulate
 from jpets.scheduling.simulate.systems import SYSTEMS

@@ -19,12 +19,12 @@ from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_programs
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.model.forward import Outputs
-from jpets.scheduling.queue import Batch, Plan
+from jpets.scheduling.queue import Batch, Batches
 from jpets.types import Task
 
 IN_FLIGHT = 2
 """Batches dispatched but not yet fetched, as in the host loop."""
-Step = tuple[Program, list[Row]]
+PreparedBatch = tuple[Program, list[Row]]
 Shape = tuple[Bucket, int, bool]
 """A bucket, the length of its heavy runs (0: none), and whether every row has weights of its own."""
 
@@ -56,7 +56,7 @@ class PlanRunner:
         ids = [rng.integers(5, self.family.config.vocab_size, n).astype(np.int32) for n in lengths]
         return [Row.of_tokens(i, np.zeros_like(i), self.slots[task], 0) for i, task in zip(ids, tasks, strict=True)]
 
-    def prepare(self, plan: Plan, rows: Sequence[Row]) -> list[Step]:
+    def prepare(self, plan: Batches, rows: Sequence[Row]) -> list[PreparedBatch]:
         """Compiles what the plan needs: a program for each shape and length of heavy runs (none, short, long), and as
         much room for light classes as any of its batches needs."""
         needs: dict[Shape, dict[ClassKey, int]] = defaultdict(dict)
@@ -78,7 +78,7 @@ class PlanRunner:
         self._programs.update((program.key, program) for program in compile_programs(self.family, missing))
         return [(self._programs[keys[shape]], [rows[q] for q in batch.queries]) for shape, batch in kept]
 
-    def run(self, steps: Sequence[Step]) -> list[np.ndarray]:
+    def run(self, steps: Sequence[PreparedBatch]) -> list[np.ndarray]:
         """Logits of every batch, in the order of the steps; the next batch is assembled while one computes."""
         flying: deque[Outputs] = deque()
         found: list[np.ndarray] = []

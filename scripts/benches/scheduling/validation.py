@@ -37,8 +37,8 @@ from jpets.engine.tasks.entries import DEFAULT_TENANT
 from jpets.model.encoder import Params, random_params
 from jpets.model.forward import Outputs
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
-from jpets.scheduling.costs.costs import Limits
-from jpets.scheduling.costs.profile import CostProfile, Grid
+from jpets.scheduling.costs.measured_profile import CostProfile, Grid
+from jpets.scheduling.costs.policy_lookup import Limits
 from jpets.scheduling.simulate.cluster import Cluster
 from jpets.scheduling.simulate.run import simulate
 from jpets.scheduling.simulate.systems import System, by_improved

@@ -13,8 +13,8 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, shallow
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.rows import Row
-from jpets.engine.costs.cost_profile import DeltaCosts, _Bench
 from jpets.engine.costs.cost_table import SURPRISE, CostTable
+from jpets.engine.costs.profile_measurement import DeltaCosts, _Bench
 from jpets.engine.engine import Engine
 from jpets.engine.planning.planner import USUAL_TOKENS, Planner
 from jpets.engine.programs.mesh import first_device

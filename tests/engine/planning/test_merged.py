@@ -29,7 +29,7 @@ from jpets.engine.device.memory import tree_bytes
 from jpets.engine.engine import Engine
 from jpets.engine.planning.merged import MergedCopies
 from jpets.engine.workloads.encoder_network import EncoderNetwork
-from jpets.scheduling.costs.profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
 from jpets.types import Query, Task
 
 TEXT = "a library of functions for sparse matrices"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpets.scheduling.costs.memory import (
+from jpets.scheduling.costs.memory_chunks import (
     DEFAULT_CHUNK,
     Placement,
     Usage,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpets.scheduling.costs.profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
 
 ROWS, LENGTHS = np.array([1, 4, 16]), np.array([8, 32, 128, 512])
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jpets.engine.batch.bucket import Bucket
-from jpets.scheduling.costs.costs import Costs, Limits
-from jpets.scheduling.costs.profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.costs.policy_lookup import Costs, Limits
 from jpets.scheduling.policies.auto import POLICIES, auto
 from jpets.scheduling.policies.offline import (
     TURBO_ROWS,
@@ -26,7 +26,7 @@ from jpets.scheduling.policies.offline import (
     turbo,
 )
 from jpets.scheduling.policies.packed import TOKEN_STEP, packed
-from jpets.scheduling.queue import BARE, Batch, Plan, Queue
+from jpets.scheduling.queue import BARE, Batch, Batches, Queue
 
 ROWS, LENGTHS = np.array([1, 2, 4, 8, 16, 32, 64, 128]), np.array([8, 16, 32, 64, 128, 256, 512])
 KINDS = (("lora",), ("mask",))
@@ -86,11 +86,11 @@ def by_length(queue: Queue, queries: Sequence[int]) -> list[int]:
     return sorted(queries, key=lambda q: (queue.lengths[q], q))
 
 
-def parts_of(plan: Plan) -> list[list[int]]:
+def parts_of(plan: Batches) -> list[list[int]]:
     return [batch.queries.tolist() for batch in plan]
 
 
-def check_plan(queue: Queue, costs: Costs, plan: Plan) -> None:
+def check_plan(queue: Queue, costs: Costs, plan: Batches) -> None:
     """Every query once, in a shape that holds it and is within the limits."""
     assert sorted(q for part in parts_of(plan) for q in part) == list(range(len(queue)))
     for batch in plan:
@@ -239,7 +239,7 @@ def test_packed_rows_of_a_task_are_not_padded_to_its_longest() -> None:
 
 @pytest.mark.parametrize("name", [*POLICIES, "auto"])
 def test_nothing_waiting_and_too_long(name: str) -> None:
-    def run(queue: Queue) -> Plan:
+    def run(queue: Queue) -> Batches:
         return auto(queue, COSTS).plan if name == "auto" else POLICIES[name](queue, COSTS)
 
     assert run(Queue.of([])) == []

@@ -15,7 +15,7 @@ from jpets.errors import InvalidInput
 
 if TYPE_CHECKING:
     from jpets.engine.engine import Engine
-    from jpets.scheduling.costs.profile import CostProfile
+    from jpets.scheduling.costs.measured_profile import CostProfile
     from jpets.types import Task
 
 DTYPES = ("bfloat16", "float32")
@@ -123,7 +123,7 @@ def measured(engine: Engine, repeats: int) -> list[dict[str, Any]]:
 
 def profiled(engine: Engine, max_tokens: int, repeats: int) -> CostProfile:
     """Measures the cost profile of an engine that is closed, and keeps it for the next one."""
-    from jpets.engine.costs.cost_profile import measure_profile
+    from jpets.engine.costs.profile_measurement import measure_profile
     from jpets.files import write_atomic
 
     replica = engine.replica

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jpets.errors import InvalidInput
-from jpets.scheduling.costs.profile import CostProfile, Grid
+from jpets.scheduling.costs.measured_profile import CostProfile, Grid
 
 try:
     import matplotlib

@@ -27,7 +27,7 @@ from jpets.engine.costs.cost_table import full_rows
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_programs
-from jpets.scheduling.costs.profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
 from jpets.scheduling.queue import Groups
 
 log = logging.getLogger(__name__)

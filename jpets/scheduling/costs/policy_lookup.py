@@ -1,4 +1,4 @@
-"""Costs as the policies look them up: dense tables over the static shapes that there are executables for."""
+"""Costs as the policies look them up: dense tables over the static shapes that there are programs for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jpets.scheduling.costs.profile import CostProfile, attention_cells, ceil_to
-from jpets.scheduling.queue import Batch, Bools, Floats, Ints, Plan, Queue
+from jpets.scheduling.costs.measured_profile import CostProfile, attention_cells, ceil_to
+from jpets.scheduling.queue import Batch, Batches, Bools, Floats, Ints, Queue
 
 ROW_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LENGTH_STEP = 8
-Kind = tuple[str, ...]
+ClassNames = tuple[str, ...]
 """The delta classes of a task, as the profile names them."""
 
 
@@ -42,7 +42,7 @@ class Costs:
     """
 
     def __init__(
-        self, profile: CostProfile, limits: Limits, kinds: Sequence[Kind] = (), *, length_step: int = LENGTH_STEP
+        self, profile: CostProfile, limits: Limits, kinds: Sequence[ClassNames] = (), *, length_step: int = LENGTH_STEP
     ) -> None:
         unknown = sorted({name for kind in kinds for name in kind if name not in profile.beta})
         if unknown:
@@ -79,7 +79,7 @@ class Costs:
         if length > self.limits.longest:
             raise ValueError(f"a query of {length} tokens is longer than every shape holds ({self.limits.longest})")
 
-    def shared(self, plan: Plan) -> Floats:
+    def shared(self, plan: Batches) -> Floats:
         """Predicted seconds of each batch's shared part: alpha."""
         seconds = np.empty(len(plan))
         packed = []
@@ -116,7 +116,7 @@ class Costs:
         delta = self.beta_packed[kind[own], tokens[own]].sum() + self.beta[kind, rows, longest][~own].sum()
         return float((shared * (1 + self.profile.heavy_loop * loops - saved)).sum() + delta)
 
-    def total(self, queue: Queue, plan: Plan) -> float:
+    def total(self, queue: Queue, plan: Batches) -> float:
         """Predicted seconds of a plan."""
         if not plan:
             return 0.0
