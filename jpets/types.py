@@ -45,9 +45,14 @@ class Timing:
     queued: float
     computed: float
     bucket: str
-    executable: str
+    program: str
     fallback: bool
-    """True when a better-fitting executable was still being compiled."""
+    """True when a better-fitting program was still being compiled."""
+
+    @property
+    def executable(self) -> str:
+        """The former name of ``program``, kept for one release."""
+        return self.program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

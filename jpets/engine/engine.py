@@ -136,11 +136,11 @@ class Engine(Serves):
 
     def _start(self, progress: Progress) -> None:
         for done, key in enumerate(self.core):
-            progress("executables", done, len(self.core))
+            progress("programs", done, len(self.core))
             self._programs.prepare(key)
         self.memory.check(self.replica.programs)
         self.costs.save()
-        progress("executables", len(self.core), len(self.core))
+        progress("programs", len(self.core), len(self.core))
         self._loop.start()
         self.residency.start()
         for done, task in enumerate(self._start_tasks):

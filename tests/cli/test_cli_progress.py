@@ -61,7 +61,7 @@ def test_a_server_logs_its_start(caplog: pytest.LogCaptureFixture, monkeypatch: 
 
     class Seen(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if getattr(record, "executables", None) == "1/2" and record.msg == "starting":
+            if getattr(record, "programs", None) == "1/2" and record.msg == "starting":
                 came.set()
 
     log = logging.getLogger("jpets.serve")
@@ -69,12 +69,12 @@ def test_a_server_logs_its_start(caplog: pytest.LogCaptureFixture, monkeypatch: 
     log.addHandler(handler)
     try:
         with caplog.at_level("INFO", "jpets.serve"), Display() as display:
-            display.show("executables", 1, 2)
+            display.show("programs", 1, 2)
             assert came.wait(WAIT)
-            display.show("executables", 2, 2)
+            display.show("programs", 2, 2)
     finally:
         log.removeHandler(handler)
-    assert any(getattr(record, "executables", None) == "2/2" for record in caplog.records)
+    assert any(getattr(record, "programs", None) == "2/2" for record in caplog.records)
 
 
 def test_the_end_of_work_ends_its_lines(told: threading.Event) -> None:

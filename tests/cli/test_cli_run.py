@@ -291,7 +291,7 @@ def test_answers_do_not_depend_on_what_waits_beside_them(engine: Engine) -> None
         name = "embedding" if query.task is None else "logits"
         assert getattr(alone, name).tobytes() == getattr(result, name).tobytes()
         assert alone.timing is not None and result.timing is not None
-        assert alone.timing.executable == result.timing.executable
+        assert alone.timing.program == result.timing.program
         assert alone.timing.bucket == str(MENU[len(query.input_ids or ()) > 16])
 
 

@@ -67,7 +67,7 @@ def test_one_call_mixes_every_task_and_the_bare_backbone(engine: Engine, all_at_
     bare = results[-1]
     assert isinstance(bare, Embedding)
     assert np.linalg.norm(bare.embedding) == pytest.approx(1, abs=1e-5)
-    assert {result.timing.executable for result in results if result.timing} == {results[0].timing.executable}
+    assert {result.timing.program for result in results if result.timing} == {results[0].timing.program}
 
 
 def test_single_and_mixed_answers_agree(engine: Engine) -> None:

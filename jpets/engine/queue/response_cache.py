@@ -16,7 +16,7 @@ from jpets.types import Result, Timing, Tokens
 ENTRY_BYTES = 1024
 """What an entry takes beside its numbers: key, result object, places in the cache's tables (measured, rounded up)."""
 ENTITY_BYTES = 160
-HIT = Timing(queued=0.0, computed=0.0, bucket="", executable="cache", fallback=False)
+HIT = Timing(queued=0.0, computed=0.0, bucket="", program="cache", fallback=False)
 
 ResponseKey = tuple[str, object, int, tuple[int, int, bool] | bytes | None, bytes]
 

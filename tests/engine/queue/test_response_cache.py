@@ -35,7 +35,7 @@ def ask(engine: Engine, query: Query, tenant: str = "default") -> tuple[Result, 
     before = engine.responses.hits, engine.responses.misses
     (result,) = engine.infer([query], tenant=tenant)
     hits, misses = engine.responses.hits - before[0], engine.responses.misses - before[1]
-    cached = result.timing is not None and result.timing.executable == "cache"
+    cached = result.timing is not None and result.timing.program == "cache"
     assert (hits, misses) in ([(1, 0)] if cached else [(0, 1), (0, 0)])  # a refused query is neither
     return result, not cached
 
@@ -68,9 +68,9 @@ def test_a_hit_equals_the_miss_for_every_head(fresh: Engine) -> None:
     assert (fresh.responses.hits, fresh.responses.misses) == (len(queries), len(queries))
     for miss, hit in zip(first, again, strict=True):
         assert_equal(miss, hit)
-        assert miss.timing is not None and miss.timing.executable != "cache"
+        assert miss.timing is not None and miss.timing.program != "cache"
         assert hit.timing is not None
-        assert (hit.timing.executable, hit.timing.queued, hit.timing.computed) == ("cache", 0, 0)
+        assert (hit.timing.program, hit.timing.queued, hit.timing.computed) == ("cache", 0, 0)
     assert any(isinstance(hit, Tokens) and hit.entities for hit in again)
     assert fresh.tasks.occupancy() == used
     assert all(resident.queries == 0 for resident in fresh.tasks.all())
@@ -80,7 +80,7 @@ def test_hits_and_misses_mix_in_one_submission(fresh: Engine) -> None:
     ask(fresh, Query("mask", TEXT))
     results = fresh.infer([Query("diff", TEXT), Query("mask", TEXT), Query("nobody", TEXT), Query(None, TEXT)])
     assert [result.task for result in results] == ["diff", "mask", "nobody", None]
-    cached = [result.timing is not None and result.timing.executable == "cache" for result in results]
+    cached = [result.timing is not None and result.timing.program == "cache" for result in results]
     assert cached == [False, True, False, False]
 
 
@@ -186,7 +186,7 @@ def test_the_setting_is_in_mib(tmp_path: Path) -> None:
 
 def test_off_by_default(engine: Engine) -> None:
     first, second = (engine.infer([Query("mask", TEXT)])[0] for _ in range(2))
-    assert second.timing is not None and second.timing.executable != "cache"
+    assert second.timing is not None and second.timing.program != "cache"
     assert_equal(first, second)
     assert (engine.responses.hits, engine.responses.misses, engine.responses.bytes) == (0, 0, 0)
 
