@@ -26,7 +26,7 @@ ARGUMENTS = "jpets.arguments"
 
 
 class Commands(TyperGroup):
-    """What a user can do something about is one line on standard error, and exit code 1."""
+    """An error that a user can do something about is one line on standard error, and exit code 1."""
 
     def main(self, *args: Any, **how: Any) -> Any:
         take_any_encoding()

@@ -56,7 +56,7 @@ class Cuts:
 
 
 def _pattern(document: Mapping[str, Any]) -> str | None:
-    """What finds cuts. None where a part of the tokenizer is not known to leave them alone."""
+    """The pattern that finds cuts. None where a part of the tokenizer may join text across them."""
     normalizers = list(_parts(document.get("normalizer"), "normalizers"))
     dividers = list(_parts(document.get("pre_tokenizer"), "pretokenizers"))
     kinds = [each["type"] for each in dividers]
@@ -102,7 +102,7 @@ def _is_local(normalizer: Mapping[str, Any]) -> bool:
 
 
 def _divides(part: Mapping[str, Any]) -> bool:
-    """Whether it ends words before spaces, or at least knows nothing of what is beyond them."""
+    """Whether this part ends words before spaces, or at least looks at nothing beyond them."""
     kind = part["type"]
     if kind == "ByteLevel":
         return bool(part.get("use_regex", True))

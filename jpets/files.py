@@ -46,16 +46,16 @@ def temporary_sibling(path: Path) -> Path:
 
 
 def written_by(process: int) -> str:
-    """Prefix of what a process of this number is writing."""
+    """Prefix of files that the process of this number is writing."""
     return f"{TEMPORARY}{process}-"
 
 
 def sweep(folder: Path, prefix: str, age: float) -> int:
-    """Removes what starts with ``prefix`` and is older than ``age`` seconds, which a process that was killed left.
-    Returns how many files and folders."""
+    """Removes files and folders with this prefix that are older than ``age`` seconds: a killed process left them.
+    Returns how many."""
     limit, removed = time.time() - age, 0
     for path in folder.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # its writer has just finished, or it is somebody else's
+        with contextlib.suppress(OSError):  # its writer has just finished, or it is another user's
             if path.stat().st_mtime < limit:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 removed += 1
@@ -64,7 +64,7 @@ def sweep(folder: Path, prefix: str, age: float) -> int:
 
 @contextlib.contextmanager
 def space_errors() -> Iterator[None]:
-    """Turns a full disk or quota into ``OutOfSpace``; orbax has only words for it."""
+    """Turns a full disk or quota into ``OutOfSpace``; orbax tells of it in words only."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ ARENA_MAX, MMAP_MAX, TRIM_THRESHOLD = -8, -4, -1
 """Options of ``mallopt``, as malloc.h numbers them."""
 KEEPING = ((ARENA_MAX, 1), (MMAP_MAX, 0), (TRIM_THRESHOLD, -1))
 SELDOM = 100
-"""Collections of middle-aged objects from one of all to the next. Usual are 10, fewer than while a queue fills."""
+"""Collections of the middle generation between two of all objects. The usual 10 pass while a queue fills."""
 
 
 def return_free_memory() -> None:
@@ -38,10 +38,10 @@ def keep_freed_memory() -> None:
 
 
 def freeze_heap() -> None:
-    """Keeps the garbage collector from looking again at what there is now, and often at all there is later.
+    """Keeps the garbage collector from looking again at objects that exist now, and from full collections too often.
 
-    A full collection stops every thread of Python. With an engine's libraries, programs and tasks it takes 100 to
-    150 ms, the time of ten small batches, and with a full queue of 4,096 queries 40 ms, which are in no cycles and go
+    A full collection stops every thread of Python. With an engine's libraries, programs and tasks it takes 100 to 150
+    ms, the time of ten small batches, and with a full queue 40 ms, although its 4,096 queries are in no cycles and go
     by themselves. For processes whose engine lives as long as they do.
     """
     gc.collect()

@@ -52,11 +52,11 @@ class Context(NamedTuple):
 
 
 def passage_of_text(context: Context, text: str, tokens: Encoding, whole: Encoding) -> Passage:
-    """``text``, which holds the context, became ``tokens``, and these with those of the other text ``whole``.
+    """The passage in ``whole``, the tokens of both texts; ``tokens`` are those of ``text``, which holds the context.
 
-    Offsets are those of ``tokens``: some tokenizers trim them again whenever texts are put together. White space, which
-    others count to the next word, is nobody's. Tokens that reach beyond the context are none of it; special tokens
-    that it spells out are. Raises ``InvalidInput`` where none is left.
+    Offsets are those of ``tokens``: some tokenizers trim them again whenever texts are put together. White space
+    belongs to no token, though some tokenizers count it to the next word. Tokens that reach beyond the context do not
+    count; special tokens that it spells out do. Raises ``InvalidInput`` where none is left.
     """
     offsets = [trimmed(text, begin, end) for begin, end in tokens.offsets]
     first, last = context.first, context.first + len(context.text)

@@ -33,7 +33,7 @@ def sweep_scratch(parent: Path) -> int:
     """Removes the folders of this user's dead processes from ``parent``; returns how many."""
     removed = 0
     for path in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # locked, somebody else's, or gone meanwhile
+        with contextlib.suppress(OSError):  # locked, another user's, or gone meanwhile
             if path.lstat().st_uid == os.geteuid():
                 with _locked(path):
                     shutil.rmtree(path)

@@ -23,7 +23,7 @@ HOLES = re.compile(r"\{text(?:_pair)?\}")
 _Place = tuple[int, int, int]
 """First and last character of a text, and its number."""
 SHORT = 2048
-"""Characters of a text that is tokenised as a whole whatever of it is needed."""
+"""Texts of up to so many characters are tokenised whole, however few of their tokens are needed."""
 LETTERS = 8
 """Characters for each token that is needed, at first: more than most texts have."""
 MOST_WHOLE = 1 << 20
@@ -43,7 +43,7 @@ class Tokens(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Part:
-    """So much of a text as its tokens take: ``text``, which begins at character ``start`` of it."""
+    """The part of a text that its tokens stand for: ``text``, which begins at character ``start`` of the whole."""
 
     tokens: Encoding
     text: str
@@ -72,7 +72,7 @@ class TextEncoder:
         self.pad_id: int = next(iter(pads), 0)
         nothing = self._tokenizer.encode("", add_special_tokens=False)
         self._special = np.array([*self._tokenizer.post_process(nothing, nothing, True).ids, *pads], np.int32)
-        """What stands around texts."""
+        """The tokens around texts."""
 
     @classmethod
     def of(cls, backbone: LoadedBackbone) -> Self:
@@ -137,7 +137,7 @@ class TextEncoder:
         return (rule.prefix or "") + text, pair
 
     def _cut(self, text: str, pair: str | None, limit: int, *, truncate: bool) -> tuple[_Part, _Part | None]:
-        """Both texts without special tokens, with which they have at most ``limit``."""
+        """The tokens of both texts without special tokens; with these they are at most ``limit``."""
         extra = self._tokenizer.num_special_tokens_to_add(pair is not None)
         room = max(0, limit - extra)
         try:
@@ -165,9 +165,9 @@ class TextEncoder:
         return first, second
 
     def _bounded(self, text: str, room: int) -> _Part:
-        """All tokens of a text, or more than ``room``, which begin or end as all of them do: where they are cut.
+        """All tokens of a text; or more than ``room`` of them, from the end of the text that stays when it is cut.
 
-        A long text is tokenised in part, as far as that goes: its tokens may be thousands of times what is needed.
+        A long text is tokenised in part where it can be: it may have thousands of times the tokens that are needed.
         """
         size = max(SHORT, LETTERS * room)
         while size < len(text):
@@ -280,7 +280,7 @@ def _places(text: str, pair: str | None, rule: Preprocessing) -> Iterator[_Place
 
 def _owners(whole: Encoding, part: _Part, query: Query, rule: Preprocessing) -> npt.NDArray[np.int8]:
     """``Tokens.of_text`` of a query whose first text, as it is tokenised, is ``part``. A token that reaches out of a
-    text is none of it."""
+    text belongs to none."""
     owners = np.array(whole.special_tokens_mask, np.int8)  # its sequence_ids forget the first text of some pairs
     ordinary = np.flatnonzero(owners == 0)
     owners = -owners

@@ -98,14 +98,15 @@ class Entity:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Tokens(Result):
-    """Per-token ``logits`` [tokens, labels], special tokens included, and the entities that the text's own spell."""
+    """Per-token ``logits`` [tokens, labels], special tokens included, and the entities that the text's own tokens
+    spell."""
 
     logits: FloatArray
     entities: tuple[Entity, ...] = ()
     names: tuple[str, ...] = ()
     of_text: npt.NDArray[np.int8] | None = None
     """[tokens]: the text that each token is of, 0 or 1 of a pair; -1 for special tokens and what the task's prefix or
-    template sets around texts. What a model says of those is nobody's answer: its loss ignored them."""
+    template sets around texts. The outputs there mean nothing: the model's loss ignored them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +256,7 @@ class LoadedBackbone(Protocol):
     def name(self) -> str: ...
     @property
     def kind(self) -> str:
-        """Of model: an engine's workload."""
+        """Kind of model: the name of an engine's workload."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""A loop over the runs of tokens that belong to heavy tasks: one executable for any number of them."""
+"""A loop over the runs of tokens that belong to heavy tasks: one program for any number of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One macro-batch through the encoder, the poolings and the heads: the function that every executable is."""
+"""One macro-batch through the encoder, the poolings and the heads: the function that every program computes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def forward(encoder: SplitEncoder, params: Params, batch: PackedBatch, bound: Se
 def read_out(
     model: Encoder, hidden: Float[Array, "t d"], batch: PackedBatch, sites: Sites, bound: Sequence[BoundClass] = ()
 ) -> Outputs:
-    """Poolings and heads of final hidden states. ``finite`` is false for a row any of whose values is NaN or Inf."""
+    """Poolings and heads of final hidden states. ``finite`` is false for a row with a NaN or Inf."""
     first = hidden.at[batch.rows.first_token].get(mode="fill", fill_value=0)
     mean = mean_pool(hidden, batch)
     pooling = batch.rows.pooling[:, None]

@@ -9,8 +9,8 @@ from jpets.config import BackboneConfig
 
 
 def text_positions(ids: Any, config: BackboneConfig, xp: ModuleType) -> Any:
-    """Positions [..., tokens] of texts' token ids, of which padding tokens have none where the family skips them: they
-    get ``max_positions``, which stands for the padding token's own. ``xp`` is ``numpy`` or ``jax.numpy``.
+    """Positions [..., tokens] of texts' token ids. Where the family skips padding tokens, these get ``max_positions``,
+    which stands for the padding token's own position. ``xp`` is ``numpy`` or ``jax.numpy``.
 
     Liu et al. 2019 (fairseq, and after it Hugging Face): positions count the tokens that are not padding, whatever the
     attention mask says; so a padding token that a text spells is attended to, and takes no place.

@@ -1,4 +1,4 @@
-"""What a policy plans over and what it answers: waiting queries, and batches of them. Numpy only."""
+"""What a policy takes and returns: waiting queries, and batches of them. Numpy only."""
 
 from __future__ import annotations
 

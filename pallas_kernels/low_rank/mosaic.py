@@ -51,7 +51,7 @@ ON_CHIP: Mapping[str, Callable[[Array], Array]] = {
     "gelu": _gelu,
     "relu": lambda x: jnp.maximum(x, 0),
 }
-"""Without what Mosaic knows nothing of: erfc, and derivatives of our own choice."""
+"""Activations without erfc and custom derivatives, which Mosaic lacks."""
 
 
 def takes(x: Float[Array, "g s i"], down: Num[Array, "slots layers i r"], up: Num[Array, "slots layers r o"]) -> bool:

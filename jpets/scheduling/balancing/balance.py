@@ -1,7 +1,8 @@
 """Which tasks move between devices so that all have equal work (multi-GPU PetS section 2.3.2, Algorithm 3).
 
-A *load* is what a device's tasks were called in a window. Callers may weigh calls (by predicted seconds, say): any
-finite number that is not negative will do. A task that stands on several devices shares its calls evenly among them.
+A *load* is the number of calls to a device's tasks in a window. Callers may weigh calls (by predicted seconds, say):
+any finite number that is not negative will do. A task that stands on several devices shares its calls evenly among
+them.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def greedy(
     """Algorithm 3 as it is printed: while the gap shrinks, the least-called task of the most loaded device goes to the
     least loaded one.
 
-    Of equal devices and tasks the first is taken. Taken literally, a task that nobody called stops it, and so do two
-    most loaded devices of equal load; the targets' memory is not looked at. The paper knows no ``standing`` load (see
+    Of equal devices and tasks the first is taken. As printed, the algorithm stops at a task without calls, and at two
+    most loaded devices of equal load; it ignores the targets' memory. The paper has no ``standing`` load (see
     ``improved``) and no replicas: a task that the least loaded device holds as well is passed over.
     """
     _check(placement, calls)
@@ -222,7 +223,8 @@ class _State(Generic[T]):
         return room & ~self.holds[:, tasks]
 
     def _best_move(self) -> list[tuple[Floats, Move[T]]]:
-        """From the most loaded device that any move relieves: the one that leaves the best vector, with the loads.
+        """The best load vector that a move from the most loaded device leads to, and that move. Where no move from
+        there makes the vector better, the next device is tried.
 
         A task of w calls makes the vector better where w is less than the difference of the two loads, most where it is
         nearest to half of it; so one task for each target is enough to compare.

@@ -29,9 +29,9 @@ class Decision(NamedTuple, Generic[T]):
 
 
 def work(calls: Mapping[T, float], weights: Mapping[T, float]) -> dict[T, float]:
-    """What each task's calls take: a call its task's weight, one of a task of unknown weight the others' mean.
+    """The work of each task's calls: a call counts as its task's weight, or as the others' mean where that is unknown.
 
-    Weights say what queries take beside each other, in seconds or any other unit.
+    Weights compare queries of different tasks, in seconds or any other unit.
     """
     typical = float(np.mean([weights[task] for task in calls if task in weights] or [1.0]))
     return {task: count * weights.get(task, typical) for task, count in calls.items()}
@@ -48,9 +48,8 @@ def rebalance(
     """The better moves (``improved``) for what was seen in ``seconds``: calls of each task, ``waiting`` [devices]
     queries on average.
 
-    Calls count as the ``work`` that they are predicted to be, what waits on a device as calls spread over ``BACKLOG``
-    seconds. Gaps that chance explains are left alone.
-    Raises ``ValueError`` for calls of a task that is nowhere.
+    Calls count as their predicted ``work``, queries that wait on a device as calls spread over ``BACKLOG`` seconds.
+    Gaps that chance explains are left alone. Raises ``ValueError`` for calls of a task that no device holds.
     """
     weighed = work(calls, weights)
     variance = sum(weighed[task] ** 2 / count for task, count in calls.items() if count > 0) / len(placement)

@@ -80,7 +80,7 @@ class Window(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """How long was observed; what was forgotten in part counts in part."""
+        """Observed time; time that was forgotten in part counts in part."""
         return float(self._seconds.max())
 
     def queue_lengths(self) -> Floats:

@@ -86,9 +86,10 @@ class CostProfile:
     """What was measured for one device, backbone, number format and set of delta classes.
 
     ``alpha`` is over padded shapes of N rows by L tokens, ``packed`` over packed ones. ``beta`` holds a grid for each
-    delta kind, over rows of one task and their longest length. ``heavy`` names the kinds that programs loop over, whose
-    presence in a program alone makes the shared part slower by the share ``heavy_loop``. ``replaced`` has the share of
-    the shared part that a batch saves whose rows all have this kind, one with weights of its own.
+    delta kind, over rows of one task and their longest length. ``heavy`` names the kinds that programs loop over; such
+    a loop in a program, even an empty one, makes the shared part slower by the share ``heavy_loop``. ``replaced`` has,
+    for kinds with weights of their own, the share of the shared part that a batch saves when all its rows have that
+    kind.
     """
 
     alpha: Grid
@@ -145,7 +146,7 @@ class CostProfile:
         return _interpolate(np.asarray(tokens), points, base) + self.attention_rate * np.asarray(cells, float)
 
     def packed_delta_seconds(self, kind: str, most: int) -> Floats:
-        """Delta cost [most + 1] of so many packed tokens of one task."""
+        """Delta cost [most + 1] of 0 to ``most`` packed tokens of one task."""
         return np.append(0.0, self.beta[kind].at([1], np.arange(1, most + 1))[0])
 
     def to_json(self) -> str:
@@ -166,7 +167,8 @@ class CostProfile:
 
     @classmethod
     def from_json(cls, text: str) -> CostProfile:
-        """Raises ``ValueError`` for what is truncated, of another format, negative or not finite."""
+        """Raises ``ValueError`` for a document that is truncated, of another format, or has negative or infinite
+        figures."""
         try:
             document = json.loads(text)
             if document["format"] != FORMAT:

@@ -1,7 +1,7 @@
 """Sequence-length-aware memory (TurboTransformers section 4.2, Algorithms 1 and 2).
 
-What a computation needs for a while is placed in chunks that are kept from one computation to the next. What is never
-needed at the same time shares bytes. Nothing here allocates: sizes in, places out.
+Tensors that a computation needs for a while are placed in chunks, which are kept from one computation to the next.
+Tensors that are never needed at the same time share bytes. Nothing here allocates: sizes in, places out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 DEFAULT_CHUNK = 2 * 2**20
 """Bytes of the smallest chunk (the paper's)."""
 K_SCALE = 1.2
-"""A chunk made for something larger than that has so much more than its size."""
+"""A chunk for a larger tensor has so many times the tensor's size."""
 
 
 class Usage(NamedTuple):
@@ -25,7 +25,7 @@ class Usage(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where something lies: number of the chunk, and bytes from its start."""
+    """Where a tensor lies: number of the chunk, and bytes from its start."""
 
     chunk: int
     offset: int
@@ -44,7 +44,7 @@ class Placement(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What lies in a chunk; sorts by offset."""
+    """A tensor in a chunk; sorts by offset."""
 
     offset: int
     usage: Usage
@@ -81,7 +81,8 @@ def place_in_chunks(usages: Sequence[Usage], chunks: Sequence[int] = ()) -> Plac
 
 
 def find_gap(usage: Usage, chunk_size: float, held: Sequence[tuple[int, Usage]]) -> int | None:
-    """Algorithm 2: offset of the smallest gap for ``usage`` between what ``held``, sorted by offset, has at that time.
+    """Algorithm 2: offset of the smallest gap for ``usage`` between those in ``held`` (by offset) that live at that
+    time.
 
     None where there is none. Line 17 of the listing must ask for at least the size, not at most.
     """
@@ -111,15 +112,15 @@ def greedy_by_size(usages: Sequence[Usage]) -> tuple[tuple[int, ...], int]:
 
 
 def working_bytes(needs: Sequence[int], at_a_time: int) -> int:
-    """Bytes of chunks in which any ``at_a_time`` runs of several computations, also of one, can go on at once.
+    """Bytes of chunks in which any ``at_a_time`` runs of these computations can go on at once, also of the same one.
 
-    ``needs`` are the bytes of one run of each. Where the largest has so many places, any other run has one of them.
+    ``needs`` are the bytes of one run of each. With so many places for the largest run, every run has a place.
     """
     return place_in_chunks([Usage(0, 0, max(needs))] * at_a_time).footprint if needs else 0
 
 
 def encoder_usages(*, layers: int, hidden: int, heads: int, intermediate: int, rows: int, length: int) -> list[Usage]:
-    """The intermediate tensors of a padded f32 encoder batch, kernel by kernel non-GEMM parts fused (figure 3).
+    """The intermediate tensors of a padded f32 encoder batch, its non-GEMM parts fused kernel by kernel (figure 3).
 
     Operators of a layer: 0 query, key and value; 1 their split by heads; 2 scores; 3 context; 4 its transpose;
     5 attention's output; 6 residual and norm; 7 feed-forward; 8 its output; 9 residual and norm.

@@ -35,9 +35,9 @@ class Limits:
 class Costs:
     """A profile's costs within ``limits``.
 
-    ``alpha`` [rows + 1, longest + 1] is the cost of n rows of up to l tokens in the padded shape that they are rounded
-    up to, infinite beyond the limits. ``beta`` [kinds + 1, rows + 1, longest + 1] is the delta cost of one task's rows,
-    ``beta_packed`` [kinds + 1, tokens + 1] where they are packed, of its tokens; their last entry, of the bare backbone
+    ``alpha`` [rows + 1, longest + 1] is the cost of n rows of up to l tokens, rounded up to a padded shape; infinite
+    beyond the limits. ``beta`` [kinds + 1, rows + 1, longest + 1] is the delta cost of one task's padded rows,
+    ``beta_packed`` [kinds + 1, tokens + 1] that of its packed tokens. The last entry of both, for the bare backbone
     (kind -1), is zero.
     """
 
@@ -97,8 +97,8 @@ class Costs:
 
     def with_deltas(self, queue: Queue, queries: Ints, batch: Ints, shared: Floats, packed: Bools) -> float:
         """Predicted seconds of a plan (PetS equation 3): ``queries[i]`` runs in batch ``batch[i]``, whose shared part
-        costs ``shared[batch[i]]``, more where the batch needs loops over heavy classes, less where all its rows have
-        the same kind, one that replaces weights. In a batch that is ``packed`` deltas see no padding."""
+        costs ``shared[batch[i]]``: more with loops over heavy classes, less where all rows have one kind, and it
+        replaces weights. Deltas in a ``packed`` batch see no padding."""
         kinds, tasks = queue.kinds[queries], queue.tasks[queries]
         loops = np.bincount(batch, weights=self.heavy[kinds], minlength=len(shared)) > 0
         first, last = np.full(len(shared), len(self.heavy)), np.full(len(shared), -2)

@@ -10,7 +10,7 @@ import numpy as np
 from jpets.scheduling.queue import Floats, Groups, Ints
 
 CELLS = 1 << 14
-"""Spans by shapes that are looked at together: few calls where few queries wait, arrays that stay in a cache else."""
+"""Spans times shapes that are computed together: few NumPy calls for few queries, arrays that fit a cache for many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Shape:
 
 
 def span_costs(lengths: Ints, shapes: Sequence[Shape], most: int) -> Floats:
-    """Costs [n, min(n, most)] of batching sorted queries: entry (i, k) is queries i - k .. i; infinite: no shape.
+    """Costs [n, min(n, most)] of batching sorted queries: entry (i, k) is queries i - k .. i; infinite where no shape
+    fits.
 
     ``lengths`` ascend. A span fits a shape when each group has a row for every query that is too long for the group
     before it and not for this one.

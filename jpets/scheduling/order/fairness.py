@@ -1,4 +1,4 @@
-"""A policy's batch, given back to those whose turn it is."""
+"""A policy's batch, with room made for the parties whose turn it is."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def fair_batch(
     """The batch ``chosen`` from a window of queries, with room made for parties that it passes over.
 
     The window stands most urgent first (``order.interleave``), ``parties`` and ``lengths`` describe its queries, and
-    ``chosen`` holds query 0. A policy that sorts by length may fill a batch with one tenant although another's turn
-    has come. Here each party is owed as many rows as it has among the first ``len(chosen)`` of the window. One that got
-    fewer puts its most urgent queries in, as far as they fit the cheapest shape that holds ``chosen``, in place of
-    the least urgent ones of parties that got more; so the batch costs what the policy reckoned with. With one party
-    the policy's choice stands.
+    ``chosen`` holds query 0. A policy that sorts by length may fill a batch with one tenant although another's turn has
+    come. Here each party is owed as many rows as it has among the first ``len(chosen)`` of the window. A party that got
+    fewer adds its most urgent queries, as far as they fit the cheapest shape that holds ``chosen``; they replace the
+    least urgent queries of parties that got more. So the batch costs what the policy expected. With one party the
+    policy's choice stands.
     """
     owed = Counter(parties[: len(chosen)])
     lacking = owed - Counter(parties[q] for q in chosen)

@@ -1,4 +1,4 @@
-"""Which waiting query is more urgent: within one tenant by due time, between tenants by what they were served.
+"""Which waiting query is more urgent: within one tenant by due time, between tenants by the tokens they were served.
 
 Start-time fair queueing (Goyal, Vin and Cheng 1996) over tokens, as in the virtual token counter (Sheng et al. 2024):
 a tenant has a virtual time that grows by the tokens it is served, and the tenant with the least goes first.
@@ -14,14 +14,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE = 60.0
-"""A query without a deadline is due this many seconds after it came: later ones with deadlines pass it no longer."""
+"""A query without a deadline is due so many seconds after it came: queries that are due later do not pass it."""
 
 
 def due(arrived: float, deadline: float | None) -> float:
     """When a query should have been answered, on the clock of ``arrived``.
 
-    It orders one tenant's queries, and only those: a short deadline does not pass another tenant's queries, so nobody
-    takes a larger share by asking for shorter deadlines.
+    It orders one tenant's queries, and only those: a short deadline does not pass another tenant's queries, so no
+    tenant takes a larger share by asking for shorter deadlines.
     """
     return arrived + PATIENCE if deadline is None else deadline
 
@@ -30,7 +30,7 @@ def starting_time(own: float | None, least: float | None) -> float:
     """The virtual time (tokens) with which a tenant that was idle becomes backlogged.
 
     ``own`` is its time when it was last backlogged, if still known; ``least`` the least among those that are backlogged
-    now. Being idle saves nothing up, and going idle for a moment forgives nothing.
+    now. A tenant saves nothing up while it is idle, and a moment's idleness cancels no debt.
     """
     return max(own or 0.0, least or 0.0)
 
@@ -39,7 +39,7 @@ def interleave(backlogs: Iterable[tuple[float, Iterable[T]]], tokens: Callable[[
     """The order in which fair queueing would serve these queries if nothing else came.
 
     ``backlogs`` hold (virtual time, queries most urgent first) of each tenant, in rising virtual time; they are read
-    no further than the result is. Of equal times whoever stands earlier goes first.
+    only as far as the result is. Of equal times the earlier backlog goes first.
     """
     numbered = enumerate(backlogs)
     following = next(numbered, None)

@@ -1,9 +1,9 @@
-"""One party floods a device while others use less than their part of it: whose batch is next, and how long it may be.
+"""One party floods a device while others use less than their part of it: which batch is next, and how long it may be.
 
-A batch that runs is never interrupted, so beside a flood everybody waits for long batches. While one lasts, those who
-keep to their part of the tokens that the device can serve go first, in batches of their own, and the flood's take only
-a few times as long as theirs. A party's part is a token bucket: an equal share of the device's rate, and a second of it
-at once.
+A batch that runs is never interrupted, so beside a flood all parties wait for long batches. During a flood, parties
+that keep to their part of the device's tokens go first, in batches of their own, and the flood's batches take only a
+few times as long as theirs. A party's part is a token bucket: an equal share of the device's rate, with room for
+``BURST`` seconds of it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from jpets.scheduling.order.fairness import fill
 from jpets.scheduling.policies.ready import cheapest_split
 
 BURST = 1.0
-"""Seconds of its rate that a party may use at once, and for which one that keeps to its part is expected back."""
+"""Seconds of its rate that a party may use at once; and seconds that a flood is taken to last after a query of a party
+that keeps to its part."""
 SIMILAR = 1.25
-"""Times the cheapest batch's time, for room for others' queries."""
+"""Times the cheapest batch's time that a batch may take where it has room for others' queries."""
 HABIT = 0.1
-"""Weight of the latest batch in what their batches take."""
+"""Weight of the latest batch in the typical time of a batch of parties that keep to their part."""
 
 
 class Contention:
-    """Who keeps to its part, and how long the batches of those are who do. Times are seconds of one clock.
+    """Which parties keep to their part, and how long their batches take. Times are seconds of one clock.
 
     ``rate``: tokens that the device serves a second. ``stretch``: a flood's batch takes at most so many times as long
-    as one of the others; 0: nothing is done about it.
+    as theirs; 0: nothing is done about floods.
     """
 
     def __init__(self, stretch: float) -> None:
@@ -37,16 +38,16 @@ class Contention:
         self._typical = 0.0
         self._until = -math.inf
         self.keeping: set[Hashable] = set()
-        """Those of the latest window who keep to their part while somebody does not."""
+        """Parties of the latest window that keep to their part while another one does not."""
         self._levels: dict[Hashable, tuple[float, float]] = {}
-        """party -> (tokens left of its part, when that was), in order of these times."""
+        """party -> (tokens left of its part, at which time), in order of these times."""
 
     def lasts(self, now: float) -> bool:
         return now < self._until
 
     def modest(self, parties: Sequence[Hashable], most: int, now: float) -> list[int]:
-        """Of a window, the queries of those who keep to their part and have no more waiting than the ``most`` rows of a
-        batch; empty where nobody has more."""
+        """A window's queries of parties that keep to their part and have at most ``most`` queries (a batch's rows)
+        waiting; empty where no party has more."""
         counts = Counter(parties)
         if not self._stretch or max(counts.values()) <= most or len(counts) == 1:
             self.keeping = set()
@@ -68,7 +69,7 @@ class Contention:
             self._levels[party] = left, now
 
     def ran(self, seconds: float) -> None:
-        """Learns what a batch of those takes who keep to their part."""
+        """Learns how long a batch of parties that keep to their part took."""
         self._typical += (HABIT if self._typical else 1.0) * (seconds - self._typical)
 
     @property
@@ -78,7 +79,7 @@ class Contention:
 
     @property
     def _part(self) -> float:
-        """Tokens a second for each party that was there lately."""
+        """Tokens a second for each party that was active lately."""
         return self.rate / max(1, len(self._levels))
 
     def _level(self, party: Hashable, now: float) -> float:
@@ -90,10 +91,10 @@ class Contention:
 def own_batch(
     own: Sequence[int], others: Iterable[int], lengths: Sequence[int], shapes: Sequence[Shape], most: int
 ) -> list[int]:
-    """The batch with the first of ``own`` that they would run in by themselves, and ``others`` where that takes hardly
+    """The batch that the first of ``own`` has when ``own`` run by themselves, with ``others`` where that takes hardly
     longer.
 
-    Not as many of them as there are rooms for: where time goes with tokens, one batch would keep all of them waiting.
+    It may hold fewer of ``own`` than would fit: where time grows with tokens, all would wait for one long batch.
     """
     batches = cheapest_split([lengths[q] for q in own], shapes, most)
     mine = [own[at] for at in next(batch for batch in batches if 0 in batch)]

@@ -1,4 +1,4 @@
-"""Whose queries run faster by themselves on a merged copy of the weights than in the mixed batch (PetS section 7)."""
+"""Tasks whose queries run faster alone, on a merged copy of the weights, than in the mixed batch (PetS section 7)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def worth_taking_out(
 ) -> dict[Owner, float]:
     """Seconds that a batch saves by running some owners' queries without heavy deltas, in batches of their own.
 
-    ``owners`` of its queries, None for light ones; ``added`` is what the heavy deltas of those who could leave cost in
-    it. The dearest leave, as many of them as saves most: one alone may leave a shape no emptier that many leave for a
-    smaller one, so each is said to save an equal part. ``light`` shapes take queries without heavy deltas, ``shapes``
-    take all.
+    ``owners`` has each query's task, None for light ones; ``added`` the cost, in this batch, of the heavy deltas of
+    each owner that could leave. The dearest owners leave, as many as save most. Several together may let the batch fit
+    a smaller shape where one alone does not, so each is said to save an equal part. ``light`` shapes take queries
+    without heavy deltas, ``shapes`` take all.
     """
 
     def cost(members: Sequence[int]) -> float:

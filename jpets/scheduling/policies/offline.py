@@ -1,7 +1,7 @@
 """The papers' batching policies: from a queue and its costs to batches. They pad every row to its batch's longest.
 
-All are pure. A plan's batches hold each query once; which of them runs first is the caller's choice. Where a query is
-longer than every shape, ``ValueError``.
+All are pure. A plan's batches hold each query once; which of them runs first is the caller's choice. A query that is
+longer than every shape raises ``ValueError``.
 """
 
 from __future__ import annotations

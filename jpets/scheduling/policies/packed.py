@@ -16,7 +16,7 @@ TOKEN_STEP = 64
 BUDGET_SHARES = (1.0, 0.5, 0.25)
 """Token budgets that are tried, as shares of the limit."""
 GROUP_LENGTHS = np.array([8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512])
-"""Lengths that an attention group may have: a plan must not need too many executables."""
+"""Lengths that an attention group may have: a plan must not need too many programs."""
 GROUP_PRICE = 0.1
 """A further attention group must save this share of the attention positions."""
 
@@ -75,7 +75,7 @@ def _tokens(lengths: Ints, batch: Ints) -> Ints:
 
 
 def _estimate(queue: Queue, order: Ints, batch: Ints, costs: Costs) -> float:
-    """Predicted seconds, with attention as if nothing were padded in it."""
+    """Predicted seconds, with attention reckoned without padding."""
     lengths = queue.lengths[order]
     cells = np.bincount(batch, weights=lengths.astype(float) ** 2)
     shared = costs.profile.packed_seconds(_tokens(lengths, batch), cells)

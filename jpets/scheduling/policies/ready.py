@@ -1,4 +1,4 @@
-"""Batching over the static shapes that can run now: what a server plans with, whose menu of executables is fixed.
+"""Batching over the static shapes that can run now: how a server plans, which has a fixed menu of programs.
 
 Shapes are packed or padded, with up to three attention groups; ``span_costs`` says what each span of queries costs.
 """
@@ -17,7 +17,7 @@ from jpets.scheduling.queue import Ints
 
 Batches = list[list[int]]
 PUT_OFF = 2.0
-"""What is put off must save so many times what its tokens cost in a full batch: it may not find one."""
+"""To put queries off must save so many times what their tokens cost in a full batch: the next one may not be full."""
 
 
 def cheapest_split(lengths: Sequence[int], shapes: Sequence[Shape], most: int) -> Batches:
@@ -70,8 +70,8 @@ def heavy_apart(
 def well_filled(batch: Sequence[int], lengths: Sequence[int], shapes: Sequence[Shape], most: int) -> list[int]:
     """``batch``, or its most urgent queries alone where these fit a smaller shape much better.
 
-    For a device that is busy, with more to come: what is put off joins a later batch. Lower indices are more urgent;
-    the first of them stays.
+    For a device that is busy, with more to come: queries that are put off join a later batch. Lower indices are more
+    urgent; the first of them stays.
     """
     urgent = sorted(batch)
     rate = min(shape.seconds / shape.tokens for shape in shapes)
@@ -87,7 +87,7 @@ def well_filled(batch: Sequence[int], lengths: Sequence[int], shapes: Sequence[S
         put_off = sum(lengths[q] for q in set(urgent).difference(kept))
         return whole - seconds - PUT_OFF * rate * put_off
 
-    # The whole batch comes first: what gains nothing does not displace it.
+    # The whole batch comes first: a part that gains nothing does not displace it.
     return max((option for option in reversed(tried) if urgent[0] in option[1]), key=gain)[1]
 
 

@@ -18,8 +18,9 @@ from jpets.scheduling.simulate.traffic import draw_traffic
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What migrating costs. A round takes ``setup`` seconds when it is the first, and as long as the device that sends
-    and receives most: its bytes by ``bandwidth`` (bytes a second) and ``write`` seconds for each of its moves.
+    """What migrating costs. A round lasts as long as the device that sends and receives most needs: its bytes over
+    ``bandwidth`` (bytes a second), and ``write`` seconds for each of its moves. The first round with moves takes
+    ``setup`` seconds more.
 
     The old places serve until the round is over; then each target spends ``write`` on every task that it received.
     """
@@ -70,13 +71,13 @@ class Cluster:
 
     def deal(self, seed: int) -> list[list[int]]:
         """The tasks, equally many of each kind to each device, at random: only calls make devices unequal, as in the
-        paper. Algorithm 3, which counts calls, would not see that one has more of the tasks that take longest."""
+        paper. Algorithm 3 counts calls: it would not see that a device has more of the tasks that take longest."""
         dealt = np.random.default_rng(seed).permutation(len(self.kinds))
         dealt = dealt[np.argsort(self.kinds[dealt], kind="stable")]
         return [sorted(dealt[device :: self.devices].tolist()) for device in range(self.devices)]
 
     def rate(self, seed: int, windows: int = 32) -> float:
-        """Queries a second that all devices serve of equally hot tasks, from full windows of a device's tasks each."""
+        """Queries a second that all devices serve together, with equally hot tasks and full windows."""
         rng = np.random.default_rng(seed)
         seconds = 0.0
         for _ in range(windows):

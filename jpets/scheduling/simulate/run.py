@@ -143,7 +143,7 @@ class _Run:
         self.places[task[order], np.arange(len(task)) - firsts[task[order]]] = device[order]
 
     def until(self, now: float) -> None:
-        """Takes in what arrives before ``now`` and starts what starts before it."""
+        """Accepts the queries that arrive before ``now``, and starts the plans that start before it."""
         end = int(np.searchsorted(self.traffic.arrived, now))
         queries = np.arange(self.routed, end)
         tasks = self.traffic.tasks[queries]
@@ -167,7 +167,7 @@ class _Run:
         self.waited, self.looked = waited, now
 
     def migrate(self, found: Balanced[int], now: float) -> None:
-        """What arrives from ``now`` on goes to the new places; targets take in what they received."""
+        """Queries that arrive from ``now`` on go to the new places; targets write the tasks that they received."""
         for move in found.moves:
             self.devices[move.target].pause(now, self.cluster.link.write)
         self.placement = found.placement

@@ -20,7 +20,7 @@ Balancer = Callable[[Cluster, Placement, Window[int]], Decision[int]]
 class System:
     """How a cluster balances: by which moves, None for none, and at which interval.
 
-    What happened counts for half after ``half_life`` seconds; where that is None, from one round to the next. With
+    Calls count for half after ``half_life`` seconds; where that is None, until the next round only. With
     ``anywhere`` every device holds every task and queries take turns.
     """
 
@@ -35,7 +35,8 @@ class System:
 
 
 def by_greedy(cluster: Cluster, placement: Placement, window: Window[int]) -> Decision[int]:
-    """Algorithm 3 over the tasks that were called: the paper's queues know no others, and one of them would stop it.
+    """Algorithm 3 over the tasks that were called: the paper's queues have no others, and a task without calls would
+    stop it.
 
     phi is that of the mean queue lengths, as the paper has it.
     """
@@ -48,7 +49,7 @@ def by_greedy(cluster: Cluster, placement: Placement, window: Window[int]) -> De
 
 
 def by_greedy_as_printed(cluster: Cluster, placement: Placement, window: Window[int]) -> Decision[int]:
-    """Algorithm 3 over all tasks, also those that nobody called."""
+    """Algorithm 3 over all tasks, also those without calls."""
     found = greedy(placement, window.calls(), dict(enumerate(cluster.sizes.tolist())))
     return Decision(balance(window.queue_lengths()), found)
 
