@@ -1,8 +1,8 @@
 """A backbone's tensors under canonical names: the neutral form between checkpoint formats and the parameter tree.
 
-Names: ``word``, ``position``, ``token_type``, ``padding_position`` [width] of families whose positions skip padding;
-``PLACE/weight`` [in, out] and ``PLACE/bias`` of linear sites,
-``PLACE/scale`` and ``PLACE/bias`` of norms. PLACE is ``layers/<i>/<site>``, or a site outside the layers.
+Names: ``word``, ``position``, ``token_type``; ``padding_position`` [width] of families whose positions skip padding;
+``PLACE/weight`` [in, out] and ``PLACE/bias`` of linear sites; ``PLACE/scale`` and ``PLACE/bias`` of norms. PLACE is
+``layers/<i>/<site>``, or a site outside the layers.
 
 Fingerprints are taken over this form. It must not change when the engine lays its parameters out in another way.
 """

@@ -20,7 +20,7 @@ from jpets.errors import InvalidBackbone
 
 FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 LATER: Mapping[str, object] = MappingProxyType({"embedding_size": 0, "padding_id": 1})
-"""Settings that earlier fingerprints do not know, as every earlier backbone has them: only other values enter."""
+"""Settings that came later, with the values that every earlier backbone has: only other values enter."""
 
 
 LIMITS = ("usual_length",)

@@ -29,7 +29,7 @@ from jpets.types import BY_MEAN
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 MOST_PROBLEMS = 6
-"""That are shown of a Sentence-Transformers folder."""
+"""Problems that are shown of a Sentence-Transformers folder."""
 
 
 def read_backbone(folder: Path, name: str | None = None) -> Backbone:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 FEW = 8
-"""Of one kind are all listed."""
+"""Problems of one kind that are all listed."""
 SHOWN = 3
-"""Of a kind that has more."""
+"""Problems shown of a kind that has more."""
 LONGEST = 300
-"""Characters of one problem."""
+"""Characters shown of one problem."""
 KINDS: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
         "missing": re.compile(r"found nothing$"),
@@ -25,7 +25,7 @@ KINDS: Mapping[str, re.Pattern[str]] = MappingProxyType(
 
 
 def listing(problems: Sequence[str]) -> str:
-    """Those of one kind stand together, behind the others."""
+    """Problems of one kind stand together, behind the others."""
     kinds: dict[str, list[str]] = {"": [], **{kind: [] for kind in KINDS}}
     for problem in problems:
         kinds[next((kind for kind, sign in KINDS.items() if sign.search(problem)), "")].append(problem[:LONGEST])

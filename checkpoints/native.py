@@ -35,7 +35,7 @@ class _Manifest(pydantic.BaseModel):
     config: BackboneConfig
     fingerprint: str
     embeds: EmbeddingRule = BY_MEAN
-    """Which earlier folders do not have: theirs embed by the mean."""
+    """Earlier folders lack it: their backbones embed by the mean."""
 
 
 def is_native(folder: Path) -> bool:

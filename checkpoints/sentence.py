@@ -30,7 +30,7 @@ UNDERSTOOD = ("Transformer", "Pooling", "Normalize")
 WITHOUT_EFFECT = ("Dropout",)
 """Modules that do nothing after training."""
 FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-"""After which the file of the model's settings may be named, ``bert`` whatever the family since version 0.3."""
+"""Families in the name of the file with the model's settings; since version 0.3 it is ``bert`` for all."""
 POOLINGS: Mapping[str, Pooling] = MappingProxyType(
     {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
 )
@@ -53,7 +53,7 @@ HARMLESS = names(
     "torch_dtype dtype attn_implementation add_pooling_layer use_safetensors low_cpu_mem_usage device_map "
     "trust_remote_code use_fast model_max_length clean_up_tokenization_spaces local_files_only cache_dir revision token"
 )
-"""Of these: about loading and precision, or read elsewhere."""
+"""Arguments about loading and precision, or read elsewhere."""
 TEXT_MODALITY: Mapping[str, object] = MappingProxyType(
     {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 )
@@ -117,7 +117,7 @@ def lowercases(tokenizer_json: str) -> bool:
 
 
 def lowered(tokenizer_json: str) -> str:
-    """A tokenizer that does, as Sentence-Transformers makes one; itself where it did before.
+    """The tokenizer made to lower case, as Sentence-Transformers does it; itself where it did before.
 
     Raises ``InvalidBackbone`` for what is no tokenizer.
     """
@@ -139,12 +139,12 @@ def _is_name(place: str) -> bool:
 
 
 def _kind(reference: str) -> str:
-    """A module's class without its package, which the library moved; somebody's own class as it is written."""
+    """A module's class without its package, which the library moved; a class of another package as it is written."""
     return reference.rpartition(".")[2] if reference.startswith(LIBRARY) else reference
 
 
 def _modules(folder: Path, problems: list[str]) -> Sequence[_Module]:
-    """Those that do something, in their order."""
+    """The modules that have an effect, in their order."""
     try:
         if (folder / MODULES).stat().st_size > MAX_BYTES:
             raise ValueError
@@ -222,7 +222,7 @@ def _prompts(folder: Path, problems: list[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
-    """Of the model itself: the first file that there is, of an object that is not empty, as the library looks."""
+    """The model's own settings: of the first file with an object that is not empty, as the library looks."""
     inner = model_folder(folder)
     for family in FAMILIES:
         path = inner / f"sentence_{family}_config.json"

@@ -13,7 +13,7 @@ NEUTRAL: tuple[object, ...] = (None, False, "", [], {})
 """What an option that is off looks like."""
 MAX_BYTES = 1 << 20
 MOST = 1 << 20
-"""Of a rank, or of virtual tokens."""
+"""Largest rank, and number of virtual tokens."""
 LARGEST = 1e30
 """What arithmetic in f32 has room for."""
 TypeOrTypes = type | tuple[type, ...]
@@ -47,7 +47,7 @@ def unsupported(settings: Mapping[str, Any], known: Collection[str], kind: str) 
 
 
 def expect_count(settings: Mapping[str, Any], name: str, default: int | None, problems: list[str]) -> Any:
-    """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, no size that there can be."""
+    """``settings[name]``, or ``default`` where it is absent, null or, as a problem, an impossible size."""
     value = expect(settings, name, int, default, problems)
     if value is not None and not 1 <= value <= MOST:
         problems.append(f"{name}: expected a whole number from 1 to {MOST}, found {json.dumps(value)[:80]}")
@@ -56,7 +56,7 @@ def expect_count(settings: Mapping[str, Any], name: str, default: int | None, pr
 
 
 def expect_number(settings: Mapping[str, Any], name: str, default: float, problems: list[str]) -> Any:
-    """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, no finite number."""
+    """``settings[name]``, or ``default`` where it is absent, null or, as a problem, no finite number."""
     value = settings.get(name)
     if value is None:
         return default
@@ -67,7 +67,7 @@ def expect_number(settings: Mapping[str, Any], name: str, default: float, proble
 
 
 def expect_list(settings: Mapping[str, Any], name: str, kind: type, default: list[Any], problems: list[str]) -> Any:
-    """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, no list of ``kind``."""
+    """``settings[name]``, or ``default`` where it is absent, null or, as a problem, no list of ``kind``."""
     value = expect(settings, name, list, default, problems)
     if not all(type(each) is kind for each in value):
         problems.append(f"{name}: expected a list of {kind.__name__}, found {json.dumps(value)[:80]}")
@@ -81,7 +81,7 @@ def is_number(value: Any) -> bool:
 
 
 def expect(settings: Mapping[str, Any], name: str, kind: TypeOrTypes, default: Any, problems: list[str]) -> Any:
-    """``settings[name]``, or ``default`` where it is absent, null or, which is a problem, of another type."""
+    """``settings[name]``, or ``default`` where it is absent, null or, as a problem, of another type."""
     value = settings.get(name)
     if value is None:
         return default

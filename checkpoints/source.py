@@ -22,7 +22,7 @@ TOKENIZERS = (
     "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model",
 )  # fmt: skip
 SMALL = (CONFIG, *TOKENIZERS, MODULES, PROMPTS, "sentence_*_config.json", "*.index.json")
-"""What describes a model on the hub, apart from its modules' folders."""
+"""Files that describe a model on the hub, apart from its modules' folders."""
 OF_MODULES = ("[0-9]*_*/*.json", "[0-9]*_*/*.txt", "[0-9]*_*/*.model")
 """In the folders of a Sentence-Transformers model's modules, all but the weights."""
 ADAPTER = "adapter_config.json"

@@ -1,9 +1,9 @@
 """A folder's tokenizer as ``transformers`` reads it, in the one form that engines need: a ``tokenizer.json``.
 
 ``tokenizer_config.json`` and other files beside ``tokenizer.json`` may contradict it, or stand there without it; the
-library follows them. So it reads the folder, and what it says otherwise than the file is taken over. A file that it
-spells in another way only stays as it is, as fingerprints cover it. Importing the library takes a second, which is
-saved where the files are seen to agree.
+library follows them. So the library reads the folder, and where it differs from the file, the file gets what the
+library has. A file that differs in spelling only stays as it is, as fingerprints cover it. Importing the library takes
+a second, which is saved where the files are seen to agree.
 """
 
 from __future__ import annotations
@@ -196,14 +196,14 @@ def _is_bert(processor: Any, ids: Mapping[str, int]) -> bool:
 
 
 def _converted(folder: Path, raw: str | None, config: BackboneConfig) -> ReadTokenizer:
-    """What the library reads; of a file only the parts that it takes to be others."""
+    """The tokenizer as the library reads it; where there is a file, with only those parts changed that differ."""
     from transformers import AutoTokenizer
 
     try:
         found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         theirs = Tokenizer.from_str(found.backend_tokenizer.to_str())
         own = Tokenizer.from_str(raw) if raw is not None else theirs
-    except Exception as error:  # whatever it meets: there are as many kinds as files
+    except Exception as error:  # of any kind: they vary with the file
         raise InvalidBackbone(
             f"transformers cannot read the folder's tokenizer ({type(error).__name__}), of which it must make a fast "
             f"one; save it there as {JSON}, and remove what contradicts it in {CONFIG}"
@@ -237,7 +237,7 @@ def _merged(own: Tokenizer, theirs: Tokenizer, types: int) -> tuple[Document, bo
 
 
 def _told(model: Document) -> Document:
-    """Without what only says that there is nothing; merges in one spelling."""
+    """Settings without those that are empty; merges in one spelling."""
     told = {key: value for key, value in model.items() if value not in (None, "", False)}
     if "merges" in told:
         told["merges"] = [each if isinstance(each, str) else " ".join(each) for each in told["merges"]]

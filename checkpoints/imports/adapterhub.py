@@ -32,7 +32,7 @@ READERS: Mapping[str, tuple[Reader, frozenset[str]]] = MappingProxyType(
             names(
                 "mh_adapter output_adapter reduction_factor non_linearity original_ln_before original_ln_after "
                 "is_parallel scaling residual_before_ln adapter_residual_before_ln "
-                # nothing without what they belong to, which is refused: phm_layer, inv_adapter; or of training alone
+                # without effect: they belong to phm_layer or inv_adapter, which are refused, or to training
                 "phm_dim factorized_phm_W shared_W_phm shared_phm_rule factorized_phm_rule phm_c_init phm_init_range "
                 "learn_phm hypercomplex_nonlinearity phm_rank phm_bias inv_adapter_reduction_factor stochastic_depth"
             ),

@@ -136,7 +136,7 @@ def _activation(settings: Mapping[str, Any], problems: list[str]) -> str:
 
 
 def _drop_others(tensors: Unread, name: str) -> None:
-    """Drops heads whose names begin as this one's: the library saves them along."""
+    """Drops heads whose names begin like this head's: the library saves them with it."""
     for each in tensors.names:
         if each.startswith(f"heads.{name}") and not each.startswith(f"heads.{name}."):
             tensors.drop(each)

@@ -30,7 +30,7 @@ SWITCHES = {"after_attn_out": "mh_adapter", "after_ffn_out": "output_adapter"}
 """Site -> option that says whether it has adapters."""
 BEHIND_NORM = "original_ln_before"
 LORA_SWITCHES = {"selfattn_lora": True, "intermediate_lora": False, "output_lora": False}
-"""Options that say where low-rank matrices are, and how they are set where nothing is said."""
+"""Options that say where low-rank matrices are, and their defaults."""
 ATTENTION = {"q": "query", "k": "key", "v": "value"}
 
 
@@ -101,7 +101,7 @@ def _input(settings: Mapping[str, Any], problems: list[str]) -> str:
 
 def _bottleneck(tensors: Unread, place: str, width: int, scaling: Any) -> Parts:
     down = tensors.take(f"{place}.adapter_down.0.weight", (None, width)).T
-    size = down.shape[1] or None  # of one that is missing it may be any
+    size = down.shape[1] or None  # any size where the tensor is missing
     down_bias = tensors.take(f"{place}.adapter_down.0.bias", (size,))
     up = tensors.take(f"{place}.adapter_up.weight", (width, size)).T
     up_bias = tensors.take(f"{place}.adapter_up.bias", (width,))

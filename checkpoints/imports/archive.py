@@ -22,7 +22,7 @@ BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Ways of packing that zipfile unpacks in small pieces; of others a few bytes may fill the memory at once."""
 BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError,
           OverflowError)  # fmt: skip
-"""What damaged entries, encrypted ones, places outside the file, and names that are another's folder raise."""
+"""What damaged or encrypted entries, places outside the file, and names that are another entry's folder raise."""
 OF_THE_ARCHIVE = (errno.EINVAL, errno.EEXIST, errno.ENOTDIR)
 """Numbers of the ``OSError`` among these; others are the disk's own."""
 MAX_RATIO = 200
@@ -49,7 +49,7 @@ def open_folder(source: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _refusing(message: str) -> Iterator[None]:
-    """Makes ``InvalidTask`` with ``message`` of what a broken archive raises."""
+    """Turns what a broken archive raises into ``InvalidTask`` with ``message``."""
     try:
         yield
     except BROKEN as error:

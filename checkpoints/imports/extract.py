@@ -129,7 +129,7 @@ def _norms(own: FloatArray, block: int) -> FloatArray:
 
 
 def _threshold(sizes: FloatArray, density: float) -> float:
-    """What the kept share is above; nothing that is zero is ever kept."""
+    """The magnitude above which the kept share lies; zeros are never kept."""
     kept = round(density * sizes.size)
     return float(np.partition(sizes, sizes.size - kept - 1)[sizes.size - kept - 1]) if kept < sizes.size else 0.0
 

@@ -71,7 +71,7 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     settings = read_settings(inner)
     family = family_of(settings)
     config = read_config(settings, family, backbone.config.pooler)
-    config = dataclasses.replace(config, usual_length=backbone.config.usual_length)  # of texts, not of the model
+    config = dataclasses.replace(config, usual_length=backbone.config.usual_length)  # set for texts, not the model
     mine, theirs = backbone.config.to_dict(), config.to_dict()
     refuse(
         [

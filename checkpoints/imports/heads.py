@@ -81,7 +81,7 @@ class Wishes:
 def read_linear(tensors: Unread, module: str, inputs: int, *, biased: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """(kernel [inputs, outputs], bias [outputs]) of a linear module; zeros where it is not ``biased``.
 
-    0 ``inputs`` are any: how many there are is not known where what gives them is missing.
+    ``inputs`` 0 is any number: it is not known where the layer before is missing.
     """
     kernel = tensors.take(f"{module}.weight", (None, inputs or None)).T
     outputs = kernel.shape[1]

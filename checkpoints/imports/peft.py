@@ -154,8 +154,8 @@ def _unwrapped(name: str) -> str:
 
 
 def _own_name(name: str, others: Collection[str]) -> str:
-    """The name without what wrappers put in it, which may be the adapter's own name too: then there is a tensor among
-    ``others`` that is named without it."""
+    """The name without what wrappers put in it. That may be the adapter's own name too, where ``others`` has the name
+    without it."""
     module, saved, part = name.partition(SAVED)
     if saved:
         plain = f"{module}.{part.partition('.')[2]}"

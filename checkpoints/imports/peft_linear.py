@@ -100,7 +100,8 @@ def ia3_deltas(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone)
 def _targets(
     settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, suffix: str, patterns: Patterns
 ) -> Iterator[Target]:
-    """The linear modules that have tensors of ``suffix``, and those that the settings name, whose are then missing.
+    """The linear modules that have tensors of ``suffix``, and those that the settings name though their tensors are
+    missing.
 
     Most models with a head have no pooler, whatever the settings name.
     """
@@ -123,7 +124,7 @@ def _targets(
 
 
 def _module_names(settings: Mapping[str, Any], option: str, problems: list[str]) -> str | list[str]:
-    """Names of modules, or one pattern of them; none where the option is absent or, which is a problem, neither."""
+    """Names of modules, or one pattern of them; none where the option is absent, or, as a problem, of another type."""
     if isinstance(settings.get(option), list):
         return list(expect_list(settings, option, str, [], problems))
     found = expect(settings, option, (list, str), "", problems)

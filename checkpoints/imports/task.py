@@ -1,4 +1,4 @@
-"""From a checkpoint of somebody else's format to a task."""
+"""From a checkpoint in another library's format to a task."""
 
 from __future__ import annotations
 

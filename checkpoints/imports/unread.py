@@ -18,8 +18,8 @@ FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Problems:
-    """What is wrong with a checkpoint, collected so that all of it is said at once, options first: one can spoil every
-    tensor. Of many tensors with one fault the first few are named, and how many there are.
+    """Problems of a checkpoint, collected so that all are told at once; options first, as one can spoil every tensor.
+    Of many tensors with one fault the first few are named, and how many there are.
     """
 
     options: list[str] = dataclasses.field(default_factory=list)
@@ -49,9 +49,9 @@ class Unread:
         return sorted(self._tensors)
 
     def take(self, name: str, shape: Sequence[int | None]) -> FloatArray:
-        """A tensor in f32; ``None`` in ``shape`` is any size from 1 on. One that is missing, of another shape or not
-        finite is a problem. Zeros stand in for one that cannot be used, in no memory: the size that was expected may be
-        any. Where it was to be any, that of the zeros is 0."""
+        """A tensor in f32; ``None`` in ``shape`` is any size from 1 on. A tensor that is missing, of another shape or
+        not finite is a problem. Zeros that take no memory stand in for it, as the expected size may be huge; where any
+        size was expected, theirs is 0."""
         array, wrong = self._tensors.pop(name, None), self.problems.tensors
         expected = f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
         if array is None:
@@ -72,7 +72,7 @@ class Unread:
         self._tensors.pop(name, None)
 
     def refuse_rest(self, why: str) -> None:
-        """Makes a problem of every tensor that nobody took."""
+        """Makes a problem of every tensor that was not taken."""
         self.problems.tensors.extend(f"{name[:120]}: {why}" for name in self.names)
         self._tensors.clear()
 
