@@ -17,7 +17,7 @@ from jpets.files import user_path
 from serving.options.sources import PREFIX, named_by
 
 OF_ENVIRONMENT = ("--backbone", "--cache-dir", "--config", "--dtype", "--repository", "--server")
-"""Options of commands that are variables too."""
+"""Options of commands that are environment variables too."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -42,8 +42,8 @@ def take_any_encoding() -> None:
 
 
 def named_by_origin(message: str, arguments: Sequence[str]) -> str:
-    """A message about ``--options``, where those that are not among the ``arguments`` but come from the environment are
-    called by their variables."""
+    """A message about ``--options``; those that come from the environment, not the ``arguments``, are called by their
+    variables."""
     given = {each.partition("=")[0] for each in arguments}
     variables = {option: f"{PREFIX}{option[2:].replace('-', '_').upper()}" for option in OF_ENVIRONMENT}
     told = {name: variable for name, variable in variables.items() if os.environ.get(variable) and name not in given}

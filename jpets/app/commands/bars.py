@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, Task
 
 TOLD_EVERY = 10.0
-"""Seconds between two lines: what keeps silent for longer is taken for dead."""
+"""Seconds between two lines: a command that is silent for longer is taken for dead."""
 COUNTED = 1_000_000
-"""Total from which on a line shows per cent, as of bytes."""
+"""Total from which on a line shows per cent: it counts bytes."""
 
 
 class Bars(Progress):
-    """Bars on standard error that go when they are done; elsewhere ``tell`` hears of the work that goes on, in a thread
-    of its own, which needs no step of that work."""
+    """Bars on standard error that go when they are done. Where it is no terminal, a thread calls ``tell`` with the work
+    that goes on, also while that work makes no step."""
 
     def __init__(self, *columns: ProgressColumn, enabled: bool = True, tell: Callable[[Task], None] | None = None):
         console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""A backbone of its own out of further pretraining."""
+"""A new backbone by further pretraining."""
 
 from __future__ import annotations
 

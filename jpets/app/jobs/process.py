@@ -1,7 +1,7 @@
 """The process of a job: ``python -m jpets.app.jobs.process FOLDER SOURCE NAME``, which a server starts.
 
 Makes what FOLDER asks for over the backbone from SOURCE, called NAME there, and leaves it and the result in the folder.
-It goes on from the checkpoints that an earlier process left. It ends with the server.
+The process goes on from the checkpoints that an earlier one left, and ends with the server.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _work(job: JobFolder, source: str, name: str) -> bool:
 
 
 class _Reporter:
-    """Notes the progress, not more often than somebody would look."""
+    """Notes the progress, at most once in ``TOLD_EVERY`` seconds."""
 
     def __init__(self, job: JobFolder) -> None:
         self._job = job
@@ -83,13 +83,13 @@ class _Reporter:
 
 
 def _end_with_server() -> None:
-    """Standard input is a pipe from the server, which nobody writes to."""
+    """Standard input is a pipe from the server, which writes nothing: it ends when the server does."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 
 
 def _set_up_log(job: JobFolder) -> None:
-    """Our lines go to the job's log; what libraries say, which may name folders, only where it is an error."""
+    """Our lines go to the job's log; lines of libraries, which may name folders, only where they are errors."""
     others = logging.StreamHandler()
     others.setLevel(logging.ERROR)
     logging.basicConfig(handlers=[others])

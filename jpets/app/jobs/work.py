@@ -39,7 +39,7 @@ def do(job: JobFolder, source: str, name: str, report: Report) -> JobResult:
 
 
 def training_of(request: FineTune) -> Training:
-    """What ``jpets.training`` is asked for."""
+    """A job's request as ``jpets.training`` takes it."""
     from jpets.training.plan import Plan, Training
 
     assert request.method is not None
@@ -74,7 +74,7 @@ def _fine_tune(job: JobFolder, request: FineTune, source: str, name: str, report
     examples, held_out = texts_of(job.data, Columns(request.text, request.text_pair, label))
     log.info("read", extra={"texts": len(examples), "held_out": len(held_out)})
 
-    from checkpoints.source import load_backbone  # these take seconds, after which data that are no data are no news
+    from checkpoints.source import load_backbone  # these take seconds: bad data are refused before
     from checkpoints.task_file import read_task, write_task
     from checkpoints.validation import validate
     from jpets.training.plan import rates_of

@@ -96,7 +96,7 @@ def load(name: Name, server: ServerUrl = DEFAULT_SERVER) -> None:
             time.sleep(WAIT)
             item = next(each for each in here.ask(BackboneList, "GET", PATH).backbones if each.name == name)
     if item.state != "ready":
-        raise InvalidBackbone(f"{name} is {item.state}: {item.problem or 'somebody unloads it'}")
+        raise InvalidBackbone(f"{name} is {item.state}: {item.problem or 'it is being unloaded'}")
     typer.echo(f"{name} is ready, with {item.tasks} tasks")
 
 

@@ -29,7 +29,7 @@ Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
 class NoAnswer(NotFound):
-    """Nobody answers at the URL."""
+    """No server answers at the URL."""
 
 
 class Server:
@@ -111,7 +111,7 @@ class Server:
         return next((kind for kind in _kinds(JpetsError) if kind.code == code), JpetsError)(message)
 
     def strange(self, what: str = "") -> Unparseable:
-        """What to raise when an answer is not what this version of jpets answers."""
+        """The error for an answer that this version of jpets does not give."""
         return Unparseable(f"the answer of {self._url} is not that of a jpets server{what}; check --server")
 
 

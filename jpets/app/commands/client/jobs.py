@@ -45,7 +45,7 @@ FORMATS_OF = {
     "/further-pretrain": FORMATS | {".txt": "txt"},
 }
 PACKED = (".json", ".safetensors", ".bin", ".txt")
-"""What a checkpoint's folder has that is read."""
+"""Files of a checkpoint's folder that are read."""
 Id = Annotated[str, typer.Argument(help="id of the job, as the list has it")]
 
 
@@ -68,7 +68,7 @@ def show(id: Id, server: ServerUrl = DEFAULT_SERVER, as_json: JsonOption = False
 
 @app.command()
 def log(id: Id, server: ServerUrl = DEFAULT_SERVER) -> None:
-    """Print what a job's processes noted."""
+    """Print a job's log."""
     typer.echo(shown(Server(server).download(f"{_path(id)}/log").decode(errors="replace")), nl=False)
 
 
@@ -142,8 +142,8 @@ def pack(source: Path, texts: Path | None, target: Path) -> Path:
 
 
 def texts_to_send(data: Path, validation: Path | None, columns: Columns, folder: Path) -> Path:
-    """The texts as one file that a job takes, made in ``folder`` where they are not: of a folder of the ``datasets``
-    library these columns, with held-out texts an archive. Raises ``InvalidInput``."""
+    """The texts as one file that a job takes. Of a folder of the ``datasets`` library these columns are written to a
+    file in ``folder``, an archive where there are held-out texts. Raises ``InvalidInput``."""
     from jpets.training.data import read_examples
 
     names = (columns.text, columns.text_pair, columns.label)
@@ -192,8 +192,8 @@ def _format(data: Path, formats: Mapping[str, str]) -> str:
 
 
 def follow(server: Server, item: JobItem) -> JobItem:
-    """Shows a job's progress until it has finished; it goes on without who looks. Raises ``InvalidInput`` where it
-    fails."""
+    """Shows a job's progress until it has finished; the job goes on when nothing watches it. Raises ``InvalidInput``
+    where it fails."""
     with progress_bars() as bars:
         bar = bars.add_task(item.id, total=None)
         while not item.is_finished:
@@ -204,7 +204,7 @@ def follow(server: Server, item: JobItem) -> JobItem:
                     bar, completed=at.step, total=at.of, description=f"{item.method or item.kind}, {_done(item)}"
                 )
     if item.state != "succeeded":
-        raise InvalidInput(f"{item.id} {item.state}: {item.problem or 'somebody cancelled it'}")
+        raise InvalidInput(f"{item.id} {item.state}: {item.problem or 'it was cancelled'}")
     return item
 
 

@@ -62,5 +62,5 @@ class KeptConnections(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
 
 def _is_readable(connection: http.client.HTTPConnection) -> bool:
-    """Whether there is something that belongs to no answer: the end, or what is left of one that was not read."""
+    """Whether bytes are there that belong to no new answer: the end, or the rest of an answer that was not read."""
     return connection.sock is not None and bool(select.select([connection.sock], [], [], 0)[0])

@@ -96,7 +96,8 @@ def add(
 
 
 def _wait_until_served(store: TaskStore, id: str) -> None:
-    """Waits for the programs of a shape that the server did not have. Raises why they could not be had."""
+    """Waits for the programs of a shape that the server did not have. Raises the error that kept them from being
+    made."""
     typer.echo(f"{id} is the first of its shape: the server compiles programs for it", err=True)
     with busy("compile programs"):
         while (task := store.get(id)).state == "preparing":

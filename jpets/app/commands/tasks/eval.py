@@ -89,7 +89,7 @@ def evaluate(
 
 
 def texts_of(file: Path, data: Path) -> Path:
-    """The texts to score a task file on: ``data``, or what has the file's name in that folder.
+    """The texts to score a task file on: ``data``, or the file of that name in that folder.
 
     Raises ``NotFound``, ``InvalidInput`` where several have it.
     """

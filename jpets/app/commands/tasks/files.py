@@ -36,7 +36,7 @@ def check_file(path: Path) -> None:
 
 def for_each(files: Sequence[Path], work: Callable[[Path], None]) -> None:
     """Calls ``work`` with each file. Where it fails, that is reported in a line with the file's name, the others go on,
-    and the command ends with exit code 1. Where a server answers no more, nothing goes on."""
+    and the command ends with exit code 1. Where a server no longer answers, ``NoAnswer`` ends it at once."""
     if len(files) == 1:
         check_file(files[0])
         work(files[0])

@@ -82,7 +82,7 @@ class TaskReport:
         return {"valid": not self.problems, **dataclasses.asdict(self)}
 
     def fields(self) -> Iterator[tuple[str, object]]:
-        """For people; of a report without problems."""
+        """What a table shows of a report without problems."""
         assert self.backbone is not None and self.head is not None
         yield "file", self.file
         yield "valid", "yes" if self.complete else "in itself; --backbone checks shapes and fingerprint too"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jpets.training.data import Columns
 
 LISTS = ("sites", "layers")
-"""Settings that are lists, of one too."""
+"""Settings that are lists, also where one value is given."""
 
 
 class TrainCommand(TyperCommand):

@@ -103,7 +103,7 @@ def train_each(
 ) -> None:
     """Writes a task file of each file's name into the folder ``output``; the tasks are trained together.
 
-    Raises ``InvalidInput`` in the end for those that diverged, or could not be written: they do not cost the others.
+    Raises ``InvalidInput`` in the end for tasks that diverged or could not be written; the others are kept.
     """
     from checkpoints.ids import check_id
     from checkpoints.source import load_backbone
@@ -160,7 +160,7 @@ def _print_tasks(summaries: Sequence[dict[str, Any]]) -> None:
 
 
 def _warn(found: Mapping[str, Result], contradictions: Mapping[str, int]) -> None:
-    """Says of which tasks training gained nothing, and which texts contradict each other."""
+    """Names the tasks that training did not improve, and texts that contradict each other."""
     from jpets.training.summary import IDLE
 
     if idle := [id for id in contradictions if not found[id].gained]:
@@ -175,7 +175,7 @@ def _named(ids: Sequence[str]) -> str:
 
 
 def _written(result: Result, path: Path, backbone: Backbone, training: Training, contradictions: int) -> dict[str, Any]:
-    """Writes a trained task; what there is to say about it."""
+    """Writes a trained task, and returns what there is to say about it."""
     from checkpoints.task_file import write_task
     from checkpoints.validation import validate
     from jpets.training.summary import held_against
@@ -200,7 +200,7 @@ def _written(result: Result, path: Path, backbone: Backbone, training: Training,
 
 
 def _scores(found: Mapping[str, float], names: Sequence[str]) -> list[str]:
-    """Those of all tasks, of which some may not be this one's."""
+    """A task's scores under the ``names`` of all tasks, empty where it has none of that name."""
     return [f"{found[name]:.4f}" if name in found else "" for name in names]
 
 
