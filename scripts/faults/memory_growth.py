@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 STEP = 8e6
-"""Bytes by which memory grows between two samples for the place to be told."""
+"""Growth in bytes between two samples from which on the place is reported."""
 
 
 @dataclasses.dataclass

@@ -1,10 +1,10 @@
 """Load on a served demo: random lengths, batch sizes and task mixtures over HTTP, then what the server counted.
 
 ``PYTHONPATH=scripts python -m faults.soak --requests 10000`` starts a server of its own on a free loopback port, sends
-the first requests while executables still compile in the background and the rest afterwards, and compares the two.
+the first requests while programs still compile in the background and the rest afterwards, and compares the two.
 
-``--grow 60000`` sends as many more, short and of many kinds, also such as are refused, and tells how resident memory
-grew meanwhile. With ``--leak`` the server keeps every body: growth has to show that.
+``--grow 60000`` sends so many more, short ones of many kinds, some of them wrong, and reports how resident memory grew
+meanwhile. With ``--leak`` the server keeps every body: growth has to show that.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Traffic:
 
 
 class Mixture(Traffic):
-    """Short requests to several routes, a tenth of them wrong; what could be kept of one is new each time."""
+    """Short requests to several routes, a tenth of them wrong; whatever a server could keep of a request is new each
+    time."""
 
     def __init__(self, tasks: list[str | None], backbone: str, seed: int) -> None:
         super().__init__(tasks, seed)

@@ -1,9 +1,9 @@
 """How long two servers on one repository answer differently while tasks come, change and go through both of them.
 
 ``PYTHONPATH=scripts python -m faults.two_servers`` starts two demo servers on one folder. It uploads, rolls back and
-deletes through both in turn, and stores tasks in the folder beside them. After each change it asks the other server
-(after the last kind, both) until it has the same version or none, and answers by it. In the end it compares everything
-that the two tell. Exit code 1 where any of this took longer than a second.
+deletes through both in turn, and stores tasks in the folder directly. After each change it asks the other server (both,
+after a direct one) until it has and serves the same version, or none. In the end it compares all that the two report.
+Exit code 1 where any of this took longer than a second.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ TASKS = 40
 OTHERS = 4
 """Of so many uploads, one comes with a rollback, one with a deletion, and one with a task that is stored beside."""
 ROLLED_BACK, DELETED, BESIDE = OTHERS, OTHERS + 1, 2 * OTHERS - 1
-"""How many uploads ago the tasks of these had one: each fourth of the tasks has one kind of change beside uploads."""
+"""How many uploads ago the task of a rollback, deletion or direct store was uploaded: no task has two of these
+kinds."""
 
 
 class Change(NamedTuple):
-    """How long after the answer to a change the other server was asked for the first time that it answered alike, and
-    how long after it that answer was there."""
+    """Seconds from the answer to a change until the other server got the first question that it answered alike, and
+    until that answer came."""
 
     kind: str
     seconds: float
@@ -84,7 +85,7 @@ class Pair:
             await asyncio.gather(*(self._agree("stored beside", id, at, stored.version) for at in (0, 1)))
 
     async def roll_back(self, id: str, at: int) -> None:
-        """Where it has an earlier version."""
+        """Rolls a task back that has an earlier version."""
         async with self._locks[id]:
             answer = await self.clients[at].post(f"/v1/tasks/{id}/rollback")
             if answer.status_code != 404:
@@ -122,7 +123,7 @@ class Pair:
         return str(answer.json()["data"][0]["label"]) if answer.is_success else None
 
     async def told(self, at: int, ids: Sequence[str]) -> dict[str, Any]:
-        """What a client can tell two servers apart by: the list, answers, readiness, and how many tasks are counted."""
+        """All by which a client can tell two servers apart: the list, answers, readiness, and the count of tasks."""
         client = self.clients[at]
         listed = (await client.get("/v1/tasks", params={"limit": 1000})).json()["tasks"]
         ready = [(await client.get(f"/v2/models/{id}/ready")).status_code for id in ids]
@@ -176,7 +177,7 @@ async def measure(
 
 
 async def _all_alike(pair: Pair, ids: Sequence[str]) -> float:
-    """Seconds until the two tell the same in everything."""
+    """Seconds until the two servers report the same in all."""
     began = time.perf_counter()
     while True:
         asked = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Every benchmark and kernel test that a device is wanted for, one process each, within a time limit.
+"""Every benchmark and kernel test that needs a device, one process each, within a time limit.
 
 Results are kept under ``docs/results/<device>/`` by name; what is there is not run again, so a second call goes on
 where the first one ended. Runs from a bare checkout (``scripts/bench_gpu``), on a CPU with smaller shapes.
@@ -22,10 +22,10 @@ from rich.table import Table
 
 ROOT = pathlib.Path(__file__).parents[3]
 LEAST_SECONDS = 20.0
-"""No step is begun with less time than this left."""
+"""No measurement begins with less time left."""
 SHOWN = ("qps", "tasks", "new_mb", "backbone_of_dense")
 FIND_DEVICE = "import jax; d = jax.local_devices()[0]; print(d.platform, d.device_kind)"
-"""In a process of its own: who holds a GPU leaves no memory for others."""
+"""In a process of its own: one that holds a GPU leaves no memory for others."""
 console = Console()
 
 
@@ -85,7 +85,7 @@ def command(step: Measurement, result: pathlib.Path) -> list[str]:
 
 
 def run(step: Measurement, result: pathlib.Path, seconds: float) -> str:
-    """What became of it. Tests leave a result too, so that they are not run again."""
+    """What became of the measurement, in words. Tests leave a result too, so that they are not run again."""
     start = time.monotonic()
     log = result.with_suffix(".log")
     with log.open("w") as output:

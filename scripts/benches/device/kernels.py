@@ -26,9 +26,9 @@ from pallas_kernels.windows import Runs
 
 TILES = (Tiles(), Tiles(rows=64), Tiles(columns=64), Tiles(stages=2), Tiles(stages=4))
 DENSITY, SIDE, RANK = 0.005, 16, 64
-"""Of sparse differences, of their blocks, and of adapters."""
+"""Density of sparse differences, side of their blocks, and rank of adapters."""
 SAME = 1e-2
-"""Relative to the largest value: both sum products of bf16 in f32, in another order."""
+"""Tolerance relative to the largest value: both sum products of bf16 in f32, in another order."""
 Operands = Mapping[str, jax.Array]
 Operator = Callable[[Operands, Runs], jax.Array]
 
@@ -87,7 +87,7 @@ def attentions(hidden: int, heads: int, tasks: int, length: int) -> tuple[Operan
 
 
 def systems(tasks: int, length: int) -> Mapping[str, Mapping[str, Operator]]:
-    """By operator, then by what computes it."""
+    """Systems by operator, then by what computes it."""
 
     def added(matmul: Any, name: str = "") -> Operator:
         parts = [f"{name}{part}" for part in ("rows", "cols", "ends", "values")]
@@ -127,7 +127,7 @@ def systems(tasks: int, length: int) -> Mapping[str, Mapping[str, Operator]]:
 def compare(
     found: Mapping[str, Operator], own: Operands, runs: Runs, flops: float, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Figures of each that gives the first one's answer; of the others the error."""
+    """Figures of each system that gives the first one's answer; of the others the error."""
     figures: dict[str, dict[str, Any]] = {}
     compiled: dict[str, Callable[[], object]] = {}
     expected: jax.Array | None = None
@@ -135,7 +135,7 @@ def compare(
         call = functools.partial(jax.jit(compute), own, runs)
         try:
             answer = jax.block_until_ready(call()).astype(jnp.float32)
-        except (RuntimeError, ValueError) as error:  # others may run
+        except (RuntimeError, ValueError) as error:  # the other systems may run
             figures[name] = {"error": str(error).strip().splitlines()[0][:200]}
             continue
         expected = answer if expected is None else expected
@@ -160,7 +160,7 @@ def kernels(
     rounds: int = 15,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Times of one layer's operators, all tokens of tasks of one method, and how many times as fast as the reference.
+    """Times of one layer's operators, where all tokens are of one method's tasks, and speed relative to the reference.
 
     A kernel whose answer differs, or that the device cannot run, is named with the error instead of a time.
     """

@@ -52,7 +52,7 @@ def products_alone(config: BackboneConfig, params: Params, tokens: int) -> Run:
 
 
 def dense_alone(size: int) -> Run:
-    """One large bf16 product: the rate that the device reaches where nothing else is asked of it."""
+    """One large bf16 product: the rate that the device reaches with nothing else to do."""
     x = jnp.ones((size, size), jnp.bfloat16)
     compiled = jax.jit(dot).lower(x, x).compile()
     return lambda: jax.block_until_ready(compiled(x, x))
@@ -96,7 +96,7 @@ def without(row: Row, method: str) -> Row:
 
 
 def shares_of(medians: dict[str, float], methods: Sequence[str]) -> dict[str, float]:
-    """Parts of the whole by leaving out: what a method adds is what the batch without it lacks."""
+    """Shares of the whole: a method's is the time that the batch saves without it."""
     whole = medians["engine"]
     parts = {method: medians["batch"] - medians[f"without {method}"] for method in methods}
     parts |= {"products": medians["products"], "attention": medians["attention"]}

@@ -1,6 +1,6 @@
 """``bench.py capacity``: tasks that fit a device (PetS table 5 and figure 10).
 
-``bench.py memory``: what running batches take of it (TurboTransformers figures 6 and 7).
+``bench.py memory``: the memory of running batches (TurboTransformers figures 6 and 7).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jpets.xla_flags import set_xla_flags
 DTYPE: DType = "bfloat16"
 MEGABYTE = 10**6
 Cycle = Sequence[Collection[ClassKey]]
-"""The classes of tasks that come in turn."""
+"""The delta classes of tasks that come in turn."""
 
 
 def slots_of(cycle: Cycle, tasks: int) -> dict[ClassKey, int]:
@@ -80,8 +80,9 @@ def run_once(replica: Replica, program: Program, cycle: Cycle, rows: int, length
 
 
 def check_by_arrays(backbone: RandomBackbone, cycle: Cycle, program_key: ProgramKey, budget: float) -> dict[str, Any]:
-    """Fills ``budget`` bytes with real banks, runs a batch, and compares the accounting with what is really there."""
-    there = jax.live_arrays()  # held, or others could come to have their ids
+    """Fills ``budget`` bytes with real banks, runs a batch, and compares the accounting with the arrays on the
+    device."""
+    there = jax.live_arrays()  # held, so that no other array gets one of their ids
     room = budget * 15 / 16 - param_bytes(EncoderNetwork(backbone.config), backbone.params, DTYPE)
     tasks = most_tasks(cycle, backbone.config, room)
     slots = slots_of(cycle, tasks)

@@ -1,8 +1,8 @@
 """``bench.py layerwise``: fetching the deltas of a batch layer by layer while it runs (HMI section 6.3, figure 10).
 
-A batch whose tasks are all missing, by two ways of bringing them. ``coarse``, what the engine does: every delta is
-copied, then one program runs. ``layerwise``: each layer is an executable of its own, and the deltas of the next one are
-copied while it runs. ``resident`` needs no copy, ``chained`` is the same in executables by layer: what these cost.
+Two ways to run a batch whose tasks are all missing. ``coarse``, the engine's way: every delta is copied, then one
+program runs. ``layerwise``: each layer is a program of its own, and the deltas of the next layer are copied while it
+runs. ``resident`` needs no copy; ``chained`` needs none either and has a program for each layer, to show their cost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from jpets.xla_flags import set_xla_flags
 
 DTYPE = "bfloat16"
 SAME = 2e-2
-"""Relative to the largest value: bf16 products in other executables round differently."""
+"""Tolerance relative to the largest value: bf16 products in other programs round differently."""
 
 
 class Part:
@@ -58,7 +58,7 @@ class Part:
         return Contribution(self.key, {name: values[places] for name, values in delta.arrays.items()})
 
     def copy(self) -> Mapping[str, jax.Array]:
-        """To the device, in one go; returns when it is there."""
+        """Copies the part to the device at once; returns when it is there."""
         return jax.block_until_ready(jax.device_put(self.contents))
 
     def write(self, copied: Mapping[str, jax.Array]) -> None:
@@ -70,7 +70,7 @@ class Part:
 
 
 def _write_slots(bank: dict[str, jax.Array], values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Every task's slot at once, from slot 1."""
+    """Writes every task's slot at once, from slot 1."""
     return {name: bank[name].at[1 : len(values[name]) + 1].set(values[name]) for name in bank}
 
 

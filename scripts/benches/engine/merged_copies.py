@@ -40,7 +40,8 @@ class Call(NamedTuple):
 
 
 class MergedCopies:
-    """One call a task and length; what has no dense form is inline. Embeddings are shared, or 32 copies would not fit.
+    """One call for each task and length; methods without a dense form are inline. Embeddings are shared, or 32 copies
+    would not fit.
 
     Lengths are padded to multiples of 8, one program each; the queries of one task are one rectangle.
     """

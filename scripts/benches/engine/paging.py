@@ -26,11 +26,11 @@ from jpets.xla_flags import set_xla_flags
 
 TRAFFIC = ("zipf", "uniform", "hot")
 TOLERANCE = 0.05
-"""Of logits; bf16, in programs for banks of other sizes."""
+"""Tolerance of logits: bf16, in programs for banks of other sizes."""
 
 
 def write_tasks(folder: pathlib.Path, backbone: RandomBackbone, methods: Sequence[str], count: int) -> list[str]:
-    """Ids of ``count`` tasks whose files are in ``folder``; those that are there already stay.
+    """Ids of ``count`` tasks whose files are in ``folder``; files that are there already stay.
 
     The methods take turns, each with a number of labels of its own, so that its heads have a class of their own too.
     """
@@ -139,7 +139,7 @@ def paging(
 
 
 def touch(engine: Engine, names: Sequence[str], label: str) -> None:
-    """Every task is asked once, so that host memory and slots hold what they can."""
+    """Asks every task once, so that host memory and slots are as full as they can be."""
     for first in range(0, len(names), 1000):
         results = engine.infer([Query(name, input_ids=[101, 7592, 102]) for name in names[first : first + 1000]])
         assert all(result.error is None for result in results), [r.error for r in results if r.error][:3]
@@ -193,7 +193,7 @@ def _measure(
 
 
 def _compare(*answers: Sequence[Result]) -> None:
-    """Every system gave every query the same answer. Raises ``AssertionError``."""
+    """Raises ``AssertionError`` unless every system gave every query the same answer."""
     for results in zip(*answers, strict=True):
         first = results[0]
         for other in results:

@@ -1,4 +1,4 @@
-"""``bench prediction``: what the cost profile predicts for random batches against what they take."""
+"""``bench prediction``: the cost profile's predictions for random batches beside their measured times."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SHAPES = (
 
 
 REFERENCE = Bucket(1024, ((32, 32),))
-"""A shape of the profile that is timed again among the batches: how much the machine's speed changed in between."""
+"""A shape of the profile that is timed again among the batches: it shows how the machine's speed changed in between."""
 
 
 def draw_batch(bucket: Bucket, rng: np.random.Generator) -> list[int]:
-    """Random lengths that fit, until ten in a row did not."""
+    """Random lengths that fit a batch, until ten in a row did not."""
     lengths: list[int] = []
     misses = 0
     while misses < 10:
@@ -63,7 +63,7 @@ def prediction(
 ) -> None:
     """Relative error of predicted batch times; the batches run interleaved, the median of the rounds counts.
 
-    ``drift`` is what a bare batch takes among them over what it took when the profile was measured.
+    ``drift`` is the time of a bare batch among them over its time when the profile was measured.
     """
     set_xla_flags()
     loaded = random_backbone(backbone)

@@ -1,4 +1,4 @@
-"""``bench.py throughput``: one macro-batch of all tasks beside what people use instead (PetS figures 7 and 8)."""
+"""``bench.py throughput``: one macro-batch of all tasks beside the usual alternatives (PetS figures 7 and 8)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from jpets.types import Query, Task
 from jpets.xla_flags import set_xla_flags
 
 MERGE_PATIENCE = 30
-"""Batches without another merged copy that end the wait for them."""
+"""The wait for merged copies ends after so many batches without a further one."""
 
 
 def fitting_bucket(lengths: Sequence[int]) -> Bucket:

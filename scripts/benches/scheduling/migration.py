@@ -1,4 +1,4 @@
-"""``bench.py migration`` and ``bench.py interval``: devices that move tasks between them, simulated.
+"""``bench.py migration`` and ``bench.py interval``: a simulation of devices that move tasks between them.
 
 Multi-GPU PetS figures 13 and 14 (by devices and tasks), and 15 (by how often calls are distributed anew).
 
@@ -36,7 +36,7 @@ LONGEST = 128
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """What clusters of any size have in common: costs, and kind and bytes of the tasks' deltas, by method."""
+    """What clusters of all sizes share: costs, and kind and bytes of the tasks' deltas, by method."""
 
     profile: pathlib.Path
     backbone: str
@@ -110,7 +110,7 @@ def sweep(
     load: float,
     seeds: int,
 ) -> dict[str, dict[str, Any]]:
-    """The points of every system: for each case what tells it apart, its cluster, and seconds between redraws."""
+    """The points of every system: for each case the fields that name it, its cluster, and seconds between redraws."""
     points: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
     for case, cluster, redraw in cases:
         console.log(case)

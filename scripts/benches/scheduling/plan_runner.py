@@ -1,4 +1,4 @@
-"""Runs offline plans: a policy's batches, each in an executable of exactly its shape."""
+"""Runs offline plans: a policy's batches, each in a program of exactly its shape."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """``bench.py validation``: the simulator beside real engines on several devices.
 
-A machine whose devices share their cores cannot show what several devices serve. Here the engines, queues, threads,
-planning and moves are real and so are the answers, of a tiny backbone; only how long a device takes for a batch is what
-the simulation reckons with, slower by ``--slowdown`` so that the host is never what limits.
+A machine whose devices share their cores cannot show the throughput of several devices. Here the engines, queues,
+threads, planning and moves are real, and so are the answers of a tiny backbone. Only the time of a batch on its device
+is the simulation's, slower by ``--slowdown`` so that the host never limits.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Late:
 
 
 class EmulatedDevice:
-    """Lets an engine's device take what ``cluster`` predicts for the queries of each batch, one batch after another."""
+    """Lets an engine's device take the time that ``cluster`` predicts for each batch, one batch after another."""
 
     def __init__(self, engine: Engine, cluster: Cluster, numbers: dict[str, int]) -> None:
         self._cluster, self._numbers = cluster, numbers

@@ -33,10 +33,10 @@ from jpets.xla_flags import set_xla_flags
 
 LENGTH = 32
 SENDERS, APART, EACH, PAUSE = 250, 0.05, 50, 1.2
-"""HMI's burst: so many threads start ``APART`` seconds after each other and send ``EACH`` requests, one in ``PAUSE``
-seconds: 12,500 in 72.5 s."""
+"""HMI's burst: ``SENDERS`` threads start ``APART`` seconds after each other and each send ``EACH`` requests, one in
+``PAUSE`` seconds: 12,500 in 72.5 s."""
 ROWS = (1, 2, 4, 8, 16, 32)
-"""Queries that there are programs for."""
+"""Numbers of queries that there are programs for."""
 Submit = Callable[[int], Future[Any]]
 
 
@@ -67,8 +67,8 @@ def burst(tenants: int, scale: float, seed: int) -> Arrivals:
 
 
 class ModelSwapping:
-    """What HMI calls BERT-dedicated: whole models in host memory, as many on the device as there is room for, the least
-    recently used leaves; requests one after the other."""
+    """HMI's BERT-dedicated: whole models in host memory, as many on the device as there is room for; the least recently
+    used one leaves. Requests run one after the other."""
 
     def __init__(self, backbone: RandomBackbone, room: int) -> None:
         self._host = jax.tree.map(np.asarray, cast_params(backbone.params, "bfloat16"))
@@ -113,7 +113,7 @@ class ModelSwapping:
 
 
 def play(arrivals: Arrivals, submit: Submit) -> np.ndarray:
-    """Seconds from each query's due time to its answer [queries]; who sends waits for nobody."""
+    """Seconds from each query's due time to its answer [queries]; a sender does not wait for answers."""
     seconds = np.zeros(len(arrivals.seconds))
     left = threading.Semaphore(0)
     began = time.perf_counter()
@@ -149,8 +149,8 @@ def arrivals(
 ) -> None:
     """Response times where every tenant sends a query every (tenants / rate) seconds, and under a burst.
 
-    ``paged`` has ``slots`` tasks of a class on the device, ``eager`` as well but brings a task only when nothing else
-    is left to do, ``resident`` has all; ``swapping`` has as many whole models as fit where ``paged`` has its slots.
+    ``paged`` has ``slots`` tasks of a class on the device; ``eager`` too, but it brings a task only when nothing else
+    is left to do; ``resident`` has all. ``swapping`` has as many whole models as fit the memory of ``paged``'s slots.
     """
     set_xla_flags()
     model, each = random_backbone(backbone), methods.split(",")

@@ -1,4 +1,4 @@
-"""``bench jobs``: what queries wait for while the same machine trains a task."""
+"""``bench jobs``: latency of queries while the same machine trains a task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benches.shared import console, report, warm_up
 
 PACKAGES = ROOT / "tests" / "data" / "debian_packages.jsonl.gz"
 TRAINED = "role"
-"""Of whose texts the job's task is trained."""
+"""The demo task whose texts the job trains on."""
 ASKED = ("topic", "role", "toolkit", "ecosystem", "language")
 CLASSIFY = "/v1/classify"
 ENDLESS = 1000
@@ -80,7 +80,7 @@ def _lines(packages: list[Described]) -> str:
 
 @contextlib.contextmanager
 def _training(server: Served, method: str, texts: pathlib.Path) -> Iterator[None]:
-    """A job that has begun to train, and that is cancelled in the end."""
+    """Yields while a job trains; the job is cancelled in the end."""
     asked: dict[str, str | int] = {
         "task": "trained-beside",
         "method": method,

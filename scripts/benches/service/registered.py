@@ -1,4 +1,4 @@
-"""``bench.py registered``: how long a server of very many tasks takes to start, and what it answers then."""
+"""``bench.py registered``: how long a server of very many tasks takes to start, and its answers then."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = {"lora": {"rank": 1, "sites": ["query", "value"]}, "bitfit": {}}
 
 
 class HastyBlobs(LocalBlobs):
-    """Files that a crash may lose: a hundred thousand of them need not be waited for one by one."""
+    """Files that a crash may lose: so a hundred thousand of them are written fast."""
 
     def put(self, data: bytes | memoryview) -> str:
         digest = digest_of(data)
@@ -34,7 +34,7 @@ class HastyBlobs(LocalBlobs):
 
 
 def fill(folder: pathlib.Path, tasks: int, backbone: LoadedBackbone) -> list[str]:
-    """Ids of ``tasks`` tasks in a repository, each with numbers of its own; those that are there stay."""
+    """Ids of ``tasks`` tasks in a repository, each with numbers of its own; tasks that are there stay."""
     from checkpoints.repository import Repository  # machines that only measure engines lack what these need
     from checkpoints.task_file import task_to_bytes
 

@@ -1,4 +1,4 @@
-"""``bench tenants``: what a tenant's queries wait for beside one that offers ten times its share."""
+"""``bench tenants``: latency of a tenant's queries beside a tenant that offers ten times its share."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ CHUNK = 0.02
 BURST = 1024
 """Queries that come at once before each round; a share is half of the rate at which they are answered."""
 SLICES = 4
-"""A round is so often a while alone and a while beside the flood, with the same arrivals: a machine that is shared
-changes its speed meanwhile."""
+"""Slices of a round, each alone and then beside the flood with the same arrivals: a shared machine's speed changes
+within a round."""
 WARM = 1.0
-"""Seconds of a while before the first query that counts."""
+"""Seconds of a slice before the first query that counts."""
 SYSTEMS = {"short batches": EngineSettings.flood_stretch, "fair shares alone": 0.0}
 """``flood_stretch`` of each."""
 
