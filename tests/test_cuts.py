@@ -23,7 +23,8 @@ LIMIT = 16
 
 @functools.cache
 def tokenizer(kind: str) -> Tokenizer:
-    """Of the supported families: words, bytes with and without a space before the first word, pieces of words."""
+    """Tokenizers of the supported families: words, bytes with and without a space before the first word, pieces of
+    words."""
     if kind == "metaspace":
         letters = [(letter, -4.0) for letter in "\u2581abcdeéß中文!.[]<>SEPmask"]
         pieces = [

@@ -13,7 +13,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 OURS = ("pallas_kernels", "jpets", "checkpoints", "serving")
 ENTRY = ("jpets", "jpets.__main__", "jpets.cli", "jpets.serve")
-"""Entry points. They are no part of the room ``jpets``, which everybody may import."""
+"""Entry points. They are no part of the room ``jpets``, which all others may import."""
 
 KERNELS = {f"pallas_kernels.{part}" for part in ("low_rank", "masked_matmul", "packed_attention", "sparse_matmul")}
 PLAIN = {"jpets"}

@@ -1,4 +1,4 @@
-"""The count of a repository's changes, by which others than their author hear of them."""
+"""The count of a repository's changes, by which other processes hear of them."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_tensors_that_are_not_understood_are_refused_and_those_of_pretraining_ar
 
 
 def beside(folder: Path, **tensors: np.ndarray) -> Path:
-    """Adds tensors to a folder's."""
+    """Adds tensors to those of a folder."""
     save_file({**load_file(folder / "model.safetensors"), **tensors}, folder / "model.safetensors")
     return folder
 
@@ -195,7 +195,7 @@ def test_what_has_no_effect_is_taken(backbone: str, prefix: str, names: list[str
 
 
 def sentence_folder(folder: Path, *kinds: str, **pooling: object) -> Path:
-    """As Sentence-Transformers saves one; ``kinds`` of modules behind the model."""
+    """A folder as Sentence-Transformers saves it, with modules of ``kinds`` behind the model."""
     write_full(folder, biases, architectures=["BertModel"])
     stored = load_file(folder / "model.safetensors")
     save_file({name: own for name, own in stored.items() if name.startswith("bert.")}, folder / "model.safetensors")

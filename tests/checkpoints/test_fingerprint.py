@@ -24,7 +24,7 @@ def test_form(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
 
 
 def test_settings_that_came_later_changed_no_fingerprint(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
-    """As task files name it that were written before ``embedding_size`` was a setting."""
+    """It is still the one in task files from before ``embedding_size`` was a setting."""
     earlier = "sha256:6a3039cdc6ca10ae5363813860c466842283bc42b71210c38db19eeb9106fa80"
     assert fingerprint(tensors, tokenizer_json, bert.config) == earlier
 

@@ -1,5 +1,5 @@
-"""Heads that were not saved, or that answer the same whatever the text, are refused by name; what a checkpoint does not
-say of its labels is told."""
+"""Heads that were not saved, or that answer the same whatever the text, are refused by name; the user is told what a
+checkpoint does not say of its labels."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_number_of_labels_that_is_not_the_heads_is_refused(option: str, tmp_pa
 
 
 def test_values_may_be_several_and_heads_on_tokens_have_one_problem(tmp_path: Path) -> None:
-    """As the library has it."""
+    """The library has the same rule."""
     values = read_model(write_full(tmp_path / "values", biases, problem_type="regression"), tiny(), Wishes())
     assert (values.head.problem, values.head.outputs) == ("regression", 3)
     settings = {"problem_type": "multi_label_classification", "architectures": ["BertForTokenClassification"]}

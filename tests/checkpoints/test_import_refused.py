@@ -1,4 +1,4 @@
-"""Adapters' folders that were changed: what cannot be served is refused by name, and what has no effect is taken."""
+"""Changed folders of adapters: options that cannot be served are refused by name, those without effect are taken."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ REFUSED: list[tuple[str, Edit, list[str]]] = [
     ("adapters/lora", drop("query.loras.own.lora_B"), ["query.loras.own.lora_B", "found nothing"]),
     ("adapters/prefix", settings(prefix_length=-1, bottleneck_size=0), ["prefix_length", "bottleneck_size"]),
     ("adapters/prefix-flat", settings(leave_out=[0, 1, 2]), ["leave_out"]),
-    # all at once, options before the tensors that they spoil
+    # all problems at once, options before the tensors that they spoil
     ("peft/lora", settings(r=8, task_type="CAUSAL_LM"), ["task_type", "expected [8, 64], found [4, 64]", "more"]),
     ("peft/lora", both(NOT_FINITE, settings(use_dora=True)), ["use_dora", "lora_A.weight: expected finite"]),
     (
@@ -141,7 +141,7 @@ REFUSED: list[tuple[str, Edit, list[str]]] = [
         both(settings(ln_before=True), head(activation_function="leakyrelu")),
         ["ln_before", "activation_function: expected null or one of gelu", "'leakyrelu'"],
     ),
-    # what is missing, or comes twice, or belongs to nothing
+    # tensors that are missing, or come twice, or belong to nothing
     ("peft/lora", drop("classifier.bias"), ["classifier.bias: expected [3], found nothing"]),
     ("adapters/seq-bn", drop("own.1.bias", HEAD), ["heads.own.1.bias: expected [64], found nothing"]),
     ("adapters/seq-bn", drop("own.4.bias", HEAD), ["heads.own.4.bias: expected [3], found nothing"]),
@@ -252,7 +252,7 @@ TAKEN: list[tuple[str, Edit]] = [
     ("adapters/seq-bn", head(label2id={"LABEL_0": "0", "LABEL_1": "1", "LABEL_2": 2})),
     ("adapters/double-seq-bn", head(activation_function="leakyrelu")),  # of a single layer: unused
 ]
-"""What changes nothing, in a case's folder."""
+"""Options that change nothing, in a case's folder."""
 
 
 @pytest.mark.parametrize(("case", "edit"), TAKEN)
@@ -276,7 +276,7 @@ def test_a_head_may_have_no_bias(tmp_path: Path) -> None:
 
 
 def test_a_prompt_is_as_wide_as_embeddings(tmp_path: Path) -> None:
-    """Which some models project to the width of their layers."""
+    """Some models project embeddings to the width of their layers."""
     folder = tmp_path / "prompt-electra"
     shutil.copytree(IMPORTS / "peft" / "prompt", folder)
     stored = load_file(IMPORTS / "peft" / "lora-electra" / "adapter_model.safetensors")

@@ -26,7 +26,7 @@ KEPT = {library: sorted(path.name for path in (IMPORTS / library).iterdir()) for
 LIVE = [name for name in KEPT if find_spec("torch") is not None and find_spec(name) is not None]
 SOURCES = [(library, "kept") for library in KEPT] + [(library, "live") for library in LIVE]
 ARGUMENTS: Mapping[str, Wishes] = {"multilabel": Wishes(labels=("a", "b", "c"))}
-"""What a user says beside the folder."""
+"""What a user gives beside the folder."""
 
 
 def backbone_of(case: str) -> str:

@@ -1,4 +1,4 @@
-"""Patterns of strangers: the ordinary ones match as in Python's ``re``, the others cost neither time nor memory."""
+"""Patterns in checkpoints: ordinary ones match as in Python's ``re``, hostile ones cost neither time nor memory."""
 
 from __future__ import annotations
 

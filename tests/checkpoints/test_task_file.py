@@ -211,7 +211,7 @@ def test_indices_out_of_range(make_task: MakeTask, config: BackboneConfig) -> No
 def test_large_files_are_refused_without_a_copy(
     make_task: MakeTask, config: BackboneConfig, tmp_path: Path, dtype: str, wrong: str
 ) -> None:
-    """Where their descriptions say that they do not fit."""
+    """They are refused where their descriptions say that they do not fit."""
     task, size, count = make_task("lora"), 2 if "16" in dtype else 4, 16 << 20
     document = document_of(task_to_bytes(task))
     name = wrong if wrong == "head/kernel" else "head/bias"

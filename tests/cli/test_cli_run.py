@@ -338,7 +338,7 @@ def test_the_answer_to_a_question_is_written() -> None:
 
 
 def test_a_dead_engine_ends_the_run(backbone: Backbone, cache: Path) -> None:
-    own = Engine(backbone, [], STEADY, cache_dir=cache, buckets=MENU)  # never started: nobody answers
+    own = Engine(backbone, [], STEADY, cache_dir=cache, buckets=MENU)  # never started: nothing answers
     with pytest.raises(EngineFailure, match="--resume"):
         list(Scorer(own, top_k=None, truncate=False).answers([asked_line(1, (None,))]))
 

@@ -160,7 +160,7 @@ def test_planes_are_laid_out_as_the_file_format_says() -> None:
 
 @pytest.mark.parametrize("outputs", [1, 24, 256, 257, 3072])
 def test_columns_of_one_byte_are_what_they_were(outputs: int) -> None:
-    """Lists of several lengths in one array; those behind the last are past all columns, whatever their byte is."""
+    """Lists of several lengths in one array; entries behind the last are past all columns, whatever their byte is."""
     r, n = rng(), 400
     lists = [np.sort(r.integers(0, outputs, count)) for count in (0, 1, 7, n)]
     cols, ends = np.full((len(lists), n), 255, np.uint8), np.zeros((len(lists), -(-outputs // 256)), np.int32)

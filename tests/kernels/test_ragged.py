@@ -35,7 +35,8 @@ Operator = Callable[[jax.Array, jax.Array, Runs, int], jax.Array]
 
 
 class Matmuls(NamedTuple):
-    """Who computes products, and for what: inputs and outputs, dtype, most tokens of a task and of a run, densities."""
+    """What computes products, and their sizes: inputs and outputs, dtype, most tokens of a task and of a run,
+    densities."""
 
     masked: Callable[..., jax.Array] = masked_matmul
     signed: Callable[..., jax.Array] = sign_matmul
@@ -75,7 +76,7 @@ BY_REFERENCE = [
 
 
 def by_mosaic(matmuls: Matmuls, *sizes: tuple[int, int]) -> list[Any]:
-    """Few rows and tasks: what they take to interpret grows with them."""
+    """Few rows and tasks: the interpreter's time grows with them."""
     return [pytest.param(matmuls, rows, tasks, id=f"mosaic-{rows}-{tasks}") for rows, tasks in sizes]
 
 
@@ -91,7 +92,7 @@ def fresh() -> np.random.Generator:
 
 
 def spans(r: np.random.Generator, rows: int, tasks: int, longest: int) -> list[tuple[int, int, int]]:
-    """(slot, first token, past the last) of neighbouring runs, with tokens of nobody between some of them."""
+    """(slot, first token, past the last) of neighbouring runs, with tokens of no run between some of them."""
     found, at = [], 0
     while at < rows:
         length = int(min(rows - at, r.integers(1, 1 + max(1, min(longest, 2 * rows // tasks)))))

@@ -112,7 +112,7 @@ def test_a_round_takes_its_bytes_and_the_old_place_serves_until_it_is_over() -> 
 
 
 def seen(made: Cluster, placement: list[list[int]], calls: list[int]) -> Window[int]:
-    """A window of one second in which tasks were called so often and nothing waited."""
+    """A window of one second with these calls and no waiting queries."""
     window = Window[int](made.devices)
     for device, held in enumerate(placement):
         window.observe(device, 0.0, 1.0)
@@ -201,7 +201,7 @@ def test_figure_15_an_adaptive_interval_wins_where_calls_change_fast() -> None:
 
 
 def test_figure_15_a_fixed_interval_is_no_better_than_none_where_calls_change_faster() -> None:
-    """What it knows is out of date."""
+    """The calls that it knows of are out of date."""
     found = gains(8, 128, ["fixed", "ours"], redraw=4.0, seeds=4)
     assert found["fixed"] < 0.02 < 0.05 < found["ours"]
 

@@ -1,4 +1,4 @@
-"""One round of balancing: what calls count for, what waits, and what is left to chance."""
+"""One round of balancing: the weight of calls and of waiting queries, and gaps that chance explains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Length-aware memory: no two things share bytes while both are needed, and chunks are kept."""
+"""Length-aware memory: no two tensors share bytes while both are needed, and chunks are kept."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_working_bytes_hold_the_largest_of_each(needs: list[int], at_a_time: int
 
 
 def test_longer_requests_keep_the_chunks_of_shorter_ones() -> None:
-    """Figure 6: from length 200 to 240 some chunks come, and those that are there stay."""
+    """Figure 6: from length 200 to 240 some chunks are new, and the others stay."""
     bert = {"layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072, "rows": 1}
     short = place_in_chunks(encoder_usages(**bert, length=200))
     longer = place_in_chunks(encoder_usages(**bert, length=240), short.chunks)

@@ -1,4 +1,4 @@
-"""Fair queueing between tenants, and the policy's batch with room made for those it passes over."""
+"""Fair queueing between tenants, and the policy's batch with room made for parties that it passes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is served out of turn beside a flood, and what that may cost."""
+"""Which parties are served out of turn beside a flood, and what that may cost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_who_was_served_its_part_waits_its_turn_until_it_has_some_again() -> Non
 
 
 def test_out_of_turn_nobody_gets_more_than_its_part() -> None:
-    """One that always has a few queries waiting, beside a flood that takes whatever is left."""
+    """One party always has a few queries waiting, beside a flood that takes whatever is left."""
     own, window, now = contention(rate=1000.0), [*"aaaaaaa", "b"], 0.0
     tokens = {"a": 0, "b": 0}
     while now < 60:

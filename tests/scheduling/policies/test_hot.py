@@ -24,7 +24,7 @@ def batch_seconds(lengths: list[int], heavy: bool) -> float:
 
 
 def total(queries: list[tuple[str | None, int]], added: dict[str, float], out: set[str]) -> float:
-    """The mixed batch of who stays, and a batch of its own for everyone who leaves."""
+    """Seconds of the mixed batch of the tasks that stay, and of one batch for each task that leaves."""
     stay = [(owner, length) for owner, length in queries if owner not in out]
     seconds = batch_seconds([n for _, n in stay], any(owner is not None for owner, _ in stay))
     seconds += sum(added[owner] for owner in added if owner not in out)
