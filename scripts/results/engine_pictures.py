@@ -64,7 +64,7 @@ def draw_capacity(found: Sequence[Document]) -> None:
 def draw_memory(found: Sequence[Document]) -> None:
     """TurboTransformers figure 7: working memory of one text after the other."""
     _, axes = pyplot.subplots(1, len(found), figsize=(6.5 * len(found), 3.6), squeeze=False, layout="constrained")
-    labels = {"chunks": "chunks that are kept", "arena": "one arena a request", "executables": "XLA, by bucket"}
+    labels = {"chunks": "chunks that are kept", "arena": "one arena a request", "programs": "XLA, by bucket"}
     for axis, document in zip(axes[0], found, strict=True):
         lengths = document.settings["lengths"]
         order = np.argsort(lengths, kind="stable")

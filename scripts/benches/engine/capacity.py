@@ -184,7 +184,7 @@ def memory(
         found_by_compiler = compile_program(family, ProgramKey(bucket, Variant())).memory
         needs[bucket.longest] = int(found_by_compiler.temp_size_in_bytes + found_by_compiler.output_size_in_bytes)
     sizes = [needs[min(longest for longest in needs if longest >= length)] for length in lengths]
-    found["executables"] = [(size, max(0, size - max([0, *sizes[:at]]))) for at, size in enumerate(sizes)]
+    found["programs"] = [(size, max(0, size - max([0, *sizes[:at]]))) for at, size in enumerate(sizes)]
     figures = {
         name: {
             "largest_mb": max(size for size, _ in each) / MEGABYTE,
