@@ -38,7 +38,7 @@ def fingerprint(tensors: Mapping[str, FloatArray], tokenizer_json: str, config: 
         digest.update(part)
     for name in sorted(tensors):
         if name == PADDING_POSITION and not tensors[name].any():
-            continue  # as nearly every checkpoint has it: earlier fingerprints do not know it
+            continue  # the usual value, which earlier fingerprints do not cover
         digest.update(f"{name} {list(tensors[name].shape)}\n".encode())
         digest.update(np.ascontiguousarray(tensors[name], "<f4").data)
     return f"sha256:{digest.hexdigest()}"

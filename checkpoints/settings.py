@@ -40,7 +40,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def unsupported(settings: Mapping[str, Any], known: Collection[str], kind: str) -> Iterator[str]:
-    """A problem for each option beside ``known`` that is not off: what is not understood is never ignored."""
+    """A problem for each option outside ``known`` that is not off: unknown options are never ignored."""
     for name, value in settings.items():
         if name not in known and not any(type(value) is type(off) and value == off for off in NEUTRAL):
             yield f"{name}: {json.dumps(value)[:80]} is not supported for {kind}"

@@ -164,7 +164,7 @@ def _agrees(folder: Path, document: Document, beside: Document, settings: Mappin
 
 
 def _contents(special: Document) -> list[tuple[str, Any]]:
-    """What a map of special tokens calls each: a token, or its content and flags, which must be the default ones."""
+    """The tokens in a map of special tokens, by key: None for one with flags other than the default ones."""
     found = []
     for key, value in special.items():
         flags = dict(value) if isinstance(value, dict) else {"content": value}
@@ -223,7 +223,7 @@ def _converted(folder: Path, raw: str | None, config: BackboneConfig) -> ReadTok
 
 
 def _merged(own: Tokenizer, theirs: Tokenizer, types: int) -> tuple[Document, bool]:
-    """``own`` with those parts of ``theirs`` that do other things; also whether there are any."""
+    """``own`` with those parts of ``theirs`` that act differently; also whether there are any."""
     document, other = json.loads(own.to_str()), json.loads(theirs.to_str())
     same = {
         "normalizer": _local(document) == _local(other),

@@ -243,7 +243,8 @@ class Task:
     description: str | None = None
 
     def outlined(self) -> Task:
-        """Without deltas, and with a head of the same shape that takes no memory: enough to answer for."""
+        """The task without deltas, and with a head of the same shape that takes no memory: it tells how answers
+        look."""
         shapes = {name: np.broadcast_to(np.float32(0), array.shape) for name, array in self.head.tensors.items()}
         return dataclasses.replace(self, deltas=(), head=dataclasses.replace(self.head, tensors=shapes))
 

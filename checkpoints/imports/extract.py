@@ -36,10 +36,10 @@ class Extraction:
     per_matrix: bool = False
     """The same share of every matrix, instead of the largest differences of all together."""
     block: int = 1
-    """Whole blocks of so many rows and columns (structured Diff-pruning)."""
+    """Rows and columns of the blocks that are kept whole (structured Diff-pruning)."""
     rank: int = 8
     energy: float | None = None
-    """Instead of ``rank``: of each matrix so many ranks, at most 128, as hold this share of its squared difference."""
+    """Instead of ``rank``: each matrix gets the ranks, at most 128, that hold this share of its squared difference."""
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:

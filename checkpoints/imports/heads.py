@@ -66,7 +66,7 @@ LAYOUTS: Mapping[str, Mapping[HeadType, Layout]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Wishes:
-    """What the user says about a task where its checkpoint does not, or says something else."""
+    """The user's choices for a task, where its checkpoint makes none or others."""
 
     head: HeadType | None = None
     problem: Problem | None = None

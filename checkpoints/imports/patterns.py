@@ -24,7 +24,7 @@ HIDES_COUNTS = re.compile(r"\{(?!\d*,?\d*\})|\(\?[a-zA-Z-]*x|\(\?#")
 
 
 def is_pattern(text: str) -> bool:
-    """Raises ``InvalidTask`` for one that would fill the memory."""
+    """Raises ``InvalidTask`` for a pattern that would fill the memory."""
     return _compiled(text) is not None
 
 
@@ -35,8 +35,8 @@ class Patterns:
         self._left = SECONDS
 
     def matches(self, pattern: str, name: str) -> bool:
-        """Whether a pattern fits the whole name; one that is none fits nothing. Raises ``InvalidTask`` when the time is
-        spent, and for one that would fill the memory."""
+        """Whether a pattern fits the whole name; an invalid pattern fits nothing. Raises ``InvalidTask`` when the time
+        is spent, and for a pattern that would fill the memory."""
         start = time.monotonic()
         try:
             if self._left <= 0:
@@ -52,7 +52,8 @@ class Patterns:
 
 
 def _compiled(text: str) -> Any:
-    """None for what is no pattern to Python's ``re``, by which the library matches: it knows no recursion, say."""
+    """None for a text that is no pattern to Python's ``re``, which the library matches with: it has no recursion,
+    say."""
     plain = ESCAPED.sub("_", text)
     if HIDES_COUNTS.search(plain) or _steps(plain) > MOST_STEPS:
         raise InvalidTask(

@@ -194,7 +194,7 @@ def _tuned_model(settings: Mapping[str, Any]) -> str | None:
 
 
 def _head_type(settings: Mapping[str, Any], tensors: Unread, backbone: Backbone, wishes: Wishes) -> HeadType | None:
-    """None where there is no saying, which is a problem."""
+    """The type of the head; None, which is a problem, where nothing tells it."""
     if wishes.head is not None:
         return wishes.head
     task_type = settings.get("task_type")

@@ -161,7 +161,7 @@ def _is_feedforward(wanted: str | list[str], name: str, patterns: Patterns) -> b
 def _pattern(
     settings: Mapping[str, Any], name: str, wanted: str, is_good: Callable[[float], bool], problems: list[str]
 ) -> dict[str, Any]:
-    """A number for each pattern of module names; an entry that is none is a problem, and left out."""
+    """A number for each pattern of module names; an invalid entry is a problem, and left out."""
     found = {}
     for key, value in expect(settings, name, dict, {}, problems).items():
         if not is_number(value) or not is_good(value):

@@ -18,8 +18,8 @@ def is_sentence_folder(folder: Path) -> bool:
 
 
 def embedding_of(folder: Path, backbone: Backbone, wishes: Wishes, problems: list[str]) -> Imported:
-    """The head with the pooling and normalisation of the folder's modules, unless the user wishes others, and what
-    happens to texts before. What the folder asks for beside is a problem."""
+    """The head with the pooling and normalisation of the folder's modules, unless the user wishes others, and the
+    folder's preprocessing of texts. Anything else that the folder asks for is a problem."""
     found = read_sentence(folder, backbone.config.max_positions, problems, wishes.pooling)
     if found is None:
         head = Head("embedding", pooling=wishes.pooling or "mean", normalize=bool(wishes.normalize))

@@ -50,8 +50,8 @@ class Unread:
 
     def take(self, name: str, shape: Sequence[int | None]) -> FloatArray:
         """A tensor in f32; ``None`` in ``shape`` is any size from 1 on. A tensor that is missing, of another shape or
-        not finite is a problem. Zeros that take no memory stand in for it, as the expected size may be huge; where any
-        size was expected, theirs is 0."""
+        not finite is a problem. Without one of the right shape, zeros that take no memory stand in: the expected size
+        may be huge. Where any size was expected, theirs is 0."""
         array, wrong = self._tensors.pop(name, None), self.problems.tensors
         expected = f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
         if array is None:
@@ -68,7 +68,7 @@ class Unread:
         return np.broadcast_to(np.float32(0), [size or 0 for size in shape])
 
     def drop(self, name: str) -> None:
-        """For a tensor that is known to have no effect."""
+        """Drops a tensor that is known to have no effect."""
         self._tensors.pop(name, None)
 
     def refuse_rest(self, why: str) -> None:

@@ -35,7 +35,7 @@ def payloads() -> Iterator[Payload]:
 
 
 def fill(before: str, item: str, after: str, size: int, between: str = ",") -> bytes:
-    """``before``, so many ``item`` that ``size`` bytes are filled, ``after``."""
+    """``before``, ``item`` as often as ``size`` bytes hold it, and ``after``."""
     each = (item + between).encode()
     count = max(1, (size - len(before) - len(after)) // len(each))
     return before.encode() + (each * count).removesuffix(between.encode()) + after.encode()

@@ -35,7 +35,7 @@ LOOK = 0.04
 PATIENCE = 30.0
 TASKS = 40
 OTHERS = 4
-"""Of so many uploads, one comes with a rollback, one with a deletion, and one with a task that is stored beside."""
+"""Of this many uploads one comes with a rollback, one with a deletion, and one with a task that is stored directly."""
 ROLLED_BACK, DELETED, BESIDE = OTHERS, OTHERS + 1, 2 * OTHERS - 1
 """How many uploads ago the task of a rollback, deletion or direct store was uploaded: no task has two of these
 kinds."""

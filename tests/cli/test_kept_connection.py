@@ -120,7 +120,7 @@ def test_a_proxy_of_the_environment_is_used(counting: Counting, monkeypatch: pyt
 
 
 def test_many_files_over_one_connection(run, counting: Counting, task_file: Path, tmp_path: Path) -> None:
-    """The first answer is none of a jpets server: it is told for each file, and the others go on."""
+    """No answer is a jpets server's: that is reported for each file, and the next one is still tried."""
     files = [tmp_path / f"task-{number}.safetensors" for number in range(5)]
     for file in files:
         file.write_bytes(task_file.read_bytes())

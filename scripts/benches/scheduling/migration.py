@@ -157,7 +157,7 @@ def migration(
     seeds: int = 3,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Throughput beside that without migration, by devices and tasks (multi-GPU PetS figures 13 and 14)."""
+    """Throughput relative to that without migration, by devices and tasks (multi-GPU PetS figures 13 and 14)."""
     fleet, names = read_fleet(profile, backbone, methods.split(","), spare), _systems(systems)
     cases = (
         ({"devices": size, "tasks": count}, fleet.cluster(size, count), math.inf)
@@ -182,7 +182,8 @@ def interval(
     seeds: int = 3,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Throughput beside that without migration, by how often calls are distributed anew (multi-GPU PetS figure 15)."""
+    """Throughput relative to that without migration, by how often calls are distributed anew (multi-GPU PetS figure
+    15)."""
     fleet, names = read_fleet(profile, backbone, methods.split(","), spare), _systems(systems)
     cases = (({"redraw": redraw}, fleet.cluster(devices, tasks), redraw) for redraw in map(float, redraws.split(",")))
     found = sweep(cases, names, queries, load, seeds)

@@ -29,7 +29,7 @@ app.command()(pretrain)
 PATH = "/v1/backbones"
 WAIT = 0.2
 """Seconds between looks at a backbone that starts."""
-Name = Annotated[str, typer.Argument(help="name of the backbone, as the list has it")]
+Name = Annotated[str, typer.Argument(help="name of the backbone, as the list shows it")]
 Source = Annotated[str, typer.Argument(help="folder (Hugging Face or native), installed package or hub id")]
 
 

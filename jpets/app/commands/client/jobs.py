@@ -46,7 +46,7 @@ FORMATS_OF = {
 }
 PACKED = (".json", ".safetensors", ".bin", ".txt")
 """Files of a checkpoint's folder that are read."""
-Id = Annotated[str, typer.Argument(help="id of the job, as the list has it")]
+Id = Annotated[str, typer.Argument(help="id of the job, as the list shows it")]
 
 
 @app.command("list")

@@ -80,9 +80,7 @@ def import_task(
     per_matrix: Annotated[bool, typer.Option("--per-matrix", help="diff: the same share of every matrix")] = False,
     block: Annotated[int, typer.Option(min=1, help="diff: whole blocks of so many rows and columns")] = 1,
     rank: Annotated[int, typer.Option(min=1, max=128, help="lora: ranks of each matrix")] = 8,
-    energy: Annotated[
-        float | None, typer.Option(help="lora: so many ranks as hold this share of the difference")
-    ] = None,
+    energy: Annotated[float | None, typer.Option(help="lora: the ranks that hold this share of the difference")] = None,
     texts: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="texts on which the answers are compared")
     ] = None,
