@@ -67,7 +67,7 @@ ALLOWED: Mapping[str, set[str]] = {
     | {f"jpets.engine.{part}" for part in ("programs", "queue", "residency", "results", "tasks", "workloads")},
     "jpets.engine.group": PLAIN
     | {"jpets.deltas", "jpets.scheduling", "jpets.scheduling.balancing"}
-    | {"jpets.engine", "jpets.engine.batch", "jpets.engine.tasks"},
+    | {"jpets.engine", "jpets.engine.batch", "jpets.engine.results", "jpets.engine.tasks"},
     # Beside an engine.
     "jpets.training": ARRAYS | {"pallas_kernels", "pallas_kernels.masked_matmul", "pallas_kernels.packed_attention"},
     "checkpoints": PLAIN | {"jpets.deltas"},

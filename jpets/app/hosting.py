@@ -138,8 +138,8 @@ def make_engine(
 def _claim_rest(others: Sequence[Serves], limit: float) -> float:
     """Bytes that ``others`` leave of a device's ``limit``; from now on they take no more of it."""
     if math.isfinite(limit):
-        for member in (member for engine in others for member in engine.members):
-            member.memory.limit = member.memory.use(member.replica.programs).total
+        for engine in others:
+            engine.limit([0.0] * len(engine.report().devices))
     return limit - max(_taken(others).values(), default=0)
 
 
@@ -150,17 +150,17 @@ def share_device_memory(options: Options, engines: Sequence[Serves]) -> None:
         return
     taken = _taken(engines)
     for engine in engines:
-        for number, member in enumerate(engine.members):
-            part = max(0.0, limit - taken[number]) / len(engines)
-            member.memory.limit = member.memory.use(member.replica.programs).total + part
+        engine.limit(
+            [max(0.0, limit - taken[number]) / len(engines) for number, _ in enumerate(engine.report().devices)]
+        )
 
 
 def _taken(engines: Sequence[Serves]) -> Counter[int]:
     """Bytes of each device."""
     taken = Counter[int]()
     for engine in engines:
-        for number, member in enumerate(engine.members):
-            taken[number] += member.memory.use(member.replica.programs).total
+        for number, device in enumerate(engine.report().devices):
+            taken[number] += device.memory.total
     return taken
 
 

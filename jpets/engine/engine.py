@@ -16,8 +16,10 @@ from jpets.engine.build import make_frame, make_parts
 from jpets.engine.interface import Progress, Serves
 from jpets.engine.programs.program import Family, ProgramKey
 from jpets.engine.queue.pending import Pending
+from jpets.engine.report import ClassReport, DeviceReport, EngineReport, ProgramsReport, ResponsesReport, TasksReport
 from jpets.engine.residency.loading import LoadedTask
-from jpets.engine.tasks.entries import DEFAULT_TENANT
+from jpets.engine.results.stats import BatchObserver
+from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import SHUTTING_DOWN, InvalidInput, Saturated, UnknownClass
 from jpets.free_memory import return_free_memory
@@ -84,12 +86,57 @@ class Engine(Serves):
     def family(self) -> Family:
         return self.replica.family
 
-    @property
-    def members(self) -> Sequence[Engine]:
-        return (self,)
-
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
         return (0,) if self.tasks.entry(tenant, id) is not None else ()
+
+    def entry(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Entry | None:
+        return self.tasks.entry(tenant, id)
+
+    @property
+    def warming(self) -> int:
+        return self.residency.warming
+
+    def tier(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Tier | None:
+        entry = self.tasks.entry(tenant, id)
+        return self.residency.tier(entry) if entry is not None else None
+
+    def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
+        return self.tasks.uses(tenant)
+
+    def report(self) -> EngineReport:
+        stats, bank_bytes, found = self.stats, self.replica.bank_bytes(), self.replica.device.memory_stats()
+        return EngineReport(
+            (
+                DeviceReport(
+                    answers=dict(stats.answers),
+                    batches=stats.batches,
+                    fallbacks=stats.fallbacks,
+                    real_tokens=stats.real_tokens,
+                    computed_tokens=stats.computed_tokens,
+                    request_path_compiles=stats.request_path_compiles,
+                    out_of_memory=stats.out_of_memory,
+                    waiting=len(self.pending),
+                    busy=self.busy,
+                    programs=ProgramsReport.of(self.compiler),
+                    responses=ResponsesReport.of(self.responses),
+                    tasks=TasksReport.of(self.tasks, self.residency, self.merged),
+                    classes={
+                        key: ClassReport(taken, slots, bank_bytes[key])
+                        for key, (taken, slots) in self.tasks.occupancy().items()
+                    },
+                    memory=self.memory.use(self.replica.programs),
+                    limit=self.memory.limit,
+                    bytes_in_use=found["bytes_in_use"] if found else None,
+                ),
+            )
+        )
+
+    def observe(self, observer: BatchObserver) -> None:
+        self.stats.observers.append(observer)
+
+    def limit(self, spare: Sequence[float]) -> None:
+        (more,) = spare
+        self.memory.limit = self.memory.use(self.replica.programs).total + more
 
     def idle(self, id: str, *, tenant: str = DEFAULT_TENANT) -> bool:
         """Whether no query for this task waits or runs."""

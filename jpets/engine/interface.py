@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import abc
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry
+from jpets.engine.report import EngineReport
+from jpets.engine.results.stats import BatchObserver
+from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.types import Query, Result, Task
-
-if TYPE_CHECKING:
-    from jpets.engine.engine import Engine
-    from jpets.engine.tasks.entries import Tier
 
 Part = TypeVar("Part")
 Progress = Callable[[str, int, int], None]
@@ -24,11 +21,6 @@ Progress = Callable[[str, int, int], None]
 
 class Serves(abc.ABC):
     """Queries in, results out, for any mixture of tasks over one backbone. Thread-safe."""
-
-    @property
-    @abc.abstractmethod
-    def members(self) -> Sequence[Engine]:
-        """The engines, one for each device."""
 
     @property
     @abc.abstractmethod
@@ -142,33 +134,38 @@ class Serves(abc.ABC):
         """
 
     @property
+    @abc.abstractmethod
     def warming(self) -> int:
         """Tasks of ``warm`` that are not there yet."""
-        return sum(member.residency.warming for member in self.members)
 
     @abc.abstractmethod
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
-        """The numbers of the members that serve a task; none for what is not known."""
+        """The numbers of the devices that serve a task, as ``report`` counts them; none for what is not known."""
 
+    @abc.abstractmethod
     def entry(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Entry | None:
         """What is known of a task, on the device or not."""
-        devices = self.devices_of(id, tenant=tenant)
-        return self.members[devices[0]].tasks.entry(tenant, id) if devices else None
 
+    @abc.abstractmethod
     def tier(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Tier | None:
         """Where a task is now; None for what is not known."""
-        for device in self.devices_of(id, tenant=tenant):
-            member = self.members[device]
-            if (entry := member.tasks.entry(tenant, id)) is not None:
-                return member.residency.tier(entry)
-        return None
 
+    @abc.abstractmethod
     def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
         """Queries for each task since the last call."""
-        found = Counter[str]()
-        for member in self.members:
-            found.update(member.tasks.uses(tenant))
-        return found
+
+    @abc.abstractmethod
+    def report(self) -> EngineReport:
+        """What each device counts, holds and has waiting, now."""
+
+    @abc.abstractmethod
+    def observe(self, observer: BatchObserver) -> None:
+        """Calls ``observer`` with every batch from now on, on the completion thread of its device."""
+
+    @abc.abstractmethod
+    def limit(self, spare: Sequence[float]) -> None:
+        """From now on each device may take so many bytes more than it has taken now, and no more: one number a device,
+        in the order of ``report``."""
 
     def __enter__(self) -> Self:
         return self

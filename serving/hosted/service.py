@@ -17,7 +17,7 @@ from cachetools import LRUCache
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.interface import Progress, Serves
-from jpets.engine.results.stats import BatchRecord
+from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import (
@@ -55,7 +55,6 @@ class Preparation(NamedTuple):
 
 MakeEngine = Callable[[Mapping[ClassKey, int]], Serves]
 """From how many tasks of which classes there are."""
-BatchObserver = Callable[[BatchRecord], None]
 
 
 class Service:
@@ -150,8 +149,8 @@ class Service:
             report("repository", 1, 1)
             self.unreadable = sum(task.classes is None for task in known)
             engine = make_engine(Counter(key for task in known for key in task.classes or ()))
-            for member in engine.members:
-                member.stats.observers.extend(self._observers)
+            for observer in self._observers:
+                engine.observe(observer)
             for task in known:
                 self._register(engine, task)
             engine.start(report)
@@ -203,8 +202,8 @@ class Service:
     def observe(self, observer: BatchObserver) -> None:
         """Calls ``observer`` with every batch, on the engine's completion thread."""
         self._observers.append(observer)
-        for member in self._engine.members if self._engine is not None else ():
-            member.stats.observers.append(observer)
+        if self._engine is not None:
+            self._engine.observe(observer)
 
     def find(self, model: str) -> Task | None:
         """The outline of the task that queries for ``model`` get, or None where that is the backbone's name.

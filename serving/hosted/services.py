@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from jpets.engine.group.readers import Readers
 from jpets.engine.interface import Progress, Serves, submit_parts
+from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Tier
 from jpets.errors import SHUTTING_DOWN, Conflict, InvalidTask, JpetsError, NotFound, Saturated
 from jpets.free_memory import return_free_memory
@@ -23,7 +24,7 @@ from serving.hosted.engine_metrics import Counted, counted
 from serving.hosted.follower import Follower
 from serving.hosted.locks import NamedLocks
 from serving.hosted.repository import StoredTask, TaskRepository
-from serving.hosted.service import BatchObserver, MakeEngine, Preparation, Service
+from serving.hosted.service import MakeEngine, Preparation, Service
 from serving.hosted.usage import AGEING
 
 log = logging.getLogger(__name__)
@@ -418,4 +419,4 @@ def _state(service: Service) -> State:
 
 def _idle(service: Service) -> bool:
     engine = service.started
-    return engine is None or not any(len(member.pending) or member.busy for member in engine.members)
+    return engine is None or engine.report().idle

@@ -60,6 +60,6 @@ def _item(here: Context, hosted: Hosted) -> BackboneItem:
     if hosted.state == "starting":
         item.progress = f"{what} {done}/{total}" if total else what
     if (engine := hosted.service.started) is not None:
-        item.tasks = sum(len(member.tasks) for member in engine.members)
-        item.device_bytes = sum(member.memory.use(member.replica.programs).total for member in engine.members)
+        report = engine.report()
+        item.tasks, item.device_bytes = report.known, report.device_bytes
     return item

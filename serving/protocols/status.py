@@ -62,23 +62,22 @@ async def status_page(here: Here) -> HTMLResponse:
 
 
 def _counters(here: Context) -> dict[str, str]:
-    engines = here.service.started
+    engines = [engine.report() for engine in here.service.started]
     if not engines:
         return {}
-    members = [member for engine in engines for member in engine.members]
-    stats = [member.stats for member in members]
-    answers = sum((each.answers for each in stats), Counter[str]())
-    computed, real = sum(each.computed_tokens for each in stats), sum(each.real_tokens for each in stats)
+    devices = [device for engine in engines for device in engine.devices]
+    answers = sum((Counter(device.answers) for device in devices), Counter[str]())
+    computed, real = sum(device.computed_tokens for device in devices), sum(device.real_tokens for device in devices)
     return {
         "queries answered": f"{answers['ok']:,}",
         "queries failed": f"{answers.total() - answers['ok']:,}",
-        "queries waiting": f"{sum(len(member.pending) for member in members):,}",
-        "batches": f"{sum(each.batches for each in stats):,}",
+        "queries waiting": f"{sum(device.waiting for device in devices):,}",
+        "batches": f"{sum(device.batches for device in devices):,}",
         "tokens that were not padding": f"{real / computed:.0%}" if computed else "-",
-        "compilations that a query waited for": f"{sum(each.request_path_compiles for each in stats):,}",
-        "devices": f"{max(len(engine.members) for engine in engines):,}",
-        "tasks on them": f"{sum(len(member.tasks.all()) for member in members):,}",
-        "tasks that are known": f"{sum(len(member.tasks) for member in members):,}",
+        "compilations that a query waited for": f"{sum(device.request_path_compiles for device in devices):,}",
+        "devices": f"{max(len(engine.devices) for engine in engines):,}",
+        "tasks on them": f"{sum(device.tasks.tiers['device'] for device in devices):,}",
+        "tasks that are known": f"{sum(engine.known for engine in engines):,}",
     }
 
 

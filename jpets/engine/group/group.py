@@ -27,6 +27,8 @@ from jpets.engine.group.homes import Home, Homes
 from jpets.engine.group.mover import Mover
 from jpets.engine.group.readers import Readers
 from jpets.engine.interface import Progress, Serves, submit_parts
+from jpets.engine.report import BalanceReport, EngineReport
+from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import JpetsError, OutOfSpace
@@ -73,10 +75,6 @@ class EngineGroup(Serves):
         self.homes = Homes(len(slices))
         self.mover = Mover(self._members, self.homes, self._readers, self._changes)
         self.balancer = Balancer(self._members, self.homes, self.mover, interval)
-
-    @property
-    def members(self) -> Sequence[Engine]:
-        return self._members
 
     @property
     def ready(self) -> bool:
@@ -238,13 +236,44 @@ class EngineGroup(Serves):
         for device, some in own.items():
             self._members[device].warm(some, tenant=tenant)
 
+    @property
+    def warming(self) -> int:
+        return sum(member.warming for member in self._members)
+
     def entry(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Entry | None:
         with self._readers.reading():  # or it could leave the home that was just looked up
-            return super().entry(id, tenant=tenant)
+            devices = self.devices_of(id, tenant=tenant)
+            return self._members[devices[0]].entry(id, tenant=tenant) if devices else None
 
     def tier(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Tier | None:
         with self._readers.reading():
-            return super().tier(id, tenant=tenant)
+            tiers = (self._members[device].tier(id, tenant=tenant) for device in self.devices_of(id, tenant=tenant))
+            return next((tier for tier in tiers if tier is not None), None)
+
+    def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
+        found = Counter[str]()
+        for member in self._members:
+            found.update(member.uses(tenant))
+        return found
+
+    def report(self) -> EngineReport:
+        counts = self.mover.counts
+        balance = BalanceReport(
+            moves={outcome: counts[outcome] for outcome in ("moved", "copied", "failed")},
+            moved_bytes=counts["bytes"],
+            leaving=self.mover.leaving,
+            rounds=self.balancer.rounds,
+            phi=self.balancer.phi,
+        )
+        return EngineReport([device for member in self._members for device in member.report().devices], balance)
+
+    def observe(self, observer: BatchObserver) -> None:
+        for member in self._members:
+            member.observe(observer)
+
+    def limit(self, spare: Sequence[float]) -> None:
+        for member, more in zip(self._members, spare, strict=True):
+            member.limit([more])
 
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
         home = self.homes.get((tenant, id))

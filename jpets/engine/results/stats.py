@@ -28,6 +28,9 @@ class BatchRecord:
     fallback: bool
 
 
+BatchObserver = Callable[[BatchRecord], None]
+
+
 class Stats:
     """Thread-safe counters. ``observers`` are called with every batch, on the completion thread."""
 
@@ -42,7 +45,7 @@ class Stats:
         self.request_path_compiles = 0
         self.out_of_memory = 0
         """Batches and tasks that the device had no room for."""
-        self.observers: list[Callable[[BatchRecord], None]] = []
+        self.observers: list[BatchObserver] = []
 
     def answered(self, outcome: str) -> None:
         with self._lock:

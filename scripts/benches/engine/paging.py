@@ -21,6 +21,7 @@ from jpets.config import EngineSettings
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
+from jpets.engine.report import TasksReport
 from jpets.types import BackboneRef, Head, Query, Result, Task
 from jpets.xla_flags import set_xla_flags
 
@@ -143,7 +144,7 @@ def touch(engine: Engine, names: Sequence[str], label: str) -> None:
     for first in range(0, len(names), 1000):
         results = engine.infer([Query(name, input_ids=[101, 7592, 102]) for name in names[first : first + 1000]])
         assert all(result.error is None for result in results), [r.error for r in results if r.error][:3]
-        console.log(f"{label}: {first + len(results)} tasks asked, {engine.residency.counts}")
+        console.log(f"{label}: {first + len(results)} tasks asked, {dict(_tasks(engine).brought)}")
 
 
 def _measure(
@@ -170,26 +171,31 @@ def _measure(
     def run(name: str) -> None:
         last[name] = engines[name].infer(asked[name].pop())
 
-    before = {name: (engines[name].residency.counts.copy(), engines[name].tasks.evictions) for name in asked}
+    before = {name: _tasks(engines[name]) for name in asked}
     runs: dict[str, Callable[[], object]] = {name: functools.partial(run, name) for name in asked}
     seconds = interleave(runs, rounds)
     _compare(*last.values())
     figures: dict[str, Any] = {}
     for name, times in seconds.items():
-        counts, evictions = before[name]
-        moved = engines[name].residency.counts - counts
+        old, new = before[name], _tasks(engines[name])
+        brought = {tier: new.brought[tier] - old.brought[tier] for tier in new.brought}
         figures[f"{traffic}/{name}"] = {
             "qps": queries / statistics.median(times),
             "seconds": statistics.median(times),
-            "brought": (moved["host"] + moved["load"]) / (rounds + 1),
-            "read": moved["load"] / (rounds + 1),
-            "evicted": (engines[name].tasks.evictions - evictions) / (rounds + 1),
-            "host_bytes": engines[name].residency.host_bytes,
+            "brought": sum(brought.values()) / (rounds + 1),
+            "read": brought["repository"] / (rounds + 1),
+            "evicted": (new.evicted - old.evicted) / (rounds + 1),
+            "host_bytes": new.host_bytes,
         }
         base = systems[traffic][0]
         if name != base:
             figures[f"{traffic}/{name}"][f"over_{base}"] = paired_ratio(times, seconds[base])
     return figures
+
+
+def _tasks(engine: Engine) -> TasksReport:
+    (device,) = engine.report().devices
+    return device.tasks
 
 
 def _compare(*answers: Sequence[Result]) -> None:

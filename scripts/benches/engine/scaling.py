@@ -29,8 +29,7 @@ def loaded_engine(backbone: RandomBackbone, tasks: Sequence[Task], bucket: Bucke
     with tempfile.TemporaryDirectory() as cache:
         engine = Engine(backbone, tasks, settings, cache_dir=pathlib.Path(cache), buckets=[bucket])
         with engine.start(lambda what, done, total: None):
-            use = engine.memory.use(engine.replica.programs)
-            console.log(f"{len(tasks)} tasks: {use}")
+            console.log(f"{len(tasks)} tasks: {engine.report().devices[0].memory}")
             yield engine
 
 

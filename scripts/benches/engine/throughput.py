@@ -67,13 +67,13 @@ def keep_profile(engine: Engine, max_tokens: int) -> None:
 
 def merge_hot_tasks(engine: Engine, queries: Sequence[Query]) -> None:
     """Sends the batch until no more tasks get merged copies."""
-    merged = engine.merged
     before, still = -1, 0
     while still < MERGE_PATIENCE:
         engine.infer(queries)
         time.sleep(0.5)
-        still = still + 1 if len(merged.copies) == before else 0
-        before = len(merged.copies)
+        (device,) = engine.report().devices
+        still = still + 1 if device.tasks.merged == before else 0
+        before = device.tasks.merged
     console.log(f"{before} tasks merged")
 
 
@@ -154,7 +154,7 @@ def throughput(
             if "stacked" in chosen:
                 known["stacked"] = copies.stacked()
         seconds = interleave({name: known[name] for name in chosen}, rounds)
-        hot = len(engine.merged.copies)
+        hot = engine.report().devices[0].tasks.merged
     figures: dict[str, Any] = {}
     for name, times in seconds.items():
         figures[name] = {"qps": count / statistics.median(times), "seconds": statistics.median(times)}

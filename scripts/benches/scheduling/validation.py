@@ -126,7 +126,7 @@ def emulated(
         while group.warming:
             time.sleep(0.1)
         numbers = {task.id: number for number, task in enumerate(tasks)}
-        for member in group.members:
+        for member in group._members:  # what a device takes is no business of the interface
             EmulatedDevice(member, cluster, numbers)
         yield group
 

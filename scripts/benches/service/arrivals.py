@@ -206,7 +206,7 @@ def _system(
     make = functools.partial(serving, model, folder, names, methods, ROWS)
     if name == "swapping":
         with make(slots=slots) as engine:
-            room = engine.memory.use(engine.replica.programs).banks
+            room = engine.report().devices[0].memory.banks
         swapping = ModelSwapping(model, room)
         try:
             yield swapping.submit

@@ -67,7 +67,7 @@ def tenants(
         steps = [float(load) for load in loads.split(",")]
         for name, engine in engines.items():
             pass_over = partial(_pass_over, engine, queries, steps, seconds)
-            warm_up(name, pass_over, partial(getattr, engine.compiler, "compiled"))
+            warm_up(name, pass_over, partial(_compiled, engine))
         for load in steps:
             found: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
             for number in range(rounds):
@@ -108,9 +108,18 @@ def _started(backbone: RandomBackbone, tasks: list[Task], stretch: float) -> Ite
             engine.close()
 
 
+def _compiled(engine: Engine) -> int:
+    """Programs that were compiled in the background."""
+    return engine.report().devices[0].programs.compiled
+
+
+def _answered(engine: Engine) -> int:
+    return engine.report().devices[0].answers.get("ok", 0)
+
+
 def _settle(engine: Engine) -> None:
     """Waits until nothing compiles in the background any more."""
-    while engine.compiler.waiting:
+    while engine.report().devices[0].programs.waiting:
         time.sleep(1)
 
 
@@ -128,7 +137,7 @@ def _burst(engine: Engine, queries: list[Query]) -> float:
 
 
 def _round(engine: Engine, queries: list[Query], load: float, seconds: float, seed: int) -> dict[str, float]:
-    compiled = engine.compiler.compiled
+    compiled = _compiled(engine)
     share = _burst(engine, queries[:BURST]) / 2
     alone: list[float] = []
     beside: list[float] = []
@@ -137,9 +146,9 @@ def _round(engine: Engine, queries: list[Query], load: float, seconds: float, se
         light = partial(_light, engine, queries, load * share, seconds / SLICES, (seed, part))
         alone += light()
         with _flooded(engine, queries, FLOOD * share):
-            before = engine.stats.answers["ok"]
+            before = _answered(engine)
             beside += light()
-            served += engine.stats.answers["ok"] - before
+            served += _answered(engine) - before
     p99 = {name: float(np.percentile(took, 99)) for name, took in (("alone", alone), ("beside", beside))}
     return {
         "share": share,
@@ -149,7 +158,7 @@ def _round(engine: Engine, queries: list[Query], load: float, seconds: float, se
         "beside_p99": p99["beside"],
         "ratio": p99["beside"] / p99["alone"],
         "served": served / seconds,
-        "compiled": engine.compiler.compiled - compiled,
+        "compiled": _compiled(engine) - compiled,
     }
 
 

@@ -85,13 +85,29 @@ def check(results: Sequence[Result], numbers: Sequence[int]) -> None:
         np.testing.assert_allclose(result.logits, expected(number), atol=1e-4)  # type: ignore[attr-defined]
 
 
+def test_a_group_reports_each_device(group: EngineGroup) -> None:
+    report, rows = group.report(), list[int]()
+    group.observe(lambda batch: rows.append(batch.rows))
+    results = group.infer([query(number) for number in range(12)])
+    assert all(result.error is None for result in results)
+    wait_until(lambda: sum(rows) >= 12 and group.report().idle, 30)
+    after = group.report()
+    assert len(report.devices) == DEVICES and after.balance is not None and after.balance.phi > 0
+    batches = [new.batches - old.batches for new, old in zip(after.devices, report.devices, strict=True)]
+    assert sum(batches) == len(rows) and sum(rows) == 12
+    assert report.known == len(TASKS)
+    group.limit([float(number) for number in range(DEVICES)])
+    assert [device.limit - device.memory.total for device in group.report().devices] == list(range(DEVICES))
+    group.limit([float("inf")] * DEVICES)
+
+
 def test_every_task_answers_from_its_own_device(group: EngineGroup) -> None:
-    before = [member.stats.batches for member in group.members]
+    before = [member.stats.batches for member in group._members]
     numbers = [int(n) for n in np.random.default_rng(0).permutation(len(TASKS))]
     check(group.infer([query(n) for n in numbers]), numbers)
     assert group.homes.counts() == (6, 6, 6, 6)
-    assert all(member.stats.batches > old for member, old in zip(group.members, before, strict=True))
-    for number, member in enumerate(group.members):
+    assert all(member.stats.batches > old for member, old in zip(group._members, before, strict=True))
+    for number, member in enumerate(group._members):
         replica = member.replica
         assert replica.device == jax.local_devices()[number]
         arrays = jax.tree.leaves(replica.params) + [a for b in replica.banks.values() for a in b.arrays.values()]
@@ -99,10 +115,10 @@ def test_every_task_answers_from_its_own_device(group: EngineGroup) -> None:
 
 
 def test_the_plain_backbone_is_asked_on_every_device(group: EngineGroup) -> None:
-    before = [member.stats.real_tokens for member in group.members]
+    before = [member.stats.real_tokens for member in group._members]
     results = group.infer([Query(None, TEXT)] * 40)
     assert all(result.error is None for result in results)
-    assert all(member.stats.real_tokens > old for member, old in zip(group.members, before, strict=True))
+    assert all(member.stats.real_tokens > old for member, old in zip(group._members, before, strict=True))
     for other in results[1:]:
         np.testing.assert_allclose(other.embedding, results[0].embedding, atol=1e-5)  # type: ignore[attr-defined]
 
@@ -120,8 +136,8 @@ def test_bits_are_the_same_before_and_after_a_move(group: EngineGroup) -> None:
             (after,) = group.infer([query(number)])
             seen.add(after.logits.tobytes())  # type: ignore[attr-defined]
             assert group.mover.wait(10)
-            assert group.members[source].tasks.entry(*name) is None
-            assert group.members[target].tasks.entry(*name).resident is not None  # type: ignore[union-attr]
+            assert group._members[source].tasks.entry(*name) is None
+            assert group._members[target].tasks.entry(*name).resident is not None  # type: ignore[union-attr]
         assert len(seen) == 1
     assert group.mover.counts["bytes"] > 0
 
@@ -154,7 +170,7 @@ def test_two_hundred_moves_while_queries_come(group: EngineGroup) -> None:
     assert not wrong and answered["right"] >= 100
     assert group.mover.wait(10)
     assert sum(group.homes.counts()) == len(TASKS)
-    assert [len(member.tasks) for member in group.members] == list(group.homes.counts())
+    assert [len(member.tasks) for member in group._members] == list(group.homes.counts())
 
 
 def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +178,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monke
     check(group.infer([query(4)]), [4])
     (source,) = group.devices_of("task-4")
     target = (source + 1) % DEVICES
-    occupied = group.members[target].tasks.occupancy()
+    occupied = group._members[target].tasks.occupancy()
 
     def breaks(contents: object) -> None:
         raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
@@ -171,9 +187,9 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monke
         raise OutOfSpace("no free slot")
 
     for owner, attribute, what in (
-        (group.members[target].replica, "write", breaks),
-        (group.members[source].replica, "read", breaks),
-        (group.members[target].tasks.slots, "reserve", full),
+        (group._members[target].replica, "write", breaks),
+        (group._members[source].replica, "read", breaks),
+        (group._members[target].tasks.slots, "reserve", full),
     ):
         failed = group.mover.counts["failed"]
         with monkeypatch.context() as patch:
@@ -181,7 +197,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monke
             assert not group.mover.move(name, source, target)
         assert group.mover.counts["failed"] == failed + 1
         assert group.devices_of("task-4") == (source,)
-        assert group.members[target].tasks.occupancy() == occupied
+        assert group._members[target].tasks.occupancy() == occupied
         check(group.infer([query(4)]), [4])
     assert group.mover.move(name, source, target)
     check(group.infer([query(4)]), [4])
@@ -204,7 +220,7 @@ def test_a_pinned_task_moves_though_its_file_is_gone(group: EngineGroup) -> None
     assert group.mover.move(("default", "pinned"), source, target) and group.mover.wait(10)
     (result,) = group.infer([query(5, "pinned")])
     np.testing.assert_allclose(result.logits, expected(5), atol=1e-4)  # type: ignore[attr-defined]
-    resident = group.members[target].tasks.get("default", "pinned")
+    resident = group._members[target].tasks.get("default", "pinned")
     assert resident is not None and not resident.pageable
     group.remove_task("pinned")
 
@@ -239,10 +255,10 @@ def test_copies_share_the_queries_and_new_versions_replace_them_all(group: Engin
     other = (source + 1) % DEVICES
     assert group.mover.move(("default", "hot"), source, other, copy=True)
     assert group.devices_of("hot") == (source, other)
-    before = [group.members[device].stats.real_tokens for device in (source, other)]
+    before = [group._members[device].stats.real_tokens for device in (source, other)]
     results = group.infer([query(1, "hot")] * 40)
     assert {result.logits.tobytes() for result in results} and all(r.error is None for r in results)  # type: ignore[attr-defined]
-    assert all(group.members[d].stats.real_tokens > old for d, old in zip((source, other), before, strict=True))
+    assert all(group._members[d].stats.real_tokens > old for d, old in zip((source, other), before, strict=True))
     group.add_task(light_or_mask_task(2, "hot"), version=2)
     assert len(group.devices_of("hot")) == 1
     for result in group.infer([query(2, "hot")] * 20):
@@ -255,7 +271,7 @@ def test_copies_share_the_queries_and_new_versions_replace_them_all(group: Engin
     assert group.devices_of("hot") == (first,), "the last home stays"
     group.remove_task("hot")
     assert isinstance(group.infer([query(1, "hot")])[0].error, NotFound)
-    assert not any(member.tasks.entry("default", "hot") for member in group.members)
+    assert not any(member.tasks.entry("default", "hot") for member in group._members)
 
 
 def test_versions_change_while_tasks_move(group: EngineGroup) -> None:
@@ -288,7 +304,7 @@ def test_versions_change_while_tasks_move(group: EngineGroup) -> None:
     assert not wrong
     assert group.mover.wait(10)
     group.remove_task("changing")
-    assert not any(member.tasks.entry("default", "changing") for member in group.members)
+    assert not any(member.tasks.entry("default", "changing") for member in group._members)
 
 
 def test_skewed_load_moves_tasks_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,12 +358,12 @@ def test_closing_answers_everything(make: Make) -> None:
 def test_a_full_queue_refuses_a_submission_as_a_whole(make: Make) -> None:
     own = make(devices=2, settings=dataclasses.replace(SETTINGS, max_queue=20))
     hold = threading.Event()
-    for member in own.members:
+    for member in own._members:
         member.hooks.append(lambda pendings: hold.wait(30) and None)
     with pytest.raises(Saturated):
         own.submit([query(0)] * 5 + [query(1)] * 50)
     hold.set()
-    wait_until(lambda: not any(len(member.pending) for member in own.members), 30)
+    wait_until(lambda: not any(len(member.pending) for member in own._members), 30)
     check(own.infer([query(0), query(1)]), [0, 1])
 
 
@@ -365,7 +381,7 @@ def test_a_removed_task_never_answers(group: EngineGroup) -> None:
         if turn % 2:
             assert group.mover.move(("default", "brief"), (source + 1) % DEVICES, source)
         group.remove_task("brief")
-        assert not any(member.tasks.entry("default", "brief") for member in group.members)
+        assert not any(member.tasks.entry("default", "brief") for member in group._members)
         assert isinstance(group.infer([query(3, "brief")])[0].error, NotFound)
     assert group.tier("brief") is None and group.entry("brief") is None
 

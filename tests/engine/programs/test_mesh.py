@@ -105,7 +105,7 @@ def test_a_group_of_pairs(pair: Engine, cache: Path) -> None:
         group.start()
         for task in tasks:
             group.add_task(task)
-        assert len(group.members) == 2 and all(group.homes.counts())
+        assert len(group.report().devices) == 2 and all(group.homes.counts())
         queries = [Query(task.id, TEXT) for task in tasks]
         for ours, theirs in zip(group.infer(queries), pair.infer(queries), strict=True):
             np.testing.assert_allclose(numbers(ours), numbers(theirs), atol=1e-5)

@@ -214,7 +214,7 @@ def test_unloading_answers_what_runs_and_keeps_the_tasks(call: Call, services: S
     call("PUT", f"/v1/backbones/{OTHER}")
     wait_for(call, OTHER, "ready")
     before = classify(call, "second")
-    replica = weakref.ref(services.started[1].members[0].replica)
+    replica = weakref.ref(services.started[1].replica)
     codes: list[int] = []
     over = threading.Event()
 
@@ -393,7 +393,7 @@ def test_one_is_unloaded_while_another_starts(call: Call, services: Services) ->
     """Its memory is free, and stays that of the one that starts until that is there."""
     call("PUT", f"/v1/backbones/{OTHER}")
     wait_for(call, OTHER, "ready")
-    replica = weakref.ref(services.started[1].members[0].replica)
+    replica = weakref.ref(services.started[1].replica)
     GATE.clear()
     try:
         call("PUT", "/v1/backbones/third")
