@@ -66,7 +66,7 @@ class Adapter(Method):
     name = "adapter"
     kind = "light"
     step = "adapter"
-    repeatable = False  # whether the second would read the first one's output is nobody's convention
+    repeatable = False  # no convention says whether the second reads the first one's output
     usual: ClassVar[Mapping[str, Any]] = {"bottleneck": 64}
     standard = True
     course = Course(

@@ -26,7 +26,7 @@ RUN, LOCK = "run.sha256", "run.lock"
 @contextlib.contextmanager
 def claimed(folder: Path | None, *run: Any) -> Iterator[None]:
     """Binds ``folder`` to a run, described by all that decides what it computes: texts, options, where it starts;
-    nobody else trains in it meanwhile.
+    no other process trains in it meanwhile.
 
     Raises ``InvalidInput`` where another process does, and where the folder has the progress of another run, which must
     not be taken for this one's; ``OutOfSpace``.
@@ -88,7 +88,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     def load(self, first: Progress) -> Progress:
-        """The newest progress, or ``first``. Raises ``InvalidInput`` for files that somebody damaged."""
+        """The newest progress, or ``first``. Raises ``InvalidInput`` for damaged files."""
         newest = self._manager.latest_step()
         if newest is None:
             return first

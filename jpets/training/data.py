@@ -149,7 +149,7 @@ def _read_jsonl(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> Record:
-    """An object, each of whose names must occur once: which value of two is meant nobody can know."""
+    """An object, each of whose names must occur once: of two values, which is meant cannot be known."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

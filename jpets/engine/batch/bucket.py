@@ -24,7 +24,7 @@ LONE = sys.maxsize
 STEPS = (16, 32, 64, 128, 256, 512)
 """Lengths of padded rows, below the longest that is allowed."""
 LONE_STEPS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Of a row alone, whose padding nobody shares: with ``STEPS`` a lone text computes up to twice its tokens."""
+"""Of a row alone, whose padding no other row shares: with ``STEPS`` a lone text computes up to twice its tokens."""
 MIXTURES = (
     ((16, 32), (128, 128), (LONE, LONE)),
     ((32, 32), (64, 64), (128, 128)),

@@ -39,7 +39,7 @@ CHILD_IDLE_SECONDS = 30.0
 MOST_WANTED = 1024
 COMPILE_SECONDS = 2.0
 """What compiling a program takes of the cores, while none was compiled. One is compiled once batches lost as much by
-its absence: at most twice what is lost by one who knows the traffic to come (the rule of the rented skis)."""
+its absence: at most twice what is lost with the traffic to come known (the rule of the rented skis)."""
 
 TRIES = 2
 """Of a program at once: the process that compiled it may have died of something else (it was killed, memory was
@@ -73,7 +73,7 @@ class BackgroundCompiler:
         self._menu: list[ProgramKey] = []
         self._queue: list[ProgramKey] = []
         self._needed: dict[ProgramKey, Future[None]] = {}
-        """Programs that are to stay, each with who waits for it; they come before all others."""
+        """Programs that are to stay, each with the future that waits for it; they come before all others."""
         self._missed: dict[ProgramKey, float] = {}
         """Seconds that batches lost because a program was not there."""
         self._not_before: dict[ProgramKey, float] = {}

@@ -70,7 +70,7 @@ class EngineGroup(Serves):
             for some in slices
         )
         self._changes = threading.RLock()
-        """Held by whoever changes homes or what is at them."""
+        """Held while homes, or what is at them, change."""
         self._readers = Readers()
         self.homes = Homes(len(slices))
         self.mover = Mover(self._members, self.homes, self._readers, self._changes)
@@ -282,7 +282,7 @@ class EngineGroup(Serves):
 
 def _start(member: Engine, progress: Progress = lambda what, done, total: None) -> None:
     for bank in member.replica.banks.values():
-        bank.read(0)  # compiled before somebody waits for it
+        bank.read(0)  # compiled before a query waits for it
     member.start(progress)
 
 

@@ -17,7 +17,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class Home:
-    """A task and the devices that serve it. Replaced, never changed: whoever holds one sees one state."""
+    """A task and the devices that serve it. Replaced, never changed: a holder sees one state."""
 
     devices: tuple[int, ...]
     load: Callable[[], Task]
@@ -27,7 +27,7 @@ class Home:
 
 
 class Homes:
-    """Thread-safe. ``calls`` are counted by whoever routes queries."""
+    """Thread-safe. ``calls`` are counted where queries are routed."""
 
     def __init__(self, devices: int) -> None:
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class Homes:
         return len(self._homes)
 
     def called(self, names: Counter[Name]) -> None:
-        """Names that nobody has a home for are left out."""
+        """Names without a home are left out."""
         with self._lock:
             for name, calls in names.items():
                 if name in self._homes:

@@ -77,12 +77,12 @@ class Mover:
             self._leave(name, device)
 
     def leave(self, name: Name, devices: Iterable[int]) -> None:
-        """The caller, who holds the lock of changes, took these homes from a task."""
+        """The caller holds the lock of changes and took these homes from a task."""
         for device in devices:
             self._leave(name, device)
 
     def forget(self, name: Name) -> None:
-        """The caller, who holds the lock of changes, removed a task: its old places go at once."""
+        """The caller holds the lock of changes and removed a task: its old places go at once."""
         for device in [own for each, own in self._leaving if each == name]:
             self._forget(name, device)
 
@@ -92,7 +92,7 @@ class Mover:
             waiting = dict(self._leaving)
         if not waiting:
             return
-        self._readers.settle()  # whoever saw the old home has submitted by now
+        self._readers.settle()  # queries that saw the old home are submitted by now
         for (name, device), stay in waiting.items():
             with self._changes:
                 home = self._homes.get(name)
@@ -117,7 +117,7 @@ class Mover:
         """The task at its new place, not shown to queries yet."""
         tenant, id = name
         loaded = self._members[source].export(id, tenant=tenant)
-        if loaded is None:  # nobody asked for it lately: it comes when it is asked for
+        if loaded is None:  # not asked for lately: it comes when a query asks for it
             self._members[target].register_task(
                 id, home.load, tenant=tenant, version=home.version, pinned=home.pinned, classes=home.classes
             )

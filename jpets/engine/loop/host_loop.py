@@ -33,7 +33,7 @@ from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, Saturated
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN = 0.001
-"""Seconds after which it is seen who came while a batch runs."""
+"""Seconds between looks for new queries while a batch runs."""
 PrefetchHook = Callable[[Sequence[Pending]], None]
 
 
@@ -144,7 +144,7 @@ class HostLoop:
 
     def _step(self) -> None:
         """Schedule -> prefetch -> assemble -> dispatch, for one batch."""
-        self._room.acquire()  # before planning: whoever arrives meanwhile can still join the batch
+        self._room.acquire()  # before planning: queries that arrive meanwhile can still join the batch
         try:
             # A batch that waits behind another could not be short.
             plan = self._drain_planning() if self._planner.contended() else None
@@ -165,7 +165,7 @@ class HostLoop:
             self._room.release()
 
     def _drain_planning(self) -> Plan | None:
-        """``_drain``, and the plan of the next batch, which is made meanwhile, and anew when somebody comes.
+        """``_drain``, and the plan of the next batch, which is made meanwhile, and anew when a query comes.
 
         None where there is none that takes all into account.
         """
@@ -241,8 +241,8 @@ class HostLoop:
         return InFlight(plan, assembled, outputs, now, alone)
 
     def _failed(self, pendings: Sequence[Pending], error: Exception, *, alone: bool = False) -> None:
-        """A batch that did not run: its halves do, so that only who causes it hears why; at last each query on the
-        device ``alone``. Where the device failed all hear it, unless it had no room."""
+        """A batch that did not run: its halves do, at last each query on the device ``alone``, so that only the query
+        that causes it is told why. Where the device failed all are told, unless it had no room."""
         full = is_out_of_memory(error)
         if full:
             self._stats.had_no_memory()

@@ -21,7 +21,7 @@ class FloodGuard:
 
     @property
     def lasts(self) -> bool:
-        """Whether batches are kept short at the moment, for those who use less than their part of the device."""
+        """Whether batches are kept short at the moment, for tenants that use less than their part of the device."""
         return self._contention.lasts(time.monotonic())
 
     @property

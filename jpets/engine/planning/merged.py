@@ -32,7 +32,7 @@ CLEARLY = 2.0
 
 
 def copies_budget(settings: EngineSettings, *, profiled: bool) -> float:
-    """Bytes for copies; none where nobody knows what they save, or answers must not depend on traffic."""
+    """Bytes for copies; none where it is not known what they save, or where answers must not depend on traffic."""
     if settings.merged_memory_gb and not (profiled and settings.policy != "steady"):
         log.warning(
             "no task gets merged weights: that takes a cost profile (`jpets profile`), and another policy than steady"
@@ -44,7 +44,7 @@ def copies_budget(settings: EngineSettings, *, profiled: bool) -> float:
 class MergedCopies:
     """One replica's copies. ``saves`` hears what copies would save or do save; a thread makes those that save most.
 
-    Who reads ``copies`` gets a mapping that never changes.
+    ``copies`` is a mapping that never changes; a new one takes its place.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ class Planner:
             self._merged.clear()
 
     def contended(self) -> bool:
-        """Whether batches are kept short at the moment, for those who use less than their part of the device."""
+        """Whether batches are kept short at the moment, for tenants that use less than their part of the device."""
         return self._flood.lasts
 
     @property

@@ -11,7 +11,7 @@ from jpets.engine.programs.program import Program, ProgramKey
 
 
 class Predictions:
-    """``costs`` are those of programs; ``deltas``, what heavy rows add, None where nobody measured it."""
+    """``costs`` are those of programs; ``deltas`` is what heavy rows add, None where it was not measured."""
 
     def __init__(self, costs: CostTable, deltas: DeltaCosts | None) -> None:
         self._costs = costs

@@ -82,7 +82,7 @@ class Network(abc.ABC):
 
     @abc.abstractmethod
     def arithmetic(self, bucket: Bucket, variant: Variant) -> float:
-        """Multiply-adds of a program: the unit in which programs that nobody measured are estimated."""
+        """Multiply-adds of a program: the unit in which programs are estimated before they are measured."""
 
     @abc.abstractmethod
     def base_bias(self, params: Params) -> npt.NDArray[np.float32]:

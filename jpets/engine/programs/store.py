@@ -112,7 +112,7 @@ class ProgramStore:
         sweep(self._folder, written_by(process), 0.0)
 
     def _sweep(self) -> None:
-        """Removes what nobody has loaded for a long time, above all programs of older versions, and halves of files."""
+        """Removes programs that were not loaded for a long time, as those of older versions, and half-written files."""
         sweep(self._folder, TEMPORARY, STALE_WRITE_SECONDS)
         for path in self._folder.glob("*.program"):
             with contextlib.suppress(OSError):

@@ -40,7 +40,7 @@ class Answers:
             self.give(pending, failure(pending.task, error, pending.row.text_tokens))
 
     def _ends(self, pending: Pending) -> bool:
-        """Lets go of the task; whether somebody still waits for the answer."""
+        """Lets go of the task; whether a client still waits for the answer."""
         if pending.ended:
             return False
         pending.ended = True

@@ -41,11 +41,11 @@ class Pending:
     future: Future[Result] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
     number: int = field(default_factory=itertools.count().__next__)
-    """Unique in the process, and rising: whoever came first has the lower one."""
+    """Unique in the process, and rising: the earlier query has the lower one."""
     ended: bool = False
     """Answered, or known to have no client any more."""
     keep: Callable[[Result], None] | None = None
-    """Hears of what was computed before the caller, who may write into it, does."""
+    """Gets the result before the caller does, as the caller may write into it."""
     absent: Entry | None = None
     query: Query | None = None
 
@@ -59,12 +59,12 @@ class Pending:
 
     @property
     def party(self) -> tuple[int, str]:
-        """Whom it counts for when batches are shared out fairly."""
+        """What it counts for when batches are shared out fairly."""
         return self.priority, self.tenant
 
 
 class PendingQueue:
-    """Bounded; a submission is refused as a whole, and when the queue is full whoever fills it makes room for others.
+    """Bounded; a submission is refused as a whole. A full queue pushes out queries of the tenant that fills it, for others.
 
     Higher priority first; of one priority, tenants share by tokens served; of one tenant, the earliest due first. Cold
     queries stand in an order of their own until ``warm``: by it their tenants share what it takes to bring their tasks.
@@ -190,7 +190,7 @@ class PendingQueue:
     def serve(self, items: Sequence[Pending], keeping: Container[Hashable] = ()) -> list[Pending]:
         """``remove`` for queries that are going to be computed: their tenants pay for the tokens.
 
-        The parties of ``keeping``, who use less than their part of the device, do not fall behind others for it.
+        The parties of ``keeping`` use less than their part of the device, and do not fall behind others for it.
         """
         with self.changed:
             found = [pending for pending in items if pending.number in self._waiting]
@@ -202,7 +202,7 @@ class PendingQueue:
             return self._remove(found)
 
     def remove(self, items: Sequence[Pending]) -> list[Pending]:
-        """Takes these out; returns those that were still in. Whoever took a query out is the one to answer it."""
+        """Takes these out; returns those that were still in. The caller that took a query out answers it."""
         with self.changed:
             return self._remove([pending for pending in items if pending.number in self._waiting])
 
@@ -217,8 +217,8 @@ class PendingQueue:
             return left
 
     def _dispensable(self, party: tuple[int, str], coming: int, excess: int) -> list[Pending]:
-        """``excess`` queries of whoever has most waiting, each of them still with as many as the party that comes; of
-        equal ones, the lower priority's."""
+        """Pushes out ``excess`` queries of the tenant with the longest queue, while it is longer than that of the party
+        that comes; of equal ones, the lower priority's."""
         waiting = self._ready.counts(party[0]) + self._cold.counts(party[0])
         counts = [(-count, priority, tenant) for (priority, tenant), count in waiting.items()]
         own = coming + waiting[party]

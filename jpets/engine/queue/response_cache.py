@@ -22,7 +22,7 @@ ResponseKey = tuple[str, object, int, tuple[int, int, bool] | bytes | None, byte
 
 
 def response_key(tenant: str, loading: object, row: Row) -> ResponseKey:
-    """All that decides an answer: who asks, which loading of a task (None: the plain backbone), pooling and tokens.
+    """All that decides an answer: the tenant, which loading of a task (None: the plain backbone), pooling and tokens.
 
     Of a question also where its context stands, and of tokens that get labels which are of the text. The context's
     text decides the words of the answer only, which are not kept: other texts have the same tokens.
@@ -37,7 +37,7 @@ def response_key(tenant: str, loading: object, row: Row) -> ResponseKey:
 class ResponseCache:
     """Answers without error in at most ``budget`` bytes; the least recently used leaves first. Thread-safe.
 
-    It keeps and hands out copies: nobody's array is anybody else's. A budget of 0 turns it off.
+    It keeps and hands out copies: no two holders share an array. A budget of 0 turns it off.
     """
 
     def __init__(self, budget: int) -> None:

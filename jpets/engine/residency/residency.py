@@ -30,11 +30,11 @@ TOGETHER = 8
 ON_THE_WAY = 1 / 8
 """Part of the host memory for tasks that are on their way to the device, beside what is kept there."""
 POLL = 0.001
-"""Seconds between looks at a device that nobody may ask for more while it computes."""
+"""Seconds between looks at a device that must not be asked for more while it computes."""
 STARVING = 0.25
 """Seconds after which a task without a slot gets one of those that are always in use."""
 PAUSE = 0.1
-"""Seconds before the next try after something failed that nobody thought of."""
+"""Seconds before the next try after an unexpected failure."""
 
 
 class Residency:
@@ -136,7 +136,7 @@ class Residency:
                 if pending.closed:
                     return
                 self._look = delivery.look_again = False
-                self._starved = True  # until it is known that everybody finds a slot: none may become free unheard
+                self._starved = True  # until it is known that every task finds a slot: none may become free unnoticed
             self._answers.fail(pending.expire(time.monotonic()), LATE)
             try:
                 self._admit()
@@ -177,7 +177,7 @@ class Residency:
         return self._prefetch or not (self._pending.ready or self._delivery.coming or self._busy())
 
     def _patience(self) -> float | None:
-        """Seconds until there is something to do that nobody says: a query is late, or starves, or the device idle."""
+        """Seconds until there is work without a wake-up: a query is late or starves, or the device is idle."""
         if not self._pending.cold:
             return None
         if not self._prefetch:
@@ -228,7 +228,7 @@ class Residency:
         self._starved = bool(full)
 
     def _warm(self) -> None:
-        """Stages the next of those that nobody has asked for yet."""
+        """Stages the next of those that no query has asked for yet."""
         delivery, warming = self._delivery, self._warming
         batch: list[Coming] = []
         try:

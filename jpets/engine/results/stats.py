@@ -64,7 +64,7 @@ class Stats:
         for observer in self.observers:
             try:
                 observer(record)
-            except Exception:  # who watches must not harm who is watched
+            except Exception:  # an observer must not harm what it observes
                 log.exception("an observer failed")
 
     def count_compiles_on(self, threads: set[int]) -> None:

@@ -113,7 +113,7 @@ class TaskTable:
             if entry is None:
                 raise NotFound(f"unknown task {task!r}")
             self.slots.retire(entry)
-            if len(self._asked) > FORGOTTEN + 2 * len(self._entries):  # nobody asks how often they were used
+            if len(self._asked) > FORGOTTEN + 2 * len(self._entries):  # ``uses`` is not called
                 self._asked = Counter({name: count for name, count in self._asked.items() if name in self._entries})
         self.slots.on_idle()
         return entry
