@@ -64,7 +64,7 @@ class Pending:
 
 
 class PendingQueue:
-    """Bounded; a submission is refused as a whole. A full queue pushes out queries of the tenant that fills it, for others.
+    """Bounded; a submission is refused as a whole. A full queue pushes out queries of the tenant that fills it.
 
     Higher priority first; of one priority, tenants share by tokens served; of one tenant, the earliest due first. Cold
     queries stand in an order of their own until ``warm``: by it their tenants share what it takes to bring their tasks.
