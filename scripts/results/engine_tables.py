@@ -54,7 +54,7 @@ def breakdown(found: Sequence[Document]) -> str:
 
 
 def _each_task(medians: Mapping[str, float], method: str, tasks: int) -> str:
-    """What a batch takes more with ``tasks`` tasks of a method than without, for each; nothing for other parts."""
+    """What a batch takes more with so many tasks of a method than without, for each of them; nothing for other parts."""
     if (without := medians.get(f"without {method}")) is None:
         return MISSING
     more = (medians["batch"] - without) / tasks
@@ -130,7 +130,7 @@ def _checked(found: Sequence[Document]) -> str:
 
 
 def memory(found: Sequence[Document]) -> str:
-    labels = {"chunks": "chunks that are kept", "arena": "one arena a request", "programs": "XLA, by bucket"}
+    labels = {"chunks": "chunks that are kept", "arena": "one arena a request", "executables": "XLA, by bucket"}
     rows = [
         [labels[name], *(f"{own[key]:.1f}" for key in ("largest_mb", "mean_mb", "new_mb"))]
         for each in found
