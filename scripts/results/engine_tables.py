@@ -54,7 +54,7 @@ def breakdown(found: Sequence[Document]) -> str:
 
 
 def _each_task(medians: Mapping[str, float], method: str, tasks: int) -> str:
-    """What a batch takes more with so many tasks of a method than without, for each of them; nothing for other parts."""
+    """What a batch takes more with so many tasks of a method than without, for each; nothing for other parts."""
     if (without := medians.get(f"without {method}")) is None:
         return MISSING
     more = (medians["batch"] - without) / tasks
