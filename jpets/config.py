@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, Literal
 
 LINEAR_SITES = ("query", "key", "value", "attn_out", "ffn_in", "ffn_out")
@@ -122,56 +123,99 @@ NAMED_BACKBONES: Mapping[str, BackboneConfig] = {
 """Sizes that can be initialised at random (benchmarks)."""
 
 
+def about(help: str, **bounds: float) -> Mapping[str, Any]:
+    """What is said of a setting beside its name, type and default. Its option of a server, its variable, its key in a
+    file and its line in the manual follow from all of these.
+
+    ``bounds`` are ``ge``, ``gt`` and ``le``; those of a mapping are for its values. Servers and commands refuse values
+    beyond them. An engine that is made in Python does not: tests go below some.
+    """
+    return {"help": help, "bounds": bounds}
+
+
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
     """How one engine batches, compiles and bounds itself. Times are seconds."""
 
-    dtype: DType = "bfloat16"
-    max_length: int = 512
+    dtype: DType = field(default="bfloat16", metadata=about("number format"))
+    max_length: int = field(default=512, metadata=about("longest text in tokens", ge=8))
     """Longest query in tokens; lowered to what the backbone's positions allow."""
-    max_batch_tokens: int = 1024
-    max_batch_rows: int = 32
-    slots: int = 32
+    max_batch_tokens: int = field(default=1024, metadata=about("most tokens in a batch", ge=64))
+    max_batch_rows: int = field(default=32, metadata=about("most texts in a batch", ge=1))
+    slots: int = field(default=32, metadata=about("fewest tasks that each class has room for", ge=1))
     """Fewest task slots a class's bank is made with; it also gets room for twice the tasks known at start."""
-    policy: Policy = "auto"
+    max_slots: int = field(
+        default=1023, metadata=about("most tasks of a class on the device; more take turns there", ge=1)
+    )
+    """Most task slots that a class's bank is made with for tasks that may leave the device for others."""
+    policy: Policy = field(default="auto", metadata=about("how waiting texts are batched"))
     """How waiting queries are batched. ``fixed``: so many in order of arrival. ``alpha``: the least summed cost of the
     shared part (PetS, TurboTransformers). ``auto``: that, with heavy deltas in batches of their own where this is
     predicted to be faster. ``steady``: a query's length and task choose its program, so that its bits never depend on
     what else waits; it wants ``bucket.steady_menu``, no background compilation, and traffic that fills its buckets."""
-    fixed_batch: int = 16
-    trigger: Trigger = "hungry"
-    lazy_wait: float = 0.005
-    lazy_size: int = 32
-    latency_target: float = 0.1
-    flood_stretch: float = 1.0
+    fixed_batch: int = field(default=16, metadata=about("texts in a batch of the policy fixed", ge=1))
+    trigger: Trigger = field(
+        default="hungry", metadata=about("when a batch starts: at once, or after waiting for company")
+    )
+    lazy_wait: float = field(default=0.005, metadata=about("seconds that the lazy trigger waits at most", ge=0, le=60))
+    lazy_size: int = field(default=32, metadata=about("waiting texts with which the lazy trigger starts at once", ge=1))
+    latency_target: float = field(
+        default=0.1, metadata=about("seconds; the lazy trigger starts when half of them would pass", gt=0)
+    )
+    flood_stretch: float = field(
+        default=1.0,
+        metadata=about(
+            "while one tenant floods: how many times as long as the others' batches its own may take, 0 for any length",
+            ge=0,
+        ),
+    )
     """While a tenant floods the engine and others use less than their part of it, its batches take at most so many
     times as long as theirs, one at a time: they wait less, and it gets fewer tokens a second, as short batches are less
     efficient. 0: batches are as long as the policy likes."""
-    max_queue: int = 4096
-    in_flight: int = 2
+    max_queue: int = field(default=4096, metadata=about("most texts that wait; more get 503", ge=1))
+    in_flight: int = field(default=2, metadata=about("batches on a device that are not fetched yet", ge=1))
     """Batches dispatched but not yet fetched, per replica."""
-    background_compile: bool = True
-    device_memory_gb: float = 0.0
+    background_compile: bool = field(default=True, metadata=about("compile further programs while texts are answered"))
+    device_memory_gb: float = field(
+        default=0.0, metadata=about("device memory (10^9 bytes) for everything, 0 for all there is", ge=0)
+    )
     """Device memory (10^9 bytes) for parameters, banks and running batches; 0: what the device has."""
-    merged_memory_gb: float = 0.0
+    host_memory_gb: float = field(
+        default=1.0, metadata=about("host memory (10^9 bytes) for tasks that are not on the device", ge=0)
+    )
+    """Host memory (10^9 bytes) for registered tasks that are not on the device, in the form in which it holds them."""
+    merged_memory_gb: float = field(
+        default=0.0, metadata=about("device memory (10^9 bytes) for merged weights of hot tasks", ge=0)
+    )
     """Device memory (10^9 bytes) for merged weights of hot tasks, those whose heavy deltas cost more than a batch of
     their own; 0: none. It takes a cost profile to know them."""
-    max_slots: int = 1023
-    """Most task slots that a class's bank is made with for tasks that may leave the device for others."""
-    host_memory_gb: float = 1.0
-    """Host memory (10^9 bytes) for registered tasks that are not on the device, in the form in which it holds them."""
-    reserved_tasks: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    reserved_tasks: Mapping[str, int] = field(
+        default_factory=dict, metadata=about("tasks of a tenant that stay on the device: TENANT=NUMBER", ge=0)
+    )
     """So many registered tasks of a tenant stay on the device whatever others ask for."""
-    prefetch: bool = True
+    prefetch: bool = field(default=True, metadata=about("load tasks of waiting texts while others are computed"))
     """Tasks that waiting queries need come while others are computed; without, only when nothing else is left to do."""
-    program_memory_mb: int = 896
+    program_memory_mb: int = field(
+        default=896, metadata=about("host memory (MiB) that compiled programs may take", ge=0)
+    )
     """Host memory for compiled programs (MiB, estimated). What is needed to be ready stays whatever it takes."""
-    delta_streams: int = 1
+    delta_streams: int = field(
+        default=1,
+        metadata=about(
+            "streams of a GPU for delta operators, 1 for the backbone's own, 0 for the order of their classes", ge=0
+        ),
+    )
     """Streams for the delta operators of a GPU (PetS section 4.2); nothing was measured there yet, so 1: they share
     the backbone's and are only ordered. 0 keeps them in the order of their classes. Other devices have one."""
-    delta_stream_tokens: int = 0
+    delta_stream_tokens: int = field(
+        default=0, metadata=about("programs with fewer tokens for each class use two delta streams", ge=0)
+    )
     """Programs with fewer tokens for each class use two delta streams; to be profiled on each kind of GPU."""
-    response_cache_mb: int = 0
+    response_cache_mb: int = field(
+        default=0, metadata=about("host memory (MiB) for answers to texts that come again, 0 keeps none", ge=0)
+    )
     """Host memory for answers to queries that come again (MiB); 0 keeps none."""
-    stall_seconds: float = 60.0
+    stall_seconds: float = field(
+        default=60.0, metadata=about("seconds without progress after which the server is not live", gt=0)
+    )
     """Work that makes no progress for this long makes the engine not live."""

@@ -31,6 +31,8 @@ def _default(field: FieldInfo) -> str:
     match field.default:
         case None | []:
             return ""
+        case {}:
+            return ", ".join(f"{name}={value}" for name, value in field.default.items())
         case bool() as given:
             return "yes" if given else "no"
         case float() as given:

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 from pydantic import ValidationError
 
@@ -100,7 +100,7 @@ def _of_environment(environment: Mapping[str, str]) -> tuple[dict[str, Given], l
                 "rename the service, or set enableServiceLinks: false for the pod"
             )
             continue
-        found[setting] = Given(_list_of(text) if setting == "buckets" else text, name)
+        found[setting] = Given(_list_of(text) if _takes_many(setting) else text, name)
     return found, notes
 
 
@@ -121,6 +121,10 @@ def _setting(variable: str) -> str | None:
     name = variable[len(PREFIX) :].lower()
     name = SYNONYMS.get(name, name)
     return name if name in Options.model_fields or name in OF_COMMANDS else None
+
+
+def _takes_many(setting: str) -> bool:
+    return get_origin(Options.model_fields[setting].annotation) in (list, Mapping)
 
 
 def _list_of(text: str) -> Any:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from jpets.config import EngineSettings
+
 SUFFIX = ".safetensors"
+SETTINGS = {each.name: each for each in dataclasses.fields(EngineSettings)}
+
+
+def engine_option(name: str, **how: Any) -> Any:
+    """The ``typer.Option`` of a setting, with its help and bounds. ``how`` is what else it gets."""
+    about = SETTINGS[name].metadata
+    limits = {"ge": "min", "le": "max"}
+    bounds = {limits[each]: limit for each, limit in about["bounds"].items()}
+    return typer.Option(help=about["help"], **bounds, **how)
 
 
 def check_task_output(path: Path) -> None:

@@ -6,7 +6,7 @@ import inspect
 import logging
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -71,9 +71,11 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     if get_origin(kind) is Literal:
         about += f": {', '.join(get_args(kind)[:-1])} or {get_args(kind)[-1]}"
         kind = str
+    elif get_origin(kind) is Mapping:
+        kind = list[str]
     if kind is bool:
         option += f"/--no-{option[2:]}" * bool(field.default)
-    elif field.default not in (None, []):
+    elif field.default not in (None, [], {}):
         shown = f"{field.default:g}" if isinstance(field.default, float) else field.default
         about += f" (default {shown})"
     shape: Any = kind

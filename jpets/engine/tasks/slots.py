@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry, Resident
 from jpets.engine.tasks.slot_pool import SlotPools
-from jpets.errors import OutOfSpace
+from jpets.errors import InvalidInput, OutOfSpace
 
 
 class Slots:
@@ -30,7 +30,7 @@ class Slots:
         least = min((pool.total for pool in self.pools.values()), default=0)
         kept = sum(self._reserved.values())
         if kept and kept >= least:
-            raise ValueError(
+            raise InvalidInput(
                 f"{kept} tasks are reserved for tenants and the smallest class has {least} slots; reserve fewer or "
                 "start with more slots"
             )

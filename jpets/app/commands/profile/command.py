@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jpets.app.commands.options import engine_option
 from jpets.app.commands.output import busy, print_table, reporting
 from jpets.config import DType, EngineSettings
 from jpets.errors import InvalidInput
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from jpets.scheduling.costs.measured_profile import CostProfile
     from jpets.types import Task
 
-DTYPES = ("bfloat16", "float32")
 SHOWN = ([8], [32])
 """Rows and tokens of the shape whose delta costs are printed."""
 
@@ -29,7 +29,7 @@ def profile(
         list[Path] | None, typer.Argument(metavar="[TASK_FILES]...", exists=True, dir_okay=False, help="task files")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="timed runs of each program; the median counts")] = 7,
-    dtype: Annotated[str, typer.Option(envvar="JPETS_DTYPE", help="bfloat16 or float32")] = "bfloat16",
+    dtype: Annotated[DType, engine_option("dtype", envvar="JPETS_DTYPE")] = EngineSettings.dtype,
     cache_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="folder of compiled programs and costs")
     ] = None,
@@ -44,8 +44,6 @@ def profile(
     Costs hold for one device, number format and set of delta shapes: give the tasks that the engine will serve.
     Without any, the standard shapes are measured, which a server with an empty repository makes room for.
     """
-    if dtype not in DTYPES:
-        raise typer.BadParameter(f"--dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task
     from jpets.app.standard import standard_tasks
@@ -62,7 +60,7 @@ def profile(
         found = [read_task(file, config=loaded.config, backbone=loaded.fingerprint) for file in tasks or ()]
         _check_ids(found)
         reserve = [] if found else standard_tasks(loaded)
-        settings = EngineSettings(dtype=cast(DType, dtype), background_compile=False)
+        settings = EngineSettings(dtype=dtype, background_compile=False)
         engine = Engine(loaded, found, settings, reserve=reserve, cache_dir=cache_dir)
     programs = measured(engine, repeats)
     found_profile = profiled(engine, max_tokens, repeats)
