@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
 from checkpoints.catalog import CHANGES, LAYOUTS, USES, VERSIONS
+from checkpoints.dialects import fingerprint_in, insert
 from checkpoints.versions import served_versions
 
 NOTHING = 0.01
@@ -35,7 +35,7 @@ def index_tasks(connection: sa.Connection, tenant: str, maker: str, id: str | No
     chosen = (versions if id is None else versions.where(VERSIONS.c.id == id)).subquery()
     version = sa.func.coalesce(chosen.c.served, chosen.c.newest)
     queries = sa.func.coalesce(USES.c.queries, 0.0)
-    backbone = sa.func.json_extract(VERSIONS.c.metadata, "$.backbone.fingerprint")
+    backbone = fingerprint_in(VERSIONS.c.metadata)
     rows = (
         sa.select(VERSIONS.c.id, VERSIONS.c.version, VERSIONS.c.digest, backbone, LAYOUTS.c.layout, queries)
         .select_from(chosen)
@@ -67,7 +67,7 @@ def keep_layouts(connection: sa.Connection, maker: str, layouts: Mapping[str, st
     """``layouts`` by digest."""
     rows = [{"digest": digest, "maker": maker, "layout": layout} for digest, layout in layouts.items()]
     if rows:
-        new = insert(LAYOUTS)
+        new = insert(connection, LAYOUTS)
         update = {"layout": new.excluded.layout}
         connection.execute(new.on_conflict_do_update(index_elements=["digest", "maker"], set_=update), rows)
 
@@ -75,7 +75,7 @@ def keep_layouts(connection: sa.Connection, maker: str, layouts: Mapping[str, st
 def add_uses(connection: sa.Connection, tenant: str, queries: Mapping[str, float]) -> None:
     rows = [{"tenant": tenant, "id": id, "queries": count} for id, count in queries.items()]
     if rows:
-        new = insert(USES)
+        new = insert(connection, USES)
         update = {"queries": USES.c.queries + new.excluded.queries}
         connection.execute(new.on_conflict_do_update(index_elements=["tenant", "id"], set_=update), rows)
 

@@ -3,6 +3,8 @@
     catalog.sqlite               what there is
     blobs/<sha256>.safetensors   the files
 
+Either may lie elsewhere, so that machines share it: the catalogue in PostgreSQL, the blobs in whatever fsspec reaches.
+
 An upload writes its blob durably before its row commits. Blobs are removed under the catalogue's write lock, and an
 upload looks again, under the same lock, whether its blob is still there; so no row ever names a missing blob.
 """
@@ -17,12 +19,13 @@ from pathlib import Path
 
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
 from checkpoints.blobs import Blobs, LocalBlobs, digest_of
 from checkpoints.catalog import BACKBONES, LAYOUTS, VERSIONS, Catalog
+from checkpoints.dialects import insert
 from checkpoints.ids import LATEST, check_alias, check_id
 from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts
+from checkpoints.remote_blobs import open_blobs
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
 from checkpoints.versions import ACTIVE, UPLOADED, StoredTask, TaskRows, list_tasks
@@ -43,7 +46,7 @@ def check_structure(data: bytes | memoryview, id: str) -> Task:
 
 
 class Repository:
-    """Thread-safe, and safe across processes on one machine.
+    """Thread-safe, and safe across processes: those of one machine, or of several where they share both parts.
 
     The served version of a task, also called ``latest``, is the newest *active* one. ``put`` activates unless told not
     to; ``rollback`` withdraws what is newer than its target.
@@ -56,15 +59,43 @@ class Repository:
         validator: Validator = check_structure,
         keep_versions: int = 5,
         blobs: Blobs | None = None,
+        catalog: Catalog | None = None,
     ) -> None:
+        """``blobs`` and ``catalog``: those that lie elsewhere; by default they are in ``folder``."""
         if keep_versions < 1:
             raise ValueError(f"keep_versions must be at least 1, got {keep_versions}")
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._blobs = blobs or LocalBlobs(self.folder / "blobs")
-        self._catalog = Catalog(self.folder / "catalog.sqlite")
+        self._catalog = catalog or Catalog(self.folder / "catalog.sqlite")
         self._validator = validator
         self._keep = keep_versions
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path | str,
+        *,
+        catalogue: str | None = None,
+        blobs: str | None = None,
+        cache: Path | None = None,
+        validator: Validator = check_structure,
+        keep_versions: int = 5,
+    ) -> Repository:
+        """A repository whose parts may lie elsewhere than in ``folder``, for other machines to share.
+
+        ``catalogue``: a URL of SQLAlchemy's (SQLite, PostgreSQL). ``blobs``: a URL of fsspec's; it belongs to this one
+        catalogue, for ``collect`` removes what that does not name. ``cache``: the folder for copies of blobs that lie
+        elsewhere, by default in ``folder``. Raises ``InvalidInput`` for a URL that cannot be.
+        """
+        place = Path(folder)
+        return cls(
+            place,
+            validator=validator,
+            keep_versions=keep_versions,
+            blobs=None if blobs is None else open_blobs(blobs, cache or place / "cache"),
+            catalog=None if catalogue is None else Catalog(catalogue),
+        )
 
     def put(
         self,
@@ -168,7 +199,7 @@ class Repository:
     def keep_backbone(self, name: str) -> None:
         """Counts a backbone among those to be served, if it is not there yet."""
         with self._catalog.write() as connection:
-            connection.execute(insert(BACKBONES).values(name=name).on_conflict_do_nothing())
+            connection.execute(insert(connection, BACKBONES).values(name=name).on_conflict_do_nothing())
 
     def forget_backbone(self, name: str) -> None:
         with self._catalog.write() as connection:

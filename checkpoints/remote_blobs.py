@@ -1,0 +1,154 @@
+"""Blobs in whatever fsspec reaches, with copies of them in a local folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from checkpoints.blobs import DIGEST, SUFFIX, Blobs, LocalBlobs, digest_of
+from jpets.errors import InvalidInput, InvalidTask, JpetsError, NotFound, Saturated
+from jpets.files import TEMPORARY, space_errors, sweep
+
+COPY_SECONDS = 30 * 24 * 3600.0
+"""Copies that were not read for so long are removed."""
+
+
+def open_blobs(url: str, cache: Path) -> Blobs:
+    """The blobs at a URL; those of a local folder need no copies in ``cache``. Raises ``InvalidInput``, whose message
+    does not show the URL: it may hold a password."""
+    try:
+        system, root = fsspec.url_to_fs(url, use_listings_cache=False)  # others write there too
+    except (ImportError, ValueError) as error:
+        raise InvalidInput(f"there are no task files by that URL: {error}") from error
+    if isinstance(system, LocalFileSystem):
+        return LocalBlobs(Path(root))
+    return RemoteBlobs(system, root, cache)
+
+
+class RemoteBlobs:
+    """Blobs as files ``<sha256>.safetensors`` below one path. Each is fetched once and kept in the folder ``cache``.
+
+    What cannot be reached is ``Saturated``: it may be there again soon.
+    """
+
+    def __init__(self, system: fsspec.AbstractFileSystem, root: str, cache: Path) -> None:
+        self._system = system
+        self._root = root.rstrip("/")
+        self._cache_folder = cache
+        self._cache = LocalBlobs(cache)
+        self._renames = type(system).mv is not fsspec.AbstractFileSystem.mv
+        """Whether a move is more than a copy. Where it is not, as in object stores, a file appears when it is whole."""
+        with _reached():
+            system.makedirs(self._root, exist_ok=True)
+        self._sweep_copies()
+
+    def put(self, data: bytes | memoryview) -> str:
+        digest = digest_of(data)
+        path = self._path(digest)
+        with _reached():
+            if self._size(path) != len(data):
+                self._write(path, bytes(data))
+        self._keep(data)
+        return digest
+
+    def read(self, digest: str) -> bytes:
+        """Raises ``NotFound``, and ``InvalidTask`` where what is stored is not what the digest says."""
+        path = self._path(digest)
+        with contextlib.suppress(NotFound):
+            found = self._cache.read(digest)
+            with contextlib.suppress(OSError):  # removed by another process since
+                os.utime(self._cache.path(digest))
+            return found
+        try:
+            with _reached():
+                found = self._system.cat_file(path)
+        except FileNotFoundError as error:
+            raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
+        if digest_of(found) != digest:
+            raise InvalidTask(f"blob {digest[:12]} was damaged where it is stored; restore it there")
+        self._keep(found)
+        return found
+
+    def exists(self, digest: str) -> bool:
+        with _reached():
+            return self._size(self._path(digest)) is not None
+
+    def delete(self, digest: str) -> None:
+        self._cache.delete(digest)
+        with _reached(), contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._path(digest))
+
+    def list(self) -> Iterator[str]:
+        names = (name.removesuffix(SUFFIX) for name in self._names() if name.endswith(SUFFIX))
+        return (name for name in names if DIGEST.fullmatch(name))
+
+    def sweep(self, age: float) -> int:
+        """Copies that nobody reads are removed too, but not counted: they were no interrupted writer's."""
+        self._sweep_copies()
+        limit, removed = time.time() - age, 0
+        for name in self._names():
+            if name.startswith(TEMPORARY):
+                path = f"{self._root}/{name}"
+                with _reached(), contextlib.suppress(FileNotFoundError):
+                    if self._system.modified(path).timestamp() < limit:
+                        self._system.rm_file(path)
+                        removed += 1
+        return removed
+
+    def _path(self, digest: str) -> str:
+        return f"{self._root}/{self._cache.path(digest).name}"
+
+    def _size(self, path: str) -> int | None:
+        """Asked anew each time; another machine may have removed the file."""
+        try:
+            size: int | None = self._system.info(path)["size"]
+        except FileNotFoundError:
+            return None
+        return size
+
+    def _write(self, path: str, data: bytes) -> None:
+        if not self._renames:
+            self._system.pipe_file(path, data)
+            return
+        temporary = f"{self._root}/{TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            self._system.pipe_file(temporary, data)
+            self._system.mv(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._system.rm_file(temporary)
+            raise
+
+    def _names(self) -> Sequence[str]:
+        with _reached():
+            try:
+                paths = self._system.ls(self._root, detail=False)
+            except FileNotFoundError:  # an object store has no empty folders
+                return []
+        return [path.rpartition("/")[2] for path in paths]
+
+    def _keep(self, data: bytes | memoryview) -> None:
+        """Copies are kept while there is room for them."""
+        with contextlib.suppress(OSError, JpetsError):
+            self._cache.put(data)
+
+    def _sweep_copies(self) -> None:
+        sweep(self._cache_folder, "", COPY_SECONDS)
+
+
+@contextlib.contextmanager
+def _reached() -> Iterator[None]:
+    try:
+        with space_errors():
+            yield
+    except (JpetsError, FileNotFoundError):
+        raise
+    except OSError as error:
+        raise Saturated("the storage of task files cannot be reached, or refuses; try again") from error
