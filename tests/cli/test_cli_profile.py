@@ -8,7 +8,7 @@ import pytest
 from checkpoints.backbone import Backbone
 from checkpoints.task_file import read_task
 from jpets.config import EngineSettings
-from jpets.engine import engine as engine_module
+from jpets.engine import build
 from jpets.engine.costs import profile_measurement
 from jpets.engine.costs.profile_measurement import load_profile
 from jpets.engine.engine import Engine
@@ -27,7 +27,7 @@ def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, values in small.items():
         monkeypatch.setattr(profile_measurement, name, values)
-    monkeypatch.setattr(engine_module, "core_programs", lambda menu, light, heavy: [(menu[0], light)])
+    monkeypatch.setattr(build, "core_programs", lambda menu, light, heavy: [(menu[0], light)])
 
 
 def test_costs_and_the_cost_profile_are_what_the_next_engine_reads(
