@@ -130,7 +130,7 @@ def _checked(found: Sequence[Document]) -> str:
 
 
 def memory(found: Sequence[Document]) -> str:
-    labels = {"chunks": "chunks that are kept", "arena": "one arena a request", "executables": "XLA, by bucket"}
+    labels = {"chunks": "chunks that are kept", "arena": "one arena a request", "programs": "XLA, by bucket"}
     rows = [
         [labels[name], *(f"{own[key]:.1f}" for key in ("largest_mb", "mean_mb", "new_mb"))]
         for each in found
