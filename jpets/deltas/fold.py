@@ -1,7 +1,7 @@
 """Weight deltas at the pooler, folded into the task's head before it is loaded.
 
 The pooler runs on one vector a row, once; a task that changes its weight gets it as the first layer of a two-layer head
-instead of code of its own inside the executable.
+instead of code of its own inside the program.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Data goes three ways through it. A task file's tensors are checked against ``tensors``. ``lower`` turns a delta into
 *contributions*, the arrays of one bank slot for one or more classes (a sparse difference gives one to ``diff`` and one
-to ``bias``). Inside an executable ``Sites`` calls the hooks of every class in the batch in the order of the unified
+to ``bias``). Inside a program ``Sites`` calls the hooks of every class in the batch in the order of the unified
 representation: ``inputs``, ``weight``, ``total``, then the bias, then ``scale`` and ``after``. What a row has once acts
 elsewhere: ``embed`` before the first layer, ``context`` in each layer's attention.
 
@@ -127,7 +127,7 @@ class TensorSpec:
 
 
 class Place(NamedTuple):
-    """A linear site inside an executable."""
+    """A linear site inside a program."""
 
     layer: int
     site: str
@@ -158,7 +158,7 @@ NO_LEAD = Lead()
 
 
 class Bound(Protocol):
-    """A class inside an executable: its key, its bank's arrays [slots, layers, ...] and where its rows stand."""
+    """A class inside a program: its key, its bank's arrays [slots, layers, ...] and where its rows stand."""
 
     @property
     def key(self) -> ClassKey: ...

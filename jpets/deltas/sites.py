@@ -1,4 +1,4 @@
-"""The unified representation inside an executable: what the model calls wherever a delta may act (PetS section 3.1).
+"""The unified representation inside a program: what the model calls wherever a delta may act (PetS section 3.1).
 
 ``Sites`` runs the steps in their fixed order over all rows of any mixture of tasks: weight, sums, bias, scale, adapter,
 norm. It exists only while a program is traced.

@@ -1,1 +1,1 @@
-"""Batch assembly, buckets, executables, the host loop and the engine."""
+"""Batch assembly, buckets, programs, the host loop and the engine."""

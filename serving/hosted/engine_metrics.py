@@ -17,7 +17,7 @@ Counted = Counter[tuple[str, tuple[tuple[str, str], ...]]]
 """Values of counters, by name and labels."""
 COUNTERS: Sequence[tuple[str, str, Callable[[DeviceReport], float]]] = (
     ("batches", "Device batches", lambda d: d.batches),
-    ("fallbacks", "Batches for which a better executable was still missing", lambda d: d.fallbacks),
+    ("fallbacks", "Batches for which a better program was still missing", lambda d: d.fallbacks),
     ("real_tokens", "Tokens of queries", lambda d: d.real_tokens),
     ("computed_tokens", "Tokens computed, padding included", lambda d: d.computed_tokens),
     ("request_path_compiles", "Compilations that queries had to wait for", lambda d: d.request_path_compiles),

@@ -147,7 +147,7 @@ async def live(here: Here) -> FastJSONResponse:
 
 @router.get("/health/ready", response_model=Ready, responses={503: {"model": Ready}}, summary="Can it take queries?")
 async def ready(here: Here) -> FastJSONResponse:
-    """503 until the executables are compiled and the repository's tasks are loaded, and again while it drains."""
+    """503 until the programs are compiled and the repository's tasks are loaded, and again while it drains."""
     able = here.service.ready
     return FastJSONResponse({"ready": able}, 200 if able else 503)
 
