@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 import time
@@ -16,6 +15,8 @@ from sortedcontainers import SortedList
 
 from jpets.engine.batch.rows import Row
 from jpets.engine.queue.backlog import Backlogs
+from jpets.engine.queue.cold import ColdBacklogs
+from jpets.engine.queue.making_room import dispensable
 from jpets.engine.tasks.entries import Entry, Resident
 from jpets.errors import SHUTTING_DOWN, Saturated
 from jpets.types import Query, Result
@@ -76,9 +77,7 @@ class PendingQueue:
         self._limit = limit
         self._left = left
         self._waiting: dict[int, Pending] = {}
-        self._ready, self._cold = Backlogs(), Backlogs()
-        self._absent: dict[Entry, dict[int, Pending]] = {}
-        """The cold queries of each task."""
+        self._ready, self._cold = Backlogs(), ColdBacklogs()
         self._deadlines: SortedList = SortedList()
         """(deadline, number) of those that have one."""
         self.changed = threading.Condition()
@@ -110,11 +109,10 @@ class PendingQueue:
             if self.closed:
                 raise Saturated(SHUTTING_DOWN)
             excess = len(self._waiting) + len(items) - self._limit
-            pushed = self._remove(self._dispensable(items[0].party, len(items), excess)) if excess > 0 else []
+            pushed = self._make_room(items[0].party, len(items), excess) if excess > 0 else []
             for pending in items:
                 self._waiting[pending.number] = pending
-                if pending.absent is not None:
-                    self._absent.setdefault(pending.absent, {})[pending.number] = pending
+                if pending.cold:
                     self._cold.add(pending)
                 else:
                     self._become_ready(pending)
@@ -134,19 +132,12 @@ class PendingQueue:
         """Up to ``count`` tasks that cold queries wait for, but those of ``apart``, the most urgent first, and since
         when the most urgent of their queries has waited."""
         with self.changed:
-            found: dict[Entry, float] = {}
-            for pending in self._cold.ordered():
-                assert pending.absent is not None
-                if pending.absent not in found and pending.absent not in apart:
-                    found[pending.absent] = pending.arrived
-                    if len(found) == count:
-                        break
-            return found
+            return self._cold.absent(count, apart)
 
     def waiting_for(self, entry: Entry) -> list[Pending]:
         """The cold queries of a task."""
         with self.changed:
-            return list(self._absent.get(entry, {}).values())
+            return self._cold.waiting_for(entry)
 
     def warm(self, rows: Sequence[tuple[Pending, Row]], resident: Resident) -> list[Pending]:
         """These cold queries of a task that has come could run now, with rows of their own; returns those of them that
@@ -155,7 +146,7 @@ class PendingQueue:
             moved = [(pending, row) for pending, row in rows if pending.number in self._waiting]
             for pending, row in moved:
                 self._cold.charge(pending.party, pending.tokens)
-                self._leave(pending)
+                self._cold.remove(pending)
                 pending.row, pending.resident, pending.absent, pending.query = row, resident, None, None
                 self._become_ready(pending)
             self.arrivals += 1
@@ -211,58 +202,32 @@ class PendingQueue:
         with self.changed:
             self.closed = True
             left = list(self._waiting.values())
-            for kept in (self._waiting, self._ready, self._cold, self._absent, self._deadlines):
+            for kept in (self._waiting, self._ready, self._cold, self._deadlines):
                 kept.clear()
             self.changed.notify_all()
             return left
 
-    def _dispensable(self, party: tuple[int, str], coming: int, excess: int) -> list[Pending]:
-        """Pushes out ``excess`` queries of the tenant with the longest queue, while it is longer than that of the party
-        that comes; of equal ones, the lower priority's."""
-        waiting = self._ready.counts(party[0]) + self._cold.counts(party[0])
-        counts = [(-count, priority, tenant) for (priority, tenant), count in waiting.items()]
-        own = coming + waiting[party]
-        heapq.heapify(counts)
-        taken: Counter[tuple[int, str]] = Counter()
-        for _ in range(excess):
-            if not counts or -counts[0][0] <= own:
-                raise Saturated(
-                    f"{len(self._waiting)} queries are waiting and the limit is {self._limit}; try again in a second"
-                )
-            count, priority, tenant = counts[0]
-            taken[priority, tenant] += 1
-            heapq.heapreplace(counts, (count + 1, priority, tenant))
-        return [pending for other, count in taken.items() for pending in self._least_urgent(other, count)]
-
-    def _least_urgent(self, party: tuple[int, str], count: int) -> list[Pending]:
-        """Cold ones first: they would wait longest."""
-        cold = self._cold.least_urgent(party, count)
-        return cold + self._ready.least_urgent(party, count - len(cold))
+    def _make_room(self, party: tuple[int, str], coming: int, excess: int) -> list[Pending]:
+        """Takes ``excess`` queries of other parties out. Raises ``Saturated``."""
+        chosen = dispensable(self._ready, self._cold, party, coming, excess)
+        if chosen is None:
+            raise Saturated(
+                f"{len(self._waiting)} queries are waiting and the limit is {self._limit}; try again in a second"
+            )
+        return self._remove(chosen)
 
     def _remove(self, items: list[Pending]) -> list[Pending]:
         for pending in items:
             del self._waiting[pending.number]
             if pending.deadline is not None:
                 self._deadlines.remove((pending.deadline, pending.number))
-            self._leave(pending)
+            (self._cold if pending.cold else self._ready).remove(pending)
         return items
 
     def _become_ready(self, pending: Pending) -> None:
         if not self._ready:
             self.ready_since = time.monotonic()
         self._ready.add(pending)
-
-    def _side(self, pending: Pending) -> Backlogs:
-        return self._cold if pending.cold else self._ready
-
-    def _leave(self, pending: Pending) -> None:
-        """Takes a query out of its order."""
-        self._side(pending).remove(pending)
-        if pending.absent is not None:
-            own = self._absent[pending.absent]
-            del own[pending.number]
-            if not own:
-                del self._absent[pending.absent]
 
     def _done(self, number: int, future: Future[Result]) -> None:
         if not future.cancelled():

@@ -1,0 +1,53 @@
+"""Queries that wait for their tasks to come to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+from jpets.engine.queue.backlog import Backlogs
+from jpets.engine.tasks.entries import Entry
+
+if TYPE_CHECKING:
+    from jpets.engine.queue.pending import Pending
+
+
+class ColdBacklogs(Backlogs):
+    """Backlogs whose queries are found by their absent tasks too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_task: dict[Entry, dict[int, Pending]] = {}
+
+    def add(self, pending: Pending) -> None:
+        assert pending.absent is not None
+        super().add(pending)
+        self._by_task.setdefault(pending.absent, {})[pending.number] = pending
+
+    def remove(self, pending: Pending) -> None:
+        assert pending.absent is not None
+        super().remove(pending)
+        own = self._by_task[pending.absent]
+        del own[pending.number]
+        if not own:
+            del self._by_task[pending.absent]
+
+    def absent(self, count: int, apart: Container[Entry]) -> dict[Entry, float]:
+        """Up to ``count`` tasks, but those of ``apart``, the most urgent first, and since when the most urgent of their
+        queries has waited."""
+        found: dict[Entry, float] = {}
+        for pending in self.ordered():
+            assert pending.absent is not None
+            if pending.absent not in found and pending.absent not in apart:
+                found[pending.absent] = pending.arrived
+                if len(found) == count:
+                    break
+        return found
+
+    def waiting_for(self, entry: Entry) -> list[Pending]:
+        """The queries of a task."""
+        return list(self._by_task.get(entry, {}).values())
+
+    def clear(self) -> None:
+        super().clear()
+        self._by_task.clear()

@@ -1,0 +1,38 @@
+"""Which queries a full queue gives up for a tenant that has little waiting."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from jpets.engine.queue.backlog import Backlogs
+
+if TYPE_CHECKING:
+    from jpets.engine.queue.pending import Pending
+
+
+def dispensable(
+    ready: Backlogs, cold: Backlogs, party: tuple[int, str], coming: int, excess: int
+) -> list[Pending] | None:
+    """``excess`` queries, the least urgent of the parties with the longest queues, while these are longer than that of
+    ``party``, with what is ``coming``; of equal ones, the lower priority's. None where there are not so many.
+    """
+    waiting = ready.counts(party[0]) + cold.counts(party[0])
+    counts = [(-count, priority, tenant) for (priority, tenant), count in waiting.items()]
+    own = coming + waiting[party]
+    heapq.heapify(counts)
+    taken: Counter[tuple[int, str]] = Counter()
+    for _ in range(excess):
+        if not counts or -counts[0][0] <= own:
+            return None
+        count, priority, tenant = counts[0]
+        taken[priority, tenant] += 1
+        heapq.heapreplace(counts, (count + 1, priority, tenant))
+    return [pending for other, count in taken.items() for pending in _least_urgent(ready, cold, other, count)]
+
+
+def _least_urgent(ready: Backlogs, cold: Backlogs, party: tuple[int, str], count: int) -> list[Pending]:
+    """Cold ones first: they would wait longest."""
+    chosen = cold.least_urgent(party, count)
+    return chosen + ready.least_urgent(party, count - len(chosen))
