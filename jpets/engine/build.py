@@ -32,7 +32,7 @@ from jpets.engine.programs.program import Family, ProgramKey
 from jpets.engine.programs.store import ProgramStore
 from jpets.engine.queue.answers import Answers
 from jpets.engine.queue.intake import Intake
-from jpets.engine.queue.pending import PendingQueue
+from jpets.engine.queue.pending_queue import PendingQueue
 from jpets.engine.queue.response_cache import ResponseCache
 from jpets.engine.queue.submitting import Submissions
 from jpets.engine.residency.adding import TaskAdder

@@ -11,7 +11,8 @@ from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.planner import Planner
 from jpets.engine.programs.network import Outputs
 from jpets.engine.queue.answers import Answers
-from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.engine.queue.pending import Pending
+from jpets.engine.queue.pending_queue import PendingQueue
 from jpets.engine.results.results import failure, worded
 from jpets.engine.results.stats import BatchRecord, Stats
 from jpets.engine.workloads.workload import Again, Place, Workload

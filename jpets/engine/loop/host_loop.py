@@ -25,7 +25,8 @@ from jpets.engine.loop.trigger import Trigger
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.planner import Planner
 from jpets.engine.queue.answers import LATE, Answers
-from jpets.engine.queue.pending import WINDOW, Pending, PendingQueue
+from jpets.engine.queue.pending import Pending
+from jpets.engine.queue.pending_queue import WINDOW, PendingQueue
 from jpets.engine.results.stats import Stats
 from jpets.engine.workloads.workload import Workload
 from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, Saturated

@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedDict, SortedList
 
+from jpets.engine.queue.pending import Pending
 from jpets.scheduling.order.order import due, interleave, starting_time
-
-if TYPE_CHECKING:
-    from jpets.engine.queue.pending import Pending
 
 
 class Backlog:

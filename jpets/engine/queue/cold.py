@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING
 
 from jpets.engine.queue.backlog import Backlogs
+from jpets.engine.queue.pending import Pending
 from jpets.engine.tasks.entries import Entry
-
-if TYPE_CHECKING:
-    from jpets.engine.queue.pending import Pending
 
 
 class ColdBacklogs(Backlogs):

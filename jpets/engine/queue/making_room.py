@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from jpets.engine.queue.backlog import Backlogs
-
-if TYPE_CHECKING:
-    from jpets.engine.queue.pending import Pending
+from jpets.engine.queue.pending import Pending
 
 
 def dispensable(
     ready: Backlogs, cold: Backlogs, party: tuple[int, str], coming: int, excess: int
 ) -> list[Pending] | None:
-    """``excess`` queries, the least urgent of the parties with the longest queues, while these are longer than that of
-    ``party``, with what is ``coming``; of equal ones, the lower priority's. None where there are not so many.
-    """
+    """``excess`` queries of the tenants with the longest queues, the least urgent first, while these are longer than
+    that of ``party`` with what is ``coming``; of equal ones, the lower priority's. None where there are not so many."""
     waiting = ready.counts(party[0]) + cold.counts(party[0])
     counts = [(-count, priority, tenant) for (priority, tenant), count in waiting.items()]
     own = coming + waiting[party]

@@ -9,7 +9,8 @@ from functools import partial
 
 from jpets.engine.queue.answers import Answers
 from jpets.engine.queue.intake import Intake
-from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.engine.queue.pending import Pending
+from jpets.engine.queue.pending_queue import PendingQueue
 from jpets.engine.queue.response_cache import ResponseCache, response_key
 from jpets.engine.results.results import worded
 from jpets.errors import Saturated

@@ -10,7 +10,8 @@ from concurrent.futures import Future
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.queue.answers import Answers
-from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.engine.queue.pending import Pending
+from jpets.engine.queue.pending_queue import PendingQueue
 from jpets.engine.residency.fetching import Coming
 from jpets.engine.residency.writing import SlotWriter
 from jpets.engine.results.results import as_refusal

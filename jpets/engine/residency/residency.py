@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.queue.answers import LATE, Answers
-from jpets.engine.queue.pending import WINDOW, PendingQueue
+from jpets.engine.queue.pending_queue import WINDOW, PendingQueue
 from jpets.engine.residency.delivering import Delivery
 from jpets.engine.residency.fetching import Coming, Fetcher
 from jpets.engine.residency.warming import Warming

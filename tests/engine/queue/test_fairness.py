@@ -12,7 +12,8 @@ import pytest
 from jpets.config import EngineSettings
 from jpets.engine.batch.bucket import bucket_menu
 from jpets.engine.batch.rows import Row
-from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.engine.queue.pending import Pending
+from jpets.engine.queue.pending_queue import PendingQueue
 from jpets.scheduling.costs.shape import Shape
 from jpets.scheduling.order.fairness import fair_batch, fill
 from jpets.scheduling.policies import ready

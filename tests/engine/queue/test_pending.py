@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jpets.engine.batch.rows import Row
-from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.engine.queue.pending import Pending
+from jpets.engine.queue.pending_queue import PendingQueue
 from jpets.engine.tasks.entries import Entry
 from jpets.errors import Saturated
 from jpets.scheduling.order.order import due

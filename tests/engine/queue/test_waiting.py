@@ -15,7 +15,8 @@ from jpets.engine.engine import Engine
 from jpets.engine.planning import flood as flooding
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.planner import Planner
-from jpets.engine.queue.pending import WINDOW, Pending
+from jpets.engine.queue.pending import Pending
+from jpets.engine.queue.pending_queue import WINDOW
 from jpets.errors import DeadlineExceeded, EngineFailure, Saturated
 from jpets.scheduling.policies import ready
 from jpets.types import Query
