@@ -22,7 +22,7 @@ class Options(EngineOptions, ServerOptions, frozen=True):
 
 
 def read_options(given: Mapping[str, Any], config: Path | None = None) -> Options:
-    """``option_sources.read_sources``, without the places that options came from."""
+    """``sources.read_sources``, without the places that options came from."""
     from serving.options.sources import read_sources
 
     return read_sources(given, config).options

@@ -67,16 +67,16 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     kind, option = field.annotation, option_of(name)
     if isinstance(kind, types.UnionType):  # with None
         kind = get_args(kind)[0]
-    about = field.description or ""
+    about, metavar = field.description or "", None
     if get_origin(kind) is Literal:
         about += f": {', '.join(get_args(kind)[:-1])} or {get_args(kind)[-1]}"
         kind = str
-    elif get_origin(kind) is Mapping:
-        kind = list[str]
+    elif get_origin(kind) in (list, Mapping):
+        kind, metavar = list[str], "<str>..."  # Typer's own would cut options' names short
     if kind is bool:
         option += f"/--no-{option[2:]}" * bool(field.default)
     elif field.default not in (None, [], {}):
         shown = f"{field.default:g}" if isinstance(field.default, float) else field.default
         about += f" (default {shown})"
     shape: Any = kind
-    return _keyword(name, Annotated[shape | None, typer.Option(option, help=about)])
+    return _keyword(name, Annotated[shape | None, typer.Option(option, help=about, metavar=metavar)])
