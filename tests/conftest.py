@@ -22,6 +22,8 @@ from jaxtyping import install_import_hook
 from jpets.xla_flags import set_xla_flags
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from jpets.engine.device.replica import Replica
     from jpets.engine.programs.program import Program
 
@@ -102,6 +104,24 @@ def all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from jpets.engine.planning.planner import Planner  # after the import hook
 
     monkeypatch.setattr(Planner, "next_batch", lambda planner, waiting, **_: planner.place(waiting))
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[sa.URL]:
+    """A server, or else the test is skipped."""
+    from postgresql import running_postgresql
+
+    with running_postgresql() as url:
+        yield url
+
+
+@pytest.fixture
+def schema(postgresql: sa.URL) -> Iterator[str]:
+    """The URL of an empty schema of PostgreSQL."""
+    from postgresql import fresh_schema
+
+    with fresh_schema(postgresql, "of_a_test") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

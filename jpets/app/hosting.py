@@ -32,7 +32,7 @@ from jpets.engine.device.memory import GIGABYTE, device_limit
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.interface import Serves
-from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, one_line
+from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, Saturated, one_line
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, temporary_sibling
 from jpets.scratch import scratch_folder
 from jpets.training.methods import check_continued, check_settings, direct_recipe, is_direct
@@ -227,16 +227,32 @@ def default_backbone(options: Options) -> Backbone:
 @contextlib.contextmanager
 def opened_repository(options: Options, backbone: Backbone) -> Iterator[Repository]:
     with contextlib.ExitStack() as stack:
-        folder = options.repository
+        folder, catalogue, blobs = options.repository, options.catalogue, options.blobs
         if folder is None:
+            if (catalogue is None) != (blobs is None):
+                raise InvalidInput("--repository, --catalogue, --blobs: give two of them, or --repository alone")
             folder = stack.enter_context(scratch_folder())
-            log.warning("tasks are gone when the server ends; give --repository DIR to keep them")
-        try:
-            repository = Repository(folder, validator=validator_of(backbone))
-        except (OSError, SQLAlchemyError) as error:
-            raise OSError(f"--repository cannot be opened: {one_line(error)}") from error
+            lost = "tasks" if catalogue is None else "jobs"
+            log.warning(f"{lost} are gone when the server ends; give --repository DIR to keep them")
+        cache = options.cache_dir and options.cache_dir / "blobs"
+        repository = _opened(options, partial(Repository.open, folder, cache=cache, validator=validator_of(backbone)))
         stack.callback(repository.close)
         yield repository
+
+
+def _opened(options: Options, open_it: Callable[..., Repository]) -> Repository:
+    """Raises ``InvalidInput``, ``OSError`` and others that name the option which is in the way."""
+    catalogue, blobs = options.catalogue, options.blobs
+    named = " or ".join([f"--{name}" for name in ("catalogue", "blobs") if getattr(options, name)] or ["--repository"])
+    try:
+        return open_it(catalogue=catalogue, blobs=blobs)
+    except (OSError, SQLAlchemyError) as error:
+        raise OSError(f"{named} cannot be opened: {one_line(error)}") from error
+    except JpetsError as error:
+        if catalogue is None and blobs is None:
+            raise
+        why = error.__cause__ if isinstance(error, Saturated) and isinstance(error.__cause__, Exception) else None
+        raise type(error)(f"{named}: {error}" + (f" ({one_line(why)})" if why else "")) from error
 
 
 def validator_of(backbone: Backbone) -> Any:

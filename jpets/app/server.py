@@ -57,7 +57,8 @@ def run(options: Options) -> None:
     try:
         _serve(options)
     except SQLAlchemyError as error:
-        raise OSError(f"--repository cannot be used: {one_line(error)}") from error
+        used = "--catalogue" if options.catalogue else "--repository"
+        raise OSError(f"{used} cannot be used: {one_line(error)}") from error
 
 
 def _serve(options: Options) -> None:

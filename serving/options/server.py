@@ -29,6 +29,12 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
         None, description="folder whose backbones may be loaded while it runs, by PUT /v1/backbones/NAME"
     )
     repository: Path | None = Field(None, description="folder of the tasks; a temporary one by default")
+    catalogue: str | None = Field(
+        None, repr=False, description="URL of the database of tasks, SQLite's or PostgreSQL's, if not in the repository"
+    )
+    blobs: str | None = Field(
+        None, repr=False, description="URL of the storage of task files, as fsspec takes it, if not in the repository"
+    )
     demo: bool = Field(False, description="the packaged MiniLM and the demo tasks")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on, 0 for any")

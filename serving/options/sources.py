@@ -31,6 +31,8 @@ SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S*")
 """Kubernetes tells every pod of the services in its namespace: one named ``jpets`` makes JPETS_PORT=tcp://IP:PORT,
 JPETS_SERVICE_HOST and others, one named ``jpets-x`` JPETS_X_PORT and others."""
 LONGEST_SHOWN = 80
+PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@\s]*@")
+"""What no message about a URL shows."""
 
 
 class Given(NamedTuple):
@@ -180,5 +182,5 @@ def _problems(error: ValidationError, origins: Mapping[str, str]) -> Iterable[st
             yield message
             continue
         name = str(each["loc"][0])
-        shown = repr(each["input"])
+        shown = PASSWORD.sub(r"\1***@", repr(each["input"]))
         yield f"{origins.get(name, option_of(name))}: {message}, found {shown[:LONGEST_SHOWN]}"

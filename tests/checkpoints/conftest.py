@@ -174,8 +174,10 @@ def files(make_task: Callable[..., Task]) -> list[bytes]:
     return [task_to_bytes(make_task("lora", seed=seed)) for seed in range(6)]
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Iterator[Repository]:
-    opened = Repository(tmp_path / "repository")
+@pytest.fixture(params=["sqlite", "postgresql"])
+def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repository]:
+    """In a folder; its catalogue there too, or in PostgreSQL."""
+    catalogue = request.getfixturevalue("schema") if request.param == "postgresql" else None
+    opened = Repository.open(tmp_path / "repository", catalogue=catalogue)
     yield opened
     opened.close()
