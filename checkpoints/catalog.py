@@ -9,7 +9,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from checkpoints.dialects import Name, catalogue_url, dialect_of
+from checkpoints.dialects import Name, catalogue_url, dialect_of, make_engine
 from jpets.errors import Saturated
 
 BUSY_SECONDS = 30
@@ -89,7 +89,7 @@ class Catalog:
         self._writer = threading.Lock()  # threads queue here in turn; the database's own lock may be unfair
         url = sa.URL.create("sqlite", database=str(place)) if isinstance(place, Path) else catalogue_url(place)
         self._dialect = dialect_of(url, BUSY_SECONDS)
-        self._engine = self._dialect.engine(url)
+        self._engine = make_engine(self._dialect, url)
         sa.event.listen(self._engine, "begin", self._begin)
         with self.read() as connection:
             complete = self._is_complete(connection)

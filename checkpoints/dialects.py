@@ -171,6 +171,19 @@ def catalogue_url(text: str) -> sa.URL:
     return url
 
 
+def make_engine(dialect: Dialect, url: sa.URL) -> sa.Engine:
+    """Raises ``InvalidInput`` for a driver that cannot be."""
+    try:
+        engine = dialect.engine(url)
+    except (ImportError, sa.exc.ArgumentError) as error:
+        raise InvalidInput(
+            f"a catalogue in {url.get_backend_name()} needs its driver: {error}; see docs/operation.md"
+        ) from error
+    if engine.dialect.is_async:
+        raise InvalidInput(f"a catalogue takes a driver that is not asynchronous, found {url.drivername}")
+    return engine
+
+
 def dialect_of(url: sa.URL, patience: float) -> Dialect:
     return DIALECTS[url.get_backend_name()](patience)
 
@@ -187,8 +200,8 @@ class Name(sa.TypeDecorator[str]):
         return dialect.type_descriptor(sa.String(length, collation=collation))
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
-        """PostgreSQL takes no NUL. No name has one, so whatever has one is looked for in vain."""
-        return value.replace("\0", "\ufffd") if value is not None and dialect.name == "postgresql" else value
+        """PostgreSQL takes no NUL. No name has either, so whatever has one is looked for in vain."""
+        return value.replace("\0", "\1") if value is not None and dialect.name == "postgresql" else value
 
 
 class fingerprint_in(FunctionElement[str]):

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 import sqlalchemy as sa
@@ -44,7 +44,9 @@ def running_postgresql() -> Iterator[sa.URL]:
         as_user = ["-U", "jpets", "--auth=scram-sha-256", f"--pwfile={name}/password"]
         subprocess.run([initdb, *where, *as_user, "--no-sync", "-E", "UTF8", "--locale=C.UTF-8"], check=True, **how)
         quick = ["-c", "fsync=off", "-c", "listen_addresses=", "-c", "log_min_messages=log"]
-        with subprocess.Popen([postgres, *where, "-k", name, *quick], stderr=subprocess.PIPE, text=True, **how) as server:
+        with subprocess.Popen(
+            [postgres, *where, "-k", name, *quick], stderr=subprocess.PIPE, text=True, **how
+        ) as server:
             try:
                 assert server.stderr is not None
                 line = next((line for line in server.stderr if "ready to accept connections" in line), None)
@@ -60,7 +62,10 @@ def fresh_schema(server: sa.URL, name: str) -> Iterator[str]:
     """The URL of an empty schema, which goes with the block."""
     import psycopg
 
-    with psycopg.connect(server.render_as_string(hide_password=False), autocommit=True) as connection:
-        connection.execute(f'CREATE SCHEMA "{name}"')
-        yield server.update_query_dict({"options": f"-csearch_path={name}"}).render_as_string(hide_password=False)
-        connection.execute(f'DROP SCHEMA "{name}" CASCADE')
+    def execute(statement: LiteralString) -> None:
+        with psycopg.connect(server.render_as_string(hide_password=False), autocommit=True) as connection:
+            connection.execute(psycopg.sql.SQL(statement).format(psycopg.sql.Identifier(name)))
+
+    execute("CREATE SCHEMA {}")
+    yield server.update_query_dict({"options": f"-csearch_path={name}"}).render_as_string(hide_password=False)
+    execute("DROP SCHEMA {} CASCADE")

@@ -206,6 +206,7 @@ def test_list_is_paged(repository: Repository, files: list[bytes]) -> None:
         repository.list(limit=0)
 
 
+@pytest.mark.parametrize("repository", ["sqlite"], indirect=True)
 def test_reopened(repository: Repository, files: list[bytes], tmp_path: Path) -> None:
     stored = repository.put("sample", files[0])
     again = Repository(tmp_path / "repository")
@@ -246,6 +247,7 @@ def test_full_disk_changes_nothing(
     ("code", "error"),
     [(sqlite3.SQLITE_FULL, OutOfSpace), (sqlite3.SQLITE_BUSY, Saturated), (1, sa.exc.OperationalError)],
 )
+@pytest.mark.parametrize("repository", ["sqlite"], indirect=True)
 def test_catalogue_that_cannot_write(
     repository: Repository,
     files: list[bytes],
