@@ -1,0 +1,187 @@
+"""Blobs in what fsspec reaches: one copy of each on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from checkpoints.blobs import LocalBlobs, digest_of
+from checkpoints.remote_blobs import COPY_SECONDS, RemoteBlobs, open_blobs
+from checkpoints.repository import Repository
+from jpets.errors import InvalidInput, InvalidTask, NotFound, OutOfSpace, Saturated
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    root = f"/{uuid.uuid4().hex}/tasks"
+    yield f"memory:/{root}"
+    with contextlib.suppress(FileNotFoundError):
+        fsspec.filesystem("memory").rm(root, recursive=True)
+
+
+@pytest.fixture
+def blobs(url: str, tmp_path: Path) -> RemoteBlobs:
+    return remote(url, tmp_path / "cache")
+
+
+def remote(url: str, cache: Path) -> RemoteBlobs:
+    opened = open_blobs(url, cache)
+    assert isinstance(opened, RemoteBlobs)
+    return opened
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_put_read_delete(blobs: RemoteBlobs, tmp_path: Path) -> None:
+    digest = blobs.put(memoryview(b"one"))
+    assert digest == blobs.put(b"one") == digest_of(b"one")
+    assert blobs.read(digest) == b"one" and blobs.exists(digest)
+    assert list(blobs.list()) == [digest]
+    blobs.delete(digest)
+    blobs.delete(digest)
+    assert not blobs.exists(digest) and list(blobs.list()) == names(tmp_path / "cache") == []
+    with pytest.raises(NotFound, match="is not stored"):
+        blobs.read(digest)
+    for call in (blobs.read, blobs.exists, blobs.delete):
+        with pytest.raises(NotFound, match="64 hexadecimal digits"):
+            call("../" + "a" * 61)
+
+
+def test_a_blob_is_fetched_once(blobs: RemoteBlobs, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = blobs.put(b"one")
+    other, fetched = remote(url, tmp_path / "other"), []
+    fetch = MemoryFileSystem.cat_file
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *of, **how: fetched.append(of[1]) or fetch(*of, **how))
+    assert other.read(digest) == other.read(digest) == blobs.read(digest) == b"one"
+    assert len(fetched) == 1
+    assert names(tmp_path / "other") == [f"{digest}.safetensors"]
+    blobs.delete(digest)
+    assert not other.exists(digest), "only what is stored for all is there"
+
+
+def test_what_was_damaged_is_not_kept(blobs: RemoteBlobs, url: str, tmp_path: Path) -> None:
+    digest = blobs.put(b"whole")
+    with fsspec.open(f"{url}/{digest}.safetensors", "wb") as file:
+        file.write(b"wh")
+    other = remote(url, tmp_path / "other")
+    with pytest.raises(InvalidTask, match="damaged"):
+        other.read(digest)
+    assert names(tmp_path / "other") == []
+    other.put(b"whole")
+    assert remote(url, tmp_path / "third").read(digest) == b"whole"
+
+
+def test_copies_that_nobody_reads_go(blobs: RemoteBlobs, tmp_path: Path) -> None:
+    digests = [blobs.put(data) for data in (b"old", b"read", b"new")]
+    for digest in digests[:2]:
+        os.utime(tmp_path / "cache" / f"{digest}.safetensors", (time.time() - COPY_SECONDS - 60,) * 2)
+    blobs.read(digests[1])
+    assert blobs.sweep(0) == 0
+    assert names(tmp_path / "cache") == sorted(f"{digest}.safetensors" for digest in digests[1:])
+    assert blobs.read(digests[0]) == b"old"
+
+
+def test_copies_need_no_room(blobs: RemoteBlobs, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = remote(url, tmp_path / "other")
+
+    def full(*_: object) -> None:
+        raise OutOfSpace("full")
+
+    monkeypatch.setattr(LocalBlobs, "put", full)
+    digest = blobs.put(b"one")
+    assert other.read(digest) == other.read(digest) == b"one"
+
+
+@pytest.mark.parametrize("error", [PermissionError, TimeoutError])
+def test_a_storage_that_cannot_be_reached(
+    blobs: RemoteBlobs, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error("https://me:secret@host/path")
+
+    digest = digest_of(b"one")
+    for name in ("cat_file", "pipe_file", "info", "rm_file", "ls"):
+        monkeypatch.setattr(MemoryFileSystem, name, fail)
+    for call in (
+        lambda: blobs.read(digest),
+        lambda: blobs.put(b"one"),
+        lambda: blobs.exists(digest),
+        lambda: blobs.delete(digest),
+        lambda: list(blobs.list()),
+        lambda: blobs.sweep(0),
+    ):
+        with pytest.raises(Saturated, match="cannot be reached") as caught:
+            call()
+        assert "secret" not in str(caught.value)
+
+
+def test_where_files_can_be_moved_they_are_written_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = DirFileSystem(path=str(tmp_path), fs=fsspec.filesystem("file"))
+    blobs = RemoteBlobs(system, "tasks", tmp_path / "cache")
+    move, moved = DirFileSystem.mv, list[tuple[str, str]]()
+
+    def record(self: Any, source: str, target: str, **how: Any) -> None:
+        moved.append((source, target))
+        move(self, source, target, **how)
+
+    monkeypatch.setattr(DirFileSystem, "mv", record)
+    digest = blobs.put(b"one")
+    ((source, target),) = moved
+    assert source.startswith("tasks/.tmp-") and target == f"tasks/{digest}.safetensors"
+    assert names(tmp_path / "tasks") == [f"{digest}.safetensors"]
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(DirFileSystem, "mv", fail)
+    with pytest.raises(Saturated):
+        blobs.put(b"two")
+    assert names(tmp_path / "tasks") == [f"{digest}.safetensors"]
+    for name, age in ((".tmp-old", 100), (".tmp-new", 0)):
+        path = tmp_path / "tasks" / name
+        path.touch()
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
+    assert blobs.sweep(50) == 1
+    assert names(tmp_path / "tasks") == [".tmp-new", f"{digest}.safetensors"]
+
+
+@pytest.mark.parametrize("kind", ["file://", "local://", ""])
+def test_a_local_folder_needs_no_copies(kind: str, tmp_path: Path) -> None:
+    blobs = open_blobs(f"{kind}{tmp_path}/blobs", tmp_path / "cache")
+    assert isinstance(blobs, LocalBlobs)
+    assert blobs.path(blobs.put(b"one")).parent == tmp_path / "blobs"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_urls_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"there are no task files by that URL.*nosuch") as caught:
+        open_blobs("nosuch://me:secret@host/x", tmp_path)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_repository_of_several_machines(url: str, tmp_path: Path, files: list[bytes]) -> None:
+    first, second = (
+        Repository.open(tmp_path / name, catalogue=f"sqlite:///{tmp_path}/catalog.sqlite", blobs=url) for name in "ab"
+    )
+    stored = first.put("a", files[0])
+    assert second.read(second.get("a")) == files[0] and second.task(stored).id == "a"
+    assert names(tmp_path / "a") == names(tmp_path / "b") == ["cache"]
+    second.put("a", files[1])
+    first.delete("a")
+    assert second.collect() == 2 and first.collect() == 0
+    assert first.put("a", files[0]).version == 3
+    assert second.read(second.get("a")) == files[0]
+    for repository in (first, second):
+        repository.close()
