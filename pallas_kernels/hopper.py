@@ -9,7 +9,7 @@ from typing import Any
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 WARPGROUP_ROWS = 64
 """Rows of a product that one warpgroup's instruction takes."""
@@ -32,7 +32,9 @@ def strip_of(columns: int) -> int:
     return next(s for s in SWIZZLES if columns * 2 % s == 0) // 2
 
 
-def store_rows(values: Float[Array, "rows columns"], y: Any, skipped: Array | int, count: Array) -> None:
+def store_rows(
+    values: Float[Array, "rows columns"], y: Any, skipped: Int[Array, ""] | int, count: Int[Array, ""]
+) -> None:
     """The ``count`` rows after those ``skipped``: copies have fixed sizes, so one for each bit of the count."""
     rows, columns = values.shape
 

@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Num, UInt
+
+AnyArray = Array | np.ndarray
+"""On a device, traced, or in host memory."""
 
 
 def dot(x: Float[Array, "*b i"], w: Float[Array, "i o"]) -> Float[Array, "*b o"]:
@@ -56,17 +60,17 @@ def batched_dot(x: Float[Array, "g s i"], w: Float[Array, "g i o"]) -> Float[Arr
     )
 
 
-def value_dtype(bank: Num[Array, ...]) -> jnp.dtype:
+def value_dtype(bank: Num[Array, " ..."]) -> jnp.dtype:
     """The dtype of the numbers that a bank holds: 16-bit banks are bf16 values kept as uint16 (cheap to update)."""
     return jnp.dtype(jnp.bfloat16 if bank.dtype == jnp.uint16 else bank.dtype)
 
 
-def take_rows(x: Num[Array, "n ..."], at: Int[Array, "*b"]) -> Array:
+def take_rows(x: Num[Array, "n ..."], at: Int[Array, "*b"]) -> Num[Array, " ..."]:
     """``x[at]``, the nearest row where an index is out of bounds: to fill in zeros there costs a pass of its own."""
     return x.at[at].get(mode="clip")
 
 
-def take_slots(bank: Num[Array, "slots layers *shape"], slots: Int[Array, " g"], layer: int) -> Array:
+def take_slots(bank: Num[Array, "slots layers *shape"], slots: Int[Array, " g"], layer: int) -> Num[Array, " g *shape"]:
     """``bank[slots, layer]`` in the bank's value dtype.
 
     A selection, never a sum: no other slot's numbers, NaN or not, can enter. Slots are checked on the host.

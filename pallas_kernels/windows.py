@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 
 class Runs(NamedTuple):
@@ -29,7 +29,7 @@ def over_runs(
     runs: Runs,
     size: int,
     body: Callable[..., Float[Array, "s o"]],
-    *shared: Array,
+    *shared: Num[Array, " ..."],
 ) -> Float[Array, "t o"]:
     """``y`` with each run's tokens replaced by ``body(x_window, y_window, slot, *shared)``; others keep their bits.
 

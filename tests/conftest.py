@@ -18,6 +18,7 @@ import jax
 import pytest
 import safetensors.numpy
 from jaxtyping import install_import_hook
+from shapes import PACKAGES
 
 from jpets.xla_flags import set_xla_flags
 
@@ -38,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "scripts"))
 sys.path.insert(0, str(ROOT / "tests"))
 set_xla_flags()  # as commands do, some of which run in this process
-install_import_hook(["pallas_kernels", "jpets.model.encoder", "jpets.model.forward"], "beartype.beartype")
+install_import_hook(PACKAGES, "shapes.checked")
 
 
 @pytest.fixture(scope="session")

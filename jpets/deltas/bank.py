@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Array, Float, Num, Shaped
 
 from jpets.config import BackboneConfig
 from jpets.deltas import HEAD, class_method, method_named
@@ -18,8 +19,9 @@ from jpets.deltas.bitfit import BIAS_CLASS
 from jpets.deltas.protocol import ArraySpec, ClassKey, Contribution
 from jpets.errors import InvalidTask
 from jpets.types import Task
+from pallas_kernels.numerics import AnyArray
 
-SlotArrays = Mapping[str, npt.NDArray[Any] | jax.Array]
+SlotArrays = Mapping[str, Num[AnyArray, "layers ..."]]
 """What a slot of a class holds, by the names of its arrays: in host memory, or on a device."""
 
 
@@ -67,7 +69,7 @@ def _store(values: npt.NDArray[Any], spec: ArraySpec, dtype: str) -> npt.NDArray
 
 
 def slot_arrays(
-    part: Contribution, key: ClassKey, config: BackboneConfig, dtype: str, base_bias: npt.NDArray[np.float32]
+    part: Contribution, key: ClassKey, config: BackboneConfig, dtype: str, base_bias: Float[np.ndarray, " b"]
 ) -> SlotArrays:
     """``part`` padded to the shapes of class ``key`` (which covers it) and in the bank's storage format."""
     specs = class_method(key.method).bank_arrays(key, config)
@@ -87,7 +89,7 @@ def slot_arrays(
     return padded
 
 
-def bytes_on_each(array: jax.Array) -> int:
+def bytes_on_each(array: Shaped[Array, " ..."]) -> int:
     """Bytes of an array, or of its part, on each device that has it."""
     return math.prod(array.sharding.shard_shape(array.shape)) * int(array.dtype.itemsize)
 
@@ -101,7 +103,7 @@ class Bank:
         slots: int,
         config: BackboneConfig,
         dtype: str,
-        base_bias: npt.NDArray[np.float32],
+        base_bias: Float[np.ndarray, " b"],
         placed: Callable[[Sequence[int]], jax.sharding.Sharding],
     ) -> None:
         """``placed`` says where an array of slots of some shape is."""

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jpets.config import LINEAR_SITES, BackboneConfig
 from jpets.deltas.bitfit import BIAS_CLASS, bias_sites
@@ -141,9 +141,9 @@ class DiffValues(WithoutPenalty):
     """The values of a sparse difference whose places are known, and the differences of the biases."""
 
     config: BackboneConfig
-    places: Mapping[str, np.ndarray]
-    first: Mapping[str, np.ndarray]
-    first_bias: np.ndarray
+    places: Mapping[str, Bool[np.ndarray, "l i o"]]
+    first: Mapping[str, Float[np.ndarray, "l i o"]]
+    first_bias: Float[np.ndarray, " b"]
     block: int = 1
     rate: float = RATE
     keeps_weights: ClassVar[bool] = False

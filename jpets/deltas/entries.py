@@ -12,19 +12,21 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Integer, Shaped
 
 from jpets.deltas.protocol import site_layers
 from jpets.errors import InvalidTask
 from jpets.types import Delta
+from pallas_kernels.numerics import AnyArray
 from pallas_kernels.sparse_matmul import pack_columns
 
-Entries = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+Entries = tuple[Integer[np.ndarray, " _"], Integer[np.ndarray, " _"], Float[AnyArray, "_ ..."]]
+"""Rows [n], columns [n] and values [n] or [n, block, block]."""
 
 
 def diff_delta(
-    weights: Mapping[str, Mapping[int, npt.NDArray[Any]]],
-    biases: Mapping[str, Mapping[int, npt.NDArray[Any]]],
+    weights: Mapping[str, Mapping[int, Float[np.ndarray, "_ _"]]],
+    biases: Mapping[str, Mapping[int, Float[np.ndarray, " _"]]],
     layers: Sequence[int],
     block: int = 1,
 ) -> Delta:
@@ -47,7 +49,7 @@ def diff_delta(
     return Delta("diff", settings, tensors)
 
 
-def block_norms(dense: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
+def block_norms(dense: Float[np.ndarray, "*l i o"], block: int) -> Float[np.ndarray, "*l a b"]:
     """[..., in / block, out / block]: the norms of the blocks of [..., in, out]; magnitudes where they are 1 x 1."""
     if block == 1:
         return np.abs(dense)
@@ -56,7 +58,7 @@ def block_norms(dense: npt.NDArray[Any], block: int) -> npt.NDArray[Any]:
     return np.sqrt((tiles * tiles).sum((-3, -1)))
 
 
-def spread_blocks(chosen: npt.NDArray[np.bool_], block: int) -> npt.NDArray[np.bool_]:
+def spread_blocks(chosen: Bool[np.ndarray, "*l a b"], block: int) -> Bool[np.ndarray, "*l i o"]:
     """Chosen blocks [..., a, b] as chosen numbers [..., a * block, b * block]."""
     return chosen if block == 1 else np.repeat(np.repeat(chosen, block, -2), block, -1)
 
@@ -86,7 +88,9 @@ def value_shape(block: int) -> tuple[int, ...]:
     return (block, block) if block > 1 else ()
 
 
-def slot_lists(site: str, parts: Sequence[Entries], size: int, outputs: int) -> dict[str, npt.NDArray[Any]]:
+def slot_lists(
+    site: str, parts: Sequence[Entries], size: int, outputs: int
+) -> dict[str, Shaped[np.ndarray, "layers ..."]]:
     """A site's arrays of a slot, from each layer's entries: lists of ``size``, zeros behind the entries."""
     packed = [(rows, *pack_columns(cols, outputs), values) for rows, cols, values in parts]
     rows, cols, ends, values = zip(*packed, strict=True)

@@ -44,7 +44,7 @@ def _width(site: str, config: BackboneConfig) -> int:
     return config.dims(INPUTS[site])[0] if site in INPUTS else config.dims(site)[1]
 
 
-def ia3_delta(factors: Mapping[str, Mapping[int, npt.NDArray[Any]]]) -> Delta:
+def ia3_delta(factors: Mapping[str, Mapping[int, Float[np.ndarray, " _"]]]) -> Delta:
     """A delta from ``factors[site][layer]``; 1 where a site leaves a layer out."""
     layers = sorted({layer for own in factors.values() for layer in own})
     tensors = {}

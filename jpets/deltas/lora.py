@@ -40,7 +40,7 @@ from jpets.errors import InvalidTask
 from jpets.types import Delta
 from pallas_kernels.low_rank import low_rank
 
-Matrices = Mapping[str, Mapping[int, tuple[npt.NDArray[Any], npt.NDArray[Any]]]]
+Matrices = Mapping[str, Mapping[int, tuple[Float[np.ndarray, "_ _"], Float[np.ndarray, "_ _"]]]]
 
 
 def lora_scale(alpha: float, rank: int, rank_stabilised: bool) -> float:

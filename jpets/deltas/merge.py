@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jpets.config import LINEAR_SITES, BackboneConfig
+from pallas_kernels.numerics import AnyArray
 
 Params = dict[str, Any]
 """A backbone's parameters: arrays in nested dicts."""
@@ -17,10 +18,10 @@ Stacked = Mapping[str, Float[Array, "l i o"]]
 FUSED = {"query": 0, "key": 1, "value": 2}
 """Query, key and value lie side by side in one ``qkv`` weight; the number is the site's block of columns."""
 
-Change = Callable[[Float[Array, "i o"], Any], Float[Array, "i o"]]
+Change = Callable[[Any, Any], Float[Array, "i o"]]
 
 
-def kernel(params: Params, config: BackboneConfig, layer: int, site: str) -> Float[Array, "i o"]:
+def kernel(params: Params, config: BackboneConfig, layer: int, site: str) -> Float[AnyArray, "i o"]:
     """One linear site's weight out of a parameter tree."""
     if site == "pooler":
         return params["pooler"]

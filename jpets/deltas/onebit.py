@@ -37,7 +37,7 @@ from jpets.deltas.view import HeavyView
 from jpets.types import Delta
 from pallas_kernels.masked_matmul import pack_planes, sign_matmul, signs
 
-Differences = Mapping[str, Mapping[int, npt.NDArray[Any]]]
+Differences = Mapping[str, Mapping[int, Float[np.ndarray, "_ _"]]]
 TENSORS = ("signs", "scale")
 
 

@@ -21,8 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 from urllib.parse import quote
 
 import numpy as np
-import numpy.typing as npt
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num, Shaped
 
 from jpets.config import OUTSIDE_SITES, BackboneConfig
 from jpets.deltas.merge import Params
@@ -30,6 +29,7 @@ from jpets.deltas.recipe import INIT_SCALE, Course
 from jpets.deltas.view import ClassView
 from jpets.errors import InvalidInput, InvalidTask
 from jpets.types import Delta
+from pallas_kernels.numerics import AnyArray
 from pallas_kernels.packed_attention import Prefix
 
 Kind = Literal["light", "heavy", "row", "head"]
@@ -115,7 +115,7 @@ class Contribution:
     """What one delta puts into one slot of ``key``'s bank: arrays no larger than the class's."""
 
     key: ClassKey
-    arrays: Mapping[str, npt.NDArray[Any]]
+    arrays: Mapping[str, Shaped[AnyArray, " ..."]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,10 +163,10 @@ class Bound(Protocol):
     @property
     def key(self) -> ClassKey: ...
     @property
-    def bank(self) -> Mapping[str, Array]: ...
+    def bank(self) -> Mapping[str, Num[Array, "slots ..."]]: ...
     @property
     def view(self) -> ClassView: ...
-    def launch(self, operator: Callable[..., Array], *arguments: Any) -> Array:
+    def launch(self, operator: Callable[..., Array], *arguments: Any) -> Num[Array, " ..."]:
         """``operator(*arguments)``, on the class's own stream where it has one."""
         ...
 
@@ -353,7 +353,7 @@ def size_step(size: int) -> int:
     return power * 3 // 4 if power >= 32 and size <= power * 3 // 4 else power
 
 
-def normal(rng: np.random.Generator, scale: float, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+def normal(rng: np.random.Generator, scale: float, shape: tuple[int, ...]) -> Float[np.ndarray, " ..."]:
     return (rng.standard_normal(shape, np.float32) * np.float32(scale)).astype(np.float32)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jpets.config import BackboneConfig
 from jpets.deltas.protocol import ClassKey, Method, Place
@@ -30,7 +30,7 @@ class BoundClass:
     """
 
     key: ClassKey
-    bank: Mapping[str, Array]
+    bank: Mapping[str, Num[Array, "slots ..."]]
     view: ClassView
     method: Method
     stream: int | None = None
@@ -40,7 +40,7 @@ class BoundClass:
     def acts_on(self, layer: int, site: str) -> bool:
         return layer in self.key.layers and any(name == site for name, _ in self.key.sites)
 
-    def launch(self, operator: Callable[..., Array], *arguments: Any) -> Array:
+    def launch(self, operator: Callable[..., Array], *arguments: Any) -> Num[Array, " ..."]:
         """``operator(*arguments)``, as one call that XLA runs beside others where the class has a stream."""
         if self.stream is None:
             return operator(*arguments)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
+from jaxtyping import Float, Integer
 
 from jpets.tokenizing import Tokens
 from jpets.training.forward import PackedRows, TextRows
-from jpets.training.losses import IGNORED, Labels
+from jpets.training.losses import IGNORED, Labels, Target
 from jpets.training.plan import SettledPlan
 from jpets.training.tokens import packed, padded_length, rectangle
 
@@ -26,18 +26,18 @@ class Rows(NamedTuple):
     """
 
     tokens: Sequence[Tokens]
-    targets: Sequence[npt.NDArray[Any]]
-    weights: npt.NDArray[np.float32]
+    targets: Sequence[Target]
+    weights: Float[np.ndarray, " n"]
     tags: bool = False
     seconds: Sequence[Tokens] = ()
     cut: Sequence[Sequence[int]] = ()
     """Of tags: those of each text's words that no token stands for, since the text was cut."""
 
-    def texts(self, chosen: npt.NDArray[np.intp]) -> list[Tokens]:
+    def texts(self, chosen: Integer[np.ndarray, " n"]) -> list[Tokens]:
         """The texts of some rows; of pairs all first ones, and then all second ones."""
         return [side[at] for side in (self.tokens, self.seconds) if side for at in chosen]
 
-    def take(self, chosen: Sequence[int] | npt.NDArray[np.intp]) -> Rows:
+    def take(self, chosen: Sequence[int] | Integer[np.ndarray, " n"]) -> Rows:
         """Some of the rows."""
         picked = [int(at) for at in chosen]
         return self._replace(
@@ -55,7 +55,7 @@ def each_batch(rows: Rows, plan: SettledPlan, epoch: int, pad_id: int = 0) -> It
         yield gather(rows, chosen, plan.batch, pad_id)
 
 
-def batch_order(lengths: Sequence[int], plan: SettledPlan, epoch: int) -> list[npt.NDArray[np.intp]]:
+def batch_order(lengths: Sequence[int], plan: SettledPlan, epoch: int) -> list[Integer[np.ndarray, " _"]]:
     """Row numbers of each batch: shuffled, sorted by length within windows, and the batches shuffled again."""
     rng = np.random.default_rng([plan.seed, epoch])
     order, sizes = rng.permutation(len(lengths)), np.asarray(lengths)
@@ -67,7 +67,7 @@ def batch_order(lengths: Sequence[int], plan: SettledPlan, epoch: int) -> list[n
     return [found[at] for at in rng.permutation(len(found))]
 
 
-def gather(rows: Rows, chosen: npt.NDArray[np.intp], size: int, pad_id: int) -> tuple[TextRows, Labels]:
+def gather(rows: Rows, chosen: Integer[np.ndarray, " n"], size: int, pad_id: int) -> tuple[TextRows, Labels]:
     """The rows of one batch, padded to ``size`` of them and to a bucket's length.
 
     Of pairs, ``size`` first texts and then as many second ones.
@@ -78,7 +78,7 @@ def gather(rows: Rows, chosen: npt.NDArray[np.intp], size: int, pad_id: int) -> 
 
 
 def gather_packed(
-    rows: Rows, chosen: npt.NDArray[np.intp], size: int, pad_id: int, tokens: int, longest: int
+    rows: Rows, chosen: Integer[np.ndarray, " n"], size: int, pad_id: int, tokens: int, longest: int
 ) -> tuple[PackedRows, Labels]:
     """The rows of one batch, one after the other in ``tokens`` places, and of at most ``longest`` tokens each.
 
@@ -87,17 +87,17 @@ def gather_packed(
     return packed(packed_texts(rows, chosen, size), tokens, longest, pad_id), _labels(rows, chosen, size, longest)
 
 
-def packed_texts(rows: Rows, chosen: npt.NDArray[np.intp], size: int) -> list[Tokens]:
+def packed_texts(rows: Rows, chosen: Integer[np.ndarray, " n"], size: int) -> list[Tokens]:
     """The texts of ``gather_packed``; rows that only fill up have one token."""
     texts = rows.texts(_filled(chosen, size))
     return [own if at % size < len(chosen) else Tokens(own.ids[:1], own.types[:1]) for at, own in enumerate(texts)]
 
 
-def _filled(chosen: npt.NDArray[np.intp], size: int) -> npt.NDArray[np.intp]:
+def _filled(chosen: Integer[np.ndarray, " n"], size: int) -> Integer[np.ndarray, " size"]:
     return np.append(chosen, np.full(size - len(chosen), chosen[-1]))
 
 
-def _labels(rows: Rows, chosen: npt.NDArray[np.intp], size: int, length: int) -> Labels:
+def _labels(rows: Rows, chosen: Integer[np.ndarray, " n"], size: int, length: int) -> Labels:
     """Targets and weights of ``size`` rows, of tokens for ``length`` of them; what fills up weighs nothing."""
     filled = _filled(chosen, size)
     weights = rows.weights[filled] * (np.arange(size) < len(chosen))

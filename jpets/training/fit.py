@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jpets.deltas.recipe import Recipe, Tree
 from jpets.model.encoder import Params, SplitEncoder, cast_params
@@ -37,7 +37,7 @@ class Pace(NamedTuple):
 
     own: np.float32
     head: np.float32
-    key: Array
+    key: PRNGKeyArray
 
     @classmethod
     def of(cls, plan: Plan, usual: float) -> Pace:
@@ -59,8 +59,8 @@ class TaskFunctions:
         base: Params,
         trained: Trained,
         state: Any,
-        step: Array,
-        steps: Array,
+        step: Int[Array, ""],
+        steps: Int[Array, ""],
         pace: Pace,
         rows: InputRows,
         labels: Labels,
@@ -172,7 +172,7 @@ def stepped(
     return optax.apply_updates(trained, scaled), state
 
 
-def rate_at(step: Array, steps: Array, plan: Plan) -> Float[Array, ""]:
+def rate_at(step: Int[Array, ""], steps: Int[Array, ""], plan: Plan) -> Float[Array, ""]:
     """Share of the peak rate in batch ``step`` of ``steps``: it rises, then falls as a cosine. No update is at zero:
     of few texts there may be one alone."""
     at = (step // plan.accumulate).astype(jnp.float32)

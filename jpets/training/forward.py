@@ -24,7 +24,7 @@ from jpets.types import Delta, Head, Pooling
 from pallas_kernels.numerics import take_rows
 from pallas_kernels.packed_attention import AttentionGroup
 
-HeadTensors = Mapping[str, Array]
+HeadTensors = Mapping[str, Float[Array, " ..."]]
 IMPOSSIBLE = -1e9
 """Logit of what cannot be: its probability is zero, and so is its gradient; twice of it is still finite in f32."""
 

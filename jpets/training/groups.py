@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Int
 
 from jpets.training.batches import Rows, batch_order, gather_packed, packed_texts
 from jpets.training.forward import PackedRows
@@ -32,7 +33,7 @@ STEP = 8
 class Group(NamedTuple):
     """One batch of each of a few tasks."""
 
-    tasks: npt.NDArray[np.int32]
+    tasks: Int[np.ndarray, " group"]
     """Their numbers, [group]; the number after the last task's stands where there is none."""
     rows: PackedRows
     """[group, tokens], [group, batch]"""

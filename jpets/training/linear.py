@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Float
 from scipy.special import expit, log_softmax
 
 from jpets.errors import InvalidInput
@@ -18,7 +19,8 @@ from jpets.training.losses import IGNORED
 from jpets.training.predict import Predictor
 from jpets.types import Head
 
-Values = npt.NDArray[np.float32]
+Values = Float[np.ndarray, " ..."]
+"""Of a text [d], or of its tokens [tokens, d]."""
 STRENGTHS = (1e-3, 1e-2, 1e-1)
 """Inverse strengths of the penalty on the weights of standardised features, of which the held-out loss picks one."""
 MOST_TEXTS = 4096

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax  # type: ignore[import-untyped]
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from jpets.training.forward import TaskOutputs
 from jpets.types import Head
@@ -21,6 +22,10 @@ SHARPNESS = 20.0
 """What cosines are multiplied by before the softmax over a batch's texts (Sentence-Transformers' usual one)."""
 
 
+Target = Num[np.ndarray, " ..."]
+"""One row's: see ``Labels``."""
+
+
 class Labels(NamedTuple):
     """``targets``: classes [n], tags [n, L], starts and ends [n, 2] as integers; label sets or values [n, C] as floats;
     of pairs the numbers of their second texts as integers, or how alike both are (cosine) as floats [n].
@@ -28,7 +33,7 @@ class Labels(NamedTuple):
     ``weights`` [n]: how much each row counts; 0 for one that only fills up.
     """
 
-    targets: Array
+    targets: Num[Array, "n ..."]
     weights: Float[Array, " n"]
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Float, Num
 
 from jpets.errors import InvalidInput
-from jpets.training.losses import IGNORED
+from jpets.training.losses import IGNORED, Target
 from jpets.types import Head
 
 MAIN = ("rmse", "entity_f1", "f1_micro", "accuracy", "exact", "accuracy_at_1")
@@ -19,8 +20,8 @@ MAIN = ("rmse", "entity_f1", "f1_micro", "accuracy", "exact", "accuracy_at_1")
 def scores(
     head: Head,
     names: Sequence[str],
-    logits: Sequence[npt.NDArray[np.float32]],
-    targets: Sequence[npt.NDArray[Any]],
+    logits: Sequence[Float[np.ndarray, " ..."]],
+    targets: Sequence[Num[np.ndarray | np.generic, " ..."]],
     thresholds: Sequence[float] = (),
     cut: Sequence[Sequence[int]] = (),
 ) -> dict[str, float]:
@@ -44,7 +45,7 @@ def scores(
         equal = [np.array_equal(own.argmax(0), target) for own, target in zip(logits, targets, strict=True)]
         return {"exact": float(np.mean(equal))}
     if head.reads_tokens:
-        return _tag_scores(names, logits, targets, cut)
+        return _tag_scores(names, logits, [np.asarray(own) for own in targets], cut)
     found, truth = np.stack(logits), np.stack(targets)
     if head.problem == "regression":
         return _regression_scores(found.reshape(-1), truth.reshape(-1))
@@ -106,8 +107,8 @@ def _pair_scores(vectors: npt.NDArray[np.float32], targets: npt.NDArray[Any]) ->
 
 def _tag_scores(
     names: Sequence[str],
-    logits: Sequence[npt.NDArray[np.float32]],
-    targets: Sequence[npt.NDArray[Any]],
+    logits: Sequence[Float[np.ndarray, " ..."]],
+    targets: Sequence[Target],
     cut: Sequence[Sequence[int]],
 ) -> dict[str, float]:
     from seqeval.metrics import f1_score

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
+from jaxtyping import Float
 
 from jpets.deltas import merge_deltas
 from jpets.model.encoder import Params, SplitEncoder
@@ -18,6 +18,8 @@ from jpets.training.forward import HeadTensors, TextRows, acts_beside, task_outp
 from jpets.training.tokens import by_length
 from jpets.types import Delta, Head
 
+Answer = Float[np.ndarray, " ..."]
+"""One text's: see ``Predictor``."""
 BATCH = 32
 
 
@@ -40,7 +42,7 @@ class Predictor:
 
     def __call__(
         self, params: Params, head: Head, tokens: Sequence[Tokens], deltas: Sequence[Delta] = ()
-    ) -> list[npt.NDArray[np.float32]]:
+    ) -> list[Answer]:
         """Logits of each text: [C], [tokens, C] of a head on tokens, the pooled vector of an embedding head."""
         found: list[Any] = [None] * len(tokens)
         tensors, own = jax.tree.map(jnp.asarray, (dict(head.tensors), [dict(each.tensors) for each in _beside(deltas)]))
@@ -59,13 +61,13 @@ def _beside(deltas: Sequence[Delta]) -> list[Delta]:
     return [delta for delta in deltas if acts_beside(delta)]
 
 
-def of_texts(answers: Sequence[npt.NDArray[Any]], tokens: Sequence[Tokens]) -> Sequence[npt.NDArray[Any]]:
+def of_texts(answers: Sequence[Answer], tokens: Sequence[Tokens]) -> Sequence[Answer]:
     """Answers without those for tokens that are of no text, where ``tokens`` say which these are."""
     marks = [own.of_text for own in tokens]
     return [each if mark is None else each[mark >= 0] for each, mark in zip(answers, marks, strict=True)]
 
 
-def agreement(a: Sequence[npt.NDArray[Any]], b: Sequence[npt.NDArray[Any]], head: Head) -> float:
+def agreement(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> float:
     """How far two models answer alike, from 0 to 1.
 
     Share of equal best classes, of equal label sets (multi-label), of equal tags over all tokens, of equal best starts
@@ -88,7 +90,7 @@ def agreement(a: Sequence[npt.NDArray[Any]], b: Sequence[npt.NDArray[Any]], head
     return float((x.argmax(-1) == y.argmax(-1)).mean())
 
 
-def agreement_by_label(a: Sequence[npt.NDArray[Any]], b: Sequence[npt.NDArray[Any]], head: Head) -> list[float] | None:
+def agreement_by_label(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> list[float] | None:
     """Of each label that ``a`` gives somewhere, the share of those places where ``b`` gives it too; None of heads that
     answer with values, vectors or places in a text.
 
@@ -103,7 +105,7 @@ def agreement_by_label(a: Sequence[npt.NDArray[Any]], b: Sequence[npt.NDArray[An
     return [float((other[best == label] == label).mean()) for label in np.unique(best)]
 
 
-def varies(answers: Sequence[npt.NDArray[Any]], head: Head) -> bool:
+def varies(answers: Sequence[Answer], head: Head) -> bool:
     """Whether a model's answers to several texts are not all the same, so that agreement with them says something."""
     if head.type == "embedding" or head.problem == "regression":
         return len(answers) > 1 and bool(np.ptp(np.stack(answers), axis=0).max() > 1e-6)

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 import optax  # type: ignore[import-untyped]
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidInput
@@ -46,12 +45,12 @@ class Vocabulary:
     special: tuple[int, ...]
 
     @property
-    def ordinary(self) -> npt.NDArray[np.int32]:
+    def ordinary(self) -> Int[np.ndarray, " ordinary"]:
         """All other ids."""
         return np.setdiff1d(np.arange(self.size, dtype=np.int32), self.special)
 
 
-def hide(rows: TextRows, vocabulary: Vocabulary, key: Array) -> Guesses:
+def hide(rows: TextRows, vocabulary: Vocabulary, key: PRNGKeyArray) -> Guesses:
     """15 % of each batch's tokens chosen: 80 % of them masked, 10 % replaced at random, 10 % left (section 3.1)."""
     pick, kind, other = jax.random.split(key, 3)
     inside = jnp.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]
@@ -66,7 +65,7 @@ def hide(rows: TextRows, vocabulary: Vocabulary, key: Array) -> Guesses:
 
 
 def guess_loss(
-    hidden: Float[Array, "n l d"], bias: Float[Array, " v"], word: Float[Array, "v d"], targets: Array
+    hidden: Float[Array, "n l d"], bias: Float[Array, " v"], word: Float[Array, "v d"], targets: Int[Array, "n l"]
 ) -> Any:
     """Mean cross-entropy of the hidden tokens, by the word embeddings as output weights."""
     logits = hidden @ word.T.astype(hidden.dtype) + bias

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jpets.deltas.recipe import Recipe
 from jpets.errors import InvalidInput
@@ -41,10 +41,10 @@ class Progress(NamedTuple):
 
     state: State
     best: Trained
-    best_loss: np.ndarray
-    waited: np.ndarray
+    best_loss: Float[np.ndarray, ""]
+    waited: Int[np.ndarray, ""]
     """Epochs since the best."""
-    losses: np.ndarray
+    losses: Float[np.ndarray, " steps"]
 
     @classmethod
     def at_start(cls, state: State, steps: int) -> Progress:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
-import numpy as np
-import numpy.typing as npt
 
 from jpets.config import BackboneConfig
 from jpets.deltas.fold import fold_pooler
@@ -25,7 +23,7 @@ from jpets.training.linear import FrozenFeatures
 from jpets.training.methods import check_continued, check_settings, continued, first_stage
 from jpets.training.metrics import scores
 from jpets.training.plan import SettledPlan, Training, settled
-from jpets.training.predict import Predictor
+from jpets.training.predict import Answer, Predictor
 from jpets.training.prepared import Prepared, prepare
 from jpets.training.run import Outcome, Step, train
 from jpets.types import BackboneRef, Head, LoadedBackbone, Task
@@ -121,14 +119,12 @@ def evaluate_task(task: Task, backbone: LoadedBackbone, examples: Sequence[Examp
     return scores(task.head, task.labels, logits, rows.targets, task.preprocessing.thresholds or (), rows.cut)
 
 
-def task_logits(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> list[npt.NDArray[np.float32]]:
+def task_logits(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> list[Answer]:
     """A task's answers to labelled texts: see ``Predictor``. Raises ``InvalidInput``."""
     return _answered(task, backbone, examples)[1]
 
 
-def _answered(
-    task: Task, backbone: LoadedBackbone, examples: Sequence[Example]
-) -> tuple[Rows, list[npt.NDArray[np.float32]]]:
+def _answered(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> tuple[Rows, list[Answer]]:
     """The texts and a task's answers, of pairs those to the first texts, then to the second ones."""
     text, params = TextEncoder.of(backbone), dict(backbone.params)
     rows = make_rows(examples, task.head, task.labels, text, task.preprocessing)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
+from jaxtyping import Int
 
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.forward import PackedRows, TextRows
@@ -41,7 +41,7 @@ def packed(tokens: Sequence[Tokens], size: int, longest: int, pad_id: int) -> Pa
 
 def by_length(
     tokens: Sequence[Tokens], size: int, encoder: TextEncoder
-) -> Iterator[tuple[npt.NDArray[np.intp], TextRows]]:
+) -> Iterator[tuple[Int[np.ndarray, " _"], TextRows]]:
     """(their numbers, rows) of up to ``size`` texts of like length at a time; the last row repeats to fill up."""
     order = np.argsort([len(own.ids) for own in tokens], kind="stable")
     for start in range(0, len(order), size):

@@ -8,8 +8,7 @@ shifts of contiguous bytes and no shuffle.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Bool, Float, UInt8
 
 from pallas_kernels.masked_matmul.reference import (
     apply_mask,
@@ -54,8 +53,8 @@ def sign_matmul(
     return sign_matmul_reference(x, y, bits, scale, runs, size, layer)
 
 
-def pack_planes(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """bool [..., i, o] -> uint8 planes [..., i, o/8]."""
+def pack_planes(mask: Bool[np.ndarray, "*b i o"]) -> UInt8[np.ndarray, "*b i c"]:
+    """uint8 planes: c = o / 8."""
     *lead, o = mask.shape
     if o % 8:
         raise ValueError(f"a mask's output size must be a multiple of 8, got {o}")

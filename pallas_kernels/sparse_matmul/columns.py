@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
-from jaxtyping import Array, Int, Int32, UInt8
+from jaxtyping import Array, Int, Int32, Integer, UInt8
 
 TILE = 256
 
@@ -15,8 +14,10 @@ def tiles_of(outputs: int) -> int:
     return -(-outputs // TILE)
 
 
-def pack_columns(cols: npt.NDArray[np.integer], outputs: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Rising columns [..., n] below ``outputs`` -> (uint8 [..., n], ends int32 [..., tiles])."""
+def pack_columns(
+    cols: Integer[np.ndarray, "*b n"], outputs: int
+) -> tuple[UInt8[np.ndarray, "*b n"], Int32[np.ndarray, "*b tiles"]]:
+    """(places in their tiles, ends of the tiles) of rising columns below ``outputs``."""
     tile = np.asarray(cols) // TILE
     ends = (tile[..., None] <= np.arange(tiles_of(outputs))).sum(-2)
     return (cols % TILE).astype(np.uint8), ends.astype(np.int32)

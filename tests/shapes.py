@@ -1,0 +1,42 @@
+"""How annotated shapes are checked under test: ``conftest`` installs ``checked`` for whole packages."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from beartype import beartype
+from jaxtyping import AbstractArray
+
+PACKAGES = ("jpets.deltas", "jpets.model", "jpets.training", "pallas_kernels")
+"""Those whose functions take and give arrays."""
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which raises where an array that it takes or gives is not of the annotated shape and kind.
+
+    The rest is left to mypy. What fields of dataclasses are made of is not looked at: JAX builds those that it knows of
+    anything, of placeholders, abstract shapes and axes too.
+    """
+    function.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if _has_shape(hint)}
+    if not function.__annotations__:
+        return function
+    check: Callable[..., Any] = beartype(function)
+    if function.__name__ != "__init__":
+        return check
+
+    @functools.wraps(function)
+    def init(self: object, *arguments: Any, **named: Any) -> Any:
+        own = function if dataclasses.is_dataclass(self) else check
+        return own(self, *arguments, **named)
+
+    return init
+
+
+def _has_shape(hint: Any) -> bool:
+    """Whether arrays with a shape are somewhere in it."""
+    return (inspect.isclass(hint) and issubclass(hint, AbstractArray)) or any(map(_has_shape, typing.get_args(hint)))
