@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,18 @@ Problem = Literal["single-label", "multi-label", "regression"]
 Pooling = Literal["cls", "mean", "pooler"]
 QA_OUTPUTS = 2
 """Of a question-answering head: start and end of the answer."""
+DEFAULT_TENANT = "default"
+
+
+class TaskName(NamedTuple):
+    """The name of a task: tenants may each have one of the same id."""
+
+    tenant: str
+    id: str
+
+    @classmethod
+    def of(cls, id: str, tenant: str = DEFAULT_TENANT) -> Self:
+        return cls(tenant, id)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -168,7 +168,7 @@ def make_jobs(options: Options, repository: Repository, services: Services, shel
     """Jobs, which are kept beside the tasks."""
 
     def command(job: JobFolder) -> list[str]:
-        first = services.backbone.name
+        first = services.first.backbone.name
         name = job.request.backbone or first
         source = shelf.source(name) if name != first else options.backbone or str(package_folder(DEMO_BACKBONE))
         return [sys.executable, "-P", "-m", "jpets.app.jobs.process", str(job.path), source, name]

@@ -10,9 +10,8 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.config import DType, EngineSettings
 from jpets.engine.engine import Engine as CoreEngine
-from jpets.engine.tasks.entries import DEFAULT_TENANT
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.types import Task
+from jpets.types import DEFAULT_TENANT, Task
 from jpets.xla_flags import set_xla_flags
 
 __all__ = ["Engine", "TaskSource", "read_task"]

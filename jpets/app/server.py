@@ -157,7 +157,7 @@ class Start:
                         raise Stopped
                     display.show(what, done, total)
 
-                self._service.start(partial(make_engine, self._options, self._service.backbone, tuple), progress)
+                self._service.start(partial(make_engine, self._options, self._service.first.backbone, tuple), progress)
         except Stopped:
             log.info("stopped while starting")
         except Exception as error:  # noqa: BLE001 (whatever it is, the main thread ends the process with it)
@@ -172,7 +172,7 @@ class Start:
         found, _ = self._service.repository.list(limit=1)
         embeds = not found or found[0].metadata["head"]["type"] == "embedding"
         path = "embeddings" if embeds else "classify"
-        model = found[0].id if found else self._service.backbone.name
+        model = found[0].id if found else self._service.first.backbone.name
         body = f'{{"model": "{model}", "input": "Your text here"}}'
         typer.echo(f"jpets is ready at {self._url} (API: {self._url}/docs)")
         typer.echo(f"  curl {self._url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'")

@@ -19,11 +19,11 @@ from jpets.engine.queue.pending import Pending
 from jpets.engine.report import ClassReport, DeviceReport, EngineReport, ProgramsReport, ResponsesReport, TasksReport
 from jpets.engine.residency.loading import LoadedTask
 from jpets.engine.results.stats import BatchObserver
-from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry, Tier
+from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import SHUTTING_DOWN, InvalidInput, Saturated, UnknownClass
 from jpets.free_memory import return_free_memory
-from jpets.types import LoadedBackbone, Query, Result, Task
+from jpets.types import DEFAULT_TENANT, LoadedBackbone, Query, Result, Task
 
 
 class Engine(Serves):

@@ -10,9 +10,9 @@ from typing import Self, TypeVar
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.report import EngineReport
 from jpets.engine.results.stats import BatchObserver
-from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry, Tier
+from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.types import Query, Result, Task
+from jpets.types import DEFAULT_TENANT, Query, Result, Task
 
 Part = TypeVar("Part")
 Progress = Callable[[str, int, int], None]

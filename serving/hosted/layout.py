@@ -14,8 +14,8 @@ from jpets.engine.device.classes import LOWERING
 from jpets.engine.interface import Progress
 from jpets.engine.workloads.registry import network_of
 from jpets.errors import JpetsError
-from jpets.types import LoadedBackbone, Task
-from serving.hosted.repository import IndexedTask, TaskRepository, Validator
+from jpets.types import LoadedBackbone, Task, TaskName
+from serving.hosted.repository import IndexedTask, TaskRepository, Validator, named, stored_as
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ AT_ONCE = 256
 class Known(NamedTuple):
     """A served task and its classes; None where it cannot be read."""
 
-    id: str
+    name: TaskName
     version: int
     classes: tuple[ClassKey, ...] | None
 
@@ -51,17 +51,17 @@ class Layouts:
         indexed = [task for task in self._repository.index(self._maker) if task.backbone == self._backbone]
         new = {task.digest: task for task in indexed if task.layout is None}
         made = self._make(new.values(), progress)
-        return [Known(task.id, task.version, _read(task.layout or made.get(task.digest))) for task in indexed]
+        return [Known(named(task.id), task.version, _read(task.layout or made.get(task.digest))) for task in indexed]
 
-    def known(self, id: str) -> Known | None:
-        """What the repository holds under ``id`` now; None where that is nothing, or of another backbone.
+    def known(self, name: TaskName) -> Known | None:
+        """What the repository holds under ``name`` now; None where that is nothing, or of another backbone.
 
         Its classes are None too where it was not read for them yet.
         """
-        task = self._repository.indexed(id, self._maker)
+        task = self._repository.indexed(stored_as(name), self._maker)
         if task is None or task.backbone != self._backbone:
             return None
-        return Known(task.id, task.version, _read(task.layout))
+        return Known(name, task.version, _read(task.layout))
 
     def _make(self, tasks: Iterable[IndexedTask], progress: Progress) -> dict[str, str]:
         """The layouts, by digest, of those that can be read."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclasses.dataclass
@@ -14,21 +17,21 @@ class _Entry:
     users: int = 0
 
 
-class NamedLocks:
+class NamedLocks(Generic[Name]):
     """Thread-safe."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[Name, _Entry] = {}
 
     @contextlib.contextmanager
-    def hold(self, name: str) -> Iterator[None]:
+    def hold(self, name: Name) -> Iterator[None]:
         """Waits until nobody else holds ``name``."""
         with self._used(name) as lock, lock:
             yield
 
     @contextlib.contextmanager
-    def attempt(self, name: str) -> Iterator[bool]:
+    def attempt(self, name: Name) -> Iterator[bool]:
         """Whether ``name`` is held: not where somebody else holds it now."""
         with self._used(name) as lock:
             held = lock.acquire(blocking=False)
@@ -39,7 +42,7 @@ class NamedLocks:
                     lock.release()
 
     @contextlib.contextmanager
-    def _used(self, name: str) -> Iterator[threading.Lock]:
+    def _used(self, name: Name) -> Iterator[threading.Lock]:
         with self._guard:
             entry = self._entries.setdefault(name, _Entry())
             entry.users += 1

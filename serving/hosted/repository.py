@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from jpets.types import Task
+from jpets.types import DEFAULT_TENANT, Task, TaskName
 
 Validator = Callable[[bytes | memoryview, str], Task]
 """(file's bytes, id) -> the task; raises ``InvalidTask`` for a file that cannot be served."""
@@ -139,3 +139,15 @@ class TaskRepository(Protocol):
     def collect(self) -> int:
         """Frees the space of what was deleted."""
         ...
+
+
+def stored_as(name: TaskName) -> str:
+    """The id under which the repository keeps a task: the task's own for the default tenant, else with the tenant
+    before it. No id of a task has a slash, so names stay apart."""
+    return name.id if name.tenant == DEFAULT_TENANT else f"{name.tenant}/{name.id}"
+
+
+def named(stored_id: str) -> TaskName:
+    """The task that the repository keeps under an id."""
+    tenant, _, id = stored_id.rpartition("/")
+    return TaskName(tenant or DEFAULT_TENANT, id)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from jpets.errors import Conflict, InvalidInput, NotFound, Saturated
-from jpets.types import LoadedBackbone, Task
-from serving.hosted.repository import StoredTask
+from jpets.types import LoadedBackbone, Task, TaskName
+from serving.hosted.repository import StoredTask, stored_as
 from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.jobs.folder import JobFolder, JobFolders
@@ -57,8 +57,8 @@ class Jobs:
 
         Raises ``InvalidInput``, ``UnknownClass``, ``OutOfSpace``, ``Conflict``, ``Saturated``.
         """
-        self._services.check_open()
-        request = request.model_copy(update={"backbone": request.backbone or self._services.backbone.name})
+        self._services.first.check_open()
+        request = request.model_copy(update={"backbone": request.backbone or self._services.first.backbone.name})
         own = self._service(request)
         if own is None:
             known = [service.backbone.name for service in self._services.all]
@@ -82,7 +82,7 @@ class Jobs:
         request = draft.request
         if isinstance(request, FineTune) and request.start is not None:
             repository = self._services.repository
-            draft.start_file.write_bytes(repository.read(repository.get(request.start)))
+            draft.start_file.write_bytes(repository.read(repository.get(stored_as(TaskName.of(request.start)))))
         job = self.folders.commit(draft)
         self.runner.wake()
         return job
@@ -117,20 +117,22 @@ class Jobs:
         """Those of the task that training is to go on from."""
         if start is None:
             return ()
-        if not own.knows(start):
+        if not own.tasks.knows(TaskName.of(start)):
             raise InvalidInput(f"start: expected a task of backbone {own.backbone.name!r}, found {start!r}")
-        return [delta["method"] for delta in self._services.repository.get(start).metadata["deltas"]]
+        return [
+            delta["method"] for delta in self._services.repository.get(stored_as(TaskName.of(start))).metadata["deltas"]
+        ]
 
     def _check_task(self, id: str, own: Service) -> None:
         if self._is_backbone(id):
             raise InvalidInput(f"task: {id!r} is the name of a backbone; choose another id")
-        if any(service.knows(id) for service in self._services.all if service is not own):
+        if any(service.tasks.knows(TaskName.of(id)) for service in self._services.all if service is not own):
             raise Conflict(f"task {id!r} is one of another backbone; delete it first")
 
     def _check_name(self, name: str) -> None:
         if self._keep_backbone is None:
             raise InvalidInput("this server has no folder for new backbones; start it with --backbones DIR")
-        if self._is_backbone(name) or self._services.knows(name):
+        if self._is_backbone(name) or self._services.knows(TaskName.of(name)):
             raise Conflict(f"there is a backbone or a task {name!r} already; choose another name")
 
     def _check_layers(self, given: str | None, count: int) -> None:
@@ -138,20 +140,20 @@ class Jobs:
             raise InvalidInput(f"layers: expected numbers from 0 to {count - 1}, found {given}")
 
     def _is_backbone(self, name: str) -> bool:
-        return name in [hosted.name for hosted in self._services.backbones()]
+        return name in [hosted.name for hosted in self._services.backbones.list()]
 
     def _check_outline(self, job: JobFolder) -> None:
-        """Raises what ``Service.check_task`` does where a head as a job's data ask for cannot be served; ``Saturated``
+        """Raises what ``Changes.check`` does where a head as a job's data ask for cannot be served; ``Saturated``
         while its backbone is starting."""
         request = job.request
         if isinstance(request, FineTune):
-            self._serving(request).check_task(job.outline_file.read_bytes(), request.task)
+            self._serving(request).changes.check(job.outline_file.read_bytes(), TaskName.of(request.task))
 
     def _serving(self, request: FineTune | Extract) -> Service:
         """Raises ``Saturated`` while the backbone is starting, ``NotFound`` where it is not loaded."""
         if (own := self._service(request)) is not None:
             return own
-        states = {hosted.name: hosted.state for hosted in self._services.backbones()}
+        states = {hosted.name: hosted.state for hosted in self._services.backbones.list()}
         if states.get(request.backbone or "") == "starting":
             raise Saturated("its backbone is starting")
         raise NotFound(f"backbone {request.backbone!r} is not loaded any more; load it, then start a new job")
@@ -175,11 +177,11 @@ class Jobs:
             if mine:  # whatever was uploaded or chosen since stays
                 return mine[0]
         job.change(above=max((stored.version for stored in kept), default=0))
-        return services.put_task(request.task, job.task_file).version
+        return services.put_task(TaskName.of(request.task), job.task_file).version
 
     def _versions(self, task: str) -> Sequence[StoredTask]:
         try:
-            return self._services.repository.versions(task)
+            return self._services.repository.versions(stored_as(TaskName.of(task)))
         except NotFound:
             return []
 

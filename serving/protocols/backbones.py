@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Response
 from starlette.responses import JSONResponse
 
-from serving.hosted.services import Hosted
+from serving.hosted.backbones import Hosted
 from serving.protocols.schemas import BackboneItem, BackboneList
 from serving.requests.context import Context, Here
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/backbones", tags=["backbones"])
 @router.get("", response_model=BackboneList, summary="List the backbones")
 async def list_backbones(here: Here) -> BackboneList:
     """The first is the one that the server was started with."""
-    found = await asyncio.to_thread(here.service.backbones)
+    found = await asyncio.to_thread(here.services.backbones.list)
     return BackboneList(backbones=[_item(here, hosted) for hosted in found])
 
 
@@ -31,7 +31,7 @@ async def list_backbones(here: Here) -> BackboneList:
 async def load_backbone(here: Here, name: str) -> JSONResponse:
     """202: it starts, with every task that is stored for it; `GET /v1/backbones` says when it is ready. Others are
     served meanwhile."""
-    hosted = await asyncio.to_thread(here.service.load, name)
+    hosted = await asyncio.to_thread(here.services.backbones.load, name)
     return JSONResponse(_item(here, hosted).model_dump(), 200 if hosted.state == "ready" else 202)
 
 
@@ -41,7 +41,7 @@ async def unload_backbone(here: Here, name: str) -> Response:
     and are not found until it is loaded again. 409 while a job makes something of it."""
     if here.jobs is not None:
         await asyncio.to_thread(here.jobs.check_unused, name)
-    await asyncio.to_thread(here.service.unload, name)
+    await asyncio.to_thread(here.services.backbones.unload, name)
     return Response(status_code=204)
 
 
@@ -49,7 +49,7 @@ def _item(here: Context, hosted: Hosted) -> BackboneItem:
     item = BackboneItem(
         name=hosted.name,
         state=hosted.state,
-        default=hosted.name == here.service.backbone.name,
+        default=hosted.name == here.services.first.backbone.name,
         problem=hosted.problem,
     )
     if hosted.service is None:

@@ -170,7 +170,9 @@ def _outcome(result: Result, top_k: int | None) -> dict[str, Any]:
 
 def _task_id(model: str | None, here: Context) -> str | None:
     """None, the plain backbone, also where it is asked by its name."""
-    return None if model == here.service.backbone.name and not here.service.knows(model) else model
+    if model == here.services.first.backbone.name and not here.services.knows(here.named(model)):
+        return None
+    return model
 
 
 def _response(model: str | None, data: list[dict[str, Any]], results: Sequence[Result]) -> dict[str, Any]:

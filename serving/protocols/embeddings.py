@@ -71,7 +71,7 @@ async def embeddings(
     task = await here.find(body.model)
     if task is not None and task.head.type != "embedding":
         raise InvalidInput(f"{body.model!r} has a {task.head.type} head; ask POST /v1/classify")
-    size = task.backbone.hidden_size if task is not None else here.service.backbone.config.hidden_size
+    size = task.backbone.hidden_size if task is not None else here.services.first.backbone.config.hidden_size
     if body.dimensions not in (None, size):
         raise InvalidInput(f"dimensions: {body.model!r} gives {size}, found {body.dimensions}; leave it out")
     inputs = _inputs(body.input)

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from jpets.errors import NotFound
-from serving.hosted.repository import StoredTask
+from serving.hosted.repository import StoredTask, named, stored_as
 from serving.http.responses import FastJSONResponse
 from serving.requests.context import Context, Here
 
@@ -45,23 +45,23 @@ async def list_models(here: Here) -> FastJSONResponse:
 async def get_model(here: Here, id: str) -> FastJSONResponse:
     if item := next((item for item in _backbones(here) if item["id"] == id), None):
         return FastJSONResponse(item)
-    if not here.service.knows(id):
+    if not here.services.knows(here.named(id)):
         raise NotFound(f"unknown model {id[:128]!r}; GET /v1/models lists what there is")
-    return FastJSONResponse(_item(await asyncio.to_thread(here.service.repository.get, id)))
+    return FastJSONResponse(_item(await asyncio.to_thread(here.services.repository.get, stored_as(here.named(id)))))
 
 
 def _items(here: Context) -> Iterator[dict[str, Any]]:
     yield from _backbones(here)
     after = None
     while True:
-        found, after = here.service.repository.list(limit=PAGE, after=after)
-        yield from (_item(stored) for stored in found if here.service.knows(stored.id))
+        found, after = here.services.repository.list(limit=PAGE, after=after)
+        yield from (_item(stored) for stored in found if here.services.knows(named(stored.id)))
         if after is None:
             return
 
 
 def _backbones(here: Context) -> Iterator[dict[str, Any]]:
-    return (_model(hosted.name, 0) for hosted in here.service.backbones() if hosted.state == "ready")
+    return (_model(hosted.name, 0) for hosted in here.services.backbones.list() if hosted.state == "ready")
 
 
 def _item(stored: StoredTask) -> dict[str, Any]:

@@ -141,14 +141,14 @@ async def server_metadata() -> ServerMetadata:
 @router.get("/health/live", response_model=Live, responses={503: {"model": Live}}, summary="Is the process alive?")
 async def live(here: Here) -> FastJSONResponse:
     """503 when only a new process can help: the device's threads have died or make no progress."""
-    alive = here.service.live
+    alive = here.services.live
     return FastJSONResponse({"live": alive}, 200 if alive else 503)
 
 
 @router.get("/health/ready", response_model=Ready, responses={503: {"model": Ready}}, summary="Can it take queries?")
 async def ready(here: Here) -> FastJSONResponse:
     """503 until the programs are compiled and the repository's tasks are loaded, and again while it drains."""
-    able = here.service.ready
+    able = here.services.first.ready
     return FastJSONResponse({"ready": able}, 200 if able else 503)
 
 
@@ -169,7 +169,7 @@ async def model_metadata(here: Here, model: str, version: str | None = None) -> 
 @router.get("/models/{model}/versions/{version}/ready", response_model=ModelReady, summary="Is a version loaded?")
 async def model_ready(here: Here, model: str, version: str | None = None) -> FastJSONResponse:
     await _find(here, model, version)
-    able = here.service.ready
+    able = here.services.first.ready
     return FastJSONResponse({"name": model, "ready": able}, 200 if able else 503)
 
 
@@ -224,13 +224,16 @@ for path, summary in (
 
 
 def _hidden_size(here: Context, task: Task | None) -> int:
-    return task.backbone.hidden_size if task is not None else here.service.backbone.config.hidden_size
+    return task.backbone.hidden_size if task is not None else here.services.first.backbone.config.hidden_size
 
 
 async def _find(here: Context, model: str, version: str | None) -> tuple[Task | None, str]:
     """The model and its served version. Raises ``NotFound``."""
     task = await here.find(model)
-    number = str(here.service.version(model)) if task else BACKBONE_VERSION
+    number = BACKBONE_VERSION
+    if task is not None:
+        with here.services.owning(here.named(model)) as own:
+            number = str(own.tasks.version(here.named(model)))
     if version not in (None, number):
         raise NotFound(f"model {model[:128]!r} has version {number} loaded, and no other")
     return task, number

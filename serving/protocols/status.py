@@ -43,17 +43,17 @@ th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px soli
 
 @router.get("/", response_class=HTMLResponse, summary="Status page")
 async def status_page(here: Here) -> HTMLResponse:
-    found, following = await asyncio.to_thread(here.service.repository.list, limit=SHOWN_TASKS)
-    service = here.service
-    what, done, total = service.phase
-    ready = "ready" if service.ready else f"not ready ({what} {done}/{total})" if total else f"not ready ({what})"
+    found, following = await asyncio.to_thread(here.services.repository.list, limit=SHOWN_TASKS)
+    services, first = here.services, here.services.first
+    what, done, total = first.phase
+    ready = "ready" if first.ready else f"not ready ({what} {done}/{total})" if total else f"not ready ({what})"
     page = PAGE.substitute(
         version=escape(server_version()),
         ready=escape(ready),
-        ready_class="yes" if service.ready else "no",
-        live="live" if service.live else "not live",
-        live_class="yes" if service.live else "no",
-        backbone=escape(service.backbone.name),
+        ready_class="yes" if first.ready else "no",
+        live="live" if services.live else "not live",
+        live_class="yes" if services.live else "no",
+        backbone=escape(first.backbone.name),
         counters="".join(f'<tr><td>{escape(k)}</td><td class="n">{v}</td></tr>' for k, v in _counters(here).items()),
         tasks="".join(_row(stored.id, stored.version, stored.metadata, stored.bytes) for stored in found),
         more="<p>… and more: GET /v1/tasks lists them all.</p>" if following else "",
@@ -62,7 +62,7 @@ async def status_page(here: Here) -> HTMLResponse:
 
 
 def _counters(here: Context) -> dict[str, str]:
-    engines = [engine.report() for engine in here.service.started]
+    engines = [engine.report() for engine in here.services.started]
     if not engines:
         return {}
     devices = [device for engine in engines for device in engine.devices]

@@ -50,7 +50,7 @@ async def ask(
     def submit() -> list[Future[Result]]:
         if (left := until - time.monotonic()) <= 0:
             raise DeadlineExceeded(LATE)
-        return here.service.submit(queries, deadline=left)
+        return here.services.submit(queries, deadline=left, priority=here.asker.priority, tenant=here.asker.tenant)
 
     futures = await here.aside.do(effort, submit)
     loop = asyncio.get_running_loop()

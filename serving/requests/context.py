@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 import functools
 import importlib.metadata
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request
 
-from jpets.types import Task
+from jpets.types import DEFAULT_TENANT, Task, TaskName
 from serving.hosted.services import Services
 from serving.http.aside import Aside
 from serving.http.settings import ServingSettings
@@ -19,24 +19,47 @@ from serving.jobs.service import Jobs
 from serving.requests.metrics import Metrics
 
 
+class Asker(NamedTuple):
+    """For whom a request is. Names of tasks in it are the tenant's; queries of a higher ``priority`` go before all
+    others."""
+
+    tenant: str = DEFAULT_TENANT
+    priority: int = 0
+
+
+DEFAULT_ASKER = Asker()
+
+
 @dataclasses.dataclass(frozen=True)
 class Context:
-    service: Services
+    services: Services
     settings: ServingSettings
     metrics: Metrics
     jobs: Jobs | None = None
+    asker: Asker = DEFAULT_ASKER
     aside: Aside = dataclasses.field(default_factory=Aside)
     turns: Turns = dataclasses.field(default_factory=Turns)
     """Of uploads that are checked."""
 
+    def named(self, id: str) -> TaskName:
+        """The task that the request means by an id."""
+        return TaskName(self.asker.tenant, id)
+
     async def find(self, model: str) -> Task | None:
-        """``Service.find``, away from the event loop where it has to read."""
-        if self.service.at_hand(model):
-            return self.service.find(model)
-        return await asyncio.to_thread(self.service.find, model)
+        """``Outlines.find``, away from the event loop where it has to read."""
+        name = self.named(model)
+        with self.services.owning(name) as own:
+            if own.outlines.at_hand(name):
+                return own.outlines.find(name)
+        return await asyncio.to_thread(self._find, name)
+
+    def _find(self, name: TaskName) -> Task | None:
+        with self.services.owning(name) as own:
+            return own.outlines.find(name)
 
 
 async def find_context(request: Request) -> Context:
+    """The context of a request. For whom a request is, is said here: so far all are for the default tenant."""
     context: Context = request.app.state.context
     return context
 

@@ -73,7 +73,7 @@ class ServiceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         service = self._service
         yield GaugeMetricFamily("jpets_live", "1 unless only a new process can help", value=service.live)
-        yield GaugeMetricFamily("jpets_ready", "1 when queries are answered at full speed", value=service.ready)
+        yield GaugeMetricFamily("jpets_ready", "1 when queries are answered at full speed", value=service.first.ready)
         yield GaugeMetricFamily(
             "jpets_tasks_unreadable", "Stored tasks that could not be read at start", value=service.unreadable
         )
@@ -86,6 +86,6 @@ class ServiceCollector(Collector):
             for state in get_args(JobStateName):
                 metric.add_metric([state], counts.get(state, 0))
             yield metric
-        engines, gone = service.counted()
+        engines, gone = service.backbones.counted()
         if engines:
             yield from engine_metrics(engines, gone)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from jpets.config import EngineSettings
 from jpets.engine.planning.planner import Planner
-from jpets.engine.queue.pending import Pending, PendingQueue
+from jpets.engine.queue.pending import Pending
+from jpets.engine.queue.pending_queue import PendingQueue
 from jpets.scheduling.order.trigger import lazy_wait
 
 

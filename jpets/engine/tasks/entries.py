@@ -11,7 +11,6 @@ from jpets.deltas import class_method
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
 from jpets.types import Pooling, Task
 
-DEFAULT_TENANT = "default"
 Tier = Literal["device", "host", "repository"]
 """Where a task is."""
 

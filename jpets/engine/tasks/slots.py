@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry, Resident
+from jpets.engine.tasks.entries import Entry, Resident
 from jpets.engine.tasks.slot_pool import SlotPools
 from jpets.errors import InvalidInput, OutOfSpace
+from jpets.types import DEFAULT_TENANT
 
 
 class Slots:

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.tasks.entries import DEFAULT_TENANT, Entry, Resident
+from jpets.engine.tasks.entries import Entry, Resident
 from jpets.engine.tasks.fitting import Fitting
 from jpets.engine.tasks.slots import Slots
 from jpets.errors import NotFound
-from jpets.types import Task
+from jpets.types import DEFAULT_TENANT, Task
 
 FORGOTTEN = 1024
 """Removed tasks whose use is still counted, about: a moved one is removed from its old device."""

@@ -25,9 +25,8 @@ from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import ProgramKey, compile_program
-from jpets.engine.tasks.entries import DEFAULT_TENANT
 from jpets.model.encoder import Params
-from jpets.types import Query
+from jpets.types import DEFAULT_TENANT, Query
 from jpets.xla_flags import set_xla_flags
 from pallas_kernels.numerics import dot
 from pallas_kernels.packed_attention import AttentionGroup, packed_attention

@@ -33,7 +33,6 @@ from jpets.engine.group.balancer import HALF_LIFE
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.programs.program import Program
 from jpets.engine.queue.pending import Pending
-from jpets.engine.tasks.entries import DEFAULT_TENANT
 from jpets.model.encoder import Params, random_params
 from jpets.model.forward import Outputs
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
@@ -43,7 +42,7 @@ from jpets.scheduling.simulate.cluster import Cluster
 from jpets.scheduling.simulate.run import simulate
 from jpets.scheduling.simulate.systems import System, by_improved
 from jpets.scheduling.simulate.traffic import Traffic, draw_traffic
-from jpets.types import Query, Result, Task
+from jpets.types import DEFAULT_TENANT, Query, Result, Task
 
 TINY = BackboneConfig("bert", 2000, 64, 2, 2, 128, 512)
 ROWS, LONGEST, TOKENS = 128, 128, 4096

@@ -31,7 +31,7 @@ from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.engine.interface import Serves
 from jpets.errors import InvalidBackbone, Saturated
-from jpets.types import Head, Query, Task
+from jpets.types import Head, Query, Task, TaskName
 from serving.hosted.repository import Validator
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.services import Services
@@ -256,11 +256,11 @@ def test_loaded_backbones_are_there_after_a_restart(
     start: Start, repository: Repository, settings: ServingSettings
 ) -> None:
     def states(server: Services) -> dict[str, str]:
-        return {hosted.name: hosted.state for hosted in server.backbones()}
+        return {hosted.name: hosted.state for hosted in server.backbones.list()}
 
     with contextlib.closing(start()) as server:
-        server.load(OTHER)
-        server.load("broken")
+        server.backbones.load(OTHER)
+        server.backbones.load("broken")
         wait_for(client_of(server, settings), OTHER, "ready")
         wait_for(client_of(server, settings), "broken", "failed")
     repository.keep_backbone("gone")
@@ -269,7 +269,7 @@ def test_loaded_backbones_are_there_after_a_restart(
         wait_for(call, OTHER, "ready")
         assert states(server)["broken"] == "available" and "gone" not in states(server)
         assert classify(call, "second")[0] == 200
-        server.unload(OTHER)
+        server.backbones.unload(OTHER)
     with contextlib.closing(start()) as server:
         assert states(server)[OTHER] == "available"
     repository.forget_backbone("gone")
@@ -307,7 +307,7 @@ def test_a_backbone_that_does_not_close_well_is_gone_all_the_same(
             broken.setattr(Service, "close", close)
         else:
             name = "_idle" if part == "drain" else "counted"
-            broken.setattr(f"serving.hosted.services.{name}", mock.Mock(side_effect=RuntimeError))
+            broken.setattr(f"serving.hosted.backbones.{name}", mock.Mock(side_effect=RuntimeError))
         assert call("DELETE", f"/v1/backbones/{OTHER}").status_code == 204
     names = {item["name"]: item["state"] for item in call("GET", "/v1/backbones").json()["backbones"]}
     assert names[OTHER] == "available"
@@ -365,9 +365,13 @@ def test_changes_while_the_repository_is_read_again(
     for name in ("going", "changing"):
         put(name, 1)
     monkeypatch.setattr(repository, "changes", late)
-    own.refresh()
+    own.following.refresh()
     assert [classify(call, name)[0] for name in ("coming", "changing", "going")] == [200, 200, 404]
-    assert (own.version("coming"), own.version("changing"), own.version("going")) == (1, 2, None)
+    assert (
+        own.tasks.version(TaskName.of("coming")),
+        own.tasks.version(TaskName.of("changing")),
+        own.tasks.version(TaskName.of("going")),
+    ) == (1, 2, None)
     for name in ("coming", "changing"):
         call("DELETE", f"/v1/tasks/{name}")
 
@@ -434,7 +438,7 @@ def test_a_task_without_labels_is_read_by_its_own_backbone(call: Call, loaded: N
     own = services.all[1]
     entry = own.engine.entry("price")
     assert entry is not None
-    assert own._outline(entry).head.outputs == 3
+    assert own.outlines.read(entry).head.outputs == 3
     assert len(classify(call, "price")[1][0]["values"]) == 3
 
 

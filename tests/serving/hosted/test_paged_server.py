@@ -22,7 +22,7 @@ from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.interface import Serves
-from jpets.types import Task
+from jpets.types import Task, TaskName
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
 
@@ -143,7 +143,7 @@ def test_every_stored_task_answers(place: Place) -> None:
 def test_every_endpoint_knows_tasks_that_are_not_on_the_device(place: Place) -> None:
     service = place.serve()
     call = place.call(service)
-    away = [n for n in range(TASKS) if service.tier(f"task-{n}") == "repository"]
+    away = [n for n in range(TASKS) if service.tasks.tier(TaskName.of(f"task-{n}")) == "repository"]
     topic, tags, vectors = (next(n for n in away if n % 5 == kind) for kind in (0, 1, 2))
     outputs = call("GET", f"/v2/models/task-{topic}").json()["outputs"]
     assert outputs[0] == {"name": "logits", "datatype": "FP32", "shape": [-1, 3]}
@@ -193,7 +193,7 @@ def test_after_a_crash_the_same_tasks_are_there(place: Place) -> None:
 def test_a_file_that_disappears_costs_no_other(place: Place) -> None:
     service = place.serve()
     call = place.call(service)
-    away = [n for n in range(TASKS) if service.tier(f"task-{n}") == "repository"][:3]
+    away = [n for n in range(TASKS) if service.tasks.tier(TaskName.of(f"task-{n}")) == "repository"][:3]
     gone, damaged, fine = away
     folder = place.folder / "blobs"
     digests = {n: call("GET", f"/v1/tasks/task-{n}").json()["digest"] for n in away}
@@ -223,7 +223,7 @@ def test_a_task_that_cannot_be_read_does_not_keep_a_server_from_starting(place: 
 def test_changes_of_tasks_that_are_not_on_the_device(place: Place, make_task: Callable[..., Task]) -> None:
     service = place.serve()
     call = place.call(service)
-    away = [n for n in range(TASKS) if service.tier(f"task-{n}") == "repository"]
+    away = [n for n in range(TASKS) if service.tasks.tier(TaskName.of(f"task-{n}")) == "repository"]
     changed = next(n for n in away if n % 5 == 0)
     (old,) = ask(call, changed)
     ask(call, *range(TASKS))
@@ -255,7 +255,7 @@ def test_an_upload_while_every_slot_is_in_use(place: Place, make_task: Callable[
 def test_metrics_of_the_tiers(place: Place) -> None:
     service = place.serve()
     call = place.call(service)
-    away = next(n for n in range(TASKS) if service.tier(f"task-{n}") == "repository")
+    away = next(n for n in range(TASKS) if service.tasks.tier(TaskName.of(f"task-{n}")) == "repository")
     before = samples(call)
     ask(call, away, away)
     after = samples(call)

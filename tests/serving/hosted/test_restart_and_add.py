@@ -158,7 +158,7 @@ def test_a_task_that_is_deleted_meanwhile_stays_away(
 
     monkeypatch.setattr(Growth, "_open", slow)
     assert put(call, make_task("topic")).status_code == 202
-    service.engine.prepare(service._layouts.classes(make_task("topic"))).result(60)
+    service.engine.prepare(service.tasks.layouts.classes(make_task("topic"))).result(60)
     assert ask(call, "topic").status_code == 404
 
 
@@ -168,7 +168,7 @@ def test_what_others_add_is_served_too(start: Start, make_task: Callable[..., Ta
     service.repository.put("beside", task_to_bytes(make_task("beside")))  # type: ignore[attr-defined]
     end = time.monotonic() + 60
     while ask(call, "beside").status_code != 200:
-        service.refresh()
+        service.following.refresh()
         assert time.monotonic() < end
         time.sleep(0.02)
 

@@ -27,7 +27,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.errors import NotFound, OutOfSpace
-from jpets.types import Query, Task
+from jpets.types import Query, Task, TaskName
 from serving.app import create_app
 from serving.hosted.follower import Follower
 from serving.hosted.service import Service
@@ -73,7 +73,7 @@ class Server:
         return {
             "list": self.call("GET", "/v1/tasks").json(),
             "answers": {id: self.ask(id) for id in ids},
-            "versions": {id: self.service.version(id) for id in ids},
+            "versions": {id: self.service.tasks.version(TaskName.of(id)) for id in ids},
             "ready": {id: self.call("GET", f"/v2/models/{id}/ready").status_code for id in ids},
             "known": gauges["jpets_tasks", (("tier", "repository"),)],
         }
@@ -115,7 +115,7 @@ def tidy(servers: tuple[Server, Server]) -> Iterator[None]:
         if stored.id != "always":
             first.repository.delete(stored.id)
     for server in servers:
-        server.service.refresh()
+        server.service.following.refresh()
     assert first.tells(["always"]) == second.tells(["always"])
 
 
@@ -124,7 +124,7 @@ def test_what_one_changes_the_other_answers(servers: tuple[Server, Server], uplo
     ids = ["always", "new", "changed", "deleted", "renewed", "back"]
     for name in ids[2:]:
         first.put(name, upload(name, seed=1))
-    second.service.refresh()
+    second.service.following.refresh()
     assert first.tells(ids) == second.tells(ids)
     old = second.ask("changed")
     first.put("new", upload("new", seed=2))
@@ -134,10 +134,10 @@ def test_what_one_changes_the_other_answers(servers: tuple[Server, Server], uplo
     assert first.put("renewed", upload("renewed", seed=3)) == 2
     first.put("back", upload("back", seed=4))
     assert first.call("POST", "/v1/tasks/back/rollback").json()["version"] == 1
-    second.service.refresh()
+    second.service.following.refresh()
     assert first.tells(ids) == second.tells(ids)
     assert second.ask("changed") not in (old, 404) and second.ask("deleted") == 404
-    assert second.service.version("renewed") == 2
+    assert second.service.tasks.version(TaskName.of("renewed")) == 2
 
 
 def test_both_hear_of_commands_beside_them(servers: tuple[Server, Server], upload: Upload, backbone: Backbone) -> None:
@@ -151,13 +151,13 @@ def test_both_hear_of_commands_beside_them(servers: tuple[Server, Server], uploa
         beside.put("foreign", task_to_bytes(task))
         ids = ["new", "aside", "foreign"]
         for server in servers:
-            server.service.refresh()
+            server.service.following.refresh()
         told = first.tells(ids)
         assert told == second.tells(ids)
         assert told["answers"]["foreign"] == 404 and told["answers"]["new"] != 404
         beside.put("new", task_to_bytes(task))  # it becomes one of another backbone
         for server in servers:
-            server.service.refresh()
+            server.service.following.refresh()
         assert first.ask("new") == second.ask("new") == 404
 
 
@@ -173,11 +173,11 @@ def test_a_refresh_takes_time_by_what_changed(
     looked: list[str] = []
     indexed = second.repository.indexed
     monkeypatch.setattr(second.repository, "indexed", lambda id, maker: looked.append(id) or indexed(id, maker))
-    second.service.refresh()
+    second.service.following.refresh()
     assert looked == ["task-0", "task-1", "task-2", "task-3"]
-    second.service.refresh()
+    second.service.following.refresh()
     assert len(looked) == 4
-    first.service.refresh()
+    first.service.following.refresh()
     ids = [f"task-{number}" for number in range(4)]
     assert first.tells(ids) == second.tells(ids)
 
@@ -186,11 +186,14 @@ def test_a_task_that_is_being_changed_here_is_looked_at_again(servers: tuple[Ser
     first, second = servers
     first.put("busy", upload("busy", seed=1))
     first.put("other", upload("other", seed=1))
-    with second.service._locks.hold("busy"):
-        second.service.refresh()
-        assert second.service.version("busy") is None and second.service.version("other") == 1
-    second.service.refresh()
-    assert second.service.version("busy") == 1
+    with second.service.tasks.locks.hold(TaskName.of("busy")):
+        second.service.following.refresh()
+        assert (
+            second.service.tasks.version(TaskName.of("busy")) is None
+            and second.service.tasks.version(TaskName.of("other")) == 1
+        )
+    second.service.following.refresh()
+    assert second.service.tasks.version(TaskName.of("busy")) == 1
 
 
 def test_a_catalogue_that_cannot_be_read_on_the_way_is_read_again(
@@ -202,8 +205,8 @@ def test_a_catalogue_that_cannot_be_read_on_the_way_is_read_again(
     with monkeypatch.context() as patch:
         patch.setattr(second.repository, "indexed", lambda id, maker: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            second.service.refresh()
-    second.service.refresh()
+            second.service.following.refresh()
+    second.service.following.refresh()
     assert first.tells(["one", "two"]) == second.tells(["one", "two"])
 
 
@@ -212,8 +215,8 @@ def test_an_older_copy_of_the_catalogue(
 ) -> None:
     first, second = servers
     first.put("one", upload("one"))
-    second.service._seen += 1000
-    second.service.refresh()
+    second.service.following._seen += 1000
+    second.service.following.refresh()
     assert first.tells(["one"]) == second.tells(["one"])
 
 
@@ -235,7 +238,7 @@ def test_an_old_version_serves_until_the_classes_of_one_from_elsewhere_are_there
 ) -> None:
     first, second = servers
     first.put("shape", upload("shape", seed=1))
-    second.service.refresh()
+    second.service.following.refresh()
     detail = second.call("GET", "/v1/tasks/shape").json()
     assert (detail["state"], len(preparations)) == ("preparing", 1)
     preparations.pop().set_result(None)
@@ -244,7 +247,7 @@ def test_an_old_version_serves_until_the_classes_of_one_from_elsewhere_are_there
     assert old == first.ask("shape")
     first.put("shape", upload("shape", seed=2))
     for _ in range(2):
-        second.service.refresh()
+        second.service.following.refresh()
         assert second.ask("shape") == old and len(preparations) == 1
     preparations.pop().set_result(None)
     wait_for_preparations()
@@ -257,23 +260,23 @@ def test_what_waits_for_its_classes_does_not_come_after_a_later_change(
 ) -> None:
     first, second = servers
     first.put("late", upload("late", seed=1))
-    second.service.refresh()
+    second.service.following.refresh()
     preparations[0].set_result(None)
     wait_for_preparations()
     first.put("late", upload("late", seed=2))
-    second.service.refresh()
+    second.service.following.refresh()
     if change == "replace":
         first.put("late", upload("late", seed=3))
     elif change == "rollback":
         assert first.call("POST", "/v1/tasks/late/rollback").is_success
     else:
         first.call("DELETE", "/v1/tasks/late")
-    second.service.refresh()
+    second.service.following.refresh()
     for done in preparations[:0:-1]:
         done.set_result(None)
     wait_for_preparations()
-    assert second.service.preparation("late") is None
-    assert second.service.version("late") == first.service.version("late")
+    assert second.service.preparations.get(TaskName.of("late")) is None
+    assert second.service.tasks.version(TaskName.of("late")) == first.service.tasks.version(TaskName.of("late"))
     assert second.ask("late") == first.ask("late")
 
 
@@ -283,18 +286,22 @@ def test_a_server_without_room_takes_nothing_of_others_away(
     """It says so, and does not answer by an old version."""
     first, second = servers
     first.put("large", upload("large", seed=1))
-    second.service.refresh()
+    second.service.following.refresh()
     preparations.pop().set_exception(OutOfSpace("no room; raise --device-memory-gb"))
     wait_for_preparations()
     assert second.call("GET", "/v1/tasks/large").json()["state"] == "failed"
     version = first.put("large", upload("large", seed=2))
-    second.service.refresh()
+    second.service.following.refresh()
     preparations.pop().set_exception(OutOfSpace("no room; raise --device-memory-gb"))
     wait_for_preparations()
     assert second.call("GET", "/v1/tasks/large").json()["state"] == "failed"
-    second.service.refresh()
-    first.service.refresh()
-    assert first.service.version("large") == second.service.version("large") == version
+    second.service.following.refresh()
+    first.service.following.refresh()
+    assert (
+        first.service.tasks.version(TaskName.of("large"))
+        == second.service.tasks.version(TaskName.of("large"))
+        == version
+    )
     assert [each.version for each in first.repository.versions("large")][-1] == version
 
 
@@ -306,18 +313,18 @@ def test_a_task_changes_elsewhere_before_it_is_read(
     first, second = servers
     first.put("late", upload("late", seed=1))
     with contextlib.closing(Repository(first.repository.folder, keep_versions=1)) as beside:
-        known = second.service._layouts.known("late")
+        known = second.service.tasks.layouts.known(TaskName.of("late"))
         assert known is not None
-        second.service._register(second.engine, known)  # as a refresh does, but it is not brought yet
+        second.service.tasks.register(second.engine, known)  # as a refresh does, but it is not brought yet
         if change == "replace":
             beside.put("late", upload("late", seed=2))
         else:
             beside.delete("late")
             beside.collect()
     answer = second.ask("late")
-    first.service.refresh()
+    first.service.following.refresh()
     assert answer == first.ask("late")
-    assert second.service.version("late") == first.service.version("late")
+    assert second.service.tasks.version(TaskName.of("late")) == first.service.tasks.version(TaskName.of("late"))
     assert (answer == 404) == (change == "delete")
 
 
@@ -341,12 +348,12 @@ def test_a_task_changes_elsewhere_while_it_is_read(
             changed.set()
         return read(stored)
 
-    known = second.service._layouts.known("late")
+    known = second.service.tasks.layouts.known(TaskName.of("late"))
     assert known is not None
-    second.service._register(second.engine, known)
+    second.service.tasks.register(second.engine, known)
     monkeypatch.setattr(second.repository, "read", slow)
     answer = second.ask("late")
-    first.service.refresh()
+    first.service.following.refresh()
     assert changed.is_set() and answer == first.ask("late")
     assert (answer == 404) == (change == "delete")
 
@@ -363,8 +370,8 @@ def test_an_upload_that_fails_takes_nothing_of_others_away(
     with monkeypatch.context() as patch:
         patch.setattr(first.engine, "add_task", full)
         assert first.call("PUT", "/v1/tasks/both", content=upload("both", seed=1)).status_code == 507
-    first.service.refresh()
-    assert first.service.version("both") == second.service.version("both") == 2
+    first.service.following.refresh()
+    assert first.service.tasks.version(TaskName.of("both")) == second.service.tasks.version(TaskName.of("both")) == 2
     assert first.tells(["both"]) == second.tells(["both"])
 
 
@@ -373,12 +380,12 @@ def test_queries_on_their_way_are_answered_when_their_task_is_deleted_elsewhere(
 ) -> None:
     first, second = servers
     first.put("going", upload("going"))
-    second.service.refresh()
+    second.service.following.refresh()
     assert second.ask("going") != 404
     with paused(second.engine):
         (future,) = second.services.submit([Query("going", "hello world")])
         first.call("DELETE", "/v1/tasks/going")
-        second.service.refresh()
+        second.service.following.refresh()
         assert second.ask("going") == 404
     assert future.result(30).error is None
 
@@ -391,9 +398,9 @@ def test_a_server_follows_by_itself(servers: tuple[Server, Server], upload: Uplo
     try:
         for seed in (1, 2):
             version = first.put("followed", upload("followed", seed=seed))
-            wait_until(lambda version=version: second.service.version("followed") == version, 30)
+            wait_until(lambda version=version: second.service.tasks.version(TaskName.of("followed")) == version, 30)
         first.call("DELETE", "/v1/tasks/followed")
-        wait_until(lambda: not second.services.knows("followed"), 30)
+        wait_until(lambda: not second.services.knows(TaskName.of("followed")), 30)
     finally:
         follower.close()
     assert follower.age is not None and follower.age < 60

@@ -112,7 +112,7 @@ SHORT = {
 
 @pytest.mark.parametrize("number", SHORT)
 @pytest.mark.parametrize(
-    "place", ["serving.protocols.tasks.tempfile.NamedTemporaryFile", "serving.hosted.service.map_file"]
+    "place", ["serving.protocols.tasks.tempfile.NamedTemporaryFile", "serving.hosted.changes.map_file"]
 )
 def test_uploads_that_lack_descriptors_or_space_say_so(
     call: Call, upload: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch, number: int, place: str

@@ -10,7 +10,7 @@ import pytest
 from clients import Call
 
 from jpets.engine.engine import Engine
-from jpets.types import Classification, Embedding, Query, Regression, Span, Tokens
+from jpets.types import Classification, Embedding, Query, Regression, Span, TaskName, Tokens
 from serving.hosted.service import Service
 
 TEXT: dict[str, Any] = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["hello world", "a"]}
@@ -208,4 +208,4 @@ def test_binary_extension_is_refused(call: Call) -> None:
 
 
 def test_loaded_version_is_the_repositorys(service: Service) -> None:
-    assert service.version("topic") == service.repository.get("topic").version
+    assert service.tasks.version(TaskName.of("topic")) == service.repository.get("topic").version

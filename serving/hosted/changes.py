@@ -1,0 +1,90 @@
+"""Changes of tasks that come by this server: a version is checked, stored and served, or nothing has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jpets.engine.interface import Serves
+from jpets.engine.tasks.lowered import LoweredTask
+from jpets.errors import InvalidTask, NotFound, Preparing, UnknownClass
+from jpets.types import Task, TaskName
+from serving.hosted.preparations import Preparations
+from serving.hosted.repository import StoredTask, stored_as
+from serving.hosted.served import ServedTasks
+from serving.http.uploads import map_file
+
+
+class Changes:
+    """Methods block; thread-safe. All raise ``Saturated`` before the engine has started, and once it drains."""
+
+    def __init__(self, tasks: ServedTasks, preparations: Preparations) -> None:
+        self._tasks = tasks
+        self._preparations = preparations
+
+    def check(self, content: bytes | memoryview, name: TaskName) -> Task:
+        """The task in a file, which could be served as ``name``. Raises ``InvalidTask``, ``UnknownClass``,
+        ``OutOfSpace`` where it could not."""
+        return self._checked(self._tasks.engine, content, name).task
+
+    def put(self, name: TaskName, file: Path, if_match: int | None = None) -> StoredTask:
+        """Checks, stores and loads a task file; when it returns, the next query sees it, unless ``Preparations`` has
+        it: then an older version serves until its classes are there. On any error nothing changed.
+
+        Raises ``InvalidTask``, ``UnknownClass``, ``Conflict``, ``OutOfSpace``, ``Saturated``.
+        """
+        tasks, engine = self._tasks, self._tasks.engine
+        checked: list[LoweredTask] = []
+
+        def acceptable(content: bytes | memoryview, stored_id: str) -> Task:
+            del stored_id
+            checked.append(self._checked(engine, content, name))
+            return checked[0].task
+
+        with tasks.locks.hold(name):
+            id = stored_as(name)
+            stored = tasks.repository.put(id, map_file(file), if_match=if_match, validator=acceptable)
+            try:
+                tasks.layouts.keep(stored.digest, checked[0].classes)
+                self._preparations.serve(engine, name, checked[0], stored)
+            except BaseException:
+                tasks.repository.discard(id, stored.version)  # what others added meanwhile stays
+                raise
+            return stored
+
+    def rollback(self, name: TaskName, to: int | str | None = None) -> StoredTask:
+        """Serves an earlier version; when it returns, the next query sees it. Raises ``NotFound``, ``OutOfSpace``."""
+        tasks, engine = self._tasks, self._tasks.engine
+        with tasks.locks.hold(name):
+            id = stored_as(name)
+            before = tasks.repository.get(id)
+            stored = tasks.repository.rollback(id, to)
+            try:
+                self._preparations.serve(engine, name, engine.lower_task(tasks.read(stored, name)), stored)
+            except BaseException:
+                tasks.repository.activate(id, before.version)
+                raise
+            return stored
+
+    def delete(self, name: TaskName, if_match: int | None = None) -> None:
+        """Queries on their way still get their answer. Raises ``NotFound``, ``Conflict``."""
+        tasks, engine = self._tasks, self._tasks.engine
+        with tasks.locks.hold(name):
+            try:
+                tasks.repository.delete(stored_as(name), if_match=if_match)
+            except NotFound:
+                self._preparations.forget(engine, name)  # it was deleted behind the server's back
+                raise
+            self._preparations.forget(engine, name)
+            self._preparations.drop(name)
+        tasks.repository.collect()
+
+    def _checked(self, engine: Serves, content: bytes | memoryview, name: TaskName) -> LoweredTask:
+        if name.id == self._tasks.backbone.name:
+            raise InvalidTask(f"{name.id!r} is the name of the backbone; choose another id")
+        task = engine.lower_task(self._tasks.check(content, name))
+        try:
+            engine.check_task(task, stays=False)
+        except (UnknownClass, Preparing):
+            if not self._preparations.growing:
+                raise
+        return task

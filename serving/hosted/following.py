@@ -1,0 +1,91 @@
+"""Keeps an engine in step with what others change in the repository of its tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+
+from jpets.engine.interface import Progress, Serves
+from jpets.errors import JpetsError
+from jpets.types import TaskName
+from serving.hosted.layout import Known
+from serving.hosted.preparations import Preparations
+from serving.hosted.repository import named, stored_as
+from serving.hosted.served import ServedTasks
+
+log = logging.getLogger(__name__)
+
+
+class Following:
+    """Has the engine of ``tasks`` know what the repository holds. Methods block; thread-safe."""
+
+    def __init__(self, tasks: ServedTasks, preparations: Preparations) -> None:
+        self._tasks = tasks
+        self._preparations = preparations
+        self._seen = 0
+        """The number of the repository's last change that is in ``_changed``, or that the engine knows."""
+        self._changed: dict[TaskName, None] = {}
+        """Tasks that have to be looked at."""
+        self._refreshing = threading.Lock()
+        tasks.follow = self.follow
+
+    def begin(self, progress: Progress) -> list[Known]:
+        """Every task that there is now, the most used first; ``refresh`` looks at what changed since."""
+        self._seen, _ = self._tasks.repository.changes(0)
+        return self._tasks.layouts.tasks(progress)
+
+    def refresh(self) -> None:
+        """Has the engine know what others than this service changed in the repository since the last call.
+
+        That takes time by the number of changed tasks. One that this service is changing now is looked at again the
+        next time.
+        """
+        engine = self._tasks.engine
+        with self._refreshing:
+            number, ids = self._tasks.repository.changes(self._seen)
+            changed = [named(id) for id in ids]
+            if number < self._seen:  # an older copy of the catalogue took its place
+                known = self._tasks.layouts.tasks(lambda what, done, total: None)
+                changed = [*self._tasks.registered.copy(), *(task.name for task in known)]
+            self._changed.update(dict.fromkeys(changed))
+            self._seen = number
+            for name in list(self._changed):
+                if self._follow(engine, name):
+                    del self._changed[name]
+
+    def follow(self, name: TaskName) -> bool:
+        """Has the engine know what the repository holds under ``name`` now. False while this service is changing it."""
+        return self._tasks.started is not None and self._follow(self._tasks.started, name)
+
+    def bring_up(self, engine: Serves, name: TaskName) -> None:
+        """``follow`` by a caller that holds the task's lock."""
+        tasks, preparations = self._tasks, self._preparations
+        known, version = tasks.layouts.known(name), tasks.version(name)
+        if known is None:
+            preparations.forget(engine, name)
+        elif (waits := preparations.get(name)) is not None and waits.version == known.version:
+            return
+        elif version is not None and name not in tasks.registered:
+            log.warning("a stored task has the name of a backbone, which goes before it", extra={"task": name.id})
+        else:
+            preparations.drop(name)
+            if version != known.version:
+                preparations.take(engine, self._with_classes(known))
+
+    def _follow(self, engine: Serves, name: TaskName) -> bool:
+        with self._tasks.locks.attempt(name) as held:
+            if held:
+                self.bring_up(engine, name)
+            return held
+
+    def _with_classes(self, known: Known) -> Known:
+        """With the classes of a task that was not read for them yet; without where it cannot be read: its queries hear
+        why."""
+        if known.classes is None and self._preparations.growing:
+            with contextlib.suppress(JpetsError):
+                stored = self._tasks.repository.get(stored_as(known.name), version=known.version)
+                classes = self._tasks.layouts.classes(self._tasks.read(stored, known.name))
+                self._tasks.layouts.keep(stored.digest, classes)
+                return known._replace(classes=classes)
+        return known

@@ -1,0 +1,134 @@
+"""Versions of tasks that wait for their classes: an older version is served until the engine has them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from jpets.engine.interface import Serves
+from jpets.engine.tasks.lowered import LoweredTask
+from jpets.errors import JpetsError, OutOfSpace, Preparing, UnknownClass
+from jpets.types import Task, TaskName
+from serving.hosted.layout import Known
+from serving.hosted.repository import StoredTask, stored_as
+from serving.hosted.served import ServedTasks
+
+log = logging.getLogger(__name__)
+
+
+class Preparation(NamedTuple):
+    """A version of a task that waits for its classes; ``problem`` says why they could not be had."""
+
+    version: int
+    problem: str | None = None
+
+
+class Preparations:
+    """Has an engine serve versions, now or once it has their classes.
+
+    It gets no more classes than it was started with unless it is ``growing``.
+    """
+
+    def __init__(self, tasks: ServedTasks, *, growing: bool) -> None:
+        self.growing = growing
+        self._tasks = tasks
+        self._waiting: dict[TaskName, Preparation] = {}
+        """Tasks that were taken in and wait for their classes, or whose classes could not be had."""
+
+    def get(self, name: TaskName) -> Preparation | None:
+        """What became of a version that waits for classes which the engine does not have yet."""
+        return self._waiting.get(name)
+
+    def drop(self, name: TaskName) -> None:
+        """What waits under this name is not wanted any more."""
+        self._waiting.pop(name, None)
+
+    def forget(self, engine: Serves, name: TaskName) -> None:
+        """The task is gone. Why its classes could not be had is remembered."""
+        if (waits := self._waiting.get(name)) is not None and waits.problem is None:
+            del self._waiting[name]
+        self._tasks.forget(engine, name)
+
+    def serve(self, engine: Serves, name: TaskName, task: LoweredTask, stored: StoredTask) -> None:
+        """A version of this service, by a caller that holds the task's lock: when it returns, the next query sees it,
+        unless it waits for its classes.
+
+        Raises ``UnknownClass`` where the engine gets no more classes, ``OutOfSpace``, ``Saturated``.
+        """
+        try:
+            self._tasks.add(engine, name, stored.version, task)
+        except (UnknownClass, Preparing):
+            if not self.growing:
+                raise
+            known = Known(name, stored.version, task.classes)
+            self._wait_for(engine, known, engine.prepare(task.classes), own=True)
+        else:
+            self.drop(name)  # only now: until then an older version is served
+        self._tasks.registered.add(name)
+
+    def take(self, engine: Serves, known: Known) -> None:
+        """A version that others stored: served as they do, an older version until the engine has its classes."""
+        done = engine.prepare(known.classes or ()) if self.growing else None
+        if done is None or done.done():
+            self._tasks.register(engine, known)
+            engine.warm([known.name.id], tenant=known.name.tenant)
+        else:
+            self._wait_for(engine, known, done, own=False)
+
+    def add_standard(self, engine: Serves, standard: Callable[[], Sequence[Task]]) -> None:
+        """Has the engine take tasks of the usual shapes, whatever it was started with; in a thread of its own."""
+        if self.growing:
+            threading.Thread(
+                target=self._add_standard, args=(engine, standard), name="jpets-standard", daemon=True
+            ).start()
+
+    def _add_standard(self, engine: Serves, standard: Callable[[], Sequence[Task]]) -> None:
+        classes = {key for task in standard() for key in self._tasks.layouts.classes(task)}
+        try:
+            engine.prepare(sorted(classes)).result()
+        except JpetsError as error:
+            if not self._tasks.closing:
+                log.warning("tasks of other shapes than those of the start are not taken: %s", error.message)
+
+    def _wait_for(self, engine: Serves, known: Known, done: Future[None], *, own: bool) -> None:
+        """Serves a version once its classes are there (``done``); queries for a task that nobody served before hear
+        that. ``own``: it came by this service."""
+        self._waiting[known.name] = Preparation(known.version)
+        if not self._tasks.knows(known.name):
+            self._tasks.register(engine, known)
+        wait = threading.Thread(target=self._finish, args=(engine, known, done, own), name="jpets-prepare", daemon=True)
+        wait.start()
+
+    def _finish(self, engine: Serves, known: Known, done: Future[None], own: bool) -> None:
+        problem: BaseException | None = done.exception()
+        name, version = known.name, known.version
+        with self._tasks.locks.hold(name):
+            if self._waiting.get(name) != Preparation(version):
+                return  # another version came, or it was deleted
+            try:
+                if problem is None:
+                    stored = self._tasks.repository.get(stored_as(name), version=version)
+                    self.serve(engine, name, engine.lower_task(self._tasks.read(stored, name)), stored)
+            except Exception as error:  # noqa: BLE001 (whatever it is, queries for the task are answered with it)
+                problem = error
+            if problem is not None and not self._tasks.closing:
+                self._give_up(engine, known, problem, own)
+
+    def _give_up(self, engine: Serves, known: Known, problem: BaseException, own: bool) -> None:
+        """Without room for a task of its own a service does not keep it: the next start would be one too many tasks for
+        the device. One of others stays; queries for it here are answered with what is wrong."""
+        name, version, tasks = known.name, known.version, self._tasks
+        why = problem.message if isinstance(problem, JpetsError) else type(problem).__name__
+        log.error("a task cannot be served", extra={"task": name.id, "version": version, "why": why})
+        self._waiting[name] = Preparation(version, why)
+        if not own:
+            if tasks.version(name) != version:
+                tasks.register(engine, known)
+            return
+        if isinstance(problem, OutOfSpace):
+            tasks.repository.discard(stored_as(name), version)
+        if tasks.version(name) == version:
+            self.forget(engine, name)

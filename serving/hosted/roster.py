@@ -1,0 +1,71 @@
+"""The services that take queries now, one for each backbone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+
+from jpets.engine.group.readers import Readers
+from jpets.engine.results.stats import BatchObserver
+from jpets.errors import SHUTTING_DOWN, Saturated
+from jpets.types import TaskName
+from serving.hosted.service import Service
+
+
+class Roster:
+    """``first`` is there from the start to the end; others come and go. Thread-safe."""
+
+    def __init__(self, first: Service) -> None:
+        self.first = first
+        self.all: Sequence[Service] = (first,)
+        """Those that take queries; a new sequence whenever one comes or goes."""
+        self.closing = False
+        self._lock = threading.RLock()  # a signal's handler may come upon itself
+        self._readers = Readers()
+        self._observers: list[BatchObserver] = []
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Whatever service is looked up meanwhile stays until the end."""
+        return self._readers.reading()
+
+    def owner(self, name: TaskName) -> Service | None:
+        """The service that has the task."""
+        return next((service for service in self.all if service.tasks.knows(name)), None)
+
+    @contextlib.contextmanager
+    def owning(self, name: TaskName) -> Iterator[Service]:
+        """The service that has the task, or the first one, which stays meanwhile."""
+        with self.reading():
+            yield self.owner(name) or self.first
+
+    def observe(self, observer: BatchObserver) -> None:
+        """Calls ``observer`` with every batch of every service, also of those that come."""
+        self._observers.append(observer)
+        for service in self.all:
+            service.observe(observer)
+
+    def watch(self, service: Service) -> None:
+        """Has observers see the batches of a service that is to come."""
+        for observer in self._observers:
+            service.observe(observer)
+
+    def add(self, service: Service) -> None:
+        """From now on queries find it; those that came before have been routed when this returns. Raises
+        ``Saturated`` once the roster is closed."""
+        with self._lock:
+            if self.closing:
+                raise Saturated(SHUTTING_DOWN)
+            self.all = (*self.all, service)
+        self._readers.settle()
+
+    def withdraw(self, service: Service) -> None:
+        """No new query finds it; those that found it have been submitted when this returns."""
+        with self._lock:
+            self.all = tuple(each for each in self.all if each is not service)
+        self._readers.settle()
+
+    def close(self) -> None:
+        """Services that are here stay; no other one comes."""
+        with self._lock:
+            self.closing = True
