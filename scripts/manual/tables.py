@@ -64,10 +64,10 @@ def _families() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     engines, jobs = [_engine()], types.SimpleNamespace(counts=dict)
     service = types.SimpleNamespace(
         live=True,
-        ready=True,
+        first=types.SimpleNamespace(ready=True),
         unreadable=0,
         seen_age=0.0,
-        counted=lambda: (engines, Counter()),
+        backbones=types.SimpleNamespace(counted=lambda: (engines, Counter())),
         observe=lambda run: None,
     )
     registry = Metrics(cast(Any, service), cast(Any, jobs)).registry
