@@ -100,7 +100,7 @@ def test_the_first_query_after_idle_minutes_finds_a_live_engine(
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
     with paused(engine):
         monkeypatch.setattr(host_loop, "time", later)
-        monkeypatch.setattr(pending, "time", later)
+        monkeypatch.setattr(pending_queue, "time", later)
         future = engine.submit([GOOD])[0]
         seen = [engine.live for _ in range(3)]
     assert future.result(30).error is None
