@@ -35,6 +35,8 @@ from jpets.types import Task
 DEFAULT_TENANT = "default"
 STALE_SECONDS = 3600.0
 """Age at which a temporary file can only be a dead writer's."""
+AT_ONCE = 100
+"""Blobs that are removed in one transaction: uploads wait for it, and elsewhere each takes a while."""
 Validator = Callable[[bytes | memoryview, str], Task]
 """(file's bytes, id) -> the task; raises ``InvalidTask`` for a file that cannot be served."""
 StoredTasks = list[StoredTask]
@@ -276,16 +278,27 @@ class Repository:
 
     def collect(self, stale_seconds: float = STALE_SECONDS) -> int:
         """Removes blobs that no version names and files that dead writers left; returns how many."""
-        with self._catalog.write() as connection:
+        stored = list(self._blobs.list())
+        with self._catalog.read() as connection:
             used = set(connection.execute(sa.select(VERSIONS.c.digest).distinct()).scalars())
-            unused = [digest for digest in self._blobs.list() if digest not in used]
-            for digest in unused:
-                self._blobs.delete(digest)
+        unused, removed = [digest for digest in stored if digest not in used], 0
+        for start in range(0, len(unused), AT_ONCE):
+            removed += self._remove(unused[start : start + AT_ONCE])
+        with self._catalog.write() as connection:
             connection.execute(sa.delete(LAYOUTS).where(LAYOUTS.c.digest.not_in(sa.select(VERSIONS.c.digest))))
-        return len(unused) + self._blobs.sweep(stale_seconds)
+        return removed + self._blobs.sweep(stale_seconds)
 
     def close(self) -> None:
         self._catalog.close()
+
+    def _remove(self, digests: Sequence[str]) -> int:
+        """Removes those that no version names now, while none can be added; returns how many."""
+        with self._catalog.write() as connection:
+            named = sa.select(VERSIONS.c.digest).where(VERSIONS.c.digest.in_(digests))
+            unused = set(digests).difference(connection.execute(named).scalars())
+            for digest in unused:
+                self._blobs.delete(digest)
+        return len(unused)
 
     @contextlib.contextmanager
     def _stored_blob(self, content: bytes | memoryview, digest: str) -> Iterator[None]:
