@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jpets.engine.engine import Engine
-from jpets.engine.group.homes import Homes, Name
+from jpets.engine.group.homes import Homes
 from jpets.engine.group.mover import Mover
 from jpets.scheduling.balancing.rebalance import rebalance, work
 from jpets.scheduling.balancing.rounds import AdaptiveInterval, Window
 from jpets.scheduling.queue import Floats
+from jpets.types import TaskName
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Balancer:
         self.phi = 1.0
         """Balance of the devices' loads at the last round: the least over the most; 1 where chance explains it."""
         self.rounds = 0
-        self._window = Window[Name](len(members))
+        self._window = Window[TaskName](len(members))
         self._waited: Floats = np.zeros(len(members))
         self._looks = 0
         self._end = threading.Event()
@@ -106,11 +107,11 @@ class Balancer:
         if self._rule is not None:
             self.interval = self._rule.following(self.interval, self.phi)
 
-    def _weight(self, name: Name, devices: Sequence[int]) -> float | None:
+    def _weight(self, name: TaskName, devices: Sequence[int]) -> float | None:
         tenant, id = name
         return self._members[devices[0]].query_weight(id, tenant=tenant)
 
-    def _withdraw(self, done: Mapping[Name, float]) -> None:
+    def _withdraw(self, done: Mapping[TaskName, float]) -> None:
         """Tasks that cooled down, by the work that they were of late, lose a copy."""
         fair = sum(done.values()) / len(self._members)
         for name, own in done.items():

@@ -33,7 +33,7 @@ from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import JpetsError, OutOfSpace
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
-from jpets.types import DEFAULT_TENANT, LoadedBackbone, Query, Result, Task
+from jpets.types import DEFAULT_TENANT, LoadedBackbone, Query, Result, Task, TaskName
 
 STARTS = 4
 """Engines that start at a time: each compiles its own programs, or loads them."""
@@ -123,7 +123,7 @@ class EngineGroup(Serves):
         with self._readers.reading():
             futures = submit_parts(queries, self._routed(queries, tenant), send)
         if self.balancer.watches:
-            self.homes.called(Counter((tenant, query.task) for query in queries if query.task is not None))
+            self.homes.called(Counter(TaskName(tenant, query.task) for query in queries if query.task is not None))
         return futures
 
     def _routed(self, queries: Sequence[Query], tenant: str) -> Mapping[int, Sequence[int]]:
@@ -132,7 +132,7 @@ class EngineGroup(Serves):
         every = tuple(range(len(self._members)))
         routed: dict[int, list[int]] = defaultdict(list)
         for at, query in enumerate(queries):
-            home = None if query.task is None else self.homes.get((tenant, query.task))
+            home = None if query.task is None else self.homes.get(TaskName(tenant, query.task))
             devices = home.devices if home is not None else every
             device = devices[0] if len(devices) == 1 else min(devices, key=waiting.__getitem__)
             waiting[device] += 1
@@ -154,7 +154,7 @@ class EngineGroup(Serves):
         in host memory, and may leave its device."""
         lowered = self.lower_task(task)
         own = lowered.task
-        name, again = (tenant, own.id), load or (lambda: own)
+        name, again = TaskName(tenant, own.id), load or (lambda: own)
         with self._changes:
             before = self.homes.get(name)
             chosen = before.devices[:1] if before is not None else self.homes.by_tasks()
@@ -180,7 +180,7 @@ class EngineGroup(Serves):
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
     ) -> None:
-        name = (tenant, id)
+        name = TaskName(tenant, id)
         with self._changes:
             before = self.homes.get(name)
             device = before.devices[0] if before is not None else self.homes.by_tasks()[0]
@@ -221,7 +221,7 @@ class EngineGroup(Serves):
         return done
 
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
-        name = (tenant, task)
+        name = TaskName(tenant, task)
         with self._changes:
             home = self.homes.remove(name)
             for device in home.devices:
@@ -276,7 +276,7 @@ class EngineGroup(Serves):
             member.limit([more])
 
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
-        home = self.homes.get((tenant, id))
+        home = self.homes.get(TaskName(tenant, id))
         return home.devices if home is not None else ()
 
 

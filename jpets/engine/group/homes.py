@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 
 from jpets.deltas.protocol import ClassKey
 from jpets.errors import NotFound
-from jpets.types import Task
-
-Name = tuple[str, str]
-"""(tenant, task)."""
+from jpets.types import Task, TaskName
 
 
 @dataclass(frozen=True)
@@ -31,30 +28,30 @@ class Homes:
 
     def __init__(self, devices: int) -> None:
         self._lock = threading.Lock()
-        self._homes: dict[Name, Home] = {}
+        self._homes: dict[TaskName, Home] = {}
         self._tasks = [0] * devices
-        self._calls: Counter[Name] = Counter()
+        self._calls: Counter[TaskName] = Counter()
 
-    def get(self, name: Name) -> Home | None:
+    def get(self, name: TaskName) -> Home | None:
         return self._homes.get(name)
 
-    def set(self, name: Name, home: Home) -> None:
+    def set(self, name: TaskName, home: Home) -> None:
         with self._lock:
             self._count(self._homes.get(name), -1)
             self._homes[name] = home
             self._count(home, 1)
 
-    def remove(self, name: Name) -> Home:
+    def remove(self, name: TaskName) -> Home:
         """Raises ``NotFound``."""
         with self._lock:
             home = self._homes.pop(name, None)
             if home is None:
-                raise NotFound(f"unknown task {name[1]!r}")
+                raise NotFound(f"unknown task {name.id!r}")
             self._count(home, -1)
             self._calls.pop(name, None)
             return home
 
-    def move(self, name: Name, devices: tuple[int, ...]) -> None:
+    def move(self, name: TaskName, devices: tuple[int, ...]) -> None:
         """From now on queries go to these."""
         self.set(name, replace(self._homes[name], devices=devices))
 
@@ -69,14 +66,14 @@ class Homes:
     def __len__(self) -> int:
         return len(self._homes)
 
-    def called(self, names: Counter[Name]) -> None:
+    def called(self, names: Counter[TaskName]) -> None:
         """Names without a home are left out."""
         with self._lock:
             for name, calls in names.items():
                 if name in self._homes:
                     self._calls[name] += calls
 
-    def take_calls(self) -> Counter[Name]:
+    def take_calls(self) -> Counter[TaskName]:
         """Calls since the last time."""
         with self._lock:
             calls, self._calls = self._calls, Counter()

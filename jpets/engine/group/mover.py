@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from jpets.engine.engine import Engine
-from jpets.engine.group.homes import Home, Homes, Name
+from jpets.engine.group.homes import Home, Homes
 from jpets.engine.group.readers import Readers
 from jpets.errors import JpetsError, NotFound
+from jpets.types import TaskName
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class Mover:
         self._homes = homes
         self._readers = readers
         self._changes = changes
-        self._leaving: dict[tuple[Name, int], object] = {}
+        self._leaving: dict[tuple[TaskName, int], object] = {}
         """Each stay of a task at a device has an object of its own: it may leave, come back and leave again."""
         self.counts: Counter[str] = Counter()
         """Tasks ``moved`` and ``copied``, moves that ``failed``, and the ``bytes`` that were copied."""
@@ -40,7 +41,7 @@ class Mover:
         """Old places that still have queries."""
         return len(self._leaving)
 
-    def move(self, name: Name, source: int, target: int, *, copy: bool = False) -> bool:
+    def move(self, name: TaskName, source: int, target: int, *, copy: bool = False) -> bool:
         """Makes ``target`` a home of the task, and no longer ``source`` unless it is a ``copy``.
 
         False where it failed, or where the task is not at ``source`` alone any more; it is served as before. Returns
@@ -56,7 +57,7 @@ class Mover:
                 self._bring(name, home, source, target)
             except Exception as error:
                 if not isinstance(error, JpetsError):
-                    log.exception("a task could not be moved", extra={"task": name[1]})
+                    log.exception("a task could not be moved", extra={"task": name.id})
                 self.counts["failed"] += 1
                 return False
             stay = home.devices if copy else tuple(device for device in home.devices if device != source)
@@ -67,7 +68,7 @@ class Mover:
                 self._leave(name, source)
         return True
 
-    def withdraw(self, name: Name, device: int) -> None:
+    def withdraw(self, name: TaskName, device: int) -> None:
         """Takes one of several homes from a task."""
         with self._changes:
             home = self._homes.get(name)
@@ -76,12 +77,12 @@ class Mover:
             self._homes.move(name, tuple(each for each in home.devices if each != device))
             self._leave(name, device)
 
-    def leave(self, name: Name, devices: Iterable[int]) -> None:
+    def leave(self, name: TaskName, devices: Iterable[int]) -> None:
         """The caller holds the lock of changes and took these homes from a task."""
         for device in devices:
             self._leave(name, device)
 
-    def forget(self, name: Name) -> None:
+    def forget(self, name: TaskName) -> None:
         """The caller holds the lock of changes and removed a task: its old places go at once."""
         for device in [own for each, own in self._leaving if each == name]:
             self._forget(name, device)
@@ -100,7 +101,7 @@ class Mover:
                     continue
                 if home is not None and device in home.devices:
                     del self._leaving[name, device]
-                elif self._members[device].idle(name[1], tenant=name[0]):
+                elif self._members[device].idle(name.id, tenant=name.tenant):
                     self._forget(name, device)
 
     def wait(self, seconds: float) -> bool:
@@ -113,7 +114,7 @@ class Mover:
             time.sleep(POLL)
         return True
 
-    def _bring(self, name: Name, home: Home, source: int, target: int) -> None:
+    def _bring(self, name: TaskName, home: Home, source: int, target: int) -> None:
         """The task at its new place, not shown to queries yet."""
         tenant, id = name
         loaded = self._members[source].export(id, tenant=tenant)
@@ -134,12 +135,12 @@ class Mover:
             )
             self.counts["bytes"] += loaded.nbytes
 
-    def _leave(self, name: Name, device: int) -> None:
+    def _leave(self, name: TaskName, device: int) -> None:
         self._leaving[name, device] = object()
 
-    def _forget(self, name: Name, device: int) -> None:
+    def _forget(self, name: TaskName, device: int) -> None:
         self._leaving.pop((name, device), None)
         try:
-            self._members[device].remove_task(name[1], tenant=name[0])
+            self._members[device].remove_task(name.id, tenant=name.tenant)
         except NotFound:
-            log.debug("a task had left its old device already", extra={"task": name[1]})
+            log.debug("a task had left its old device already", extra={"task": name.id})

@@ -18,7 +18,7 @@ from jpets.engine.group import balancer
 from jpets.engine.group.group import EngineGroup
 from jpets.errors import NotFound, OutOfSpace, Saturated
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
-from jpets.types import Query, Result, Task
+from jpets.types import Query, Result, Task, TaskName
 
 TEXT = "a library of functions for sparse matrices"
 SETTINGS = dataclasses.replace(ENGINE_SETTINGS, slots=15, host_memory_gb=1.0)
@@ -125,7 +125,7 @@ def test_the_plain_backbone_is_asked_on_every_device(group: EngineGroup) -> None
 
 def test_bits_are_the_same_before_and_after_a_move(group: EngineGroup) -> None:
     for number in range(3):
-        name = ("default", f"task-{number}")
+        name = TaskName.of(f"task-{number}")
         (before,) = group.infer([query(number)])
         seen = {before.logits.tobytes()}  # type: ignore[attr-defined]
         for _ in range(DEVICES):
@@ -161,7 +161,7 @@ def test_two_hundred_moves_while_queries_come(group: EngineGroup) -> None:
         thread.start()
     rng = np.random.default_rng(1)
     while group.mover.counts["moved"] < moved + 200:
-        name = ("default", f"task-{rng.integers(0, 12)}")
+        name = TaskName.of(f"task-{rng.integers(0, 12)}")
         (source,) = group.devices_of(name[1])
         group.mover.move(name, source, int((source + rng.integers(1, DEVICES)) % DEVICES))
     over.set()
@@ -174,7 +174,7 @@ def test_two_hundred_moves_while_queries_come(group: EngineGroup) -> None:
 
 
 def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = ("default", "task-4")
+    name = TaskName.of("task-4")
     check(group.infer([query(4)]), [4])
     (source,) = group.devices_of("task-4")
     target = (source + 1) % DEVICES
@@ -217,7 +217,7 @@ def test_a_pinned_task_moves_though_its_file_is_gone(group: EngineGroup) -> None
     group.infer([query(5, "pinned")])
     (source,) = group.devices_of("pinned")
     target = (source + 1) % DEVICES
-    assert group.mover.move(("default", "pinned"), source, target) and group.mover.wait(10)
+    assert group.mover.move(TaskName.of("pinned"), source, target) and group.mover.wait(10)
     (result,) = group.infer([query(5, "pinned")])
     np.testing.assert_allclose(result.logits, expected(5), atol=1e-4)  # type: ignore[attr-defined]
     resident = group._members[target].tasks.get("default", "pinned")
@@ -230,7 +230,7 @@ def test_a_task_that_is_not_on_its_device_moves_without_being_read(group: Engine
     reads = []
     group.register_task("late", lambda: reads.append(1) or light_or_mask_task(20, "late"))  # type: ignore[func-returns-value]
     (source,) = group.devices_of("late")
-    assert group.mover.move(("default", "late"), source, (source + 1) % DEVICES)
+    assert group.mover.move(TaskName.of("late"), source, (source + 1) % DEVICES)
     assert not reads and group.mover.wait(10)
     (result,) = group.infer([query(20, "late")])
     np.testing.assert_allclose(result.logits, expected(20), atol=1e-4)  # type: ignore[attr-defined]
@@ -243,9 +243,9 @@ def test_what_is_no_move(group: EngineGroup) -> None:
     (source,) = group.devices_of("task-5")
     other = (source + 1) % DEVICES
     with pytest.raises(ValueError, match="another device"):
-        group.mover.move(("default", "task-5"), source, source)
-    assert not group.mover.move(("default", "unheard-of"), 0, 1)
-    assert not group.mover.move(("default", "task-5"), other, source), "it is not there"
+        group.mover.move(TaskName.of("task-5"), source, source)
+    assert not group.mover.move(TaskName.of("unheard-of"), 0, 1)
+    assert not group.mover.move(TaskName.of("task-5"), other, source), "it is not there"
     assert group.devices_of("task-5") == (source,)
 
 
@@ -253,7 +253,7 @@ def test_copies_share_the_queries_and_new_versions_replace_them_all(group: Engin
     group.add_task(light_or_mask_task(1, "hot"))
     (source,) = group.devices_of("hot")
     other = (source + 1) % DEVICES
-    assert group.mover.move(("default", "hot"), source, other, copy=True)
+    assert group.mover.move(TaskName.of("hot"), source, other, copy=True)
     assert group.devices_of("hot") == (source, other)
     before = [group._members[device].stats.real_tokens for device in (source, other)]
     results = group.infer([query(1, "hot")] * 40)
@@ -264,10 +264,10 @@ def test_copies_share_the_queries_and_new_versions_replace_them_all(group: Engin
     for result in group.infer([query(2, "hot")] * 20):
         np.testing.assert_allclose(result.logits, expected(2), atol=1e-4)  # type: ignore[attr-defined]
     assert group.mover.wait(10)
-    group.mover.move(("default", "hot"), *(group.devices_of("hot")), (group.devices_of("hot")[0] + 1) % 4, copy=True)
+    group.mover.move(TaskName.of("hot"), *(group.devices_of("hot")), (group.devices_of("hot")[0] + 1) % 4, copy=True)
     first, second = group.devices_of("hot")
-    group.mover.withdraw(("default", "hot"), second)
-    group.mover.withdraw(("default", "hot"), first)
+    group.mover.withdraw(TaskName.of("hot"), second)
+    group.mover.withdraw(TaskName.of("hot"), first)
     assert group.devices_of("hot") == (first,), "the last home stays"
     group.remove_task("hot")
     assert isinstance(group.infer([query(1, "hot")])[0].error, NotFound)
@@ -288,7 +288,7 @@ def test_versions_change_while_tasks_move(group: EngineGroup) -> None:
     def move() -> None:
         while not over.is_set():
             home = group.devices_of("changing")[0]
-            group.mover.move(("default", "changing"), home, (home + 1) % DEVICES)
+            group.mover.move(TaskName.of("changing"), home, (home + 1) % DEVICES)
 
     group.add_task(light_or_mask_task(6, "changing"))
     threads = [threading.Thread(target=work) for work in (change, move)]
@@ -377,9 +377,9 @@ def test_a_removed_task_never_answers(group: EngineGroup) -> None:
     for turn in range(20):
         group.add_task(light_or_mask_task(3, "brief"))
         (source,) = group.devices_of("brief")
-        assert group.mover.move(("default", "brief"), source, (source + 1) % DEVICES)
+        assert group.mover.move(TaskName.of("brief"), source, (source + 1) % DEVICES)
         if turn % 2:
-            assert group.mover.move(("default", "brief"), (source + 1) % DEVICES, source)
+            assert group.mover.move(TaskName.of("brief"), (source + 1) % DEVICES, source)
         group.remove_task("brief")
         assert not any(member.tasks.entry("default", "brief") for member in group._members)
         assert isinstance(group.infer([query(3, "brief")])[0].error, NotFound)

@@ -284,7 +284,7 @@ def test_a_server_on_several_devices(place: Place, make_task: Callable[..., Task
     assert ask(call, *range(TASKS)) == first
     assert ask(call, 0) == first[:1], "it is on its device now"
     (home,) = call("GET", "/v1/tasks/task-0").json()["devices"]
-    assert group.mover.move(("default", "task-0"), home, 1 - home)
+    assert group.mover.move(TaskName.of("task-0"), home, 1 - home)
     assert call("GET", "/v1/tasks/task-0").json()["devices"] == [1 - home]
     assert ask(call, 0) == first[:1]
     new = task_to_bytes(dataclasses.replace(draw(make_task, 0, seed=7), id="task-0"))
