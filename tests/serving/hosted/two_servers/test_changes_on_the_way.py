@@ -1,0 +1,189 @@
+"""What others change while a task waits for its classes, is read, or has queries."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from clients import wait_for_preparations
+from server_pair import Server, Upload
+from support import paused
+
+from checkpoints.repository import Repository
+from jpets.deltas.protocol import ClassKey
+from jpets.errors import OutOfSpace
+from jpets.types import Query, TaskName
+
+
+@pytest.fixture
+def preparations(servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> list[Future[None]]:
+    """What the second server waits for: its engine has no classes until the test says so."""
+    made: list[Future[None]] = []
+
+    def prepare(classes: Sequence[ClassKey]) -> Future[None]:
+        made.append(Future())
+        return made[-1]
+
+    monkeypatch.setattr(servers[1].engine, "prepare", prepare)
+    return made
+
+
+def test_an_old_version_serves_until_the_classes_of_one_from_elsewhere_are_there(
+    servers: tuple[Server, Server], upload: Upload, preparations: list[Future[None]]
+) -> None:
+    first, second = servers
+    first.put("shape", upload("shape", seed=1))
+    second.service.following.refresh()
+    detail = second.call("GET", "/v1/tasks/shape").json()
+    assert (detail["state"], len(preparations)) == ("preparing", 1)
+    preparations.pop().set_result(None)
+    wait_for_preparations()
+    old = second.ask("shape")
+    assert old == first.ask("shape")
+    first.put("shape", upload("shape", seed=2))
+    for _ in range(2):
+        second.service.following.refresh()
+        assert second.ask("shape") == old and len(preparations) == 1
+    preparations.pop().set_result(None)
+    wait_for_preparations()
+    assert second.ask("shape") == first.ask("shape") != old
+
+
+@pytest.mark.parametrize("change", ["replace", "rollback", "delete"])
+def test_what_waits_for_its_classes_does_not_come_after_a_later_change(
+    servers: tuple[Server, Server], upload: Upload, preparations: list[Future[None]], change: str
+) -> None:
+    first, second = servers
+    first.put("late", upload("late", seed=1))
+    second.service.following.refresh()
+    preparations[0].set_result(None)
+    wait_for_preparations()
+    first.put("late", upload("late", seed=2))
+    second.service.following.refresh()
+    if change == "replace":
+        first.put("late", upload("late", seed=3))
+    elif change == "rollback":
+        assert first.call("POST", "/v1/tasks/late/rollback").is_success
+    else:
+        first.call("DELETE", "/v1/tasks/late")
+    second.service.following.refresh()
+    for done in preparations[:0:-1]:
+        done.set_result(None)
+    wait_for_preparations()
+    assert second.service.preparations.get(TaskName.of("late")) is None
+    assert second.service.tasks.version(TaskName.of("late")) == first.service.tasks.version(TaskName.of("late"))
+    assert second.ask("late") == first.ask("late")
+
+
+def test_a_server_without_room_takes_nothing_of_others_away(
+    servers: tuple[Server, Server], upload: Upload, preparations: list[Future[None]]
+) -> None:
+    """It says so, and does not answer by an old version."""
+    first, second = servers
+    first.put("large", upload("large", seed=1))
+    second.service.following.refresh()
+    preparations.pop().set_exception(OutOfSpace("no room; raise --device-memory-gb"))
+    wait_for_preparations()
+    assert second.call("GET", "/v1/tasks/large").json()["state"] == "failed"
+    version = first.put("large", upload("large", seed=2))
+    second.service.following.refresh()
+    preparations.pop().set_exception(OutOfSpace("no room; raise --device-memory-gb"))
+    wait_for_preparations()
+    assert second.call("GET", "/v1/tasks/large").json()["state"] == "failed"
+    second.service.following.refresh()
+    first.service.following.refresh()
+    assert (
+        first.service.tasks.version(TaskName.of("large"))
+        == second.service.tasks.version(TaskName.of("large"))
+        == version
+    )
+    assert [each.version for each in first.repository.versions("large")][-1] == version
+
+
+@pytest.mark.parametrize("change", ["replace", "delete"])
+def test_a_task_changes_elsewhere_before_it_is_read(
+    servers: tuple[Server, Server], upload: Upload, change: str
+) -> None:
+    """Its queries wait for it meanwhile: they get the new version, or hear that it is gone."""
+    first, second = servers
+    first.put("late", upload("late", seed=1))
+    with contextlib.closing(Repository(first.repository.folder, keep_versions=1)) as beside:
+        known = second.service.tasks.layouts.known(TaskName.of("late"))
+        assert known is not None
+        second.service.tasks.register(second.engine, known)  # as a refresh does, but it is not brought yet
+        if change == "replace":
+            beside.put("late", upload("late", seed=2))
+        else:
+            beside.delete("late")
+            beside.collect()
+    answer = second.ask("late")
+    first.service.following.refresh()
+    assert answer == first.ask("late")
+    assert second.service.tasks.version(TaskName.of("late")) == first.service.tasks.version(TaskName.of("late"))
+    assert (answer == 404) == (change == "delete")
+
+
+@pytest.mark.parametrize("change", ["replace", "delete"])
+def test_a_task_changes_elsewhere_while_it_is_read(
+    servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The query has been taken; what it asks for goes as it is being read."""
+    first, second = servers
+    first.put("late", upload("late", seed=1))
+    read, changed = second.repository.read, threading.Event()
+
+    def slow(stored: Any) -> bytes:
+        if not changed.is_set():
+            with contextlib.closing(Repository(first.repository.folder, keep_versions=1)) as beside:
+                if change == "replace":
+                    beside.put("late", upload("late", seed=2))
+                else:
+                    beside.delete("late")
+                beside.collect()
+            changed.set()
+        return read(stored)
+
+    known = second.service.tasks.layouts.known(TaskName.of("late"))
+    assert known is not None
+    second.service.tasks.register(second.engine, known)
+    monkeypatch.setattr(second.repository, "read", slow)
+    answer = second.ask("late")
+    first.service.following.refresh()
+    assert changed.is_set() and answer == first.ask("late")
+    assert (answer == 404) == (change == "delete")
+
+
+def test_an_upload_that_fails_takes_nothing_of_others_away(
+    servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = servers
+
+    def full(*_: object, **__: object) -> None:
+        second.put("both", upload("both", seed=2))  # 201: it was accepted
+        raise OutOfSpace("no free slot")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first.engine, "add_task", full)
+        assert first.call("PUT", "/v1/tasks/both", content=upload("both", seed=1)).status_code == 507
+    first.service.following.refresh()
+    assert first.service.tasks.version(TaskName.of("both")) == second.service.tasks.version(TaskName.of("both")) == 2
+    assert first.tells(["both"]) == second.tells(["both"])
+
+
+def test_queries_on_their_way_are_answered_when_their_task_is_deleted_elsewhere(
+    servers: tuple[Server, Server], upload: Upload
+) -> None:
+    first, second = servers
+    first.put("going", upload("going"))
+    second.service.following.refresh()
+    assert second.ask("going") != 404
+    with paused(second.engine):
+        (future,) = second.services.submit([Query("going", "hello world")])
+        first.call("DELETE", "/v1/tasks/going")
+        second.service.following.refresh()
+        assert second.ask("going") == 404
+    assert future.result(30).error is None
