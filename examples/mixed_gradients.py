@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+import optax  # type: ignore[import-untyped]
 
 from checkpoints.source import load_backbone
 from jpets.deltas import METHODS, class_method

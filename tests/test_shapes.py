@@ -35,7 +35,8 @@ def functions(holder: Any, module: str) -> Iterator[tuple[str, Any]]:
     for name, each in vars(holder).items():
         if name.startswith("_") and name not in ("__call__", "__init__"):
             continue
-        function = inspect.unwrap(each.fget if isinstance(each, property) else getattr(each, "__func__", each))
+        function: Any = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
+        function = inspect.unwrap(function)
         if inspect.isclass(each) and each.__module__ == module:
             yield from ((f"{name}.{inner}", found) for inner, found in functions(each, module))
         elif inspect.isfunction(function) and function.__module__ == module:

@@ -40,7 +40,16 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib"))  # where no further .pth is read
     programs = Path(sysconfig.get_path("scripts", vars={"base": str(folder)}))
-    command = [sys.executable, "-m", "pip", "--python", programs / "python", "install", "--no-deps", "--no-index"]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        programs / "python",
+        "install",
+        "--no-deps",
+        "--no-index",
+    ]
     subprocess.run([*command, "--no-compile", "--quiet", "--disable-pip-version-check", wheel], check=True)
     return programs
 

@@ -68,7 +68,8 @@ def test_blocks_keep_whatever_is_not_zero() -> None:
         for block in (1, 4)
     ]
     for at in range(config.layers):
-        np.testing.assert_array_equal(*(np.asarray(each["layers"][at]["qkv"]) for each in merged))
+        blocks, single = (np.asarray(each["layers"][at]["qkv"]) for each in merged)
+        np.testing.assert_array_equal(blocks, single)
 
 
 def test_blocks_take_fewer_bytes_than_single_entries() -> None:

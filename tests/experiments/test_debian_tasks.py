@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_a_run_goes_on_and_is_reported(shallow_folder: Path, tmp_path: Path, mon
         lambda: (_ for _ in ()).throw(AssertionError("the index is not needed")),
     )
     source = tmp_path / "packages.jsonl"
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "name": str(at),
             "text": f"{words[label]} {at % 7}",

@@ -190,9 +190,8 @@ def test_sparse_matmul(dtype: str) -> None:
             values[slot, layer, : len(i)] = dense[slot, layer][i, c]
     bank, values64 = stored(values, dtype)
     y = r.normal(size=(12, 24)).astype(np.float32)
-    found = np.asarray(
-        sparse_matmul(x, jnp.asarray(y), *map(jnp.asarray, (rows, cols, ends)), bank, make_runs(), 6, LAYER)
-    )
+    lists = jnp.asarray(rows), jnp.asarray(cols), jnp.asarray(ends)
+    found = np.asarray(sparse_matmul(x, jnp.asarray(y), *lists, bank, make_runs(), 6, LAYER))
     expected = y.astype(np.float64)
     for slot, tokens in RUN_TOKENS.items():
         d = np.zeros((16, 24))
@@ -211,14 +210,13 @@ def test_block_sparse_matmul(dtype: str) -> None:
     rows, cols = np.zeros((SLOTS, LAYERS, 5), np.uint16), np.zeros((SLOTS, LAYERS, 5), np.uint8)
     ends = np.zeros((SLOTS, LAYERS, 1), np.int32)
     bank, blocks64 = stored(r.normal(size=(SLOTS, LAYERS, 5, 8, 8)), dtype)
-    for slot, found in places.items():
-        for entry, (row, col) in enumerate(found):
+    for slot, own in places.items():
+        for entry, (row, col) in enumerate(own):
             rows[slot, LAYER, entry], cols[slot, LAYER, entry] = row, col
-        ends[slot, LAYER] = len(found)
+        ends[slot, LAYER] = len(own)
     y = r.normal(size=(12, 24)).astype(np.float32)
-    found = np.asarray(
-        block_sparse_matmul(x, jnp.asarray(y), *map(jnp.asarray, (rows, cols, ends)), bank, make_runs(), 6, LAYER)
-    )
+    lists = jnp.asarray(rows), jnp.asarray(cols), jnp.asarray(ends)
+    found = np.asarray(block_sparse_matmul(x, jnp.asarray(y), *lists, bank, make_runs(), 6, LAYER))
     expected = y.astype(np.float64)
     for slot, tokens in RUN_TOKENS.items():
         d = np.zeros((16, 24))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -93,9 +93,10 @@ def fresh() -> np.random.Generator:
 
 def spans(r: np.random.Generator, rows: int, tasks: int, longest: int) -> list[tuple[int, int, int]]:
     """(slot, first token, past the last) of neighbouring runs, with tokens of no run between some of them."""
-    found, at = [], 0
+    found: list[tuple[int, int, int]] = []
+    at = 0
     while at < rows:
-        length = int(min(rows - at, r.integers(1, 1 + max(1, min(longest, 2 * rows // tasks)))))
+        length = min(rows - at, int(r.integers(1, 1 + max(1, min(longest, 2 * rows // tasks)))))
         if r.random() < 0.9 or not found:
             found.append((int(r.integers(1, tasks + 1)), at, at + length))
         at += length
@@ -312,7 +313,7 @@ def test_low_rank(operator: Callable[..., jax.Array], rows: int, rank: int, task
     assert operator is low_rank or not races()
 
 
-ATTENTIONS = {
+ATTENTIONS: Mapping[str, Callable[..., Any]] = {
     "reference": packed_attention,
     "cudnn": functools.partial(packed_attention_cudnn, implementation="xla"),
 }
@@ -331,7 +332,8 @@ def test_packed_attention(rows: int, extra: tuple[int, ...], attention: str) -> 
     for most in extra:
         count = r.integers(0, most + 1, places).astype(np.int32)
         parts = [r.normal(size=(places, most, heads * size)).astype(np.float32) for _ in range(2)]
-        prefixes.append(Prefix(*(jnp.asarray(part) for part in parts), jnp.asarray(count)))
+        key, value = (jnp.asarray(part) for part in parts)
+        prefixes.append(Prefix(key, value, jnp.asarray(count)))
         counts.append((parts, count))
     group = AttentionGroup(None, jnp.asarray(lengths))
     found = np.asarray(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import jax
@@ -26,7 +26,7 @@ from jpets.engine.batch.rows import Row, led
 from jpets.engine.workloads.encoder_network import INPUTS
 from jpets.model.encoder import split
 from jpets.model.forward import bind_sites, encode
-from jpets.types import Delta, Head
+from jpets.types import Delta, Head, HeadType, Pooling
 from pallas_kernels.masked_matmul import pack_planes
 
 HF_SITES = {
@@ -236,7 +236,7 @@ def test_diff_agrees_with_the_reference(fixture: str, source: Source) -> None:
     compare(diff_delta(weights, biases, list(LAYERS)), fixture, source)
 
 
-HEADS = {
+HEADS: Mapping[str, HeadType] = {
     "bert-sequence": "sequence-classification",
     "bert-token": "token-classification",
     "bert-qa": "question-answering",
@@ -253,7 +253,7 @@ def test_heads_agree_with_the_reference(fixture: str, source: Source) -> None:
     own = {"kernel": tensors[f"{last}.weight"].T, "bias": tensors[f"{last}.bias"]}
     if "pre_classifier.weight" in tensors:
         own |= {"dense_kernel": tensors["pre_classifier.weight"].T, "dense_bias": tensors["pre_classifier.bias"]}
-    pooling = "pooler" if fixture.endswith("bert-sequence") and "distilbert" not in fixture else "cls"
+    pooling: Pooling = "pooler" if fixture.endswith("bert-sequence") and "distilbert" not in fixture else "cls"
     head = Head(kind, own, pooling=pooling, activation="relu")
     bench = Bench(backbone, [make_task(backbone, "t", [], head)])
     rows = [replace(row, slots=bench.slots["t"], pooling=2 if pooling == "pooler" else 0) for row in wanted.rows]

@@ -76,7 +76,7 @@ def test_it_starts_with_the_tasks_answers_and_keeps_its_places(method: str, sett
     assert after.method == method and after.settings.keys() <= delta.settings.keys() | {"sites", "layers"}
     for name, array in delta.tensors.items():
         if method == "mask":
-            changed = np.unpackbits(np.asarray(after.tensors[name]) ^ array).mean()
+            changed = np.unpackbits(np.asarray(after.tensors[name] ^ array, np.uint8)).mean()
             assert changed < 0.01, name
         elif not np.issubdtype(array.dtype, np.floating):
             np.testing.assert_array_equal(after.tensors[name], array)

@@ -19,16 +19,16 @@ from jpets.deltas import METHODS
 from jpets.model.encoder import random_params, split
 from jpets.tokenizing import Tokens
 from jpets.training.batches import Rows
-from jpets.training.forward import task_outputs
+from jpets.training.forward import InputRows, task_outputs
 from jpets.training.groups import PROGRAMS, Shape, best_shapes, each_step
 from jpets.training.heads import new_head
 from jpets.training.losses import Labels, row_losses
-from jpets.training.plan import Plan
+from jpets.training.plan import SettledPlan
 from jpets.training.tokens import packed, rectangle
 from jpets.types import Delta, Head
 
 CONFIG = dataclasses.replace(shallow().config, layers=1)
-PLAN = Plan(epochs=2, batch=8, dtype="float32", seed=1)
+PLAN = SettledPlan(epochs=2, batch=8, dtype="float32", seed=1)
 LENGTHS = (5, 12, 1, 9)
 
 
@@ -89,9 +89,9 @@ def test_the_loss_of_an_answer_is_that_of_any_padding(base: dict[str, Any]) -> N
     tensors = {name: 10 * jnp.asarray(array) for name, array in head.tensors.items()}
     labels = Labels(jnp.zeros((len(LENGTHS), 2), jnp.int32), jnp.ones(len(LENGTHS)))
     padded = [rectangle(given, length, pad_id=7) for length in (max(LENGTHS), 48)]
+    every: list[InputRows] = [*padded, packed(given, sum(LENGTHS) + 9, 48, pad_id=11)]
     expected, *found = (
-        row_losses(head, task_outputs(encoder, base, [], head, tensors, rows), labels)
-        for rows in (*padded, packed(given, sum(LENGTHS) + 9, 48, pad_id=11))
+        row_losses(head, task_outputs(encoder, base, [], head, tensors, rows), labels) for rows in every
     )
     for each in found:
         np.testing.assert_allclose(each, expected, rtol=1e-5)
@@ -120,7 +120,7 @@ def test_groups_hold_each_task_that_has_a_batch_and_all_its_tokens() -> None:
     rng = np.random.default_rng(0)
     counts, data = (5, 30, 16, 9, 12, 24), []
     for count in counts:
-        own = texts(rng.integers(4, 60, count))
+        own = texts(rng.integers(4, 60, count).tolist())
         data.append(Rows(own, [text.ids for text in own], np.ones(count, np.float32), tags=True))
     steps, shapes = list(each_step(data, PLAN, pad_id=3)), set()
     assert len(steps) == PLAN.epochs * 4

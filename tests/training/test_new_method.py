@@ -77,7 +77,7 @@ def test_it_is_trained_saved_read_and_served_with_others_and_trained_on(tmp_path
         tokens = text.encode(query, tasks[query.task].preprocessing)
         expected = dense_answer(backbone, tasks[query.task], np.asarray(tokens.ids))["logits"]
         np.testing.assert_allclose(answer.logits, np.squeeze(expected), atol=2e-4)
-    assert (answers[0].label, answers[3].label) == ("code", "code")
+    assert [answer.label for answer in answers if isinstance(answer, Classification)][::3] == ["code", "code"]
     again = dataclasses.replace(TRAINING, settings={}, plan=dataclasses.replace(PLAN, epochs=1))
     second = run_training("own", backbone, again, TEXTS, start=task)
     assert second.losses[0] < found.losses[0] / 2

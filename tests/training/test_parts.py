@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import optax
+import optax  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ from jpets.training.heads import new_head
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.losses import IGNORED, Labels, mean_loss
 from jpets.training.metrics import scores
-from jpets.training.plan import Plan
+from jpets.training.plan import Plan, SettledPlan
 from jpets.types import Head, Preprocessing
 
 RULE = Preprocessing(max_length=16, truncation=True)
@@ -36,7 +36,7 @@ RULE = Preprocessing(max_length=16, truncation=True)
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=300), st.integers(1, 9), st.integers(0, 3))
 def test_an_epoch_takes_every_row_once(lengths: list[int], batch: int, epoch: int) -> None:
-    plan = Plan(batch=batch, seed=4)
+    plan = SettledPlan(batch=batch, seed=4)
     found = batch_order(lengths, plan, epoch)
     assert sorted(int(at) for own in found for at in own) == list(range(len(lengths)))
     assert all(len(own) <= batch for own in found)
@@ -46,9 +46,9 @@ def test_an_epoch_takes_every_row_once(lengths: list[int], batch: int, epoch: in
 
 def test_batches_hold_rows_of_like_length() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 640).tolist()
-    spans = [np.ptp([lengths[at] for at in own]) for own in batch_order(lengths, Plan(batch=32), 0)]
+    spans = [np.ptp([lengths[at] for at in own]) for own in batch_order(lengths, SettledPlan(batch=32), 0)]
     assert np.mean(spans) < 8  # 97 where they are drawn at random
-    firsts = [own[0] for own in batch_order(lengths, Plan(batch=32), 0)]
+    firsts = [own[0] for own in batch_order(lengths, SettledPlan(batch=32), 0)]
     assert firsts != sorted(firsts, key=lambda at: lengths[at])
 
 
@@ -121,7 +121,7 @@ def test_every_format_gives_the_same_examples(tmp_path: Path) -> None:
 
 
 def test_datasets_of_the_library_are_read(tmp_path: Path) -> None:
-    import datasets
+    import datasets  # type: ignore[import-untyped]
 
     labels = datasets.ClassLabel(names=["fun", "code"])
     features = {"text": datasets.List(datasets.Value("string")), "label": datasets.List(labels)}
@@ -273,8 +273,8 @@ def test_answers_become_the_tokens_they_lie_in() -> None:
         head, (), text(), Preprocessing(max_length=10, truncation=True),
     )  # fmt: skip
     assert cut.targets[0].tolist() == [0, 0]
-    start = {"text": "library", "answer_start": 4.7}
-    for label in ({"text": "x", "answer_start": 0}, {"text": "x"}, {"answer_start": 1}, start):
+    inside = {"text": "library", "answer_start": 4.7}
+    for label in ({"text": "x", "answer_start": 0}, {"text": "x"}, {"answer_start": 1}, inside):
         with pytest.raises(InvalidInput, match="row 1: expected"):
             make_rows([Example("what?", context, label)], head, (), text(), RULE)
 

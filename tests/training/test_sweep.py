@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -48,12 +48,12 @@ def test_the_rate_with_the_least_held_out_loss_is_kept(monkeypatch: pytest.Monke
     monkeypatch.setattr(sweep, "run_training", run_training)
     seen = []
     result, rate = sweep.best_of(
-        [1.0, 2.0, 3.0, 4.0], "own", Any, Training("lora"), [], folder=tmp_path,
+        [1.0, 2.0, 3.0, 4.0], "own", cast("Any", None), Training("lora"), [], folder=tmp_path,
         report=lambda own, step: seen.append((own, step.number)),
     )  # fmt: skip
     assert (result.held_out, rate) == (0.25, 3.0)
     with pytest.raises(InvalidInput, match="diverged"):
-        sweep.best_of([1.0], "own", Any, Training("lora"), [], folder=tmp_path / "x")
+        sweep.best_of([1.0], "own", cast("Any", None), Training("lora"), [], folder=tmp_path / "x")
     assert folders.pop() == "0"
     assert folders == ["0", "1", "2", "3"] and seen == [(1.0, 1), (2.0, 1), (3.0, 1), (4.0, 1)]
 
@@ -63,9 +63,11 @@ def test_an_update_is_one_program_for_all_rates_and_seeds(fixtures: Path) -> Non
     base = dict(backbone.params)
     recipe = direct_recipe("bitfit", {}, backbone.config, base)
     head = new_head("sequence-classification", "single-label", 2, backbone.config.hidden_size)
-    rows = Rows([Tokens(np.arange(4, dtype=np.int32), np.zeros(4, np.int32))], [np.int32(1)], np.ones(1, np.float32))
+    rows = Rows(
+        [Tokens(np.arange(4, dtype=np.int32), np.zeros(4, np.int32))], [np.array(1, np.int32)], np.ones(1, np.float32)
+    )
     texts = []
-    for own in (plan.Plan(batch=1), plan.Plan(batch=1, rate=0.5, head_rate=0.25, seed=7)):
+    for own in (plan.SettledPlan(batch=1), plan.SettledPlan(batch=1, rate=0.5, head_rate=0.25, seed=7)):
         task = TaskFunctions(split(backbone.config), recipe, head, own)
         trained = {"own": recipe.start(np.random.default_rng(0)), "head": dict(head.tensors)}
         (batch,) = each_batch(rows, own, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def replay(placement: Placement, moves: Sequence[Move[int]]) -> list[Placement]:
     return every
 
 
-def descending(loads: Sequence[float]) -> list[float]:
+def descending(loads: Iterable[float]) -> list[float]:
     return sorted((round(load, 6) for load in loads), reverse=True)
 
 
