@@ -18,6 +18,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.loop import host_loop
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.planner import Planner
+from jpets.engine.queue import pending_queue
 from jpets.engine.queue.pending import Pending
 from jpets.errors import EngineFailure, InvalidInput
 from jpets.types import Query
