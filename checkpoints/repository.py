@@ -52,6 +52,8 @@ class Repository:
 
     The served version of a task, also called ``latest``, is the newest *active* one. ``put`` activates unless told not
     to; ``rollback`` withdraws what is newer than its target.
+
+    More than twenty methods: each is one transaction on tables that change together.
     """
 
     def __init__(

@@ -35,6 +35,8 @@ class Engine(Serves):
 
     It holds its parts and starts and stops them; what they do is theirs. Its methods are more than 20 because most of
     them are those of ``Serves``.
+
+    More than twenty methods: those of ``Serves``, and what a group of engines asks of a member.
     """
 
     def __init__(

@@ -20,7 +20,10 @@ Progress = Callable[[str, int, int], None]
 
 
 class Serves(abc.ABC):
-    """Queries in, results out, for any mixture of tasks over one backbone. Thread-safe."""
+    """Queries in, results out, for any mixture of tasks over one backbone. Thread-safe.
+
+    More than twenty methods: they are all that a server asks of an engine.
+    """
 
     @property
     @abc.abstractmethod

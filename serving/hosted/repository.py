@@ -49,7 +49,10 @@ class IndexedTask(Protocol):
 
 
 class TaskRepository(Protocol):
-    """Versions of task files by id. Every method raises ``NotFound`` for what is not there."""
+    """Versions of task files by id. Every method raises ``NotFound`` for what is not there.
+
+    More than twenty methods: each is one transaction of the repository.
+    """
 
     def put(
         self, id: str, data: Path | memoryview, *, if_match: int | None = None, validator: Validator | None = None

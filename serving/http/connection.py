@@ -56,7 +56,10 @@ class GentleTransport:
 
 class Connection(HttpToolsProtocol):
     """Refuses headers that are too long, and reads no more requests than it has begun to answer. ``look`` is called
-    once a second, and ends a connection whose client is too slow. ``connections`` are all of the server."""
+    once a second, and ends a connection whose client is too slow. ``connections`` are all of the server.
+
+    More than twenty methods: the event loop and the parser call half of them by their names.
+    """
 
     def __init__(
         self,

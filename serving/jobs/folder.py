@@ -78,7 +78,10 @@ class JobResult(BaseModel):
 
 
 class JobFolder:
-    """One job in ``path``."""
+    """One job in ``path``.
+
+    More than twenty methods: the files of a job are read and written here alone.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

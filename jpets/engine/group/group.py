@@ -44,6 +44,8 @@ class EngineGroup(Serves):
     as one here. ``host_memory_gb`` and ``response_cache_mb`` are for all; what else is a limit, is each device's.
 
     ``interval`` says when tasks move by themselves; None: only when ``mover`` is told.
+
+    More than twenty methods: those of ``Serves``.
     """
 
     def __init__(
