@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -20,6 +20,8 @@ Pooling = Literal["cls", "mean", "pooler"]
 QA_OUTPUTS = 2
 """Of a question-answering head: start and end of the answer."""
 DEFAULT_TENANT = "default"
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, of how many)."""
 
 
 class TaskName(NamedTuple):

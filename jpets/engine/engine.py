@@ -13,7 +13,7 @@ from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.build import make_frame, make_parts
-from jpets.engine.interface import Progress, Serves
+from jpets.engine.interface import Serves
 from jpets.engine.programs.program import Family, ProgramKey
 from jpets.engine.queue.pending import Pending
 from jpets.engine.report import ClassReport, DeviceReport, EngineReport, ProgramsReport, ResponsesReport, TasksReport
@@ -23,7 +23,7 @@ from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import SHUTTING_DOWN, InvalidInput, Saturated, UnknownClass
 from jpets.free_memory import return_free_memory
-from jpets.types import DEFAULT_TENANT, LoadedBackbone, Query, Result, Task
+from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task
 
 
 class Engine(Serves):

@@ -12,11 +12,9 @@ from jpets.engine.report import EngineReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.types import DEFAULT_TENANT, Query, Result, Task
+from jpets.types import DEFAULT_TENANT, Progress, Query, Result, Task
 
 Part = TypeVar("Part")
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, of how many)."""
 
 
 class Serves(abc.ABC):

@@ -6,9 +6,9 @@ import contextlib
 import logging
 import threading
 
-from jpets.engine.interface import Progress, Serves
+from jpets.engine.interface import Serves
 from jpets.errors import JpetsError
-from jpets.types import TaskName
+from jpets.types import Progress, TaskName
 from serving.hosted.layout import Known
 from serving.hosted.preparations import Preparations
 from serving.hosted.repository import named, stored_as

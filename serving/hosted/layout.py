@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.device.classes import LOWERING
-from jpets.engine.interface import Progress
 from jpets.engine.workloads.registry import network_of
 from jpets.errors import JpetsError
-from jpets.types import LoadedBackbone, Task, TaskName
+from jpets.types import LoadedBackbone, Progress, Task, TaskName
 from serving.hosted.repository import IndexedTask, TaskRepository, Validator, named, stored_as
 
 log = logging.getLogger(__name__)

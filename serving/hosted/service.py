@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.interface import Progress, Serves
+from jpets.engine.interface import Serves
 from jpets.engine.results.stats import BatchObserver
-from jpets.types import LoadedBackbone, Task, TaskName
+from jpets.types import LoadedBackbone, Progress, Task, TaskName
 from serving.hosted.changes import Changes
 from serving.hosted.following import Following
 from serving.hosted.outlines import Outlines

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from jpets.engine.interface import Progress, Serves, submit_parts
+from jpets.engine.interface import Serves, submit_parts
 from jpets.engine.results.stats import BatchObserver
 from jpets.errors import Conflict, InvalidTask
-from jpets.types import DEFAULT_TENANT, Query, Result, TaskName
+from jpets.types import DEFAULT_TENANT, Progress, Query, Result, TaskName
 from serving.hosted.backbones import Backbones, OpenBackbone, engines_of
 from serving.hosted.follower import Follower
 from serving.hosted.locks import NamedLocks

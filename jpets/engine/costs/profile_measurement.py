@@ -29,6 +29,7 @@ from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_programs
 from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
 from jpets.scheduling.queue import Groups
+from jpets.types import Progress
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,6 @@ HEAVY_CASES: Mapping[int, tuple[OfTasks, ...]] = {
 }
 """By tokens of a step, the least and the most of ``HEAVY_RUNS``: what lies between follows from both."""
 HEAVY_TOKENS = 256
-
-Progress = Callable[[str, int, int], None]
 
 
 def measure_profile(

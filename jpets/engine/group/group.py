@@ -26,14 +26,14 @@ from jpets.engine.group.balancer import Balancer
 from jpets.engine.group.homes import Home, Homes
 from jpets.engine.group.mover import Mover
 from jpets.engine.group.readers import Readers
-from jpets.engine.interface import Progress, Serves, submit_parts
+from jpets.engine.interface import Serves, submit_parts
 from jpets.engine.report import BalanceReport, EngineReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import JpetsError, OutOfSpace
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
-from jpets.types import DEFAULT_TENANT, LoadedBackbone, Query, Result, Task, TaskName
+from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
 
 STARTS = 4
 """Engines that start at a time: each compiles its own programs, or loads them."""
