@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Int, Shaped
 
+from pallas_kernels.numerics import AnyArray
 from pallas_kernels.packed_attention import AttentionGroup
 
 
@@ -40,11 +41,11 @@ class PackedBatch:
     rows: Rows
 
     @property
-    def ids(self) -> Int[Array, " t"]:
+    def ids(self) -> Int[AnyArray, " t"]:
         return self.inputs["ids"]
 
     @property
-    def types(self) -> Int[Array, " t"]:
+    def types(self) -> Int[AnyArray, " t"]:
         return self.inputs["types"]
 
     @property
