@@ -21,7 +21,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from checkpoints.blobs import Blobs, LocalBlobs, digest_of
-from checkpoints.catalog import BACKBONES, LAYOUTS, VERSIONS, Catalog
+from checkpoints.catalog import BACKBONES, LAYOUTS, TASKS, VERSIONS, Catalog
 from checkpoints.dialects import insert
 from checkpoints.ids import LATEST, check_alias, check_id
 from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts
@@ -279,11 +279,15 @@ class Repository:
             rows.delete()
 
     def collect(self, stale_seconds: float = STALE_SECONDS) -> int:
-        """Removes blobs that no version names and files that dead writers left; returns how many."""
+        """Removes blobs that no version names and files that dead writers left; returns how many.
+
+        A catalogue that has never had a task removes no blob: they belong to another, which it was put beside.
+        """
         stored = list(self._blobs.list())
         with self._catalog.read() as connection:
             used = set(connection.execute(sa.select(VERSIONS.c.digest).distinct()).scalars())
-        unused, removed = [digest for digest in stored if digest not in used], 0
+            fresh = connection.execute(sa.select(TASKS.c.id).limit(1)).first() is None
+        unused, removed = [] if fresh else [digest for digest in stored if digest not in used], 0
         for start in range(0, len(unused), AT_ONCE):
             removed += self._remove(unused[start : start + AT_ONCE])
         with self._catalog.write() as connection:

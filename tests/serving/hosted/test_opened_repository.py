@@ -52,6 +52,16 @@ def test_copies_are_in_the_cache_folder(tmp_path: Path, backbone: Backbone, uplo
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["catalog.sqlite"]
 
 
+def test_a_new_catalogue_beside_old_blobs_removes_none(tmp_path: Path, backbone: Backbone, upload: Any) -> None:
+    """As a server does when it starts, with another folder or a new database."""
+    data, blobs = upload("a", seed=1), "memory://kept/tasks"
+    first, second = (options(tmp_path / name, repository=tmp_path / name, blobs=blobs) for name in ("old", "new"))
+    with opened_repository(first, backbone) as old, opened_repository(second, backbone) as new:
+        stored = old.put("a", data)
+        assert new.collect() == 0
+        assert old._blobs.exists(stored.digest)
+
+
 @pytest.mark.parametrize("given", [{"catalogue": "sqlite:////x/y"}, {"blobs": "memory://x"}])
 def test_half_a_place_is_refused(tmp_path: Path, backbone: Backbone, given: dict[str, str]) -> None:
     """A catalogue that ends with the server would have what is kept elsewhere removed, or lose it."""
