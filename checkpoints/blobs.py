@@ -13,6 +13,8 @@ from jpets.files import TEMPORARY, sweep, write_atomic
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SUFFIX = ".safetensors"
+OWNER = "owner"
+"""The file with the identity of the catalogue."""
 
 
 def digest_of(data: bytes | memoryview) -> str:
@@ -43,6 +45,12 @@ class Blobs(Protocol):
     def sweep(self, age: float) -> int:
         """Removes what interrupted writers left more than ``age`` seconds ago; returns how many."""
         ...
+
+    def owner(self) -> str | None:
+        """The identity of the catalogue that the blobs belong to; None where none has said so."""
+        ...
+
+    def own(self, identity: str) -> None: ...
 
 
 def _size(path: Path) -> int | None:
@@ -90,3 +98,12 @@ class LocalBlobs:
 
     def sweep(self, age: float) -> int:
         return sweep(self._folder, TEMPORARY, age)
+
+    def owner(self) -> str | None:
+        try:
+            return (self._folder / OWNER).read_text(encoding="ascii")
+        except FileNotFoundError:
+            return None
+
+    def own(self, identity: str) -> None:
+        write_atomic(self._folder / OWNER, identity.encode())

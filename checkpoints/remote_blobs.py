@@ -12,7 +12,7 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from checkpoints.blobs import DIGEST, SUFFIX, Blobs, LocalBlobs, digest_of
+from checkpoints.blobs import DIGEST, OWNER, SUFFIX, Blobs, LocalBlobs, digest_of
 from jpets.errors import InvalidInput, InvalidTask, JpetsError, NotFound, Saturated
 from jpets.files import TEMPORARY, space_errors, sweep
 
@@ -101,6 +101,18 @@ class RemoteBlobs:
                         self._system.rm_file(path)
                         removed += 1
         return removed
+
+    def owner(self) -> str | None:
+        try:
+            with _reached():
+                found: bytes = self._system.cat_file(f"{self._root}/{OWNER}")
+        except FileNotFoundError:
+            return None
+        return found.decode("ascii")
+
+    def own(self, identity: str) -> None:
+        with _reached():
+            self._write(f"{self._root}/{OWNER}", identity.encode())
 
     def _path(self, digest: str) -> str:
         return f"{self._root}/{self._cache.path(digest).name}"

@@ -25,6 +25,7 @@ from checkpoints.catalog import BACKBONES, LAYOUTS, TASKS, VERSIONS, Catalog
 from checkpoints.dialects import insert
 from checkpoints.ids import LATEST, check_alias, check_id
 from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts
+from checkpoints.ownership import claim
 from checkpoints.remote_blobs import open_blobs
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
@@ -90,16 +91,24 @@ class Repository:
 
         ``catalogue``: a URL of SQLAlchemy's (SQLite, PostgreSQL). ``blobs``: a URL of fsspec's; it belongs to this one
         catalogue, for ``collect`` removes what that does not name. ``cache``: the folder for copies of blobs that lie
-        elsewhere, by default in ``folder``. Raises ``InvalidInput`` for a URL that cannot be.
+        elsewhere, by default in ``folder``. Raises ``InvalidInput`` for a URL that cannot be, and for blobs that belong
+        to another catalogue.
         """
         place = Path(folder)
-        return cls(
+        opened = cls(
             place,
             validator=validator,
             keep_versions=keep_versions,
             blobs=None if blobs is None else open_blobs(blobs, cache or place / "cache"),
             catalog=None if catalogue is None else Catalog(catalogue),
         )
+        if catalogue is not None or blobs is not None:
+            try:
+                claim(opened._catalog, opened._blobs)
+            except BaseException:
+                opened.close()
+                raise
+        return opened
 
     def put(
         self,

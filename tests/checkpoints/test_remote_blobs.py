@@ -185,3 +185,24 @@ def test_a_repository_of_several_machines(url: str, tmp_path: Path, files: list[
     assert second.read(second.get("a")) == files[0]
     for repository in (first, second):
         repository.close()
+
+
+def test_blobs_of_another_catalogue_are_refused(url: str, tmp_path: Path, files: list[bytes]) -> None:
+    """Its collection would remove them all as unknown."""
+    first = Repository.open(tmp_path / "a", catalogue=f"sqlite:///{tmp_path}/a.sqlite", blobs=url)
+    stored = first.put("a", files[0])
+    for number in range(2):
+        with pytest.raises(InvalidInput, match="belongs to another catalogue"):
+            Repository.open(tmp_path / f"b{number}", catalogue=f"sqlite:///{tmp_path}/b{number}.sqlite", blobs=url)
+    again = Repository.open(tmp_path / "c", catalogue=f"sqlite:///{tmp_path}/a.sqlite", blobs=url)
+    assert again.collect() == 0 and again.read(stored) == files[0]
+    for repository in (first, again):
+        repository.close()
+
+
+def test_blobs_of_a_folder_belong_to_its_own_catalogue(tmp_path: Path, files: list[bytes]) -> None:
+    with contextlib.closing(Repository(tmp_path / "first")) as first:
+        stored = first.put("a", files[0])
+        with pytest.raises(InvalidInput, match="belongs to another catalogue"):
+            Repository.open(tmp_path / "second", blobs=f"file://{tmp_path}/first/blobs")
+        assert first.read(stored) == files[0]

@@ -189,7 +189,7 @@ def test_processes_and_one_that_is_killed(open_shared: Open, schema: str, files:
     }
     for stored in found:
         assert digest_of(repository.read(stored)) == stored.digest
-    names = {path.name for path in (tmp_path / "blobs").iterdir()}
+    names = {path.name for path in (tmp_path / "blobs").glob("*.safetensors")}
     assert names == {f"{stored.digest}.safetensors" for stored in found}
 
 

@@ -52,13 +52,17 @@ def test_copies_are_in_the_cache_folder(tmp_path: Path, backbone: Backbone, uplo
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["catalog.sqlite"]
 
 
-def test_a_new_catalogue_beside_old_blobs_removes_none(tmp_path: Path, backbone: Backbone, upload: Any) -> None:
-    """As a server does when it starts, with another folder or a new database."""
+def test_a_new_catalogue_beside_old_blobs_is_refused(tmp_path: Path, backbone: Backbone, upload: Any) -> None:
+    """Collecting would remove what it does not name, as a server does when it starts."""
     data, blobs = upload("a", seed=1), "memory://kept/tasks"
     first, second = (options(tmp_path / name, repository=tmp_path / name, blobs=blobs) for name in ("old", "new"))
-    with opened_repository(first, backbone) as old, opened_repository(second, backbone) as new:
+    with opened_repository(first, backbone) as old:
         stored = old.put("a", data)
-        assert new.collect() == 0
+        with (
+            pytest.raises(JpetsError, match="--blobs: the storage of task files belongs to another catalogue"),
+            opened_repository(second, backbone),
+        ):
+            pass
         assert old._blobs.exists(stored.digest)
 
 
