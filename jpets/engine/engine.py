@@ -33,10 +33,8 @@ class Engine(Serves):
     ``coming``: how many tasks of which classes will be registered. ``devices`` compute each batch together (one by
     default); ``EngineGroup`` gives each its own.
 
-    It holds its parts and starts and stops them; what they do is theirs. Its methods are more than 20 because most of
-    them are those of ``Serves``.
-
-    More than twenty methods: those of ``Serves``, and what a group of engines asks of a member.
+    It holds its parts and starts and stops them; what they do is theirs. It has more than 20 methods as 22 of them are
+    those of ``Serves``.
     """
 
     def __init__(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 
 from jpets.engine.queue.pending import Pending
 from jpets.engine.results.results import as_refusal, failure
@@ -11,7 +14,12 @@ from jpets.engine.results.stats import Stats
 from jpets.engine.tasks.entries import Entry, Resident
 from jpets.engine.tasks.table import TaskTable
 from jpets.engine.workloads.workload import Workload
+from jpets.errors import NotFound
 from jpets.types import Query, Result
+
+Acquired = Mapping[str, Resident | Entry]
+"""Task -> what was found, held where it is on the device."""
+NOTHING: Acquired = MappingProxyType({})
 
 
 class Intake:
@@ -22,12 +30,29 @@ class Intake:
         self._tasks = tasks
         self._stats = stats
 
-    def prepare(self, query: Query, deadline: float | None, priority: int, tenant: str) -> Pending | Future[Result]:
-        """What waits, or the answer where something is wrong with the query."""
+    def acquire(self, queries: Sequence[Query], tenant: str) -> Acquired:
+        """The tasks of a submission, each looked up once and held for all of its queries; unknown ones are left out."""
+        found: dict[str, Resident | Entry] = {}
+        counts = Counter(query.task for query in queries if isinstance(query.task, str))
+        for task, count in counts.items():
+            with contextlib.suppress(NotFound):
+                found[task] = self._tasks.acquire(tenant, task, count)
+        return found
+
+    def prepare(
+        self,
+        query: Query,
+        deadline: float | None,
+        priority: int,
+        tenant: str,
+        acquired: Acquired = NOTHING,
+    ) -> Pending | Future[Result]:
+        """What waits, or the answer where something is wrong with the query. Its task is looked up where it is not
+        ``acquired``."""
         found: Resident | Entry | None = None
         try:
             if query.task is not None:
-                found = self._tasks.acquire(tenant, query.task)
+                found = acquired.get(query.task) or self._tasks.acquire(tenant, query.task)
             if isinstance(found, Entry):
                 row = self._workload.stand_in(query)
                 return Pending(query.task, None, row, deadline, priority, tenant, absent=found, query=query)
@@ -46,3 +71,9 @@ class Intake:
         for item in prepared:
             if isinstance(item, Pending) and item.resident is not None:
                 self._tasks.done(item.resident)
+
+    def release(self, queries: Sequence[Query], acquired: Acquired) -> None:
+        """Lets go of the tasks of queries that were not prepared."""
+        for query in queries:
+            if isinstance(query.task, str) and isinstance(held := acquired.get(query.task), Resident):
+                self._tasks.done(held)

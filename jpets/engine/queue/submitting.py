@@ -39,9 +39,10 @@ class Submissions:
         once. Raises ``Saturated``."""
         until = None if deadline is None else time.monotonic() + deadline
         prepared: list[Pending | Future[Result]] = []
+        acquired = self._intake.acquire(queries, tenant)
         try:
             for query in queries:
-                prepared.append(self._intake.prepare(query, until, priority, tenant))
+                prepared.append(self._intake.prepare(query, until, priority, tenant, acquired))
             if responses.budget:
                 for at, item in enumerate(prepared):
                     if isinstance(item, Pending) and not item.cold:
@@ -49,6 +50,7 @@ class Submissions:
             pushed_out = self._pending.put([item for item in prepared if isinstance(item, Pending)])
         except BaseException:
             self._intake.give_back(prepared)
+            self._intake.release(queries[len(prepared) :], acquired)
             raise
         if any(isinstance(item, Pending) and item.cold for item in prepared):
             self._cold_came()

@@ -118,19 +118,19 @@ class TaskTable:
         self.slots.on_idle()
         return entry
 
-    def acquire(self, tenant: str, task: str) -> Resident | Entry:
-        """The resident behind a new query, which must be given back by ``done``, or the entry of a task that is not on
-        the device. Raises ``NotFound``."""
+    def acquire(self, tenant: str, task: str, queries: int = 1) -> Resident | Entry:
+        """The resident behind so many new queries, each to be given back by ``done``, or the entry of a task that is
+        not on the device. Raises ``NotFound``."""
         with self._lock:
             entry = self._entries.get((tenant, task))
             if entry is None:
                 raise NotFound(f"unknown task {task!r}")
-            self._asked[tenant, task] += 1
+            self._asked[tenant, task] += queries
             if entry.resident is None:
-                self.misses += 1
+                self.misses += queries
                 return entry
-            self.hits += 1
-            return self.slots.hold(entry.resident, 1)
+            self.hits += queries
+            return self.slots.hold(entry.resident, queries)
 
     def hold(self, entry: Entry, queries: int) -> Resident | None:
         """The resident of a task that may have come, for so many queries, each to be given back by ``done``."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.rows import Row
+from jpets.engine.engine import Engine
 from jpets.engine.queue.answers import Answers
 from jpets.engine.queue.pending import Pending
 from jpets.engine.results.results import failure
 from jpets.engine.results.stats import Stats
 from jpets.engine.tasks.table import TaskTable
 from jpets.errors import EngineFailure, Saturated
-from jpets.types import Embedding
+from jpets.types import Embedding, Query
 
 ERROR = EngineFailure("the device failed")
 
@@ -79,3 +81,16 @@ def test_a_client_that_leaves_while_it_waits(answers: Answers, tasks: Counted, s
     answers.fail([pending], Saturated("full"))
     assert tasks.let_go == 1
     assert counts(stats) == {"cancelled": 1}
+
+
+def test_a_submission_looks_a_task_up_once_and_holds_it_for_each_query(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire = mock.Mock(wraps=engine.tasks.acquire)
+    monkeypatch.setattr(engine.tasks, "acquire", acquire)
+    hits = engine.tasks.hits
+    results = engine.infer([Query(name, "a text") for name in ("mask", "bitfit", "mask", None, "mask", ["no", "id"])])  # type: ignore[list-item]
+    assert [result.error is None for result in results] == [True] * 5 + [False]
+    assert [call.args[1:] for call in acquire.mock_calls] == [("mask", 3), ("bitfit", 1)]
+    assert engine.tasks.hits == hits + 4
+    assert all(resident.queries == 0 for resident in engine.tasks.all())
