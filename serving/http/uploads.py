@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import mmap
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 
@@ -16,6 +17,8 @@ from jpets.errors import TooLarge, UnsupportedMedia
 from jpets.free_memory import return_free_memory
 from serving.http.errors import ClientGone
 from serving.http.fields import declared_length
+
+T = TypeVar("T")
 
 FILE_TYPE = "application/octet-stream"
 FILE_BODY: dict[str, Any] = {
@@ -28,15 +31,26 @@ LARGE = 16 << 20
 """Bytes of a file that is checked alone: what a check takes of memory is a multiple of them."""
 
 
+THREADS = 4
+"""Files that are checked at once."""
+
+
 class Turns:
-    """Lets one large file at a time be checked, and small ones at any time."""
+    """Checks files in threads of their own, so that no read of a task waits for uploads: one large file at a time, and
+    small ones at any time."""
 
     def __init__(self) -> None:
         self._large = asyncio.Lock()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jpets-upload")
+
+    async def check(self, size: int, work: Callable[[], T]) -> T:
+        """``work()`` on a file of so many bytes, in its turn."""
+        async with self._turn(size):
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     @contextlib.asynccontextmanager
-    async def turn(self, size: int) -> AsyncIterator[None]:
-        """The turn of a file of so many bytes. After a large one, freed memory is given back to the system."""
+    async def _turn(self, size: int) -> AsyncIterator[None]:
+        """After a large one, freed memory is given back to the system."""
         if size <= LARGE:
             yield
             return

@@ -7,6 +7,7 @@ import contextlib
 import re
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,8 +66,8 @@ async def put_task(
     goes on serving."""
     name, expected = here.named(id), _expected(if_match, if_none_match)
     here.services.first.check_open()
-    async with _received(request, here) as (file, size), here.turns.turn(size):
-        stored = await asyncio.to_thread(here.services.put_task, name, file, expected)
+    async with _received(request, here) as (file, size):
+        stored = await here.turns.check(size, partial(here.services.put_task, name, file, expected))
     return await _answer(here, stored, 202 if here.services.preparation(name) else 201)
 
 
