@@ -183,7 +183,7 @@ def test_health_before_start_and_while_draining(
     assert call("GET", "/v1/tasks").status_code == 200
     assert "not ready" in call("GET", "/").text
     assert samples(call)["jpets_ready", ()] == 0
-    monkeypatch.setattr(fresh, "_engine", engine)
+    monkeypatch.setattr(fresh.tasks, "started", engine)
     assert call("GET", "/v2/health/ready").status_code == 200
     fresh.drain()
     assert call("GET", "/v2/health/ready").status_code == 503
