@@ -54,7 +54,7 @@ class Repository:
     The served version of a task, also called ``latest``, is the newest *active* one. ``put`` activates unless told not
     to; ``rollback`` withdraws what is newer than its target.
 
-    More than twenty methods: each is one transaction on tables that change together.
+    It has more than 20 methods, as each is one transaction on tables that change together.
     """
 
     def __init__(

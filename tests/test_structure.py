@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = ("jpets", "pallas_kernels", "checkpoints", "serving", "scripts", "examples", "tests")
 LINES, MEDIAN = 400, 120
 ARGUMENTS, METHODS = 8, 20
-REASON = "More than twenty methods: "
+REASON = "It has more than 20 methods, as "
 
 
 def files() -> Iterator[pathlib.Path]:

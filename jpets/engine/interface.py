@@ -20,7 +20,7 @@ Part = TypeVar("Part")
 class Serves(abc.ABC):
     """Queries in, results out, for any mixture of tasks over one backbone. Thread-safe.
 
-    It has more than 20 methods as it is all that a server sees of an engine: start and end, queries, tasks, figures.
+    It has more than 20 methods, as it is all that a server sees of an engine: start and end, queries, tasks, figures.
     """
 
     @property

@@ -51,7 +51,7 @@ class IndexedTask(Protocol):
 class TaskRepository(Protocol):
     """Versions of task files by id. Every method raises ``NotFound`` for what is not there.
 
-    More than twenty methods: each is one transaction of the repository.
+    It has more than 20 methods, as one repository keeps tasks, their use and which backbones are served.
     """
 
     def put(

@@ -58,7 +58,7 @@ class Connection(HttpToolsProtocol):
     """Refuses headers that are too long, and reads no more requests than it has begun to answer. ``look`` is called
     once a second, and ends a connection whose client is too slow. ``connections`` are all of the server.
 
-    More than twenty methods: the event loop and the parser call half of them by their names.
+    It has more than 20 methods, as a third of them are events of uvicorn's protocol.
     """
 
     def __init__(

@@ -80,7 +80,8 @@ class JobResult(BaseModel):
 class JobFolder:
     """One job in ``path``.
 
-    More than twenty methods: the files of a job are read and written here alone.
+    It has more than 20 methods, as all that is read and written there is named here, for the server and the job's
+    process alike.
     """
 
     def __init__(self, path: Path) -> None:

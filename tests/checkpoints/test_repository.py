@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from checkpoints.blobs import digest_of
+from checkpoints.blobs import OWNER, digest_of
 from checkpoints.catalog import Catalog
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task

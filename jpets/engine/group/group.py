@@ -45,7 +45,7 @@ class EngineGroup(Serves):
 
     ``interval`` says when tasks move by themselves; None: only when ``mover`` is told.
 
-    It has more than 20 methods as ``Serves`` has.
+    It has more than 20 methods, as ``Serves`` has.
     """
 
     def __init__(
