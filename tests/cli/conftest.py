@@ -7,13 +7,14 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from listening import listening
+from runs import MakeTask, Run
 from support import shallow
 from typer.testing import CliRunner, Result
 
@@ -56,8 +57,6 @@ else:
 """
 """The process of a job that has its task already."""
 VARIABLES = ("JPETS_REPOSITORY", "JPETS_SERVER", "JPETS_BACKBONE", "JPETS_DTYPE")
-Run = Callable[..., Result]
-MakeTask = Callable[..., Task]
 
 
 @pytest.fixture
@@ -115,7 +114,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, make_ta
     ):
         repository.put(task.id, task_to_bytes(task))
 
-    def validator(data: bytes, id: str) -> Task:
+    def validator(data: bytes | memoryview, id: str) -> Task:
         return read_task(data, id=id, config=backbone.config, backbone=backbone.fingerprint)
 
     service = Service(repository, backbone, validator)

@@ -3,12 +3,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from runs import Run
 from support import tiny
 
 from checkpoints.native import is_native
 
 
-def test_import_writes_a_native_backbone_with_the_same_fingerprint(run, fixtures: Path, tmp_path: Path) -> None:
+def test_import_writes_a_native_backbone_with_the_same_fingerprint(run: Run, fixtures: Path, tmp_path: Path) -> None:
     backbone = tiny()
     native = tmp_path / "native"
     result = run("backbone", "import", fixtures / "tiny-bert", native, "--name", "small")
@@ -22,14 +23,14 @@ def test_import_writes_a_native_backbone_with_the_same_fingerprint(run, fixtures
     assert shown["bytes"] == 4 * shown["parameters"]
 
 
-def test_show_names_shape_and_fingerprint(run, fixtures: Path) -> None:
+def test_show_names_shape_and_fingerprint(run: Run, fixtures: Path) -> None:
     result = run("backbone", "show", fixtures / "tiny-bert")
     assert result.exit_code == 0
     assert "3 layers, hidden size 64" in result.stdout
     assert tiny().fingerprint in result.stdout
 
 
-def test_import_into_something_that_exists_changes_nothing(run, fixtures: Path, tmp_path: Path) -> None:
+def test_import_into_something_that_exists_changes_nothing(run: Run, fixtures: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
     result = run("backbone", "import", fixtures / "tiny-bert", tmp_path / "mine")
     assert result.exit_code == 1
@@ -38,20 +39,20 @@ def test_import_into_something_that_exists_changes_nothing(run, fixtures: Path, 
     assert (tmp_path / "mine").read_text() == "kept"
 
 
-def test_a_folder_without_a_model_is_one_line(run, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_one_line(run: Run, tmp_path: Path) -> None:
     result = run("backbone", "show", tmp_path)
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
 
 
-def test_a_name_that_nothing_has(run) -> None:
+def test_a_name_that_nothing_has(run: Run) -> None:
     result = run("backbone", "show", "no-such-model-anywhere")
     assert result.exit_code == 1
     assert "no folder and no installed package" in result.stderr
 
 
-def test_backbones_of_a_server(run, server: str) -> None:
+def test_backbones_of_a_server(run: Run, server: str) -> None:
     (item,) = json.loads(run("backbone", "list", "--server", server, "--json").stdout)
     tasks = json.loads(run("task", "list", "--server", server, "--json").stdout)  # other tests share the server
     assert (item["name"], item["state"], item["default"], item["tasks"]) == ("tiny-bert", "ready", True, len(tasks))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from runs import MakeTask, Run
 
 from checkpoints.task_file import write_task
 
@@ -24,7 +25,7 @@ def broken_file(task_file: Path) -> Path:
     return path
 
 
-def test_a_good_file_is_summed_up(run, task_file: Path) -> None:
+def test_a_good_file_is_summed_up(run: Run, task_file: Path) -> None:
     result = run("task", "check", task_file)
     assert result.exit_code == 0
     assert "lora at query, value; layers 0 to 1; ranks 4; 2,048 numbers" in result.stdout
@@ -34,7 +35,7 @@ def test_a_good_file_is_summed_up(run, task_file: Path) -> None:
     assert "--backbone checks shapes and fingerprint too" in result.stdout
 
 
-def test_a_head_that_answers_questions(run, make_task, tmp_path: Path) -> None:
+def test_a_head_that_answers_questions(run: Run, make_task: MakeTask, tmp_path: Path) -> None:
     file = tmp_path / "questions.safetensors"
     write_task(make_task("questions", "question-answering", outputs=2), file)
     result = run("task", "check", file)
@@ -44,7 +45,7 @@ def test_a_head_that_answers_questions(run, make_task, tmp_path: Path) -> None:
     assert ["labels", "none"] in lines
 
 
-def test_json_with_a_backbone(run, task_file: Path, shallow_folder: Path) -> None:
+def test_json_with_a_backbone(run: Run, task_file: Path, shallow_folder: Path) -> None:
     result = run("task", "check", task_file, "--backbone", shallow_folder, "--json")
     report = json.loads(result.stdout)
     assert result.exit_code == 0
@@ -53,7 +54,7 @@ def test_json_with_a_backbone(run, task_file: Path, shallow_folder: Path) -> Non
     assert report["deltas"][0]["settings"]["ranks"] == {"query": [4, 4], "value": [4, 4]}
 
 
-def test_every_problem_has_its_line(run, broken_file: Path) -> None:
+def test_every_problem_has_its_line(run: Run, broken_file: Path) -> None:
     result = run("task", "check", broken_file)
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -63,7 +64,7 @@ def test_every_problem_has_its_line(run, broken_file: Path) -> None:
     assert any("labels: expected 2" in line for line in problems)
 
 
-def test_problems_as_json(run, broken_file: Path) -> None:
+def test_problems_as_json(run: Run, broken_file: Path) -> None:
     result = run("task", "check", broken_file, "--json")
     report = json.loads(result.stdout)
     assert result.exit_code == 1
@@ -71,14 +72,14 @@ def test_problems_as_json(run, broken_file: Path) -> None:
     assert len(report["problems"]) == 3
 
 
-def test_another_backbone(run, task_file: Path, fixtures: Path) -> None:
+def test_another_backbone(run: Run, task_file: Path, fixtures: Path) -> None:
     result = run("task", "check", task_file, "--backbone", fixtures / "tiny-distilbert")
     assert result.exit_code == 1
     assert "1 problem\n" in result.stderr
     assert "with fingerprint sha256:" in result.stderr
 
 
-def test_a_file_of_anything(run, tmp_path: Path) -> None:
+def test_a_file_of_anything(run: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no tensors here")
     result = run("task", "check", tmp_path / "notes.txt")
     assert result.exit_code == 1

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import jax
 import pytest
+from runs import Run
 
 from jpets.app.commands.doctor import command as doctor
 from jpets.app.commands.doctor import system_limits
 
 
-def test_all_is_well(run, tmp_path: Path) -> None:
+def test_all_is_well(run: Run, tmp_path: Path) -> None:
     result = run("doctor", env={"JPETS_CACHE_DIR": str(tmp_path / "cache")})
     assert result.exit_code == 0, result.stdout
     for name in ("python", "jax", "jaxlib", "flax", "transformers", "orbax-checkpoint", "cache", "demo backbone"):
@@ -22,13 +23,13 @@ def test_all_is_well(run, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_cache_has_a_size(run, tmp_path: Path) -> None:
+def test_the_cache_has_a_size(run: Run, tmp_path: Path) -> None:
     (tmp_path / "programs").mkdir()
     (tmp_path / "programs" / "one").write_bytes(bytes(2000))
     assert "1 files, 2.0 kB" in run("doctor", env={"JPETS_CACHE_DIR": str(tmp_path)}).stdout
 
 
-def test_a_cache_that_is_no_folder(run, tmp_path: Path) -> None:
+def test_a_cache_that_is_no_folder(run: Run, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     result = run("doctor", env={"JPETS_CACHE_DIR": str(tmp_path / "cache")})
     assert result.exit_code == 1
@@ -36,22 +37,22 @@ def test_a_cache_that_is_no_folder(run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("found, wrong", [("0.10.1", True), ("0.10.2.dev1", False), ("0.13.0", True), ("0.12", False)])
-def test_versions_out_of_range(run, monkeypatch: pytest.MonkeyPatch, found: str, wrong: bool) -> None:
+def test_versions_out_of_range(run: Run, monkeypatch: pytest.MonkeyPatch, found: str, wrong: bool) -> None:
     real = importlib.metadata.version
-    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: found if name == "jax" else real(name))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: found if name == "jax" else real(name))
     result = run("doctor")
     assert result.exit_code == wrong
     assert (f"{found}; expected 0.10.2 or newer, below 0.13" in result.stdout) == wrong
 
 
-def test_a_missing_package(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PACKAGES", {"no-such-package": ("1", None)})
     result = run("doctor")
     assert result.exit_code == 1
     assert "not installed; expected 1 or newer" in result.stdout
 
 
-def test_no_device(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_device(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("Unable to initialize backend 'cuda'\nmore")
 
@@ -61,7 +62,7 @@ def test_no_device(run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "JAX finds none: Unable to initialize backend 'cuda'" in result.stdout
 
 
-def test_a_repository_in_order(run, task_file: Path, tmp_path: Path) -> None:
+def test_a_repository_in_order(run: Run, task_file: Path, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     run("task", "add", task_file, "--repository", repository)
     result = run("doctor", "--repository", repository)
@@ -70,7 +71,7 @@ def test_a_repository_in_order(run, task_file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm, told", [("damage", "is damaged"), ("remove", "cannot be read")])
-def test_a_repository_with_a_bad_blob(run, task_file: Path, tmp_path: Path, harm: str, told: str) -> None:
+def test_a_repository_with_a_bad_blob(run: Run, task_file: Path, tmp_path: Path, harm: str, told: str) -> None:
     repository = tmp_path / "repository"
     run("task", "add", task_file, "--repository", repository)
     (blob,) = (repository / "blobs").glob("*.safetensors")
@@ -84,7 +85,7 @@ def test_a_repository_with_a_bad_blob(run, task_file: Path, tmp_path: Path, harm
     assert told in result.stdout
 
 
-def test_no_repository(run, tmp_path: Path) -> None:
+def test_no_repository(run: Run, tmp_path: Path) -> None:
     result = run("doctor", "--repository", tmp_path / "nothing")
     assert result.exit_code == 1
     assert "is not a task repository" in result.stdout

@@ -90,7 +90,7 @@ def test_a_process_finds_folders_and_tells_their_names(tmp_path: Path, variables
     folder = tmp_path / LABEL
     folder.mkdir()
     (folder / "catalog.sqlite").write_bytes(b"no catalogue" * 100)
-    command = [sys.executable, "-m", "jpets", "task", "list", "--repository", folder]
+    command: list[str | Path] = [sys.executable, "-m", "jpets", "task", "list", "--repository", folder]
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True)
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from runs import MakeTask, Run
 
 from checkpoints.task_file import write_task
 from jpets.app.commands.tasks.eval import texts_of
@@ -15,7 +16,7 @@ ROWS = "text,label\n" + "".join(f"some text {number},label-{number % 3}\n" for n
 
 
 @pytest.fixture
-def tasks(tmp_path: Path, make_task) -> Path:
+def tasks(tmp_path: Path, make_task: MakeTask) -> Path:
     folder = tmp_path / "tasks"
     folder.mkdir()
     for seed, name in enumerate(("one", "two")):
@@ -24,11 +25,11 @@ def tasks(tmp_path: Path, make_task) -> Path:
 
 
 @pytest.fixture
-def evaluate(run, shallow_folder: Path):
+def evaluate(run: Run, shallow_folder: Path) -> Run:
     return lambda *arguments: run("task", "eval", *arguments, "--backbone", shallow_folder)
 
 
-def test_each_of_many_is_scored(evaluate, tasks: Path, tmp_path: Path) -> None:
+def test_each_of_many_is_scored(evaluate: Run, tasks: Path, tmp_path: Path) -> None:
     data = tmp_path / "test.csv"
     data.write_text(ROWS)
     alone = [json.loads(evaluate(tasks / f"{name}.safetensors", data, "--json").stdout) for name in ("one", "two")]
@@ -42,7 +43,7 @@ def test_each_of_many_is_scored(evaluate, tasks: Path, tmp_path: Path) -> None:
     assert f"accuracy {alone[0]['scores']['accuracy']:.4f}" in lines[1]
 
 
-def test_one_bad_file_of_many_does_not_stop_the_others(evaluate, tasks: Path, tmp_path: Path) -> None:
+def test_one_bad_file_of_many_does_not_stop_the_others(evaluate: Run, tasks: Path, tmp_path: Path) -> None:
     """A file that is no task, one of another backbone's, and one without texts of its own."""
     own = tmp_path / "texts"
     own.mkdir()

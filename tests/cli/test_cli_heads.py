@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import Run
 from safetensors.numpy import load_file, save_file
 from sentence_folder import describe
 from support import ENGINE_SETTINGS, FIXTURES, tiny
@@ -52,7 +53,7 @@ def library_folder(folder: Path, head: str, model: str, settings: Mapping[str, A
 
 
 @pytest.fixture
-def imported(run, tmp_path: Path) -> dict[str, Task]:
+def imported(run: Run, tmp_path: Path) -> dict[str, Task]:
     tasks = {}
     for name, (head, model, settings) in CASES.items():
         folder = library_folder(tmp_path / name, head, model, settings)
@@ -119,7 +120,7 @@ def test_each_kind_of_head_answers_as_in_its_library(imported: dict[str, Task], 
         assert [result.error for result in words] == [None] * 5
 
 
-def test_label_names_and_pooling_that_are_not_said_are_told(run, tmp_path: Path) -> None:
+def test_label_names_and_pooling_that_are_not_said_are_told(run: Run, tmp_path: Path) -> None:
     out, backbone = tmp_path / "own.safetensors", FIXTURES / "tiny-bert"
     lora = FIXTURES / "imports" / "peft" / "lora-token"
     told = run("task", "import", lora, "-o", out, "--backbone", backbone)
@@ -132,7 +133,7 @@ def test_label_names_and_pooling_that_are_not_said_are_told(run, tmp_path: Path)
     assert "cls pooling, normalised" in said.stdout and "cut to 9 tokens" in said.stdout and "see --" not in said.stdout
 
 
-def test_a_backbone_says_how_it_embeds(run, tmp_path: Path) -> None:
+def test_a_backbone_says_how_it_embeds(run: Run, tmp_path: Path) -> None:
     folder = library_folder(tmp_path / "own", *CASES["vectors"])
     shown = run("backbone", "show", folder)
     assert "by cls, normalised, texts cut to 16 tokens" in shown.stdout

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from runs import Run
 
 HEAVY = ("jax", "numpy", "flax", "transformers", "checkpoints", "sqlalchemy")
 
@@ -17,11 +18,11 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     "command", [(), ("task",), ("backbone",), ("query",), ("run",), ("train",), ("jobs",), ("profile",), ("doctor",)]
 )
-def test_every_command_has_help(run, command: tuple[str, ...]) -> None:
+def test_every_command_has_help(run: Run, command: tuple[str, ...]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
 
 
-def test_an_unknown_command_is_a_usage_error(run) -> None:
+def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
     assert run("tasks").exit_code == 2

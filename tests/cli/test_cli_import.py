@@ -7,17 +7,19 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from full_model import biases, ranked, write_full
+from runs import Run
 from support import FIXTURES, tiny
 
 from checkpoints.imports.extract import Extraction
 from checkpoints.task_file import read_task
 from jpets.app.jobs.extraction import Candidate
 from jpets.training.predict import agreement, agreement_by_label, varies
-from jpets.types import Head
+from jpets.types import Head, HeadType, Problem
 
 LORA = FIXTURES / "imports" / "peft" / "lora"
 BACKBONE = FIXTURES / "tiny-bert"
@@ -30,7 +32,7 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_adapter_becomes_a_task_file(run, tmp_path: Path) -> None:
+def test_an_adapter_becomes_a_task_file(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "own.safetensors"
     result = run("task", "import", LORA, "-o", out, "--backbone", BACKBONE, "--labels", "x, y, z", "--max-length", 64)
     assert result.exit_code == 0, result.stderr
@@ -39,7 +41,7 @@ def test_an_adapter_becomes_a_task_file(run, tmp_path: Path) -> None:
     assert (task.labels, task.preprocessing.max_length, task.preprocessing.truncation) == (("x", "y", "z"), 64, True)
 
 
-def test_an_archive_and_another_backbone_name(run, tmp_path: Path) -> None:
+def test_an_archive_and_another_backbone_name(run: Run, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "own.zip", "w") as archive:
         for path in LORA.iterdir():
             archive.write(path, f"own/{path.name}")
@@ -52,7 +54,7 @@ def test_an_archive_and_another_backbone_name(run, tmp_path: Path) -> None:
     assert report["valid"] and "'tiny-bert'" in report["notes"][0]
 
 
-def test_a_refusal_writes_nothing(run, tmp_path: Path) -> None:
+def test_a_refusal_writes_nothing(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "own.safetensors"
     for arguments, message in (
         ((LORA, "--method", "diff"), "--method is for fully fine-tuned models"),
@@ -72,7 +74,7 @@ def test_a_refusal_writes_nothing(run, tmp_path: Path) -> None:
     assert result.exit_code == 2 and "must be a file that ends in .safetensors" in result.stderr
 
 
-def test_what_was_lost_is_reported(run, tmp_path: Path, texts: Path) -> None:
+def test_what_was_lost_is_reported(run: Run, tmp_path: Path, texts: Path) -> None:
     full = write_full(tmp_path / "full", ranked(6))
     out = tmp_path / "own.safetensors"
     arguments = ("--backbone", BACKBONE, "--method", "lora", "--texts", texts)
@@ -85,7 +87,7 @@ def test_what_was_lost_is_reported(run, tmp_path: Path, texts: Path) -> None:
     assert f"the 8 of {len(found['losses'])} tensors that lost most" in whole
 
 
-def test_auto_takes_the_smallest_that_agrees(run, tmp_path: Path, texts: Path) -> None:
+def test_auto_takes_the_smallest_that_agrees(run: Run, tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "own.safetensors"
     full = write_full(tmp_path / "full", biases)
     arguments = ("--backbone", BACKBONE, "--method", "auto", "--texts", texts)
@@ -94,7 +96,7 @@ def test_auto_takes_the_smallest_that_agrees(run, tmp_path: Path, texts: Path) -
     assert [delta.method for delta in read_task(out).deltas] == ["bitfit"]
 
 
-def test_auto_wants_answers_that_differ(run, tmp_path: Path, texts: Path) -> None:
+def test_auto_wants_answers_that_differ(run: Run, tmp_path: Path, texts: Path) -> None:
     full, out = write_full(tmp_path / "full", ranked(6)), tmp_path / "own.safetensors"
     arguments = ("--backbone", BACKBONE, "--method", "auto", "--texts", texts)
     result = run("task", "import", full, "-o", out, *arguments)
@@ -106,11 +108,12 @@ def test_what_lost_a_label_does_not_agree() -> None:
     mostly, never = [np.array([1.0, 0.0])] * 99 + [np.array([0.0, 1.0])], [np.array([1.0, 0.0])] * 100
     tagged = [np.stack(mostly)], [np.stack(never)]
     shifted = [[each - 0.5 for each in side] for side in (mostly, never)]
-    for problem, kind, (own, other) in (
+    cases: list[tuple[Problem, HeadType, Any]] = [
         ("single-label", "sequence-classification", (mostly, never)),
         ("single-label", "token-classification", tagged),
         ("multi-label", "sequence-classification", shifted),
-    ):
+    ]
+    for problem, kind, (own, other) in cases:
         head = Head(kind, kernel, problem=problem)
         each = agreement_by_label(own, other, head)
         assert agreement(own, other, head) >= 0.99 and each == [1.0, 0.0]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from full_model import biases, write_full
+from runs import Run
 
 from jpets.app.commands.client.jobs import pack, texts_to_send
 from jpets.app.jobs.work import texts_of
@@ -22,7 +23,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_job_is_started_followed_listed_and_removed(run, server: str, data: Path) -> None:
+def test_a_job_is_started_followed_listed_and_removed(run: Run, server: str, data: Path) -> None:
     here = ("--server", server)
     options = ("--task", "fresh", "--set", "rank=4", "--epochs", 2, "--balanced")
     result = run("train", data, *options, *here, "--json", env={"JPETS_BACKBONE": "a folder of this machine"})
@@ -43,7 +44,7 @@ def test_a_job_is_started_followed_listed_and_removed(run, server: str, data: Pa
     assert run("task", "remove", "fresh", *here).exit_code == 0
 
 
-def test_a_job_that_fails_or_is_refused_is_one_line(run, server: str, data: Path, tmp_path: Path) -> None:
+def test_a_job_that_fails_or_is_refused_is_one_line(run: Run, server: str, data: Path, tmp_path: Path) -> None:
     here = ("--server", server)
     data.write_text("no columns")
     failed = run("train", data, "--task", "fresh", "--set", "rank=4", *here)
@@ -60,7 +61,7 @@ def test_a_job_that_fails_or_is_refused_is_one_line(run, server: str, data: Path
     assert "expected a file that ends in" in run("train", text, "--task", "fresh", *here).stderr
 
 
-def test_training_here_and_there_are_told_apart(run, data: Path, tmp_path: Path) -> None:
+def test_training_here_and_there_are_told_apart(run: Run, data: Path, tmp_path: Path) -> None:
     for options, part in (
         ((), "exactly one of --output FILE and --task ID"),
         (("-o", tmp_path / "x.safetensors", "--task", "x"), "exactly one of"),
@@ -71,7 +72,7 @@ def test_training_here_and_there_are_told_apart(run, data: Path, tmp_path: Path)
         assert result.exit_code == 2 and part in " ".join(result.stderr.replace("│", "").split())
 
 
-def test_held_out_texts_are_sent_along(run, server: str, data: Path, tmp_path: Path) -> None:
+def test_held_out_texts_are_sent_along(run: Run, server: str, data: Path, tmp_path: Path) -> None:
     other = tmp_path / "held-out.tsv"
     other.write_text("text\tlabel\na dull game\tbad\n")
     options = ("--task", "judged", "--set", "rank=4", "--validation", other, "--server", server, "--json")
@@ -83,8 +84,8 @@ def test_held_out_texts_are_sent_along(run, server: str, data: Path, tmp_path: P
     assert texts_of(data, Columns()) == ([Example("a fine game", None, "good")], [])
 
 
-def test_folders_of_the_datasets_library_are_sent_as_files(run, server: str, data: Path, tmp_path: Path) -> None:
-    import datasets
+def test_folders_of_the_datasets_library_are_sent_as_files(run: Run, server: str, data: Path, tmp_path: Path) -> None:
+    import datasets  # type: ignore[import-untyped]
 
     folder = tmp_path / "reviews"
     features = datasets.Features(
@@ -126,7 +127,7 @@ def test_archives_of_other_files_are_refused(tmp_path: Path, names: list[str], p
         texts_of(tmp_path / "sent.zip", Columns())
 
 
-def test_nobody_waits_with_no_wait(run, server: str, data: Path) -> None:
+def test_nobody_waits_with_no_wait(run: Run, server: str, data: Path) -> None:
     here = ("--server", server)
     result = run("train", data, "--task", "later", "--set", "rank=4", "--no-wait", *here, "--json")
     assert json.loads(result.stdout)["version"] is None
@@ -137,7 +138,7 @@ def test_nobody_waits_with_no_wait(run, server: str, data: Path) -> None:
     run("task", "remove", "later", *here)
 
 
-def test_other_kinds_of_jobs_are_started(run, server: str, data: Path, tmp_path: Path) -> None:
+def test_other_kinds_of_jobs_are_started(run: Run, server: str, data: Path, tmp_path: Path) -> None:
     here = ("--server", server, "--json")
     model = write_full(tmp_path / "model", biases)
     (model / "weights.onnx").write_text("not read")

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from runs import Run
 from support import FIXTURES, tiny
 
 from checkpoints.source import load_backbone
@@ -61,7 +62,7 @@ def test_weights_that_diverged_in_the_last_update_are_refused(monkeypatch: pytes
         further.further_pretrained(tiny(), "new", [Example("a library")], [1], 16, Plan(epochs=1))
 
 
-def test_chosen_layers_learn_and_the_others_stay(run, tmp_path) -> None:
+def test_chosen_layers_learn_and_the_others_stay(run: Run, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("the library reads files and writes files and reads files again\n" * 64)
     out = tmp_path / "domain"
@@ -79,12 +80,13 @@ def test_chosen_layers_learn_and_the_others_stay(run, tmp_path) -> None:
         ]
         assert same == [layer == 0] * 2
     np.testing.assert_array_equal(made.params["word"], base.params["word"])
-    for arguments, message in (
+    wrong: list[tuple[tuple[object, ...], str]] = [
         ((FIXTURES / "tiny-bert", texts, out), "exists already"),
         ((FIXTURES / "tiny-bert", texts, tmp_path / "x", "--layers", "7"), "layers must be some of 0 to 2"),
         ((FIXTURES / "tiny-bert", texts, tmp_path / "x", "--layers", "a"), "layers must be numbers"),
-    ):
-        result = run("backbone", "pretrain", *arguments)
+    ]
+    for given, message in wrong:
+        result = run("backbone", "pretrain", *given)
         assert result.exit_code == 1 and message in result.stderr
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from runs import Run
 
 from checkpoints.backbone import Backbone
 from checkpoints.task_file import read_task
@@ -31,7 +32,7 @@ def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_costs_and_the_cost_profile_are_what_the_next_engine_reads(
-    run, shallow_folder: Path, task_file: Path, backbone: Backbone, tmp_path
+    run: Run, shallow_folder: Path, task_file: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
     cache, out, picture = tmp_path / "cache", tmp_path / "costs.json", tmp_path / "profile.png"
     arguments = ("profile", "--backbone", shallow_folder, task_file, "--repeats", 2)
@@ -62,24 +63,24 @@ def test_costs_and_the_cost_profile_are_what_the_next_engine_reads(
     assert not engine.profile_path.exists()
 
 
-def test_a_task_of_another_backbone(run, fixtures: Path, task_file: Path, tmp_path: Path) -> None:
+def test_a_task_of_another_backbone(run: Run, fixtures: Path, task_file: Path, tmp_path: Path) -> None:
     result = run("profile", "--backbone", fixtures / "tiny-distilbert", task_file, "--cache-dir", tmp_path / "cache")
     assert result.exit_code == 1
     assert "was made for backbone" in result.stderr
 
 
-def test_two_files_of_one_name(run, shallow_folder: Path, task_file: Path, tmp_path: Path) -> None:
+def test_two_files_of_one_name(run: Run, shallow_folder: Path, task_file: Path, tmp_path: Path) -> None:
     result = run("profile", "--backbone", shallow_folder, task_file, task_file, "--cache-dir", tmp_path)
     assert result.exit_code == 1
     assert "must differ" in result.stderr
 
 
-def test_an_unknown_dtype_is_a_usage_error(run) -> None:
+def test_an_unknown_dtype_is_a_usage_error(run: Run) -> None:
     assert run("profile", "--backbone", "any", "--dtype", "int8").exit_code == 2
 
 
 def test_a_limit_smaller_than_every_shape_that_light_classes_are_measured_in(
-    run, shallow_folder: Path, task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, shallow_folder: Path, task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile_measurement, "LIGHT_SHAPES", ("8x32",))
     monkeypatch.setattr(profile_measurement, "LOOP_SHAPES", ("8x32",))

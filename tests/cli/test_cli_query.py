@@ -3,17 +3,18 @@ from __future__ import annotations
 import json
 
 import pytest
+from runs import Run
 
 from jpets.app.commands.client import query
 
 
-def answers(run, server: str, *arguments: str, **how: str) -> list[dict]:
+def answers(run: Run, server: str, *arguments: str, **how: str) -> list[dict]:
     result = run("query", *arguments, "--server", server, "--json", **how)
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
 
-def rows(run, server: str, *arguments: str) -> list[list[str]]:
+def rows(run: Run, server: str, *arguments: str) -> list[list[str]]:
     """The table's cells, without its head."""
     result = run("query", *arguments, "--server", server)
     assert result.exit_code == 0, result.stderr
@@ -21,7 +22,7 @@ def rows(run, server: str, *arguments: str) -> list[list[str]]:
     return [line.split() for line in lines[2:]]
 
 
-def test_labels_and_scores(run, server: str) -> None:
+def test_labels_and_scores(run: Run, server: str) -> None:
     first, second = answers(run, server, "mood", "a day", "another")
     assert (first["text"], second["text"]) == ("a day", "another")
     table = rows(run, server, "mood", "one", "two")
@@ -31,7 +32,7 @@ def test_labels_and_scores(run, server: str) -> None:
         assert float(row[2]) == pytest.approx(max(item["probs"]), abs=1e-4)
 
 
-def test_top_k_gives_a_row_a_label(run, server: str) -> None:
+def test_top_k_gives_a_row_a_label(run: Run, server: str) -> None:
     table = rows(run, server, "mood", "one", "--top-k", "2")
     assert len(table) == 2
     assert float(table[0][2]) >= float(table[1][1])
@@ -39,7 +40,7 @@ def test_top_k_gives_a_row_a_label(run, server: str) -> None:
     assert [each["label"] for each in item["top"]] == [table[0][1], table[1][0]]
 
 
-def test_multi_label_shows_what_is_over_its_threshold(run, server: str) -> None:
+def test_multi_label_shows_what_is_over_its_threshold(run: Run, server: str) -> None:
     texts = [f"text {number}" for number in range(8)]
     result = run("query", "tags", *texts, "--server", server)
     items = answers(run, server, "tags", *texts)
@@ -48,14 +49,14 @@ def test_multi_label_shows_what_is_over_its_threshold(run, server: str) -> None:
     assert len([line for line in result.stdout.splitlines() if line.strip()]) == 2 + expected
 
 
-def test_regression_shows_its_value(run, server: str) -> None:
+def test_regression_shows_its_value(run: Run, server: str) -> None:
     (row,) = rows(run, server, "price", "cheap")
     (item,) = answers(run, server, "price", "cheap")
     assert row[1] == "value"
     assert float(row[2]) == pytest.approx(item["values"][0], abs=1e-4)
 
 
-def test_token_tasks_show_entities(run, server: str) -> None:
+def test_token_tasks_show_entities(run: Run, server: str) -> None:
     result = run("query", "names", "one two three", "--server", server)
     (item,) = answers(run, server, "names", "one two three")
     assert result.exit_code == 0
@@ -63,7 +64,7 @@ def test_token_tasks_show_entities(run, server: str) -> None:
         assert f"{entity['label']} (tokens {entity['start']} to {entity['end'] - 1})" in result.stdout
 
 
-def test_questions_show_the_words_of_their_context(run, server: str) -> None:
+def test_questions_show_the_words_of_their_context(run: Run, server: str) -> None:
     asked = ("questions", "who plays?", "--text-pair", "Anna and her brother play chess")
     (item,) = answers(run, server, *asked)
     result = run("query", *asked, "--server", server)
@@ -73,47 +74,47 @@ def test_questions_show_the_words_of_their_context(run, server: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["vectors", "tiny-bert"])
-def test_embeddings_show_their_shape(run, server: str, model: str) -> None:
+def test_embeddings_show_their_shape(run: Run, server: str, model: str) -> None:
     assert rows(run, server, model, "hello") == [["hello", "embedding", "[64]"]]
 
 
-def test_standard_input_is_read_by_lines(run, server: str) -> None:
+def test_standard_input_is_read_by_lines(run: Run, server: str) -> None:
     items = answers(run, server, "mood", "first", "-", input="second\n\nthird\n")
     assert [item["text"] for item in items] == ["first", "second", "third"]
 
 
-def test_many_texts_go_in_several_requests(run, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_texts_go_in_several_requests(run: Run, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query, "PER_REQUEST", 2)
     texts = [f"text {number}" for number in range(5)]
     items = answers(run, server, "mood", *texts)
     assert [(item["index"], item["text"]) for item in items] == list(enumerate(texts))
 
 
-def test_no_text_at_all(run, server: str) -> None:
+def test_no_text_at_all(run: Run, server: str) -> None:
     result = run("query", "mood", "-", "--server", server, input="\n")
     assert result.exit_code == 1
     assert "no text" in result.stderr
 
 
-def test_an_unknown_task(run, server: str) -> None:
+def test_an_unknown_task(run: Run, server: str) -> None:
     result = run("query", "nobody", "text", "--server", server)
     assert result.exit_code == 1
     assert "error: unknown task" in result.stdout
     assert "1 of 1 texts could not be answered" in result.stderr
 
 
-def test_one_bad_text_keeps_the_others(run, server: str) -> None:
+def test_one_bad_text_keeps_the_others(run: Run, server: str) -> None:
     result = run("query", "mood", "good", "word " * 200, "--server", server)
     assert result.exit_code == 1
     assert "label-" in result.stdout
     assert "1 of 2 texts could not be answered" in result.stderr
 
 
-def test_answers_cannot_steer_a_terminal(run, server: str) -> None:
+def test_answers_cannot_steer_a_terminal(run: Run, server: str) -> None:
     result = run("query", "mood", "\x1b[31m[bold]red", "--server", server)
     assert "\x1b" not in result.stdout
     assert "[bold]red" in result.stdout
 
 
-def test_the_server_comes_from_a_variable(run, server: str) -> None:
+def test_the_server_comes_from_a_variable(run: Run, server: str) -> None:
     assert run("query", "mood", "text", env={"JPETS_SERVER": server}).exit_code == 0

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from runs import MakeTask, Run
+from typer.testing import Result
 
 from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
@@ -28,7 +30,7 @@ from jpets.engine.batch import bucket
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.errors import EngineFailure
-from jpets.types import Answer, Classification, Query, Span, Task
+from jpets.types import Answer, Classification, Embedding, Query, Span, Task
 
 STEADY = EngineSettings(dtype="float32", policy="steady", slots=8, background_compile=False)
 # A row of few tokens is tempted to join the others in the large program.
@@ -37,7 +39,7 @@ TEXTS = ("a chess engine", "development files for the library of sparse matrices
 
 
 @pytest.fixture(scope="session")
-def tasks(make_task) -> dict[str, Task]:
+def tasks(make_task: MakeTask) -> dict[str, Task]:
     every = (make_task("mood", seed=1), make_task("tags", seed=2, problem="multi-label"))
     return {task.id: task for task in every}
 
@@ -62,11 +64,15 @@ def engine(backbone: Backbone, tasks: dict[str, Task], cache: Path) -> Iterator[
 
 
 @pytest.fixture
-def score(run, shallow_folder: Path, task_folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def score(
+    run: Run, shallow_folder: Path, task_folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Run:
     """``score(lines, *options)`` runs the command on ``tmp_path / "in.jsonl"`` with two small programs."""
     monkeypatch.setattr(bucket, "steady_menu", lambda max_length, max_tokens: MENU)
 
-    def call(lines: list[Any] | None, *options: object, place: Path = task_folder, out: object = None, **how: Any):
+    def call(
+        lines: list[Any] | None, *options: object, place: Path = task_folder, out: object = None, **how: Any
+    ) -> Result:
         source = tmp_path / "in.jsonl"
         if lines is not None:
             source.write_text("".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in lines))
@@ -81,9 +87,9 @@ def written(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_kind_of_line(score, engine: Engine, tmp_path: Path) -> None:
+def test_every_kind_of_line(score: Run, engine: Engine, tmp_path: Path) -> None:
     long = " ".join(["word"] * 200)
-    lines = [
+    lines: list[Any] = [
         {"task": "mood", "text": TEXTS[0], "id": {"any": ["thing", 1.5, None]}},
         {"task": None, "text": TEXTS[0], "id": None},
         {"task": "tags", "text": TEXTS[0], "text_pair": TEXTS[1]},
@@ -120,7 +126,7 @@ def test_every_kind_of_line(score, engine: Engine, tmp_path: Path) -> None:
     ]
 
     (mood, bare, tags) = engine.infer([Query("mood", TEXTS[0]), Query(None, TEXTS[0]), Query("tags", *TEXTS[:2])])
-    assert isinstance(mood, Classification) and isinstance(tags, Classification)
+    assert isinstance(mood, Classification) and isinstance(tags, Classification) and isinstance(bare, Embedding)
     assert found[0] == {
         "line": 1,
         "id": lines[0]["id"],
@@ -142,7 +148,7 @@ def test_every_kind_of_line(score, engine: Engine, tmp_path: Path) -> None:
     assert "word" not in (tmp_path / "out.jsonl").read_text()
 
 
-def test_a_run_without_errors(score, tmp_path: Path) -> None:
+def test_a_run_without_errors(score: Run, tmp_path: Path) -> None:
     result = score([{"task": "mood", "text": text} for text in TEXTS], "--top-k", 2)
     assert (result.exit_code, result.stdout) == (0, "")
     for each in written(tmp_path / "out.jsonl"):
@@ -150,11 +156,11 @@ def test_a_run_without_errors(score, tmp_path: Path) -> None:
         assert len(each["top"]) == 2
 
 
-def test_truncation_on_request(score, tmp_path: Path) -> None:
+def test_truncation_on_request(score: Run, tmp_path: Path) -> None:
     assert score([{"task": "mood", "text": " ".join(["word"] * 200)}], "--truncate").exit_code == 0
 
 
-def test_standard_input_and_output(score, tmp_path: Path) -> None:
+def test_standard_input_and_output(score: Run, tmp_path: Path) -> None:
     lines = "".join(json.dumps({"task": "mood", "text": text}) + "\n" for text in TEXTS)
     result = score(None, out="-", input=lines)
     assert result.exit_code == 0
@@ -163,7 +169,9 @@ def test_standard_input_and_output(score, tmp_path: Path) -> None:
     assert score(None).exit_code == 2  # there is no in.jsonl
 
 
-def test_tasks_from_a_file_and_from_a_repository(score, tasks: dict[str, Task], task_folder: Path, tmp_path) -> None:
+def test_tasks_from_a_file_and_from_a_repository(
+    score: Run, tasks: dict[str, Task], task_folder: Path, tmp_path: Path
+) -> None:
     repository = Repository(tmp_path / "repository")
     for task in tasks.values():
         repository.put(task.id, task_to_bytes(task))
@@ -177,7 +185,7 @@ def test_tasks_from_a_file_and_from_a_repository(score, tasks: dict[str, Task], 
     assert [list(each["results"]) for each in written(outputs[2])] == [["mood"]] * 3
 
 
-def test_tasks_that_cannot_be_used(score, tmp_path: Path) -> None:
+def test_tasks_that_cannot_be_used(score: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     result = score([], place=tmp_path / "empty")
     assert (result.exit_code, "holds no tasks" in result.stderr) == (1, True)
@@ -187,7 +195,7 @@ def test_tasks_that_cannot_be_used(score, tmp_path: Path) -> None:
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_an_output_that_exists_is_refused(score, tmp_path: Path) -> None:
+def test_an_output_that_exists_is_refused(score: Run, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("somebody's\n")
     for options, why in (((), "exists already"), (("--resume",), "does not say what made it")):
         result = score([{"text": "a"}], *options)
@@ -196,7 +204,7 @@ def test_an_output_that_exists_is_refused(score, tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_text() == "somebody's\n"
 
 
-def test_resuming(score, tmp_path: Path) -> None:
+def test_resuming(score: Run, tmp_path: Path) -> None:
     """After any break: lines missing, a torn line, all there, nothing there."""
     lines = [{"task": "mood", "text": text, "id": text} for text in TEXTS] + [{"task": "nobody", "text": "a"}]
     out = tmp_path / "out.jsonl"
@@ -212,7 +220,7 @@ def test_resuming(score, tmp_path: Path) -> None:
         assert (f"{there} were there" in result.stderr) == (there > 0)
 
 
-def test_resuming_something_else_is_refused(score, task_folder: Path, tmp_path: Path) -> None:
+def test_resuming_something_else_is_refused(score: Run, task_folder: Path, tmp_path: Path) -> None:
     lines = [{"task": "mood", "text": text} for text in TEXTS]
     out = tmp_path / "out.jsonl"
     score(lines)
@@ -333,7 +341,7 @@ def test_the_answer_to_a_question_is_written() -> None:
             return [future]
 
     line = Asked(1, {}, "which game?", TEXTS[0], ("questions",), alone=True)
-    (document,) = Scorer(Answering(), top_k=None, truncate=False).answers([line])
+    (document,) = Scorer(cast("Any", Answering()), top_k=None, truncate=False).answers([line])
     assert document == {"line": 1, "answer": "chess", "score": 0.5, "start": 2, "end": 7}
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from runs import Run
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -30,7 +31,7 @@ def texts(words: tuple[str, str], count: int, seed: int) -> list[Example]:
     return found
 
 
-def test_small_files_become_tasks_that_beat_their_words(run, tmp_path: Path) -> None:
+def test_small_files_become_tasks_that_beat_their_words(run: Run, tmp_path: Path) -> None:
     files = []
     for name, words in PAIRS.items():
         files.append(tmp_path / f"{name}.csv")

@@ -6,47 +6,48 @@ import json
 from pathlib import Path
 
 import pytest
+from runs import Run
 
 from jpets.app.commands.tasks import repository_store, server_store
 
 
-def test_neither_store_is_a_usage_error(run) -> None:
+def test_neither_store_is_a_usage_error(run: Run) -> None:
     result = run("task", "list")
     assert result.exit_code == 2
     assert "exactly one of --repository DIR and --server URL" in " ".join(result.stderr.split())
 
 
-def test_both_stores_are_a_usage_error(run, tmp_path: Path) -> None:
+def test_both_stores_are_a_usage_error(run: Run, tmp_path: Path) -> None:
     result = run("task", "list", "--repository", tmp_path, "--server", "http://127.0.0.1:1")
     assert result.exit_code == 2
     assert not list(tmp_path.iterdir())
 
 
-def test_both_variables_are_a_usage_error(run, tmp_path: Path) -> None:
+def test_both_variables_are_a_usage_error(run: Run, tmp_path: Path) -> None:
     env = {"JPETS_REPOSITORY": str(tmp_path), "JPETS_SERVER": "http://127.0.0.1:1"}
     assert run("task", "list", env=env).exit_code == 2
 
 
-def test_a_variable_names_the_store(run, task_file: Path, tmp_path: Path) -> None:
+def test_a_variable_names_the_store(run: Run, task_file: Path, tmp_path: Path) -> None:
     env = {"JPETS_REPOSITORY": str(tmp_path / "repository")}
     assert run("task", "add", task_file, env=env).exit_code == 0
     assert [task["id"] for task in json.loads(run("task", "list", "--json", env=env).stdout)] == ["topic"]
 
 
-def test_an_option_wins_over_the_other_ones_variable(run, task_file: Path, tmp_path: Path) -> None:
+def test_an_option_wins_over_the_other_ones_variable(run: Run, task_file: Path, tmp_path: Path) -> None:
     env = {"JPETS_SERVER": "http://127.0.0.1:1"}
     assert run("task", "add", task_file, "--repository", tmp_path / "repository", env=env).exit_code == 0
 
 
 @pytest.mark.parametrize("command", [("list",), ("show", "topic"), ("remove", "topic"), ("rollback", "topic")])
-def test_only_add_makes_a_repository(run, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_only_add_makes_a_repository(run: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
     result = run("task", *command, "--repository", tmp_path / "mistyped")
     assert result.exit_code == 1
     assert "is not a task repository" in result.stderr
     assert not (tmp_path / "mistyped").exists()
 
 
-def test_a_damaged_catalogue_is_one_line(run, tmp_path: Path) -> None:
+def test_a_damaged_catalogue_is_one_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "catalog.sqlite").write_bytes(b"no database" * 100)
     result = run("task", "list", "--repository", tmp_path)
     assert result.exit_code == 1
@@ -55,25 +56,27 @@ def test_a_damaged_catalogue_is_one_line(run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("task", "list"), ("query", "topic", "text")])
-def test_an_unreachable_server(run, closed_port: int, command: tuple[str, ...]) -> None:
+def test_an_unreachable_server(run: Run, closed_port: int, command: tuple[str, ...]) -> None:
     result = run(*command, "--server", f"http://127.0.0.1:{closed_port}")
     assert result.exit_code == 1
     assert f"no answer from http://127.0.0.1:{closed_port} (Connection refused)" in result.stderr
     assert "python -m jpets.serve" in result.stderr
 
 
-def test_a_url_without_a_scheme_is_a_usage_error(run) -> None:
+def test_a_url_without_a_scheme_is_a_usage_error(run: Run) -> None:
     assert run("task", "list", "--server", "127.0.0.1:8080").exit_code == 2
 
 
 @pytest.mark.parametrize("path", ["", "/broken"])
-def test_a_server_that_is_not_jpets(run, foreign_server: str, path: str) -> None:
+def test_a_server_that_is_not_jpets(run: Run, foreign_server: str, path: str) -> None:
     result = run("task", "list", "--server", foreign_server + path)
     assert result.exit_code == 1
     assert "is not that of a jpets server" in result.stderr
 
 
-def test_lists_go_over_all_pages(run, server: str, task_file: Path, tmp_path: Path, monkeypatch) -> None:
+def test_lists_go_over_all_pages(
+    run: Run, server: str, task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(repository_store, "PAGE", 2)
     monkeypatch.setattr(server_store, "PAGE", 2)
     for number in range(5):
@@ -84,7 +87,7 @@ def test_lists_go_over_all_pages(run, server: str, task_file: Path, tmp_path: Pa
     assert [task["id"] for task in served] == ["mood", "names", "price", "questions", "tags", "vectors"]
 
 
-def test_a_variable_is_named_where_it_is_wrong(run) -> None:
+def test_a_variable_is_named_where_it_is_wrong(run: Run) -> None:
     result = run("query", "mood", "text", env={"JPETS_SERVER": "nonsense"})
     assert "JPETS_SERVER must be a URL" in result.stderr
     result = run("query", "mood", "text", "--server=nonsense", env={"JPETS_SERVER": "http://127.0.0.1:1"})

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from runs import MakeTask, Run, Store
 
 from checkpoints.task_file import write_task
 
 
 @pytest.fixture(autouse=True)
-def tidy(run, store):
+def tidy(run: Run, store: Store) -> Iterator[None]:
     """The server outlives a test; what the test added does not."""
     yield
     for name in ("topic", "one", "third"):
         run("task", "remove", name, *store)
 
 
-def test_a_task_lives_and_goes(run, store, task_file: Path, make_task, tmp_path: Path) -> None:
+def test_a_task_lives_and_goes(run: Run, store: Store, task_file: Path, make_task: MakeTask, tmp_path: Path) -> None:
     added = run("task", "add", task_file, *store)
     assert (added.exit_code, added.stderr) == (0, "")
     first = json.loads(run("task", "show", "topic", *store, "--json").stdout)
@@ -54,7 +56,7 @@ def test_a_task_lives_and_goes(run, store, task_file: Path, make_task, tmp_path:
     assert gone.stderr.startswith("error: task 'topic'")
 
 
-def test_tables_for_people(run, store, task_file: Path) -> None:
+def test_tables_for_people(run: Run, store: Store, task_file: Path) -> None:
     run("task", "add", task_file, *store)
     listed = run("task", "list", *store)
     assert listed.exit_code == 0
@@ -68,7 +70,7 @@ def test_tables_for_people(run, store, task_file: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("show", "nobody"), ("remove", "nobody"), ("rollback", "nobody")])
-def test_an_unknown_id_is_one_line(run, store, task_file: Path, command: tuple[str, str]) -> None:
+def test_an_unknown_id_is_one_line(run: Run, store: Store, task_file: Path, command: tuple[str, str]) -> None:
     run("task", "add", task_file, *store)
     result = run("task", *command, *store)
     assert result.exit_code == 1
@@ -78,13 +80,13 @@ def test_an_unknown_id_is_one_line(run, store, task_file: Path, command: tuple[s
     assert result.stderr.count("\n") == 1
 
 
-def test_exporting_an_unknown_task_writes_nothing(run, store, task_file: Path, tmp_path: Path) -> None:
+def test_exporting_an_unknown_task_writes_nothing(run: Run, store: Store, task_file: Path, tmp_path: Path) -> None:
     run("task", "add", task_file, *store)
     assert run("task", "export", "nobody", tmp_path / "out", *store).exit_code == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bad_file_changes_nothing(run, store, task_file: Path, tmp_path: Path) -> None:
+def test_a_bad_file_changes_nothing(run: Run, store: Store, task_file: Path, tmp_path: Path) -> None:
     run("task", "add", task_file, *store)
     before = run("task", "list", *store, "--json").stdout
     (tmp_path / "bad.safetensors").write_bytes(task_file.read_bytes()[:-9])
@@ -94,20 +96,20 @@ def test_a_bad_file_changes_nothing(run, store, task_file: Path, tmp_path: Path)
     assert run("task", "list", *store, "--json").stdout == before
 
 
-def test_a_stem_that_is_no_id(run, store, task_file: Path) -> None:
+def test_a_stem_that_is_no_id(run: Run, store: Store, task_file: Path) -> None:
     odd = task_file.rename(task_file.with_name("My Task.safetensors"))
     result = run("task", "add", odd, *store)
     assert result.exit_code == 1
     assert "task id must be" in result.stderr
 
 
-def test_a_file_that_is_not_there_is_a_usage_error(run, store, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_a_usage_error(run: Run, store: Store, tmp_path: Path) -> None:
     result = run("task", "add", tmp_path / "nothing.safetensors", *store)
     assert result.exit_code == 2
     assert "does not exist" in result.stderr
 
 
-def test_versions_are_listed(run, store, task_file: Path, make_task, tmp_path: Path) -> None:
+def test_versions_are_listed(run: Run, store: Store, task_file: Path, make_task: MakeTask, tmp_path: Path) -> None:
     run("task", "add", task_file, *store)
     first = json.loads(run("task", "show", "topic", *store, "--json").stdout)["version"]
     other = tmp_path / "other.safetensors"
@@ -140,7 +142,7 @@ def test_versions_are_listed(run, store, task_file: Path, make_task, tmp_path: P
 
 
 @pytest.fixture
-def mixed_folder(tmp_path: Path, make_task) -> Path:
+def mixed_folder(tmp_path: Path, make_task: MakeTask) -> Path:
     """``one``, a broken ``second``, ``third``, a file of another kind, and a folder."""
     folder = tmp_path / "tasks"
     (folder / "more").mkdir(parents=True)
@@ -151,7 +153,9 @@ def mixed_folder(tmp_path: Path, make_task) -> Path:
     return folder
 
 
-def test_one_bad_file_of_many_does_not_stop_the_others(run, store, task_file: Path, mixed_folder: Path) -> None:
+def test_one_bad_file_of_many_does_not_stop_the_others(
+    run: Run, store: Store, task_file: Path, mixed_folder: Path
+) -> None:
     before = {task["id"] for task in json.loads(run("task", "list", *store, "--json").stdout or "[]")}
     result = run("task", "add", mixed_folder, task_file, mixed_folder / "one.safetensors", *store)
     assert result.exit_code == 1
@@ -163,7 +167,7 @@ def test_one_bad_file_of_many_does_not_stop_the_others(run, store, task_file: Pa
     assert listed - before == {"one", "third", "topic"}
 
 
-def test_many_files_that_are_all_well(run, store, mixed_folder: Path) -> None:
+def test_many_files_that_are_all_well(run: Run, store: Store, mixed_folder: Path) -> None:
     (mixed_folder / "second.safetensors").unlink()
     result = run("task", "add", mixed_folder, *store)
     assert (result.exit_code, result.stderr, result.stdout.count("\n")) == (0, "", 2)
@@ -172,7 +176,9 @@ def test_many_files_that_are_all_well(run, store, mixed_folder: Path) -> None:
     assert [("expected 0; read it again" in line) for line in again.stderr.splitlines()] == [True, True, False]
 
 
-def test_files_that_cannot_be_told_apart(run, store, task_file: Path, mixed_folder: Path, tmp_path: Path) -> None:
+def test_files_that_cannot_be_told_apart(
+    run: Run, store: Store, task_file: Path, mixed_folder: Path, tmp_path: Path
+) -> None:
     named = run("task", "add", task_file, mixed_folder, "--id", "topic", *store)
     assert named.exit_code == 2 and "--id names one task" in " ".join(named.stderr.split())
     twin = task_file.rename(mixed_folder / "more" / "one.safetensors")

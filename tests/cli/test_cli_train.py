@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import Run
 from support import FIXTURES, tiny
 
 from checkpoints import task_file
@@ -34,7 +35,7 @@ def reviews(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_task_is_trained_written_and_scored(run, tmp_path: Path, reviews: Path) -> None:
+def test_a_task_is_trained_written_and_scored(run: Run, tmp_path: Path, reviews: Path) -> None:
     out = tmp_path / "reviews.safetensors"
     columns = ("--text", "review", "--label", "verdict", "--backbone", BACKBONE)
     options = (
@@ -62,7 +63,7 @@ def test_a_task_is_trained_written_and_scored(run, tmp_path: Path, reviews: Path
     assert json.loads(scored.stdout)["texts"] == 64
 
 
-def test_bad_input_is_told_and_nothing_is_written(run, tmp_path: Path, reviews: Path) -> None:
+def test_bad_input_is_told_and_nothing_is_written(run: Run, tmp_path: Path, reviews: Path) -> None:
     one = tmp_path / "one.csv"
     one.write_text("review,verdict\na,good\nb,good\n")
     empty = tmp_path / "empty.csv"
@@ -103,7 +104,7 @@ def test_settings_are_read() -> None:
     assert settings_of(['sites=["query"]']) == {"sites": ["query"]}
 
 
-def test_of_several_files_each_makes_a_task(run, tmp_path: Path, reviews: Path) -> None:
+def test_of_several_files_each_makes_a_task(run: Run, tmp_path: Path, reviews: Path) -> None:
     other, out = tmp_path / "Prices.csv", tmp_path / "tasks"
     rows = [f"a library of {'many ' * (at % 8)}functions,{at % 8 + 0.5}" for at in range(32)]
     other.write_text("\n".join(["review,verdict", *rows]) + "\n")
@@ -141,7 +142,7 @@ def test_of_several_files_each_makes_a_task(run, tmp_path: Path, reviews: Path) 
 
 
 def test_a_task_that_diverges_does_not_cost_the_others(
-    run, tmp_path: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def diverge(*given: Any, **how: Any) -> dict[str, Result]:
         found = train_many(*given, **how)

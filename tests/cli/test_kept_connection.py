@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from runs import Run
 
 from jpets.app.commands.client import kept_connection
 from jpets.app.commands.client.client import NoAnswer, Server
@@ -119,7 +120,7 @@ def test_a_proxy_of_the_environment_is_used(counting: Counting, monkeypatch: pyt
     assert [path for _, path, _ in counting.seen] == ["http://jpets.invalid:8080/tasks"] * 2
 
 
-def test_many_files_over_one_connection(run, counting: Counting, task_file: Path, tmp_path: Path) -> None:
+def test_many_files_over_one_connection(run: Run, counting: Counting, task_file: Path, tmp_path: Path) -> None:
     """No answer is a jpets server's: that is reported for each file, and the next one is still tried."""
     files = [tmp_path / f"task-{number}.safetensors" for number in range(5)]
     for file in files:
@@ -130,7 +131,7 @@ def test_many_files_over_one_connection(run, counting: Counting, task_file: Path
     assert counting.connections == 1
 
 
-def test_many_files_and_nobody_there(run, closed_port: int, task_file: Path) -> None:
+def test_many_files_and_nobody_there(run: Run, closed_port: int, task_file: Path) -> None:
     twin = task_file.with_name("twin.safetensors")
     twin.write_bytes(task_file.read_bytes())
     result = run("task", "add", task_file, twin, "--server", f"http://127.0.0.1:{closed_port}")
