@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def running_postgresql() -> Iterator[sa.URL]:
                 assert line is not None, "the server ended"
                 yield sa.URL.create("postgresql", "jpets", PASSWORD, database="postgres", query={"host": name})
             finally:
-                server.terminate()
+                server.send_signal(signal.SIGINT)  # at once, whoever is still connected
                 server.communicate()
 
 
