@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -19,6 +19,9 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from jpets.errors import InvalidInput, JpetsError, OutOfSpace, Saturated
 from jpets.files import DISK_FULL
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 BUSY = "the catalogue was busy for too long; try again"
 EVENTS = {"insert": "INSERT", "update": "UPDATE OF state", "delete": "DELETE"}
@@ -226,4 +229,8 @@ def _with_postgresql(element: fingerprint_in, compiler: SQLCompiler, **options: 
 
 def insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
     """An ``INSERT`` that may say what to do ``on_conflict``."""
-    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+    if connection.dialect.name != "postgresql":
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql  # most do without it
+
+    return postgresql.insert(table)

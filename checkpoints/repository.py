@@ -26,7 +26,6 @@ from checkpoints.dialects import insert
 from checkpoints.ids import LATEST, check_alias, check_id
 from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts
 from checkpoints.ownership import claim
-from checkpoints.remote_blobs import open_blobs
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
 from checkpoints.versions import ACTIVE, UPLOADED, StoredTask, TaskRows, list_tasks
@@ -94,6 +93,8 @@ class Repository:
         elsewhere, by default in ``folder``. Raises ``InvalidInput`` for a URL that cannot be, and for blobs that belong
         to another catalogue.
         """
+        from checkpoints.remote_blobs import open_blobs  # most do without it
+
         place = Path(folder)
         opened = cls(
             place,
