@@ -33,8 +33,9 @@ class Engine(Serves):
     ``coming``: how many tasks of which classes will be registered. ``devices`` compute each batch together (one by
     default); ``EngineGroup`` gives each its own.
 
-    It holds its parts and starts and stops them; what they do is theirs. It has more than 20 methods, as most are those of
-    ``Serves``.
+    It holds its parts and starts and stops them; what they do is theirs.
+
+    It has more than 20 methods, as most are those of ``Serves``.
     """
 
     def __init__(
