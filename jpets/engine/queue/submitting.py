@@ -37,6 +37,7 @@ class Submissions:
     ) -> list[Future[Result]]:
         """One future a query, in order. ``deadline`` is seconds from now; answers that ``responses`` has are given at
         once. Raises ``Saturated``."""
+        queries = list(queries)  # read twice: what can be read once would lose its queries
         until = None if deadline is None else time.monotonic() + deadline
         prepared: list[Pending | Future[Result]] = []
         acquired = self._intake.acquire(queries, tenant)

@@ -6,30 +6,26 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from no_memory import no_memory_beyond
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
 
 from jpets.config import NAMED_BACKBONES
 from jpets.deltas import METHODS
-from jpets.engine.batch.assembly import Assembled
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.device.classes import class_slots
 from jpets.engine.device.memory import GIGABYTE, banks_bytes, fit_slots, param_bytes, slot_bytes, tree_bytes
 from jpets.engine.engine import Engine
-from jpets.engine.programs.program import Program
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.errors import OutOfSpace, Saturated
-from jpets.model.encoder import Params
 from jpets.types import Query
 from jpets.xla_flags import set_xla_flags
 
 TEXT = "a library of functions for sparse matrices"
-Dispatch = Callable[[Program, Assembled, Params | None], Any]
 BERT = NAMED_BACKBONES["bert-base"]
 MOST_MB = {
     "adapter": ({"bottleneck": 64}, 4.8),
@@ -126,27 +122,6 @@ def test_under_a_limit_no_gpu_memory_is_taken_in_advance(monkeypatch: pytest.Mon
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
     set_xla_flags(preallocate=False)
     assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-
-
-def no_memory_beyond(rows: int, late: bool) -> Callable[..., object]:
-    """A device that has no room for batches of more than so many rows; it says so at once, or when results are read."""
-    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.")
-
-    class Lost:
-        def __array__(self, *_: object, **__: object) -> np.ndarray:
-            raise error
-
-    def wrap(dispatch: Dispatch) -> Dispatch:
-        def limited(program: Program, assembled: Assembled, params: Params | None = None) -> Any:
-            if len(assembled.order) <= rows:
-                return dispatch(program, assembled, params)
-            if late:
-                return Lost()
-            raise error
-
-        return limited
-
-    return wrap
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])

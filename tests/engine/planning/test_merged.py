@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from no_memory import no_memory_beyond
 from support import (
     ENGINE_BUCKETS,
     ENGINE_SETTINGS,
@@ -21,7 +22,6 @@ from support import (
     shallow,
     wait_until,
 )
-from test_device_memory import no_memory_beyond
 
 from jpets.config import EngineSettings
 from jpets.deltas import class_method
