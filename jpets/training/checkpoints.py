@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from jpets.errors import InvalidInput, OutOfSpace
 from jpets.files import space_errors, sweep, write_atomic
 from jpets.training.fit import State
-from jpets.training.run import Progress
+from jpets.training.run import TrainingProgress
 
 KEPT = 2
 RUN, LOCK = "run.sha256", "run.lock"
@@ -87,7 +87,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
         self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
-    def load(self, first: Progress) -> Progress:
+    def load(self, first: TrainingProgress) -> TrainingProgress:
         """The newest progress, or ``first``. Raises ``InvalidInput`` for damaged files."""
         newest = self._manager.latest_step()
         if newest is None:
@@ -102,9 +102,9 @@ class Checkpoints:
         known, structure = jax.tree.flatten(first.state.optimiser)
         leaves = [found["optimiser"][str(at)] for at in range(len(known))]
         state = State(found["trained"], jax.tree.unflatten(structure, leaves), int(found["step"]))
-        return Progress(state, found["best"], found["best_loss"], found["waited"], np.array(found["losses"]))
+        return TrainingProgress(state, found["best"], found["best_loss"], found["waited"], np.array(found["losses"]))
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: TrainingProgress) -> None:
         """Raises ``OutOfSpace``; then nothing of this one is left."""
         step = int(progress.state.step)
         try:
@@ -118,7 +118,7 @@ class Checkpoints:
         self._manager.close()
 
 
-def _tree(progress: Progress) -> Any:
+def _tree(progress: TrainingProgress) -> Any:
     """Plain containers of arrays: the names of tuples' fields would become part of the file."""
     state = progress.state
     leaves = jax.tree.leaves(state.optimiser)

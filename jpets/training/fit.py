@@ -16,7 +16,7 @@ from jpets.deltas.recipe import Recipe, Tree
 from jpets.model.encoder import Params, SplitEncoder, cast_params
 from jpets.training.forward import InputRows, TextRows, task_outputs
 from jpets.training.losses import Labels, mean_loss, row_losses
-from jpets.training.plan import Plan, SettledPlan
+from jpets.training.plan import SettledPlan, TrainingPlan
 from jpets.types import Head
 
 DATA = "data"
@@ -40,7 +40,7 @@ class Pace(NamedTuple):
     key: PRNGKeyArray
 
     @classmethod
-    def of(cls, plan: Plan, usual: float) -> Pace:
+    def of(cls, plan: TrainingPlan, usual: float) -> Pace:
         """``usual`` is the rate of the method's parameters where the plan has none."""
         own = usual if plan.rate is None else plan.rate
         return cls(np.float32(own), np.float32(plan.head_rate), jax.random.key(plan.seed))
@@ -49,7 +49,7 @@ class Pace(NamedTuple):
 class TaskFunctions:
     """One task's update and losses as pure functions: ``jit`` or ``vmap`` them."""
 
-    def __init__(self, encoder: SplitEncoder, recipe: Recipe, head: Head, plan: Plan) -> None:
+    def __init__(self, encoder: SplitEncoder, recipe: Recipe, head: Head, plan: TrainingPlan) -> None:
         self._encoder, self._recipe, self._head, self._plan = encoder, recipe, head, plan
         self.pace = Pace.of(plan, recipe.rate)
         self.optimiser = optimiser(plan)
@@ -136,7 +136,7 @@ class Trainer:
         return self._measure(self._base, trained, *jax.device_put((rows, labels), self._parted))
 
 
-def as_served(base: Params, recipe: Recipe, plan: Plan) -> Params:
+def as_served(base: Params, recipe: Recipe, plan: TrainingPlan) -> Params:
     """The backbone's weights cast once to the forward pass's format, where a recipe leaves them alone."""
     params: Params = jax.tree.map(jnp.asarray, base)
     if not recipe.keeps_weights:
@@ -144,7 +144,7 @@ def as_served(base: Params, recipe: Recipe, plan: Plan) -> Params:
     return {**cast_params(params, plan.dtype), "bias": params["bias"]}
 
 
-def optimiser(plan: Plan) -> optax.GradientTransformation:
+def optimiser(plan: TrainingPlan) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019) at a rate of one: ``rate_at`` says how far each step goes."""
 
     def chain() -> optax.GradientTransformation:
@@ -172,7 +172,7 @@ def stepped(
     return optax.apply_updates(trained, scaled), state
 
 
-def rate_at(step: Int[Array, ""], steps: Int[Array, ""], plan: Plan) -> Float[Array, ""]:
+def rate_at(step: Int[Array, ""], steps: Int[Array, ""], plan: TrainingPlan) -> Float[Array, ""]:
     """Share of the peak rate in batch ``step`` of ``steps``: it rises, then falls as a cosine. No update is at zero:
     of few texts there may be one alone."""
     at = (step // plan.accumulate).astype(jnp.float32)

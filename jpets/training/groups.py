@@ -20,7 +20,7 @@ from jaxtyping import Int
 from jpets.training.batches import Rows, batch_order, gather_packed, packed_texts
 from jpets.training.forward import PackedRows
 from jpets.training.losses import Labels
-from jpets.training.plan import Plan, SettledPlan, settled
+from jpets.training.plan import SettledPlan, TrainingPlan, settled
 
 CPU_GROUP = 4
 """Tasks side by side on a CPU: of more, what one operation leaves for the next does not fit into its caches."""
@@ -54,7 +54,7 @@ class _Batches(NamedTuple):
     needs: Shape
 
 
-def each_step(data: Sequence[Rows], plan: Plan, pad_id: int) -> Iterator[list[Group]]:
+def each_step(data: Sequence[Rows], plan: TrainingPlan, pad_id: int) -> Iterator[list[Group]]:
     """One batch of each task that still has one, those of like size side by side; a step after the other.
 
     The plan must give all tasks batches of one size."""

@@ -15,7 +15,7 @@ from jpets.training.methods import direct_recipe, together_names
 from jpets.training.plan import Training, settled
 from jpets.training.predict import Predictor
 from jpets.training.prepared import Prepared, prepare
-from jpets.training.run import Step, check_batches
+from jpets.training.run import UpdateReport, check_batches
 from jpets.training.session import Result, concluded
 from jpets.training.together import Member, head_kind, train_together
 from jpets.types import LoadedBackbone
@@ -26,7 +26,7 @@ def train_many(
     training: Training,
     examples: Mapping[str, Sequence[Example]],
     *,
-    report: Callable[[Step], None] = lambda step: None,
+    report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> dict[str, Result]:
     """A task of each name, as ``session.run_training`` would make it of its texts, those whose labels are of one kind
     in one program.
@@ -72,7 +72,7 @@ def _train_alike(
     training: Training,
     recipe: Direct,
     made: Mapping[str, Prepared],
-    report: Callable[[Step], None],
+    report: Callable[[UpdateReport], None],
 ) -> dict[str, Result]:
     encoder, base = split(backbone.config), dict(backbone.params)
     features = FrozenFeatures(encoder, text, base, next(iter(made.values())).head)

@@ -26,7 +26,7 @@ LEAST_PATIENCE = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How to train. ``batch`` rows make one gradient, ``accumulate`` of them one update.
 
     What is None follows the number of texts: see ``settled``.
@@ -51,7 +51,7 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class SettledPlan(Plan):
+class SettledPlan(TrainingPlan):
     """A plan for a known number of texts."""
 
     epochs: int = LEAST_EPOCHS
@@ -64,7 +64,7 @@ class SettledPlan(Plan):
         return -(-texts // self.batch)
 
 
-def settled(plan: Plan, texts: int) -> SettledPlan:
+def settled(plan: TrainingPlan, texts: int) -> SettledPlan:
     """``plan`` for ``texts`` texts to train on; what it says itself stays.
 
     Batches are small where texts are few, and epochs as many as make ``UPDATES``. Training stops where half of the
@@ -79,7 +79,7 @@ def settled(plan: Plan, texts: int) -> SettledPlan:
     patience = plan.patience
     if patience is None and plan.epochs is None:
         patience = max(LEAST_PATIENCE, epochs // 2)
-    given = {field.name: getattr(plan, field.name) for field in dataclasses.fields(Plan)}
+    given = {field.name: getattr(plan, field.name) for field in dataclasses.fields(TrainingPlan)}
     return SettledPlan(**{**given, "epochs": epochs, "batch": batch, "patience": patience})
 
 
@@ -90,7 +90,7 @@ class Training:
     method: str
     """One of ``methods.method_names()``."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    plan: Plan = dataclasses.field(default_factory=Plan)
+    plan: TrainingPlan = dataclasses.field(default_factory=TrainingPlan)
     held_out: float = 0.1
     """Share of the texts that is kept apart where no other ones are given, to stop early and choose by."""
     max_length: int = 128

@@ -19,8 +19,8 @@ from jpets.tokenizing import Tokens
 from jpets.training.batches import batch_order
 from jpets.training.fit import Pace, State, optimiser, rate_at, stepped
 from jpets.training.forward import TextRows, hidden_states
-from jpets.training.plan import Plan, settled
-from jpets.training.run import Keeper, Progress, Step
+from jpets.training.plan import TrainingPlan, settled
+from jpets.training.run import Keeper, TrainingProgress, UpdateReport
 from jpets.training.tokens import padded_length, rectangle
 
 CHOSEN = 0.15
@@ -80,12 +80,12 @@ def pretrain(
     tokens: Sequence[Tokens],
     layers: Sequence[int],
     vocabulary: Vocabulary,
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     keeper: Keeper | None = None,
     save_every: int = 100,
     pad_id: int = 0,
-    report: Callable[[Step], None] = lambda step: None,
+    report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> tuple[Params, list[float]]:
     """(the backbone with ``layers`` trained further, losses). Embeddings and the other layers stay as they are.
 
@@ -121,7 +121,7 @@ def pretrain(
 
     jitted = jax.jit(update, donate_argnums=(1, 2))
     trained = jax.tree.map(jnp.array, trained)
-    progress = Progress.at_start(State(trained, rule.init(trained), 0), total)
+    progress = TrainingProgress.at_start(State(trained, rule.init(trained), 0), total)
     if keeper is not None:
         progress = keeper.load(progress)
     state, losses = progress.state, progress.losses
@@ -133,7 +133,7 @@ def pretrain(
         after, optimiser_state, value = jitted(base, state.trained, state.optimiser, np.int32(step), pace, rows)
         state = State(after, optimiser_state, step + 1)
         losses[step] = float(value)
-        report(Step(state.step, total, float(value)))
+        report(UpdateReport(state.step, total, float(value)))
         if keeper is not None and (state.step % save_every == 0 or at == per_epoch - 1):
             keeper.save(progress._replace(state=state, losses=losses))
     own = {int(layer): leaves for layer, leaves in state.trained["own"].items()}

@@ -19,13 +19,13 @@ from jpets.training.batches import Rows, batch_order, gather
 from jpets.training.fit import State, Trained, Trainer
 from jpets.training.forward import TextRows
 from jpets.training.losses import Labels
-from jpets.training.plan import Plan, SettledPlan, settled
+from jpets.training.plan import SettledPlan, TrainingPlan, settled
 from jpets.types import Delta, Head
 
 DIVERGED = "the held-out loss is not finite: training diverged; try a lower rate"
 
 
-class Step(NamedTuple):
+class UpdateReport(NamedTuple):
     """What one update reports: its number, of how many, and the batch's loss."""
 
     number: int
@@ -33,7 +33,7 @@ class Step(NamedTuple):
     loss: float
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """Everything a run needs to go on: the state, the best parameters so far and their held-out loss.
 
     ``losses`` [steps] are the batches' so far, NaN where they are still to come.
@@ -47,7 +47,7 @@ class Progress(NamedTuple):
     losses: Float[np.ndarray, " steps"]
 
     @classmethod
-    def at_start(cls, state: State, steps: int) -> Progress:
+    def at_start(cls, state: State, steps: int) -> TrainingProgress:
         """Before the first of ``steps`` batches."""
         losses = np.full(steps, np.nan, np.float32)
         return cls(state, _copy(state.trained), np.array(np.inf), np.array(0), losses)
@@ -56,8 +56,8 @@ class Progress(NamedTuple):
 class Keeper(Protocol):
     """Keeps a run's progress in safe places; ``load`` returns the newest, or ``first`` where there is none."""
 
-    def load(self, first: Progress) -> Progress: ...
-    def save(self, progress: Progress) -> None: ...
+    def load(self, first: TrainingProgress) -> TrainingProgress: ...
+    def save(self, progress: TrainingProgress) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +79,14 @@ def train(
     recipe: Recipe,
     head: Head,
     rows: Rows,
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     held_out: Rows | None = None,
     keeper: Keeper | None = None,
     save_every: int = 100,
     pad_id: int = 0,
     devices: Sequence[jax.Device] = (),
-    report: Callable[[Step], None] = lambda step: None,
+    report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> Outcome:
     """Trains ``recipe`` and ``head`` on ``rows``, and keeps what did best on ``held_out``, or else what came last.
 
@@ -101,7 +101,7 @@ def train(
     total = plan.epochs * per_epoch
     check_batches(total, plan)
     trainer = Trainer(encoder, base, recipe, head, plan, total, devices)
-    progress = Progress.at_start(trainer.start(), total)
+    progress = TrainingProgress.at_start(trainer.start(), total)
     if keeper is not None:
         progress = keeper.load(progress)
         progress = progress._replace(state=trainer.placed(progress.state))
@@ -113,7 +113,7 @@ def train(
         state, value = trainer.update(progress.state, *gather(rows, order[at], plan.batch, pad_id))
         progress.losses[step] = float(value)
         progress = progress._replace(state=state)
-        report(Step(state.step, total, float(value)))
+        report(UpdateReport(state.step, total, float(value)))
         if at == per_epoch - 1 and held_out is not None:
             progress = _judged(trainer, progress, held_out, pad_id)
             if plan.patience is not None and progress.waited > plan.patience:
@@ -152,7 +152,7 @@ def mean_held_out(
     return total / max(float(rows.weights.sum()), 1e-9)
 
 
-def _judged(trainer: Trainer, progress: Progress, rows: Rows, pad_id: int) -> Progress:
+def _judged(trainer: Trainer, progress: TrainingProgress, rows: Rows, pad_id: int) -> TrainingProgress:
     """``progress`` with the present parameters as the best, if they are."""
     losses = partial(trainer.losses, progress.state.trained)
     found = mean_held_out(losses, rows, trainer.plan.batch, pad_id)

@@ -25,7 +25,7 @@ from jpets.training.metrics import scores
 from jpets.training.plan import SettledPlan, Training, settled
 from jpets.training.predict import Answer, Predictor
 from jpets.training.prepared import Prepared, prepare
-from jpets.training.run import Outcome, Step, train
+from jpets.training.run import Outcome, UpdateReport, train
 from jpets.types import BackboneRef, Head, LoadedBackbone, Task
 
 
@@ -63,7 +63,7 @@ def run_training(
     start: Task | None = None,
     folder: Path | None = None,
     devices: Sequence[jax.Device] = (),
-    report: Callable[[Step], None] = lambda step: None,
+    report: Callable[[UpdateReport], None] = lambda step: None,
     begin: Callable[[Task], None] = lambda task: None,
 ) -> Result:
     """Trains a task; with ``start`` it goes on from that one's deltas and head, where ``training`` names a method of
@@ -145,7 +145,7 @@ class _Stages:
         pad_id: int,
         folder: Path | None,
         devices: Sequence[jax.Device],
-        report: Callable[[Step], None],
+        report: Callable[[UpdateReport], None],
     ) -> None:
         self._training, self._encoder, self._base = training, split(config), base
         self._plan = settled(training.plan, len(made.rows.tokens))

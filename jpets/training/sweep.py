@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jpets.errors import InvalidInput
 from jpets.training.data import Example
 from jpets.training.plan import Training
-from jpets.training.run import DIVERGED, Step
+from jpets.training.run import DIVERGED, UpdateReport
 from jpets.training.session import Result, run_training
 from jpets.types import LoadedBackbone
 
@@ -30,7 +30,7 @@ def best_of(
     held_out: Sequence[Example] = (),
     *,
     folder: Path | None = None,
-    report: Callable[[float | None, Step], None] = lambda rate, step: None,
+    report: Callable[[float | None, UpdateReport], None] = lambda rate, step: None,
     **how: Any,
 ) -> tuple[Result, float | None]:
     """``run_training`` at each rate (None: the method's own): the result of least held-out loss, and its rate.

@@ -23,8 +23,8 @@ from jpets.training.fit import Pace, TaskFunctions, Trained, as_served
 from jpets.training.forward import IMPOSSIBLE, TextRows
 from jpets.training.groups import each_step
 from jpets.training.losses import IGNORED, Labels
-from jpets.training.plan import Plan, SettledPlan, settled
-from jpets.training.run import Outcome, Step, check_batches, mean_held_out
+from jpets.training.plan import SettledPlan, TrainingPlan, settled
+from jpets.training.run import Outcome, UpdateReport, check_batches, mean_held_out
 from jpets.types import Head
 
 
@@ -42,10 +42,10 @@ def train_together(
     encoder: SplitEncoder,
     base: Params,
     members: Sequence[Member],
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     pad_id: int = 0,
-    report: Callable[[Step], None] = lambda step: None,
+    report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> list[Outcome]:
     """Each task's outcome, as ``run.train`` would give it; tasks with fewer batches rest when theirs are done, and so
     do those whose patience is at its end.
@@ -80,7 +80,7 @@ def train_together(
             for at, value in zip(tasks.tolist(), np.asarray(values).tolist(), strict=True):
                 if at not in best.stopped:
                     losses[at].append(value)
-        report(Step(step + 1, int(totals.max()), float(np.mean([own[-1] for own in losses]))))
+        report(UpdateReport(step + 1, int(totals.max()), float(np.mean([own[-1] for own in losses]))))
         ended = [at for at, batches in enumerate(per_epoch) if (step + 1) % batches == 0 and step < totals[at]]
         best.judge(trained, [at for at in ended if at not in best.stopped])
         if len(best.stopped) > len(members):

@@ -29,7 +29,7 @@ from experiments.package_tasks import TASKS, Data, draw, known_packages
 from jpets.deltas import trainable
 from jpets.deltas.recipe import FROZEN, FULL
 from jpets.training.methods import tree_size
-from jpets.training.plan import Plan, Training
+from jpets.training.plan import Training, TrainingPlan
 from jpets.training.process import set_up_training
 from jpets.training.session import Result, evaluate_task, run_training
 
@@ -88,7 +88,7 @@ def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
 def trained(
     name: str, method: str, seed: int, backbone: Backbone, data: Data, settings: Settings, rates: Rates
 ) -> Result:
-    plan = Plan(settings.epochs, settings.batch, rate=rates.own, head_rate=rates.head, seed=seed)
+    plan = TrainingPlan(settings.epochs, settings.batch, rate=rates.own, head_rate=rates.head, seed=seed)
     training = Training(method, plan=plan, max_length=settings.max_length)
     return run_training(name, backbone, training, data.train, data.chosen_by)
 

@@ -28,7 +28,7 @@ from checkpoints.task_file import read_task, write_task
 from experiments.debian_packages import QUESTIONS
 from experiments.debian_tasks import BACKBONE, RATES, Rates, chosen, served_by
 from experiments.package_tasks import TASKS, Data, draw, known_packages
-from jpets.training.plan import Plan, Training
+from jpets.training.plan import Training, TrainingPlan
 from jpets.training.process import set_up_training
 from jpets.training.session import Result, run_training, task_logits
 from jpets.types import Task
@@ -57,7 +57,7 @@ DEMOS: Mapping[str, Demo] = {
 
 def trained(name: str, demo: Demo, method: str, backbone: Backbone, data: Data, max_length: int) -> Result:
     rates = RATES.get(method, Rates())
-    plan = Plan(demo.epochs, 32, rate=rates.own, head_rate=rates.head)
+    plan = TrainingPlan(demo.epochs, 32, rate=rates.own, head_rate=rates.head)
     settings = demo.settings if method == demo.method else {}
     training = Training(method, settings, plan, max_length=max_length)
     return run_training(name, backbone, training, data.train, data.chosen_by)

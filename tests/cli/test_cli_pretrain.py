@@ -22,9 +22,9 @@ from jpets.tokenizing import Tokens
 from jpets.training.checkpoints import Checkpoints
 from jpets.training.data import Example
 from jpets.training.forward import TextRows
-from jpets.training.plan import Plan
+from jpets.training.plan import TrainingPlan
 from jpets.training.pretrain import Vocabulary, hide, pretrain
-from jpets.training.run import Step
+from jpets.training.run import UpdateReport
 
 VOCABULARY = Vocabulary(800, 4, (0, 1, 2, 3, 4))
 
@@ -59,7 +59,7 @@ def test_weights_that_diverged_in_the_last_update_are_refused(monkeypatch: pytes
 
     monkeypatch.setattr(further, "pretrain", diverged)
     with pytest.raises(InvalidInput, match="training diverged"):
-        further.further_pretrained(tiny(), "new", [Example("a library")], [1], 16, Plan(epochs=1))
+        further.further_pretrained(tiny(), "new", [Example("a library")], [1], 16, TrainingPlan(epochs=1))
 
 
 def test_chosen_layers_learn_and_the_others_stay(run: Run, tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_a_run_that_ended_early_goes_on_to_the_same_weights(tmp_path: Path) -> N
     base = jax.tree.map(np.asarray, random_params(config))
     rng = np.random.default_rng(0)
     texts = [Tokens(rng.integers(5, 800, 16).astype(np.int32), np.zeros(16, np.int32)) for _ in range(24)]
-    plan = Plan(epochs=2, batch=8, dtype="float32")
+    plan = TrainingPlan(epochs=2, batch=8, dtype="float32")
 
     def run(folder: Path | None, stop: int | None = None) -> Any:
-        def report(step: Step) -> None:
+        def report(step: UpdateReport) -> None:
             if step.number == stop:
                 raise KeyboardInterrupt
 

@@ -22,7 +22,7 @@ from jpets.training.forward import task_outputs
 from jpets.training.heads import new_head
 from jpets.training.labels import make_rows
 from jpets.training.methods import continued, rates
-from jpets.training.plan import Plan, Training
+from jpets.training.plan import Training, TrainingPlan
 from jpets.training.session import run_training
 from jpets.training.tokens import rectangle
 from jpets.types import BackboneRef, Delta, Preprocessing, Task
@@ -107,7 +107,7 @@ def test_a_mask_of_some_matrices_is_refused() -> None:
 
 @pytest.mark.parametrize("method", ["mask", "diff"])
 def test_a_heavy_task_is_trained_on(method: Literal["mask", "diff"]) -> None:
-    training = Training(method, plan=Plan(epochs=3, batch=8, dtype="float32", head_rate=5e-2), max_length=16)
+    training = Training(method, plan=TrainingPlan(epochs=3, batch=8, dtype="float32", head_rate=5e-2), max_length=16)
     first = run_training("own", shallow(), training, TEXTS * 4)
     second = run_training("own", shallow(), training, TEXTS * 4, start=first.task)
     assert [delta.method for delta in second.task.deltas] == [method]

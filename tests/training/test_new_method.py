@@ -19,13 +19,13 @@ from jpets.errors import InvalidInput
 from jpets.tokenizing import TextEncoder
 from jpets.training.data import Example
 from jpets.training.methods import check_continued, rates, together_names
-from jpets.training.plan import Plan, Training
+from jpets.training.plan import Training, TrainingPlan
 from jpets.training.session import run_training
 from jpets.types import Classification, Query
 from serving.jobs.request import FineTune
 
 TEXTS = [Example("a library", None, "code"), Example("a game", None, "fun")] * 32
-PLAN = Plan(epochs=3, batch=8, dtype="float32", head_rate=5e-2)
+PLAN = TrainingPlan(epochs=3, batch=8, dtype="float32", head_rate=5e-2)
 TRAINING = Training("vera", {"rank": 16}, PLAN, max_length=16)
 
 

@@ -21,7 +21,7 @@ from jpets.training.labels import make_rows
 from jpets.training.losses import SHARPNESS, Labels, pair_losses
 from jpets.training.methods import direct_recipe
 from jpets.training.metrics import scores
-from jpets.training.plan import Plan
+from jpets.training.plan import TrainingPlan
 from jpets.training.run import train
 from jpets.training.together import Member, train_together
 from jpets.types import Preprocessing
@@ -102,7 +102,7 @@ def test_embeddings_learn_which_texts_belong_together() -> None:
     words = np.array(["library", "python", "module", "game", "music", "sound", "files", "system", "network", "user"])
     pairs = [rng.permutation(len(words))[:6] for _ in range(32)]
     rows = rows_of([Example(" ".join(words[at[:3]]), " ".join(words[at[3:]]), None) for at in pairs])
-    plan = Plan(epochs=6, batch=16, rate=0.05, dtype="float32")
+    plan = TrainingPlan(epochs=6, batch=16, rate=0.05, dtype="float32")
     outcome = train(split(config), base, direct_recipe("bitfit", {}, config, base), HEAD, rows, plan, held_out=rows)
     assert np.mean(outcome.losses[-2:]) < 0.9 * np.mean(outcome.losses[:2])
     assert outcome.head.tensors == {} and [delta.method for delta in outcome.deltas] == ["bitfit"]
@@ -112,7 +112,7 @@ def test_embeddings_trained_together_are_those_trained_alone(monkeypatch: pytest
     monkeypatch.setattr("jpets.training.groups.PROGRAMS", 2)  # fewer to compile
     config = dataclasses.replace(shallow().config, layers=1)
     base = jax.tree.map(np.asarray, random_params(config))
-    plan = Plan(epochs=2, batch=4, rate=0.01, dtype="float32")
+    plan = TrainingPlan(epochs=2, batch=4, rate=0.01, dtype="float32")
     pairs = [Example("a library", "a module of many functions for sparse files", None), Example("game", "sound", None)]
     members = [
         Member(direct_recipe("bitfit", {}, config, base, seed), HEAD, rows_of(pairs * count))

@@ -28,7 +28,7 @@ from jpets.training.heads import new_head
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.losses import IGNORED, Labels, mean_loss
 from jpets.training.metrics import scores
-from jpets.training.plan import Plan, SettledPlan
+from jpets.training.plan import SettledPlan, TrainingPlan
 from jpets.types import Head, Preprocessing
 
 RULE = Preprocessing(max_length=16, truncation=True)
@@ -54,7 +54,7 @@ def test_batches_hold_rows_of_like_length() -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_rates_rise_and_fall_as_optax_has_it(accumulate: int) -> None:
-    steps, plan = 60, Plan(warm_up=0.2, accumulate=accumulate)
+    steps, plan = 60, TrainingPlan(warm_up=0.2, accumulate=accumulate)
     updates = steps // accumulate
     expected = optax.warmup_cosine_decay_schedule(0.0, 1.0, round(0.2 * updates) + 1, updates + 1)
     for step in range(steps):
@@ -64,7 +64,7 @@ def test_rates_rise_and_fall_as_optax_has_it(accumulate: int) -> None:
 
 @pytest.mark.parametrize(("steps", "warm_up"), [(1, 0.1), (1, 0.0), (9, 0.0)])
 def test_the_first_update_counts(steps: int, warm_up: float) -> None:
-    assert float(rate_at(jnp.int32(0), jnp.int32(steps), Plan(warm_up=warm_up))) == 1
+    assert float(rate_at(jnp.int32(0), jnp.int32(steps), TrainingPlan(warm_up=warm_up))) == 1
 
 
 def softmax_loss(logits: np.ndarray, target: int) -> float:

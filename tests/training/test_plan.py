@@ -18,13 +18,13 @@ from jpets.training.linear import fitted_rows, linear_head
 from jpets.training.losses import IGNORED
 from jpets.training.methods import rates
 from jpets.training.metrics import main_name, main_score
-from jpets.training.plan import FEW_TEXTS, LEAST_EPOCHS, LEAST_OF_FEW, MOST_EPOCHS, UPDATES, Plan, settled
+from jpets.training.plan import FEW_TEXTS, LEAST_EPOCHS, LEAST_OF_FEW, MOST_EPOCHS, UPDATES, TrainingPlan, settled
 from jpets.training.together import _check_batch
 
 
 @pytest.mark.parametrize("texts", [1, 20, 194, 800, FEW_TEXTS - 1, FEW_TEXTS, 100_000])
 def test_a_plan_follows_the_number_of_texts(texts: int) -> None:
-    found = settled(Plan(), texts)
+    found = settled(TrainingPlan(), texts)
     updates = found.epochs * found.per_epoch(texts)
     assert LEAST_EPOCHS <= found.epochs <= MOST_EPOCHS and found.patience is not None
     assert updates >= UPDATES or found.epochs == MOST_EPOCHS
@@ -35,26 +35,26 @@ def test_a_plan_follows_the_number_of_texts(texts: int) -> None:
 
 def test_eight_hundred_texts_get_what_the_debian_experiment_found() -> None:
     """Batches of 16, two hundred updates: ``docs/experiments.md``."""
-    found = settled(Plan(), 800)
+    found = settled(TrainingPlan(), 800)
     assert (found.batch, found.epochs, found.head_rate) == (16, 4, 5e-3)
     assert [rates()[name] for name in ("adapter", "lora", "bitfit")] == [2e-3, 4e-3, 3e-3]
 
 
 def test_what_a_plan_says_itself_stays() -> None:
-    plan = Plan(epochs=2, batch=8, rate=0.5, head_rate=0.25, seed=3)
+    plan = TrainingPlan(epochs=2, batch=8, rate=0.5, head_rate=0.25, seed=3)
     found = settled(plan, 1000)
     assert (found.epochs, found.batch, found.rate, found.head_rate, found.seed) == (2, 8, 0.5, 0.25, 3)
     assert found.patience is None  # who says how long to train means it
-    assert settled(Plan(patience=1), 1000).patience == 1
-    assert settled(Plan(batch=100), 1000).per_epoch(1000) == 10
-    assert settled(Plan(accumulate=4), 194).epochs == 31
+    assert settled(TrainingPlan(patience=1), 1000).patience == 1
+    assert settled(TrainingPlan(batch=100), 1000).per_epoch(1000) == 10
+    assert settled(TrainingPlan(accumulate=4), 194).epochs == 31
 
 
 def test_tasks_that_train_together_share_the_size_of_batches() -> None:
-    plans = [settled(Plan(), FEW_TEXTS - 1), settled(Plan(), FEW_TEXTS)]
+    plans = [settled(TrainingPlan(), FEW_TEXTS - 1), settled(TrainingPlan(), FEW_TEXTS)]
     with pytest.raises(InvalidInput, match=r"batches of one size, found \[16, 32\]"):
         _check_batch(plans)
-    _check_batch([settled(Plan(batch=4), count) for count in (10, 10_000)])
+    _check_batch([settled(TrainingPlan(batch=4), count) for count in (10, 10_000)])
 
 
 def tokens(count: int) -> list[Tokens]:
@@ -65,7 +65,7 @@ def tokens(count: int) -> list[Tokens]:
 def test_each_task_has_epochs_of_its_own() -> None:
     sizes = (16, 160)
     data = [Rows(tokens(size), [np.array(0)] * size, np.ones(size, np.float32)) for size in sizes]
-    steps = list(each_step(data, Plan(), pad_id=0))
+    steps = list(each_step(data, TrainingPlan(), pad_id=0))
     counts = [sum(at in group.tasks for groups in steps for group in groups) for at in range(2)]
     assert counts == [MOST_EPOCHS, UPDATES]
 

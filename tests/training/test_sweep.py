@@ -23,7 +23,7 @@ from jpets.training.fit import TaskFunctions
 from jpets.training.heads import new_head
 from jpets.training.methods import direct_recipe
 from jpets.training.plan import Training
-from jpets.training.run import Step
+from jpets.training.run import UpdateReport
 
 
 def test_the_rates_of_a_sweep() -> None:
@@ -42,7 +42,7 @@ def test_the_rate_with_the_least_held_out_loss_is_kept(monkeypatch: pytest.Monke
     def run_training(id: str, backbone: Any, training: Training, *data: Any, folder: Path, report: Any) -> Any:
         del id, backbone, data
         folders.append(folder.name)
-        report(Step(1, 1, 0.0))
+        report(UpdateReport(1, 1, 0.0))
         return SimpleNamespace(held_out=losses[training.plan.rate or 0])
 
     monkeypatch.setattr(sweep, "run_training", run_training)

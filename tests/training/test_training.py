@@ -33,8 +33,8 @@ from jpets.training.heads import new_head
 from jpets.training.labels import label_names, make_rows
 from jpets.training.many import train_many
 from jpets.training.methods import direct_recipe, is_direct
-from jpets.training.plan import Plan, Training
-from jpets.training.run import Step, train
+from jpets.training.plan import Training, TrainingPlan
+from jpets.training.run import UpdateReport, train
 from jpets.training.session import evaluate_task, run_training
 from jpets.training.together import Member, train_together
 from jpets.training.tokens import rectangle
@@ -42,7 +42,7 @@ from jpets.types import Preprocessing, Query
 
 WORDS: Mapping[str, list[str]] = {"code": ["library", "python", "module"], "fun": ["game", "music", "sound"]}
 RULE = Preprocessing(max_length=16, truncation=True)
-PLAN = Plan(epochs=2, batch=8, dtype="float32", seed=1)
+PLAN = TrainingPlan(epochs=2, batch=8, dtype="float32", seed=1)
 
 
 def examples(count: int, seed: int = 0) -> list[Example]:
@@ -152,7 +152,7 @@ def test_a_killed_run_goes_on_to_the_same_task_and_serves_as_it_was_trained(
     whole = train(encoder, base, recipe, head, given, plan, held_out=judged)
     assert len(whole.losses) == 16 and np.mean(whole.losses[-4:]) < 0.8 * np.mean(whole.losses[:4])
 
-    def kill(step: Step) -> None:
+    def kill(step: UpdateReport) -> None:
         if step.number == 7:
             raise Killed
 
@@ -213,7 +213,7 @@ def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:
     training = Training(
         "adapter", {"bottleneck": 8}, dataclasses.replace(PLAN, epochs=4, rate=1e-2, head_rate=1e-2), max_length=16
     )
-    seen: list[Step] = []
+    seen: list[UpdateReport] = []
     found = run_training("own", shallow(), training, examples(64), report=seen.append)
     assert seen[-1].number == seen[-1].of == len(found.losses)
     assert found.scores["accuracy"] > 0.9

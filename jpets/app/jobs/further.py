@@ -18,9 +18,9 @@ from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
 from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
-from jpets.training.plan import Plan
+from jpets.training.plan import TrainingPlan
 from jpets.training.pretrain import Vocabulary, pretrain
-from jpets.training.run import Step
+from jpets.training.run import UpdateReport
 from jpets.types import Preprocessing, Query
 
 MASKS = ("[MASK]", "<mask>")
@@ -32,10 +32,10 @@ def further_pretrained(
     examples: Sequence[Example],
     layers: Sequence[int],
     max_length: int,
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     folder: Path | None = None,
-    report: Callable[[Step], None] = lambda step: None,
+    report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> tuple[Backbone, list[float]]:
     """(``backbone`` with ``layers`` trained on the texts, called ``name``; losses). ``folder`` keeps checkpoints.
 

@@ -25,7 +25,7 @@ from serving.jobs.folder import JobFolder, JobResult
 from serving.jobs.states import JobProgress
 
 if TYPE_CHECKING:
-    from jpets.training.run import Step
+    from jpets.training.run import UpdateReport
 
 log = logging.getLogger("jpets.job")
 
@@ -71,7 +71,7 @@ class _Reporter:
         self._job = job
         self._told = self._logged = -math.inf
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: UpdateReport) -> None:
         now, last = time.monotonic(), step.number == step.of
         loss = step.loss if math.isfinite(step.loss) else None
         if last or now - self._told >= TOLD_EVERY:

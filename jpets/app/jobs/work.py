@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from jpets.training.data import Columns, Example
     from jpets.training.plan import Training
-    from jpets.training.run import Step
+    from jpets.training.run import UpdateReport
     from jpets.types import Task
 
-    Report = Callable[[Step], None]
+    Report = Callable[[UpdateReport], None]
 
 log = logging.getLogger("jpets.job")
 
@@ -40,10 +40,10 @@ def do(job: JobFolder, source: str, name: str, report: Report) -> JobResult:
 
 def training_of(request: FineTune) -> Training:
     """A job's request as ``jpets.training`` takes it."""
-    from jpets.training.plan import Plan, Training
+    from jpets.training.plan import Training, TrainingPlan
 
     assert request.method is not None
-    plan = Plan(
+    plan = TrainingPlan(
         request.epochs,
         request.batch,
         request.accumulate,
@@ -186,10 +186,10 @@ def _further_pretrain(job: JobFolder, request: FurtherPretrain, source: str, nam
     from checkpoints.native import write_native
     from checkpoints.source import load_backbone
     from jpets.app.jobs.further import chosen_layers, first_and_last, further_pretrained
-    from jpets.training.plan import Plan
+    from jpets.training.plan import TrainingPlan
 
     backbone = load_backbone(source, name)
-    plan = Plan(request.epochs, request.batch, rate=request.rate, dtype=request.dtype, seed=request.seed)
+    plan = TrainingPlan(request.epochs, request.batch, rate=request.rate, dtype=request.dtype, seed=request.seed)
     layers = chosen_layers(request.layers, backbone.config.layers)
     made, losses = further_pretrained(
         backbone, request.name, examples, layers, request.max_length, plan, folder=job.checkpoints, report=report

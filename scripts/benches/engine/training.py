@@ -20,7 +20,7 @@ from jpets.training.fit import TaskFunctions, as_served
 from jpets.training.groups import each_step
 from jpets.training.heads import new_head
 from jpets.training.methods import direct_recipe
-from jpets.training.plan import Plan, SettledPlan
+from jpets.training.plan import SettledPlan, TrainingPlan
 from jpets.training.process import set_up_training
 from jpets.training.together import Member, stacked_start, stacked_update
 
@@ -102,7 +102,7 @@ def training(
 DTYPES: dict[str, DType] = {"bfloat16": "bfloat16", "float32": "float32"}
 
 
-def _member(seed: int, lengths: list[int], plan: Plan, config: Any, base: Any, method: str) -> Member:
+def _member(seed: int, lengths: list[int], plan: TrainingPlan, config: Any, base: Any, method: str) -> Member:
     rng = np.random.default_rng(seed)
     tokens = [Tokens(rng.integers(1000, 2000, n).astype(np.int32), np.zeros(n, np.int32)) for n in lengths]
     targets = [np.array(rng.integers(0, LABELS), np.int32) for _ in lengths]

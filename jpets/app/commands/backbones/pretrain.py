@@ -36,7 +36,7 @@ def pretrain(
     from checkpoints.source import load_backbone
     from jpets.app.jobs.further import chosen_layers, first_and_last, further_pretrained
     from jpets.training.data import Columns, read_examples
-    from jpets.training.plan import Plan
+    from jpets.training.plan import TrainingPlan
     from jpets.training.process import set_up_training
 
     if destination.exists():
@@ -48,7 +48,7 @@ def pretrain(
         examples = read_examples(data, Columns(text, None, None))
     with busy("read backbone"):
         backbone = load_backbone(source)
-    plan = Plan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)
+    plan = TrainingPlan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)
     with progress_bars() as bars:
         bar = bars.add_task("pretrain", total=None)
         made, losses = further_pretrained(

@@ -110,7 +110,7 @@ def train(
     What did best on held-out texts is kept. The same data, options and machine give the same task.
     """
     from jpets.training.data import Columns, label_column
-    from jpets.training.plan import Plan, Training
+    from jpets.training.plan import Training, TrainingPlan
     from jpets.training.process import set_up_training
 
     for name, value, known in (
@@ -141,7 +141,7 @@ def train(
     if backbone is None:
         raise typer.BadParameter("give --backbone FOLDER, package or hub id")
     set_up_training()
-    plan = Plan(
+    plan = TrainingPlan(
         epochs, batch, accumulate, rate, head_rate, warm_up, patience=patience, dtype=cast("Any", dtype), seed=seed
     )
     training = Training(
