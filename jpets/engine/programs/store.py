@@ -77,14 +77,13 @@ class ProgramStore:
             _cpu(),
             *(f"{name}={os.environ.get(name, '')}" for name in COMPILER_VARIABLES),
             json.dumps(compiler_settings(), default=str),
-            digest_of_code(PROGRAM),
         ]
 
     def family_name(self, family: Family) -> str:
         """A file name that changes with everything that figures or programs of ``family`` depend on."""
         methods = {key.method: foreign_modules(type(class_method(key.method))) for key, _ in family.slots}
         code = [digest_of_code(*modules) for _, modules in sorted(methods.items()) if modules]
-        code.append(digest_of_code(*modules_of(type(family.network))))
+        code.append(digest_of_code(PROGRAM, *modules_of(type(family.network))))
         return hashlib.sha256("\0".join([*self._base, *code, family.to_json()]).encode()).hexdigest()[:40]
 
     def _path(self, family: Family, key: ProgramKey) -> pathlib.Path:
