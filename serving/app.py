@@ -45,7 +45,7 @@ NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 404, 408, 413, 415, 422, 431, 500, 503, 504, 507)
 }
 CHANGE_ERRORS: dict[int | str, dict[str, Any]] = {409: {"model": ErrorBody}}
-"""What else comes of a change."""
+"""What else a change brings about."""
 PAGE_ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 408, 413, 422, 431, 500, 503)
 }

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 State = Literal["available", "starting", "ready", "draining", "failed"]
 POLL = 0.02
 OpenBackbone = Callable[[str, Callable[[], Sequence[Serves]]], tuple[Service, MakeEngine]]
-"""From a name, and what tells the engines that are there already, to a service that has not started."""
+"""From a name, and what tells the engines that are there already how much memory is left, to a service that has not
+started."""
 
 
 class Hosted(NamedTuple):
@@ -39,8 +40,8 @@ class Hosted(NamedTuple):
 class Backbones:
     """The backbones beside the first one. The plain form of each is a task of its name.
 
-    ``available`` names those that ``open_backbone`` can make; ``share_memory`` says to engines what each may take when
-    one came or went. Methods block; thread-safe.
+    ``available`` names those that ``open_backbone`` can make; ``share_memory`` tells engines what each may take when
+    a backbone came or went. Methods block; thread-safe.
     """
 
     def __init__(
@@ -61,31 +62,31 @@ class Backbones:
         self._loading = threading.Lock()
         """One backbone starts at a time: the next is to see what memory it takes."""
         self._promised = False
-        """The memory that is left is for one that starts."""
+        """The memory that is left is promised to a backbone that starts."""
         self._hosted: dict[str, Hosted] = {}
-        """The others, in whatever state."""
+        """All but the first, in any state."""
         self._gone: Counted = Counter()
 
     @property
     def engines(self) -> Sequence[Serves]:
-        """All that take memory, whatever their state."""
+        """All that take memory, in any state."""
         with self._lock:
             others = [hosted.service for hosted in self._hosted.values() if hosted.service is not None]
         return engines_of(self._roster.first, *others)
 
     def counted(self) -> tuple[Sequence[Serves], Counted]:
-        """The engines whose counters count, and what those counted that have gone."""
+        """The engines whose counters count, and what unloaded backbones' engines counted."""
         with self._lock:
             others = [each.service for each in self._hosted.values() if each.state in ("ready", "draining")]
             services = (service for service in others if service is not None)
             return engines_of(self._roster.first, *services), Counter(self._gone)
 
     def named(self, name: str) -> bool:
-        """Whether it is the name of one that is served, or that was to be."""
+        """Whether a backbone of this name is served, or was to be served."""
         return name == self._roster.first.backbone.name or name in self._hosted
 
     def list(self) -> list[Hosted]:
-        """The first, the others that are loaded, and those that may be."""
+        """The first, the others that are loaded, and those that may be loaded."""
         with self._lock:
             hosted = dict(self._hosted)
         first = self._first()
@@ -93,7 +94,7 @@ class Backbones:
         return [first, *hosted.values(), *(Hosted(name, "available") for name in rest)]
 
     def load_kept(self) -> None:
-        """Loads those that were loaded at the last end."""
+        """Loads the backbones that were loaded at the last end."""
         for name in self._repository.backbones():
             try:
                 self.load(name)
@@ -152,7 +153,7 @@ class Backbones:
                 end = time.monotonic() + self._grace
                 while time.monotonic() < end and not _idle(service):
                     time.sleep(POLL)
-        except Exception:  # it is withdrawn all the same: it must not look as if it drained for ever
+        except Exception:  # withdrawn all the same, or it would look as if it drained for ever
             log.exception("a backbone did not close well", extra={"backbone": name})
         del hosted, service
         self._free()
@@ -191,7 +192,7 @@ class Backbones:
                     self._hosted[name] = self._hosted[name]._replace(state="ready")
 
     def _serve(self, name: str) -> None:
-        """Starts a backbone and shows it to queries. On any error nothing is left of it."""
+        """Starts a backbone and shows it to queries. On any error nothing of it is left."""
         assert self._open is not None
         service, make_engine = self._open(name, lambda: self.engines)
         own, roster = service.backbone, self._roster
@@ -207,16 +208,16 @@ class Backbones:
             service.engine.add_task(_plain(own), version=1)
             service.following.refresh()
             roster.add(service)
-            service.following.refresh()  # what was changed by those that did not see it yet
+            service.following.refresh()  # changes that other services made before they saw this one
             self._repository.keep_backbone(name)
         except BaseException:
-            if not roster.closing or service not in roster.all:  # else it is closed with the others
+            if not roster.closing or service not in roster.all:  # otherwise it is closed with the others
                 roster.withdraw(service)
                 service.close()
             raise
 
     def _free(self) -> None:
-        """An engine's parts know each other: only the collector finds that nothing else does."""
+        """An engine's parts know each other: only the garbage collector finds that nothing else refers to them."""
         gc.collect()
         return_free_memory()
         self._share()
@@ -226,14 +227,14 @@ class Backbones:
             self._promised = promised
 
     def _share(self) -> None:
-        """What is left of the memory is for all, unless one starts that was promised it."""
+        """What is left of the memory is for all, unless a backbone that starts was promised it."""
         with self._lock:
             if not self._promised:
                 self._share_memory(self.engines)
 
 
 def engines_of(*services: Service) -> list[Serves]:
-    """The engines of those that have one."""
+    """The engines of the services that have one."""
     return [engine for service in services if (engine := service.started) is not None]
 
 

@@ -1,4 +1,4 @@
-"""Changes of tasks that come by this server: a version is checked, stored and served, or nothing has changed."""
+"""Changes of tasks through this server: a version is checked, stored and served, or nothing has changed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Changes:
         self._preparations = preparations
 
     def check(self, content: bytes | memoryview, name: TaskName) -> Task:
-        """The task in a file, which could be served as ``name``. Raises ``InvalidTask``, ``UnknownClass``,
-        ``OutOfSpace`` where it could not."""
+        """The task in a file, if it can be served as ``name``. Raises ``InvalidTask``, ``UnknownClass``,
+        ``OutOfSpace`` where it cannot."""
         return self._checked(self._tasks.engine, content, name).task
 
     def put(self, name: TaskName, file: Path, if_match: int | None = None) -> StoredTask:
-        """Checks, stores and loads a task file; when it returns, the next query sees it, unless ``Preparations`` has
-        it: then an older version serves until its classes are there. On any error nothing changed.
+        """Checks, stores and loads a task file; when it returns, the next query gets it. Except where its classes are not
+        there yet (``Preparations``): then an older version is served until they are. On any error nothing changed.
 
         Raises ``InvalidTask``, ``UnknownClass``, ``Conflict``, ``OutOfSpace``, ``Saturated``.
         """
@@ -47,12 +47,12 @@ class Changes:
                 tasks.layouts.keep(stored.digest, checked[0].classes)
                 self._preparations.serve(engine, name, checked[0], stored)
             except BaseException:
-                tasks.repository.discard(id, stored.version)  # what others added meanwhile stays
+                tasks.repository.discard(id, stored.version)  # versions that others added meanwhile stay
                 raise
             return stored
 
     def rollback(self, name: TaskName, to: int | str | None = None) -> StoredTask:
-        """Serves an earlier version; when it returns, the next query sees it. Raises ``NotFound``, ``OutOfSpace``."""
+        """Serves an earlier version; when it returns, the next query gets it. Raises ``NotFound``, ``OutOfSpace``."""
         tasks, engine = self._tasks, self._tasks.engine
         with tasks.locks.hold(name):
             id = stored_as(name)

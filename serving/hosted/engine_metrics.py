@@ -43,7 +43,7 @@ BROUGHT_FROM: Sequence[Tier] = ("host", "repository")
 
 
 def engine_metrics(engines: Sequence[Serves], gone: Counted) -> Iterator[Metric]:
-    """Of all backbones together; counters go on from what engines counted that are ``gone``."""
+    """Of all backbones together; counters go on from the values (``gone``) of engines that have gone."""
     for metric in _of([engine.report() for engine in engines]):
         if metric.type == "counter":
             name = f"{metric.name}_total"
@@ -76,7 +76,7 @@ def _of(engines: Sequence[EngineReport]) -> Iterator[Metric]:
 
 
 def _residency(devices: Sequence[TasksReport]) -> Iterator[Metric]:
-    """Which tier tasks are in, and what it takes that there are several."""
+    """The tier that each task is in, and the work of moving tasks between tiers."""
     tiers = sum((Counter[str](tasks.tiers) for tasks in devices), Counter[str]())
     asked = {"hit": sum(tasks.hits for tasks in devices), "miss": sum(tasks.misses for tasks in devices)}
     brought: dict[str, int] = {tier: sum(tasks.brought[tier] for tasks in devices) for tier in BROUGHT_FROM}

@@ -14,12 +14,11 @@ log = logging.getLogger(__name__)
 PERIOD = 0.25
 """Seconds between two looks."""
 PATIENCE = 2.0
-"""Seconds that an end waits for a look which a locked catalogue holds up."""
+"""Seconds that an end waits for a look which a locked catalogue delays."""
 
 
 class Follower:
-    """Calls ``refresh`` every ``PERIOD`` in a thread of its own. Where it raises, that is logged once, and it is called
-    again."""
+    """Calls ``refresh`` every ``PERIOD`` in a thread of its own. An error of it is logged once, and it is called again."""
 
     def __init__(self, refresh: Callable[[], None], period: float = PERIOD) -> None:
         self._refresh = refresh
@@ -30,7 +29,7 @@ class Follower:
 
     @property
     def age(self) -> float | None:
-        """Seconds since the last look that did not fail; None before the first."""
+        """Seconds since the last look that succeeded; None before the first."""
         return None if self._seen is None else time.monotonic() - self._seen
 
     def start(self) -> None:
@@ -47,7 +46,7 @@ class Follower:
             began = time.monotonic()
             try:
                 self._refresh()
-            except Exception as error:  # noqa: BLE001 (a locked catalogue must not end the following for good)
+            except Exception as error:  # noqa: BLE001 (a locked catalogue must not end the thread for good)
                 if not failing and not self._end.is_set():
                     why = error.code if isinstance(error, JpetsError) else type(error).__name__
                     log.warning("changes of the repository are not seen; trying again", extra={"why": why})

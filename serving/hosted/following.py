@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Following:
-    """Has the engine of ``tasks`` know what the repository holds. Methods block; thread-safe."""
+    """Tells the engine of ``tasks`` what the repository holds. Methods block; thread-safe."""
 
     def __init__(self, tasks: ServedTasks, preparations: Preparations) -> None:
         self._tasks = tasks
@@ -31,14 +31,14 @@ class Following:
         tasks.follow = self.follow
 
     def begin(self, progress: Progress) -> list[Known]:
-        """Every task that there is now, the most used first; ``refresh`` looks at what changed since."""
+        """Every task of the repository, the most used first; ``refresh`` looks at what changed since."""
         self._seen, _ = self._tasks.repository.changes(0)
         return self._tasks.layouts.tasks(progress)
 
     def refresh(self) -> None:
-        """Has the engine know what others than this service changed in the repository since the last call.
+        """Tells the engine what others than this service changed in the repository since the last call.
 
-        That takes time by the number of changed tasks. One that this service is changing now is looked at again the
+        The time it takes grows with the number of changed tasks. A task that this service is changing is looked at again the
         next time.
         """
         engine = self._tasks.engine
@@ -55,7 +55,7 @@ class Following:
                     del self._changed[name]
 
     def follow(self, name: TaskName) -> bool:
-        """Has the engine know what the repository holds under ``name`` now. False while this service is changing it."""
+        """Tells the engine what the repository holds under ``name`` now. False while this service is changing it."""
         return self._tasks.started is not None and self._follow(self._tasks.started, name)
 
     def bring_up(self, engine: Serves, name: TaskName) -> None:
@@ -80,8 +80,8 @@ class Following:
             return held
 
     def _with_classes(self, known: Known) -> Known:
-        """With the classes of a task that was not read for them yet; without where it cannot be read: its queries hear
-        why."""
+        """The task with its classes, which are read where that was not done yet. Without classes where it cannot be read:
+        its queries are told why."""
         if known.classes is None and self._preparations.growing:
             with contextlib.suppress(JpetsError):
                 stored = self._tasks.repository.get(stored_as(known.name), version=known.version)

@@ -31,7 +31,7 @@ class Known(NamedTuple):
 
 
 class Layouts:
-    """The classes of a repository's tasks on one backbone. A task is read for them once, ever."""
+    """The classes of a repository's tasks on one backbone. Each task is read for them only once."""
 
     def __init__(self, repository: TaskRepository, backbone: LoadedBackbone, validator: Validator) -> None:
         self._repository = repository
@@ -53,9 +53,9 @@ class Layouts:
         return [Known(named(task.id), task.version, _read(task.layout or made.get(task.digest))) for task in indexed]
 
     def known(self, name: TaskName) -> Known | None:
-        """What the repository holds under ``name`` now; None where that is nothing, or of another backbone.
+        """The task that the repository holds under ``name`` now; None where there is none, or one of another backbone.
 
-        Its classes are None too where it was not read for them yet.
+        Its classes are also None where it was not read for them yet.
         """
         task = self._repository.indexed(stored_as(name), self._maker)
         if task is None or task.backbone != self._backbone:
@@ -63,7 +63,7 @@ class Layouts:
         return Known(name, task.version, _read(task.layout))
 
     def _make(self, tasks: Iterable[IndexedTask], progress: Progress) -> dict[str, str]:
-        """The layouts, by digest, of those that can be read."""
+        """The layouts, by digest, of the tasks that can be read."""
         wanted = list(tasks)
         made: dict[str, str] = {}
         for first in range(0, len(wanted), AT_ONCE):

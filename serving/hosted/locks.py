@@ -1,4 +1,4 @@
-"""One lock a name, made when somebody holds it and gone when nobody does."""
+"""One lock a name, made when it is first held and gone when it is free again."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class NamedLocks(Generic[Name]):
 
     @contextlib.contextmanager
     def hold(self, name: Name) -> Iterator[None]:
-        """Waits until nobody else holds ``name``."""
+        """Waits until no other thread holds ``name``."""
         with self._used(name) as lock, lock:
             yield
 
     @contextlib.contextmanager
     def attempt(self, name: Name) -> Iterator[bool]:
-        """Whether ``name`` is held: not where somebody else holds it now."""
+        """Holds ``name`` if it is free. False if another thread holds it."""
         with self._used(name) as lock:
             held = lock.acquire(blocking=False)
             try:

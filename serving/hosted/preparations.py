@@ -1,4 +1,4 @@
-"""Versions of tasks that wait for their classes: an older version is served until the engine has them."""
+"""Versions of tasks that wait for their classes: until the engine has them, an older version is served."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Preparation(NamedTuple):
 
 
 class Preparations:
-    """Has an engine serve versions, now or once it has their classes.
+    """Makes an engine serve versions, now or once it has their classes.
 
     It gets no more classes than it was started with unless it is ``growing``.
     """
@@ -39,24 +39,24 @@ class Preparations:
         """Tasks that were taken in and wait for their classes, or whose classes could not be had."""
 
     def get(self, name: TaskName) -> Preparation | None:
-        """What became of a version that waits for classes which the engine does not have yet."""
+        """The state of a version that waits for classes which the engine does not have yet."""
         return self._waiting.get(name)
 
     def drop(self, name: TaskName) -> None:
-        """What waits under this name is not wanted any more."""
+        """The version that waits under this name is not wanted any more."""
         self._waiting.pop(name, None)
 
     def forget(self, engine: Serves, name: TaskName) -> None:
-        """The task is gone. Why its classes could not be had is remembered."""
+        """The task is gone. The reason why its classes could not be had is kept."""
         if (waits := self._waiting.get(name)) is not None and waits.problem is None:
             del self._waiting[name]
         self._tasks.forget(engine, name)
 
     def serve(self, engine: Serves, name: TaskName, task: LoweredTask, stored: StoredTask) -> None:
-        """A version of this service, by a caller that holds the task's lock: when it returns, the next query sees it,
-        unless it waits for its classes.
+        """Serves a version that came by this service; its caller holds the task's lock. When this returns, the next query
+        gets the version, unless it waits for its classes.
 
-        Raises ``UnknownClass`` where the engine gets no more classes, ``OutOfSpace``, ``Saturated``.
+        Raises ``UnknownClass`` where the engine takes no more classes, ``OutOfSpace``, ``Saturated``.
         """
         try:
             self._tasks.add(engine, name, stored.version, task)
@@ -70,7 +70,7 @@ class Preparations:
         self._tasks.registered.add(name)
 
     def take(self, engine: Serves, known: Known) -> None:
-        """A version that others stored: served as they do, an older version until the engine has its classes."""
+        """A version that others stored: an older version is served until the engine has its classes."""
         done = engine.prepare(known.classes or ()) if self.growing else None
         if done is None or done.done():
             self._tasks.register(engine, known)
@@ -79,7 +79,7 @@ class Preparations:
             self._wait_for(engine, known, done, own=False)
 
     def add_standard(self, engine: Serves, standard: Callable[[], Sequence[Task]]) -> None:
-        """Has the engine take tasks of the usual shapes, whatever it was started with; in a thread of its own."""
+        """Gives the engine the usual task shapes, also where it is not ``growing``; in a thread of its own."""
         if self.growing:
             threading.Thread(
                 target=self._add_standard, args=(engine, standard), name="jpets-standard", daemon=True
@@ -94,8 +94,8 @@ class Preparations:
                 log.warning("tasks of other shapes than those of the start are not taken: %s", error.message)
 
     def _wait_for(self, engine: Serves, known: Known, done: Future[None], *, own: bool) -> None:
-        """Serves a version once its classes are there (``done``); queries for a task that nobody served before hear
-        that. ``own``: it came by this service."""
+        """Serves a version once its classes are there (``done``). Queries for a task without an older version are told that
+        it is being prepared. ``own``: it came by this service."""
         self._waiting[known.name] = Preparation(known.version)
         if not self._tasks.knows(known.name):
             self._tasks.register(engine, known)
@@ -112,14 +112,14 @@ class Preparations:
                 if problem is None:
                     stored = self._tasks.repository.get(stored_as(name), version=version)
                     self.serve(engine, name, engine.lower_task(self._tasks.read(stored, name)), stored)
-            except Exception as error:  # noqa: BLE001 (whatever it is, queries for the task are answered with it)
+            except Exception as error:  # noqa: BLE001 (any error is the answer to the task's queries)
                 problem = error
             if problem is not None and not self._tasks.closing:
                 self._give_up(engine, known, problem, own)
 
     def _give_up(self, engine: Serves, known: Known, problem: BaseException, own: bool) -> None:
-        """Without room for a task of its own a service does not keep it: the next start would be one too many tasks for
-        the device. One of others stays; queries for it here are answered with what is wrong."""
+        """A service does not keep a task of its own that has no room: the next start would have one task too many for
+        the device. A task of others stays; its queries are answered here with what is wrong."""
         name, version, tasks = known.name, known.version, self._tasks
         why = problem.message if isinstance(problem, JpetsError) else type(problem).__name__
         log.error("a task cannot be served", extra={"task": name.id, "version": version, "why": why})

@@ -34,7 +34,7 @@ class StoredTask(Protocol):
 
 
 class IndexedTask(Protocol):
-    """A served task. ``backbone`` is the fingerprint of its own, ``layout`` what a reader kept of its file."""
+    """A served task. ``backbone`` is its backbone's fingerprint, ``layout`` what a reader kept of its file."""
 
     @property
     def id(self) -> str: ...
@@ -80,7 +80,7 @@ class TaskRepository(Protocol):
         ...
 
     def outline(self, stored: Any) -> Task | None:
-        """The task without its numbers, cheaper than reading it; None where it must be read for that."""
+        """The task without its numbers, which is cheaper than reading it; None where the file must be read."""
         ...
 
     def index(self, maker: str) -> Sequence[IndexedTask]:
@@ -100,23 +100,23 @@ class TaskRepository(Protocol):
         ...
 
     def add_uses(self, queries: Mapping[str, float]) -> None:
-        """Counts so many queries for each of these tasks."""
+        """Adds to the count of queries of each of these tasks."""
         ...
 
     def age_uses(self, share: float) -> None:
-        """What was counted until now counts only this much from now on."""
+        """Multiplies every count until now by ``share``."""
         ...
 
     def backbones(self) -> Sequence[str]:
-        """Further backbones that are to be served."""
+        """Names of the further backbones to be served."""
         ...
 
     def keep_backbone(self, name: str) -> None:
-        """Counts a backbone among them."""
+        """Adds a backbone to ``backbones``."""
         ...
 
     def forget_backbone(self, name: str) -> None:
-        """Counts it no longer among them."""
+        """Takes a backbone out of ``backbones``."""
         ...
 
     def versions(self, id: str) -> Sequence[StoredTask]:
@@ -145,8 +145,8 @@ class TaskRepository(Protocol):
 
 
 def stored_as(name: TaskName) -> str:
-    """The id under which the repository keeps a task: the task's own for the default tenant, else with the tenant
-    before it. No id of a task has a slash, so names stay apart."""
+    """The id under which the repository keeps a task: for the default tenant the task's own id, for others
+    the tenant, a slash and that id. No id of a task has a slash, so names stay apart."""
     return name.id if name.tenant == DEFAULT_TENANT else f"{name.tenant}/{name.id}"
 
 

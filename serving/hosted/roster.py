@@ -14,44 +14,44 @@ from serving.hosted.service import Service
 
 
 class Roster:
-    """``first`` is there from the start to the end; others come and go. Thread-safe."""
+    """``first`` is there from the start to the end; other services come and go. Thread-safe."""
 
     def __init__(self, first: Service) -> None:
         self.first = first
         self.all: Sequence[Service] = (first,)
         """Those that take queries; a new sequence whenever one comes or goes."""
         self.closing = False
-        self._lock = threading.RLock()  # a signal's handler may come upon itself
+        self._lock = threading.RLock()  # a signal's handler may interrupt itself
         self._readers = Readers()
         self._observers: list[BatchObserver] = []
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Whatever service is looked up meanwhile stays until the end."""
+        """Every service that is looked up meanwhile stays until the end."""
         return self._readers.reading()
 
     def owner(self, name: TaskName) -> Service | None:
-        """The service that has the task."""
+        """The service that has a task."""
         return next((service for service in self.all if service.tasks.knows(name)), None)
 
     @contextlib.contextmanager
     def owning(self, name: TaskName) -> Iterator[Service]:
-        """The service that has the task, or the first one, which stays meanwhile."""
+        """The service that has the task, or else the first one; it stays meanwhile."""
         with self.reading():
             yield self.owner(name) or self.first
 
     def observe(self, observer: BatchObserver) -> None:
-        """Calls ``observer`` with every batch of every service, also of those that come."""
+        """Calls ``observer`` with every batch of every service, also of services that come later."""
         self._observers.append(observer)
         for service in self.all:
             service.observe(observer)
 
     def watch(self, service: Service) -> None:
-        """Has observers see the batches of a service that is to come."""
+        """Observers get the batches of a service that is about to come."""
         for observer in self._observers:
             service.observe(observer)
 
     def add(self, service: Service) -> None:
-        """From now on queries find it; those that came before have been routed when this returns. Raises
+        """From now on queries find it; earlier queries have been routed when this returns. Raises
         ``Saturated`` once the roster is closed."""
         with self._lock:
             if self.closing:
@@ -66,6 +66,6 @@ class Roster:
         self._readers.settle()
 
     def close(self) -> None:
-        """Services that are here stay; no other one comes."""
+        """Services that are here stay; no other service comes."""
         with self._lock:
             self.closing = True

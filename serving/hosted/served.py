@@ -31,7 +31,7 @@ class ServedTasks:
         """The engine, also while it drains; None until it is ready for the first time."""
         self.closing = False
         self.follow: Callable[[TaskName], bool] = lambda name: True
-        """Has the engine know what the repository holds now; False while this service is changing it."""
+        """Tells the engine what the repository holds now; False while this service is changing it."""
         self._validator = validator
 
     @property
@@ -48,16 +48,16 @@ class ServedTasks:
         return self.started.entry(name.id, tenant=name.tenant) if self.started is not None else None
 
     def knows(self, name: TaskName) -> bool:
-        """Whether queries may ask for it."""
+        """Whether it can be queried."""
         return self.entry(name) is not None
 
     def version(self, name: TaskName) -> int | None:
-        """The version that queries get; None for what is not known."""
+        """The version that queries get; None for a task that is not known."""
         entry = self.entry(name)
         return entry.version if entry is not None else None
 
     def tier(self, name: TaskName) -> Tier | None:
-        """Where a task is now; None for what is not known."""
+        """Where a task is now; None for a task that is not known."""
         return self.started.tier(name.id, tenant=name.tenant) if self.started is not None else None
 
     def devices(self, name: TaskName) -> Sequence[int]:
@@ -65,7 +65,7 @@ class ServedTasks:
         return self.started.devices_of(name.id, tenant=name.tenant) if self.started is not None else ()
 
     def register(self, engine: Serves, task: Known) -> None:
-        """From now on queries may ask for this version: it is read when one does."""
+        """From now on this version can be queried: the first query has it read."""
         name, version = task.name, task.version
         engine.register_task(
             name.id, self.loader(name, version), tenant=name.tenant, version=version, classes=task.classes or ()
@@ -77,7 +77,7 @@ class ServedTasks:
         engine.add_task(task, tenant=name.tenant, version=version, load=self.loader(name, version))
 
     def forget(self, engine: Serves, name: TaskName) -> None:
-        """The plain form of a backbone stays: it is no task of the repository."""
+        """The plain form of a backbone stays: it is not a task of the repository."""
         if name in self.registered:
             self.registered.discard(name)
             with contextlib.suppress(NotFound):
@@ -96,7 +96,7 @@ class ServedTasks:
         return self.check(self.repository.read(stored), name)
 
     def _load(self, name: TaskName, version: int) -> Task:
-        """Where the task was deleted or replaced elsewhere meanwhile, the engine first hears of that: it will ask for
+        """Where the task was deleted or replaced elsewhere meanwhile, the engine is first told of that: it will ask for
         the new version. Raises ``NotFound``, ``InvalidTask``, ``Saturated``."""
         try:
             return self.read(self.repository.get(stored_as(name), version=version), name)

@@ -22,16 +22,16 @@ WARMING = 20.0
 """Seconds that a start waits at most for tasks to come to the device; the others come while it serves."""
 POLL = 0.02
 MakeEngine = Callable[[Mapping[ClassKey, int]], Serves]
-"""From how many tasks of which classes there are."""
+"""Makes the tasks of all classes that there are, of given tasks."""
 
 
 class Service:
     """Serves what ``repository`` holds. The plain backbone is asked by ``backbone``'s name.
 
-    It can answer health and metrics at once, queries and changes only after ``start``. Methods block; thread-safe.
+    It answers health and metrics at once, queries and changes only after ``start``. Methods block; thread-safe.
 
-    Tasks of classes that the engine does not have are taken in unless it is not ``growing``, and served once it has
-    them; those of ``standard`` tasks it gets after its start.
+    Tasks of classes that the engine does not have are taken in only if it is ``growing``, and are served once it has
+    those classes. It gets the classes of ``standard`` tasks after its start.
 
     Look-ups are those of ``tasks`` and ``outlines``, changes by this server those of ``changes``, and changes by others
     come by ``following``; ``preparations`` has what waits for its classes.
@@ -54,7 +54,7 @@ class Service:
         self.outlines = Outlines(self.tasks, self.following)
         self.changes = Changes(self.tasks, self.preparations)
         self.phase = ("starting", 0, 0)
-        """What a start is doing: (what, done, of how many)."""
+        """What a start is doing: (step, done, total)."""
         self.unreadable = 0
         """Stored tasks that could not be read at start."""
         self._standard = standard
@@ -64,12 +64,12 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Every query would be answered without waiting for a compilation, or for one of the most used tasks."""
+        """Every query would be answered without waiting for a compilation or for one of the most used tasks."""
         return self.started is not None and not self.tasks.closing and self.started.ready
 
     @property
     def live(self) -> bool:
-        """False when only a new process can help."""
+        """False when only a new process helps."""
         return not self._failed and (self.started is None or self.started.live)
 
     @property
@@ -89,7 +89,7 @@ class Service:
     def start(self, make_engine: MakeEngine, progress: Progress = lambda what, done, total: None) -> None:
         """Makes and starts an engine that knows every task of the repository, the most used ones on the device.
 
-        What is wrong with a task that cannot be read, its queries hear.
+        Queries of a task that cannot be read are told what is wrong with it.
         """
 
         def report(what: str, done: int, total: int) -> None:
@@ -121,7 +121,7 @@ class Service:
         self.preparations.add_standard(engine, self._standard)
 
     def drain(self) -> None:
-        """Refuses new requests; those that run are answered."""
+        """Refuses new requests; running ones are answered."""
         self.tasks.closing = True
         self.phase = ("draining", 0, 0)
 

@@ -1,4 +1,4 @@
-"""Several backbones in one server: a service for each, behind one door. A task's own backbone says which one has it."""
+"""Several backbones in one server: a service for each, behind one interface. A task belongs to the service of its backbone."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from serving.hosted.usage import AGEING
 class Services:
     """``first`` is there from the start to the end; ``backbones`` has others come and go.
 
-    The arguments are those of ``Backbones``; ``backbone_of`` says which one (fingerprint) a task file is for. What is
-    asked of one service is asked of ``first``, or within ``owning`` or ``changing``. Methods block; thread-safe.
+    The arguments are those of ``Backbones``; ``backbone_of`` gives the fingerprint of the backbone that a task file is for.
+    Methods that concern one service use ``first``, or the one of ``owning`` or ``changing``. Methods block; thread-safe.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Services:
 
     @property
     def all(self) -> Sequence[Service]:
-        """Those that take queries."""
+        """The services that take queries."""
         return self._roster.all
 
     @property
@@ -63,12 +63,12 @@ class Services:
 
     @property
     def started(self) -> Sequence[Serves]:
-        """The engines that there are, also while they drain."""
+        """The engines that were started, also while they drain."""
         return engines_of(*self.all)
 
     @property
     def seen_age(self) -> float | None:
-        """Seconds since changes of others in the repository were looked for; None before the first time."""
+        """Seconds since the last look for changes of others in the repository; None before the first time."""
         return self._follower.age
 
     def start(self, make_engine: MakeEngine, progress: Progress = lambda what, done, total: None) -> None:
@@ -85,7 +85,7 @@ class Services:
                 service.following.refresh()
 
     def drain(self) -> None:
-        """Refuses new requests; those that run are answered."""
+        """Refuses new requests; running ones are answered."""
         self._roster.close()
         for service in self.all:
             service.drain()
@@ -129,23 +129,23 @@ class Services:
         return self._roster.owner(name) is not None
 
     def owning(self, name: TaskName) -> contextlib.AbstractContextManager[Service]:
-        """The service that has the task, or the first one, which stays meanwhile."""
+        """The service that has the task, or the first one, it stays meanwhile."""
         return self._roster.owning(name)
 
     @contextlib.contextmanager
     def changing(self, name: TaskName) -> Iterator[Service]:
-        """``owning`` by the only one that changes the task."""
+        """``owning``, with the right to change the task, which only one caller has at a time."""
         with self._locks.hold(name), self.owning(name) as service:
             yield service
 
     def preparation(self, name: TaskName) -> Preparation | None:
-        """What became of a version that waits for classes, of whichever backbone it is."""
+        """The state of a version that waits for classes, of any backbone."""
         found = (service.preparations.get(name) for service in self.all)
         return next((each for each in found if each is not None), None)
 
     def put_task(self, name: TaskName, file: Path, if_match: int | None = None) -> StoredTask:
-        """``Changes.put`` of the backbone that the file is for. Raises ``Conflict`` too where another one has a task of
-        that name."""
+        """``Changes.put`` of the backbone that the file is for. Also raises ``Conflict`` where another backbone has a task
+        of that name."""
         fingerprint = self._backbone_of(file) if len(self.all) > 1 else None
         with self._locks.hold(name), self._roster.reading():
             own = next((s for s in self.all if s.backbone.fingerprint == fingerprint), self.first)
