@@ -95,8 +95,8 @@ def create_app(
 
 
 def _render_document_once(app: FastAPI) -> None:
-    """A client that asks for the OpenAPI document again and again must not keep the event loop from others: rendering
-    it takes a millisecond."""
+    """Renders the OpenAPI document once: rendering takes a millisecond, and a client that asks for it again and again
+    must not block the event loop for others."""
 
     @functools.cache
     def document() -> bytes:

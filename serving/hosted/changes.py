@@ -27,8 +27,8 @@ class Changes:
         return self._checked(self._tasks.engine, content, name).task
 
     def put(self, name: TaskName, file: Path, if_match: int | None = None) -> StoredTask:
-        """Checks, stores and loads a task file; when it returns, the next query gets it. Except where its classes are not
-        there yet (``Preparations``): then an older version is served until they are. On any error nothing changed.
+        """Checks, stores and loads a task file; when it returns, the next query gets it. Except where its classes are
+        not there yet (``Preparations``): then an older version is served until they are. On any error nothing changed.
 
         Raises ``InvalidTask``, ``UnknownClass``, ``Conflict``, ``OutOfSpace``, ``Saturated``.
         """

@@ -18,7 +18,8 @@ PATIENCE = 2.0
 
 
 class Follower:
-    """Calls ``refresh`` every ``PERIOD`` in a thread of its own. An error of it is logged once, and it is called again."""
+    """Calls ``refresh`` every ``PERIOD`` in a thread of its own. An error of it is logged once, and it is called
+    again."""
 
     def __init__(self, refresh: Callable[[], None], period: float = PERIOD) -> None:
         self._refresh = refresh

@@ -38,8 +38,8 @@ class Following:
     def refresh(self) -> None:
         """Tells the engine what others than this service changed in the repository since the last call.
 
-        The time it takes grows with the number of changed tasks. A task that this service is changing is looked at again the
-        next time.
+        The time it takes grows with the number of changed tasks. A task that this service is changing is looked at
+        again the next time.
         """
         engine = self._tasks.engine
         with self._refreshing:
@@ -80,8 +80,8 @@ class Following:
             return held
 
     def _with_classes(self, known: Known) -> Known:
-        """The task with its classes, which are read where that was not done yet. Without classes where it cannot be read:
-        its queries are told why."""
+        """The task with its classes, which are read where that was not done yet. Without classes where it cannot be
+        read: its queries are told why."""
         if known.classes is None and self._preparations.growing:
             with contextlib.suppress(JpetsError):
                 stored = self._tasks.repository.get(stored_as(known.name), version=known.version)

@@ -53,8 +53,8 @@ class Preparations:
         self._tasks.forget(engine, name)
 
     def serve(self, engine: Serves, name: TaskName, task: LoweredTask, stored: StoredTask) -> None:
-        """Serves a version that came by this service; its caller holds the task's lock. When this returns, the next query
-        gets the version, unless it waits for its classes.
+        """Serves a version that came by this service; its caller holds the task's lock. When this returns, the next
+        query gets the version, unless it waits for its classes.
 
         Raises ``UnknownClass`` where the engine takes no more classes, ``OutOfSpace``, ``Saturated``.
         """
@@ -94,8 +94,8 @@ class Preparations:
                 log.warning("tasks of other shapes than those of the start are not taken: %s", error.message)
 
     def _wait_for(self, engine: Serves, known: Known, done: Future[None], *, own: bool) -> None:
-        """Serves a version once its classes are there (``done``). Queries for a task without an older version are told that
-        it is being prepared. ``own``: it came by this service."""
+        """Serves a version once its classes are there (``done``). Queries for a task without an older version are told
+        that it is being prepared. ``own``: it came by this service."""
         self._waiting[known.name] = Preparation(known.version)
         if not self._tasks.knows(known.name):
             self._tasks.register(engine, known)

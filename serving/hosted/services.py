@@ -1,4 +1,5 @@
-"""Several backbones in one server: a service for each, behind one interface. A task belongs to the service of its backbone."""
+"""Several backbones in one server: a service for each, behind one interface. A task belongs to the service of its
+backbone."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ from serving.hosted.usage import AGEING
 class Services:
     """``first`` is there from the start to the end; ``backbones`` has others come and go.
 
-    The arguments are those of ``Backbones``; ``backbone_of`` gives the fingerprint of the backbone that a task file is for.
-    Methods that concern one service use ``first``, or the one of ``owning`` or ``changing``. Methods block; thread-safe.
+    The arguments are those of ``Backbones``; ``backbone_of`` gives the fingerprint of the backbone that a task file is
+    for. Methods that concern one service use ``first``, or the one of ``owning`` or ``changing``. Methods block;
+    thread-safe.
     """
 
     def __init__(
@@ -144,8 +146,8 @@ class Services:
         return next((each for each in found if each is not None), None)
 
     def put_task(self, name: TaskName, file: Path, if_match: int | None = None) -> StoredTask:
-        """``Changes.put`` of the backbone that the file is for. Also raises ``Conflict`` where another backbone has a task
-        of that name."""
+        """``Changes.put`` of the backbone that the file is for. Also raises ``Conflict`` where another backbone has a
+        task of that name."""
         fingerprint = self._backbone_of(file) if len(self.all) > 1 else None
         with self._locks.hold(name), self._roster.reading():
             own = next((s for s in self.all if s.backbone.fingerprint == fingerprint), self.first)

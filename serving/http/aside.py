@@ -17,9 +17,9 @@ THREADS = 2
 class Aside:
     """Few threads for the large work of all requests, in the order in which it came.
 
-    More threads would not be faster, as most of this work holds the interpreter's lock. They would compete with the
-    event loop for it, which gets it back only once in so many turns. One alone would let a text that takes seconds keep
-    out all others.
+    More threads would not be faster, as most of this work holds the interpreter's lock. They would compete for it with
+    the event loop, which would wait for many turns. With a single thread, one text that takes seconds would hold up all
+    other work.
     """
 
     def __init__(self) -> None:

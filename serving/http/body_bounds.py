@@ -14,19 +14,19 @@ from jpets.errors import TooLarge, Unparseable
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 FEW = 4096
-"""Bytes of a body that cannot hold much."""
+"""Bytes of a body that is too small to hold much."""
 PIECE = 1 << 18
-"""Bytes that are looked at together: what is computed of them stays in the processor's cache."""
+"""Bytes that are scanned together: what is computed of them stays in the processor's cache."""
 MOST_DIGITS = 64
-"""A power of two. No number that is read here needs so many; Python itself refuses to read 4,301."""
+"""A power of two. No number here needs so many digits; Python itself refuses to read 4,301."""
 BACKSLASH, QUOTE, COMMA, COLON, OPEN, CLOSE = b'\\",:{}'
 CASE = 0x20
-"""Makes a bracket of a brace's code the brace's."""
+"""Turns a brace's code into a bracket's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """``values`` are what commas divide, ``names`` the keys of objects, ``containers`` lists and objects."""
+    """``values`` are separated by commas, ``names`` are the keys of objects, ``containers`` lists and objects."""
 
     values: int = 1 << 19
     names: int = 4096
@@ -41,7 +41,8 @@ class Bounds:
 
 
 def check_bounds(body: bytes, bounds: Bounds) -> None:
-    """Raises ``TooLarge`` or ``Unparseable`` with what there is too much of. That the body is JSON is not checked."""
+    """Raises ``TooLarge`` or ``Unparseable`` naming the bound that is exceeded. It does not check that the body is
+    JSON."""
     if len(body) > FEW:
         scan = _Scan(bounds)
         at = 0
@@ -110,7 +111,7 @@ class _Scan:
         digits = np.concatenate([self._digits, (text - ord("0") < 10) & free])
         self._digits = digits[-(MOST_DIGITS - 1) :]
         length = 1
-        while length < MOST_DIGITS and len(digits) > length:  # marks where so many digits begin
+        while length < MOST_DIGITS and len(digits) > length:  # marks where runs of that many digits begin
             digits = digits[:-length] & digits[length:]
             length *= 2
         if digits.any():

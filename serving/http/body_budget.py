@@ -1,4 +1,4 @@
-"""One bound for the bodies of all connections that are in memory."""
+"""One limit for the bodies of all connections that are in memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jpets.free_memory import return_free_memory
 from serving.http.errors import retry_headers
 
 FREE = 1 << 16
-"""Bytes of a body that are not counted: a connection may have as many in its buffers, and small requests shall go
-through where large ones are too many."""
+"""Bytes of a body that are not counted: a connection may hold as many in its buffers, and small requests shall pass
+when large ones fill the budget."""
 MUCH = 32 << 20
 """Bytes of bodies after which freed memory is given back to the system: the C library keeps most of it."""
 PATIENCE = 5.0
-"""Seconds that a body may take to come before it has to give way to others."""
+"""Seconds that a body may take to arrive before it has to make room for others."""
 
 
 class NoRoom(HTTPException):
@@ -34,8 +34,8 @@ class NoRoom(HTTPException):
 class BodyBudget:
     """The bytes of bodies that are in memory, at most ``limit``; one alone may have more. Event loop only.
 
-    Where there is no room for more bytes, bodies that have been coming for longer than ``PATIENCE`` are refused, the
-    oldest first: who sends slowly must not keep others out. Without such a body the newcomer is refused.
+    Where there is no room for more bytes, bodies that have been arriving for longer than ``PATIENCE`` are refused, the
+    oldest first: a slow client must not keep others out. Where there is no such body, the newcomer is refused.
     """
 
     def __init__(self, limit: int) -> None:
@@ -43,13 +43,13 @@ class BodyBudget:
         self.held = 0
         """Bytes."""
         self._most = 0
-        """Since memory was given back to the system."""
+        """Bytes of bodies since memory was last given back to the system."""
         self._coming: dict[Body, None] = {}
         """Bodies that have not come whole, in the order in which they began."""
 
     @contextlib.contextmanager
     def body(self, receive: Receive) -> Iterator[Body]:
-        """The body of a request that ``receive`` reads; at the end it is in memory no more."""
+        """The body of a request that ``receive`` reads; at the end it is no longer in memory."""
         body = Body(self, receive)
         try:
             yield body
@@ -100,7 +100,7 @@ class Body:
         self._size = 0
         self._is_coming = False
         self.held = 0
-        """Bytes that are counted."""
+        """Bytes that the budget counts."""
         self.since = time.monotonic()
 
     async def receive(self) -> Message:
@@ -120,7 +120,7 @@ class Body:
         return message
 
     def give_way(self) -> bool:
-        """Refuses the body where more of it is waited for."""
+        """Refuses the body if more of it is still to come."""
         if self._waiting is None:
             return False
         self._waiting.reschedule(0.0)

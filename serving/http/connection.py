@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 PIECE = 1024
 """Bytes outside of bodies that are parsed before other connections have their turn: at most some 50 requests."""
 FRAMING = 16
-"""Bytes around each byte of a chunked body that are read beyond the limit of headers: a chunk of one byte has five, and
+"""Bytes beyond the limit of headers that are read for each byte of a chunked body: a chunk of one byte has five, and
 may have extensions."""
 Phase = Literal["between", "head", "body"]
 """What the client is sending: no request, a request's headers, its body."""
 
 
 class Flow(FlowControl):
-    """Reading goes on when what was read before has been parsed; ``parse`` does more of that where there is any."""
+    """Reading goes on when everything read before has been parsed; ``parse`` parses more where some is left."""
 
     def __init__(self, transport: asyncio.Transport, parse: Callable[[], bool]) -> None:
         super().__init__(transport)
@@ -41,8 +41,8 @@ class Flow(FlowControl):
 
 
 class GentleTransport:
-    """A transport as requests see it: ``close`` is the connection's, which waits for a client that still sends, and
-    what is written for one that is gone is thrown away."""
+    """A transport as requests see it: ``close`` is the connection's, which waits for a client that still sends. Bytes
+    written to a client that is gone are dropped."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
@@ -75,22 +75,22 @@ class Connection(HttpToolsProtocol):
         self._socket: asyncio.Transport = None  # type: ignore[assignment]  # as in uvicorn, until connection_made
         self._phase: Phase = "between"
         self.since = 0.0
-        """When this phase began, or the last answer was given."""
+        """When this phase began or the last answer was sent."""
         self._fed = 0
         """Bytes parsed since this phase began."""
         self._body = 0
-        """Those of them that were a body's."""
+        """Bytes of them that belonged to a body."""
         self._marked = (0.0, 0, 0)
-        """A time, and what had come and what had not gone yet at that time (bytes)."""
+        """A time, and at that time the bytes that had come and those that still had to go."""
         self._held = b""
-        """What has been read and not been parsed yet."""
+        """Bytes that were read and are not parsed yet."""
         self._parses_soon = False
         self._problem: tuple[int, str, str] | None = None
-        """Why the request that is being parsed is refused."""
+        """Why the request in the parser is refused."""
         self._hidden = False
-        """The parser reads a head that no client sent."""
+        """The parser reads a head that the server wrote, not a client."""
         self.lingers = False
-        """The last answer was given; what the client still sends is thrown away."""
+        """The last answer was sent; what the client still sends is dropped."""
 
     @property
     def idle(self) -> bool:
@@ -100,12 +100,12 @@ class Connection(HttpToolsProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request that has come whole is not answered yet."""
+        """Whether a request has come whole and is not answered yet."""
         return self._phase == "between" and not (self.cycle is None or self.cycle.response_complete)
 
     def is_slow(self, rate: float, now: float, seconds: float) -> bool:
-        """Whether all that it has is a request that has been coming for ``seconds``, at less than ``rate`` bytes in
-        each."""
+        """Whether its only request has been arriving for ``seconds`` or longer, at less than ``rate`` bytes a
+        second."""
         answered = self.cycle is None or self.cycle.response_complete
         own = self._phase == "body" and not self.pipeline and not self.cycle.response_started
         coming = self._phase != "between" and not self.lingers and not self._socket.is_closing()
@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
         self.refuse(400, "unparseable", msg)
 
     def refuse(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
-        """Answers a client whose request has not come whole, and closes the connection."""
+        """Answers a client with an incomplete request, and closes the connection."""
         cycle, own = self.cycle, self._phase == "body"
         if own and (self.pipeline or cycle.response_started):
             self._socket.close()
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
             self._socket.close()
 
     def _too_slow(self, now: float) -> bool:
-        """Whether too little came of a body, or went of an answer, in all of the time since ``_marked``."""
+        """Whether too little of a body came, or of an answer went, in the whole time since ``_marked``."""
         unsent = self._socket.get_write_buffer_size()
         came = self._fed
         waiting = self.cycle is not None and self.cycle.waiting_for_100_continue
@@ -218,15 +218,15 @@ class Connection(HttpToolsProtocol):
             self._linger()
 
     def _linger(self) -> None:
-        """Closes the connection once the client does, or some seconds later: a socket that is closed upon a client
-        that still sends takes the answer with it."""
+        """Closes the connection once the client does, or some seconds later: closing a socket while the client still
+        sends would lose the answer."""
         self.lingers, self.since, self._held = True, self._all.now, b""
         with contextlib.suppress(OSError, RuntimeError, NotImplementedError):  # the client is gone, or it is TLS
             self._socket.write_eof()
         self.flow.resume_reading()
 
     def _parse_held(self) -> bool:
-        """Whether something is held; then it will be parsed."""
+        """Whether bytes are held; then they will be parsed."""
         if self._held and not self._parses_soon:
             self._parses_soon = True
             self.loop.call_soon(self._parse_later)
@@ -237,8 +237,8 @@ class Connection(HttpToolsProtocol):
         self._parse_on()
 
     def _parse_on(self) -> None:
-        """Parses a piece of what is held, and as much as is known to be a body. The rest follows when other connections
-        have had their turn; behind requests that wait, and a body that waits, when those are done."""
+        """Parses a piece of the held bytes, and as many as are known to belong to a body. The rest follows after other
+        connections had their turn; behind requests or a body that wait, after these are done."""
         parsed = False
         while self._held and not self._is_full():
             size = self._body_left()
@@ -261,7 +261,7 @@ class Connection(HttpToolsProtocol):
         return waiting or bool(self.pipeline)
 
     def _body_left(self) -> int:
-        """Bytes of the body that are still to come, as far as its length is known."""
+        """Bytes of the body that are still to come, if its length is known."""
         if self._phase != "body":
             return 0
         declared = next((value for name, value in self.headers if name == b"content-length"), b"0")
@@ -285,8 +285,8 @@ class Connection(HttpToolsProtocol):
                 self.refuse(431, "too_large", "expected less around the body's chunks and behind them")
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Reads on in HTTP/1.1, which a server may that was offered another protocol. The parser would not: another one
-        is told to expect a body."""
+        """Goes on reading HTTP/1.1 where the client offers another protocol, which a server may do. The parser would
+        stop there; so a new one is told to expect the body."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
         if self._phase == "body":
@@ -299,7 +299,7 @@ class Connection(HttpToolsProtocol):
             self._parse_on()
 
     def _framing(self) -> list[tuple[bytes, bytes]]:
-        """The headers that say how long the body is, where there is one."""
+        """The headers that say how long the body is, if there is one."""
         framing = [line for line in self.headers if line[0] in (b"content-length", b"transfer-encoding")]
         return framing if any(value.strip(b"0") for _, value in framing) else []
 

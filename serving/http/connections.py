@@ -1,4 +1,4 @@
-"""All connections of the HTTP server: how many there may be, and that none waits for ever."""
+"""All connections of the HTTP server: how many there may be, and how long each may wait."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from serving.http.settings import ConnectionLimits
 log = logging.getLogger(__name__)
 
 SPARE = 32
-"""Connections beyond the limit that are still read: health is answered on them, everything else refused."""
+"""Connections beyond the limit that are still read: they get health, everything else is refused."""
 HEALTH = ("/v2/health/", "/metrics")
 IDLE_SECONDS = 1.0
 """How long a connection must have been idle to be closed for a new one."""
 PATIENCE = 5.0
 """How long a request may take to come before its connection is closed for a new one, unless it comes fast."""
 FAST = 32.0
-"""As a multiple of the least rate."""
+"""Fast, as a multiple of the least rate."""
 LOOK_AGAIN = 0.1
-"""Seconds between two searches for connections that can be closed."""
+"""Seconds between two searches for connections that may be closed."""
 TELL_SECONDS = 60.0
-"""Between two log lines of what was refused."""
+"""Seconds between two log lines about refused clients."""
 RETRY = retry_headers(Saturated)
 TOO_MANY = (
     Saturated.status,
@@ -44,24 +44,24 @@ TOO_MANY = (
 
 
 class Connections:
-    """All connections, and what uvicorn makes a new one by (``protocol``). Event loop only.
+    """All connections, with the factory of new ones for uvicorn (``protocol``). Event loop only.
 
-    One timer looks after all of them; with no connection there is none. Where there are too many, one that has been
-    idle makes room, or one whose request comes slowly. Without such a one the newcomer is refused, unless it asks for
-    health and is among the newest.
+    One timer checks all of them; with no connection there is none. Where there are too many, an idle connection makes
+    room, or else one with a slow request. If there is neither, the newcomer is refused, unless it asks for health and
+    is among the newest.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.now = time.monotonic()
-        """When ``look`` last came round: exact enough for seconds, and no clock has to be read for each request."""
+        """When ``look`` last ran: exact enough for seconds, and saves reading a clock for each request."""
         self._open: dict[Connection, None] = {}
-        """A set in the order in which they were opened."""
+        """A set in order of opening."""
         self._timer: asyncio.TimerHandle | None = None
         self._spare: dict[Connection, None] = {}
-        """Those beyond the limit, in the order in which they were opened."""
+        """The connections beyond the limit, in order of opening."""
         self._yielding: deque[Connection] = deque()
-        """Those that can be closed, as far as that was known when they were looked for."""
+        """The connections that may be closed, as of the last search."""
         self._searched = 0.0
         self._counts: Counter[str] = Counter()
         self._told = 0.0
@@ -91,7 +91,7 @@ class Connections:
         self._counts[reason] += 1
 
     def opened(self, connection: Connection) -> None:
-        """Takes a connection in, or refuses it where there are too many."""
+        """Accepts a connection, or refuses it if there are too many."""
         now = connection.since = time.monotonic()
         if self._timer is None:
             self.now = now
@@ -107,8 +107,8 @@ class Connections:
         self._spare.pop(connection, None)
 
     def _make_room(self, now: float) -> bool:
-        """Closes the connection that has been idle for longest, or else the one whose request has been coming for
-        longest."""
+        """Closes the connection that has been idle for longest, or else the one with the request that has been arriving
+        for longest."""
         if not self._yielding and now - self._searched > LOOK_AGAIN:
             self._searched = now
             found = [each for each in self._open if self._yields(each, now)]

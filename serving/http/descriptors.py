@@ -1,4 +1,4 @@
-"""File descriptors and disk: how many connections the former allow, and what is answered where there is none left."""
+"""File descriptors and disk: how many connections they allow, and the answers where either has run out."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FEWEST = 8
 
 
 def most_connections(wanted: int) -> int:
-    """As many connections as are wanted, or as many as the process has descriptors for. What the system lets the
-    process raise of their limit is raised."""
+    """As many connections as are wanted, or as many as the process has descriptors for. The process first raises their
+    limit as far as the system lets it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < hard:
         with contextlib.suppress(ValueError, OSError):  # the system has a lower limit than it says (macOS)
@@ -32,7 +32,7 @@ def most_connections(wanted: int) -> int:
 
 
 def shortage(error: BaseException | None) -> JpetsError | None:
-    """What to answer where ``error``, or what caused it, is a lack of descriptors or of space; None otherwise."""
+    """The error to answer with where ``error``, or its cause, is a lack of descriptors or of space; None otherwise."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
             return Saturated("the server has no file descriptor free; try again, or raise its limit")

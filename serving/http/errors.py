@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 INFERENCE_PROTOCOL = "/v2"
 CLIENT_GONE = 499
-"""Status in metrics of a request whose client left; nobody receives it."""
+"""Status in metrics of a request with a client that left; it is not sent."""
 SHOWN_ERRORS = 4
 HTTP_CODES = {
     400: "unparseable",
@@ -34,12 +34,12 @@ UNROUTED = {
     "Not Found": "there is nothing at this path; GET /docs lists what there is",
     "Method Not Allowed": "this path does not take that method; the header Allow names those that it takes",
 }
-"""Words of our own for what the router says."""
+"""Our own messages for the router's errors."""
 KIND = re.compile(r"str|int|constrained-.*|.*[\[(].*")
 
 
 class ClientGone(Exception):
-    """The client closed its connection; there is nobody to answer."""
+    """The client closed its connection; no answer can be sent."""
 
 
 class ErrorDetail(BaseModel):
@@ -49,13 +49,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What every error outside ``/v2`` looks like."""
+    """The shape of every error outside ``/v2``."""
 
     error: ErrorDetail
 
 
 class InferenceErrorBody(BaseModel):
-    """What every error under ``/v2`` looks like."""
+    """The shape of every error under ``/v2``."""
 
     error: str
 
@@ -94,7 +94,7 @@ async def _jpets_error(request: Request, error: Exception) -> Response:
 
 
 async def _invalid_request(request: Request, error: Exception) -> Response:
-    """FastAPI's validation errors, without the values that it found."""
+    """Answers FastAPI's validation errors, without the values that it found."""
     assert isinstance(error, RequestValidationError)
     found = error.errors()
     if any(each["type"] == "json_invalid" for each in found):
@@ -103,14 +103,14 @@ async def _invalid_request(request: Request, error: Exception) -> Response:
 
 
 def worded(found: Sequence[Any]) -> str:
-    """The first of pydantic's problems in a sentence each: where, and what was expected."""
+    """The first of pydantic's problems, one sentence each: where, and what was expected."""
     lines = [f"{_place(each['loc'])}: {each['msg'].removeprefix('Value error, ')}" for each in found[:SHOWN_ERRORS]]
     more = [f"and {len(found) - SHOWN_ERRORS} more"] if len(found) > SHOWN_ERRORS else []
     return "; ".join([*dict.fromkeys(lines), *more])
 
 
 def _place(parts: Sequence[str | int]) -> str:
-    """A field's path without pydantic's names for the kinds that it may be of."""
+    """A field's path without pydantic's names for the alternatives of its type."""
     path = [str(part)[:40] for part in parts if part != "body"]
     names = [part for at, part in enumerate(path) if not at or not KIND.fullmatch(part)]
     return ".".join(names).encode(errors="replace").decode() or "body"

@@ -18,7 +18,7 @@ def is_unicode(text: str) -> bool:
 
 
 def declared_length(header: str) -> int:
-    """A ``Content-Length``; one that is no number, or needs more than 64 bits, is as large as can be."""
+    """A ``Content-Length``; a value that is not a number, or needs more than 64 bits, counts as the largest."""
     return int(header) if DIGITS.fullmatch(header) else NO_LENGTH
 
 
@@ -37,4 +37,4 @@ Int64 = Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)]
 """A whole number that every reader can hold."""
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
-"""A list of which the first wrong item is told, and not each of a million."""
+"""A list in which only the first wrong item is reported, not each of a million."""

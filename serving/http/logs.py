@@ -11,7 +11,7 @@ from typing import Any
 
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 QUIET = ("jax", "asyncio", "uvicorn", "httpx", "urllib3", "huggingface_hub", "filelock")
-"""Libraries that only get to say what is wrong."""
+"""Libraries that may log only warnings and errors."""
 
 
 class FieldFormatter(logging.Formatter):

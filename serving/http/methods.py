@@ -13,7 +13,7 @@ METHODS = ("GET", "POST", "PUT", "DELETE")
 
 
 class MethodsMiddleware:
-    """HEAD is answered as GET without the body, OPTIONS by what the path takes. ``routes`` are the application's."""
+    """HEAD is answered as GET without the body, OPTIONS with the path's methods. ``routes`` are the application's."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app = app
@@ -36,7 +36,7 @@ class MethodsMiddleware:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
         await self._other(asked, receive, bare)
-        if "route" in asked:  # metrics count by it
+        if "route" in asked:  # metrics are counted by it
             scope["route"] = asked["route"]
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +49,7 @@ class MethodsMiddleware:
         await self._app(scope, receive, allowing)
 
     def _allowed(self, scope: Scope) -> str:
-        """Empty for a path that there is not."""
+        """Empty for a path that does not exist."""
         found = [method for method in METHODS if self._takes({**scope, "method": method})]
         more = ["HEAD"] if "GET" in found else []
         return ", ".join([*found, *more, "OPTIONS"]) if found else ""

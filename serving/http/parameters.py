@@ -1,4 +1,4 @@
-"""The query of a URL: what no route reads is refused, as an option that is passed over is a wrong answer."""
+"""The query of a URL: a parameter that no route reads is refused, as an ignored option gives a wrong answer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import BaseModel
 from jpets.errors import InvalidInput
 
 PROBED = "/v2/health/"
-"""Probes may add what they like: a process must not be ended for that."""
+"""Paths of probes, which may add any parameters: a process must not be ended for them."""
 
 
 async def check_parameters(request: Request) -> None:
-    """Raises ``InvalidInput`` for parameters that the route does not know, and for one that comes twice."""
+    """Raises ``InvalidInput`` for parameters that the route does not know, and for a repeated one."""
     if not request.scope["query_string"] or request.url.path.startswith(PROBED):
         return
     given = request.query_params
@@ -26,7 +26,7 @@ async def check_parameters(request: Request) -> None:
 
 
 def _names(alias: str, annotation: object) -> list[str]:
-    """Those of the fields, where they are a model's."""
+    """The parameter's name, or those of a model's fields."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return list(annotation.model_fields)
     return [alias]

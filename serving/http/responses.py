@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 
 
 class FastJSONResponse(JSONResponse):
-    """Encodes numpy arrays as they are: an embedding as Python's own floats takes longer to write than to compute."""
+    """Encodes numpy arrays as they are: as Python floats, an embedding takes longer to write than to compute."""
 
     def render(self, content: Any) -> bytes:
         return _dumped(content)
@@ -26,9 +26,9 @@ class FastJSONResponse(JSONResponse):
 
 
 PIECE = 1 << 14
-"""Values of a list that are written at once."""
+"""Values of a list that are written in one call."""
 LEVELS = 4
-"""Of containers whose parts are written one by one: the response, its list, an item of it, that item's values."""
+"""Levels of containers that are written part by part: the response, its list, an item of it, that item's values."""
 
 
 def _pieces(content: Any, levels: int) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""How the front end bounds its requests."""
+"""The limits of the front end on requests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class ServingSettings:
     """Times are seconds, sizes are bytes."""
 
     request_timeout: float = 60.0
-    """Deadline of a request that names none."""
+    """Deadline of a request that gives none."""
     longest_timeout: float = 3600.0
     max_inputs: int = 1024
     """Most texts, or rows of token ids, in one request."""
     max_body_bytes: int = 2 * MIB
     """Largest JSON body, unpacked."""
     max_bodies_bytes: int = 64 * MIB
-    """Of JSON bodies in memory at a time; one alone may be larger."""
+    """Most bytes of JSON bodies in memory at a time; a single one may be larger."""
     max_task_bytes: int = 512 * MIB
     """Largest task file."""
     max_data_bytes: int = 512 * MIB
@@ -31,20 +31,20 @@ class ServingSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ConnectionLimits:
-    """What a client may take of the server by connections alone."""
+    """What a client may take of the server merely by its connections."""
 
     most: int = 1024
     """Open connections."""
     keep_alive: int = 75
-    """An idle one is closed then; balancers commonly keep theirs for 60 seconds."""
+    """How long a connection may be idle before it is closed; balancers commonly keep theirs for 60 seconds."""
     header_bytes: int = 64 << 10
-    """Of a request, its first line included."""
+    """Most bytes of a request's headers, its first line included."""
     header_seconds: float = 20.0
-    """From the first byte of a request, or the opening of a connection, to the end of the headers."""
+    """Longest time from the first byte of a request, or the opening of a connection, to the end of the headers."""
     least_rate: float = 1000.0
-    """Bytes a second of a body that comes, or of an answer that goes, in any ``rate_seconds``."""
+    """Least bytes a second of a body that comes, or of an answer that goes, in any ``rate_seconds``."""
     rate_seconds: float = 20.0
     linger_seconds: float = 10.0
-    """How long a client may go on sending what was answered already."""
+    """How long a client may go on sending a request that was answered already."""
     look_seconds: float = 1.0
-    """Between two looks at all of them."""
+    """Time between two checks of all connections."""

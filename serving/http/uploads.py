@@ -26,9 +26,9 @@ FILE_BODY: dict[str, Any] = {
 }
 """How OpenAPI describes such a body."""
 CHUNK = 1 << 17
-"""Bytes that are gathered before a write; every upload may hold so many."""
+"""Bytes that are gathered before a write; every upload may hold that many."""
 LARGE = 16 << 20
-"""Bytes of a file that is checked alone: what a check takes of memory is a multiple of them."""
+"""Bytes of a file that is checked alone: a check takes memory in proportion to them."""
 
 
 THREADS = 4
@@ -44,13 +44,13 @@ class Turns:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jpets-upload")
 
     async def check(self, size: int, work: Callable[[], T]) -> T:
-        """``work()`` on a file of so many bytes, in its turn."""
+        """``work()`` on a file of this many bytes, when its turn comes."""
         async with self._turn(size):
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     @contextlib.asynccontextmanager
     async def _turn(self, size: int) -> AsyncIterator[None]:
-        """After a large one, freed memory is given back to the system."""
+        """A turn. After a large file, freed memory is given back to the system."""
         if size <= LARGE:
             yield
             return
@@ -97,7 +97,7 @@ def _check_plain(request: Request) -> None:
 
 
 def map_file(path: Path) -> memoryview:
-    """The bytes of a file that nobody changes, which are read as they are used."""
+    """The bytes of a file that does not change, read from disk only as they are used."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return memoryview(b"")

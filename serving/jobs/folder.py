@@ -1,12 +1,12 @@
-"""Training jobs on disk: a folder each, from which they go on whoever was killed.
+"""Training jobs on disk: a folder for each, from which a job goes on after its process or its server was killed.
 
     <id>/request.json   what was asked
     <id>/data.<format>  the texts or the archive, until the job has finished
-    <id>/start.safetensors  the task that training goes on from, if any
-    <id>/outline.safetensors  the head that its data ask for, in a task that is not trained yet; written by its process
+    <id>/start.safetensors  the task that training continues, if any
+    <id>/outline.safetensors  an untrained task with the head that its data ask for; written by its process
     <id>/state.json     written by the server that runs it
     <id>/progress.json  written by its process, as are
-    <id>/checkpoints/   what training goes on from, until the job has finished
+    <id>/checkpoints/   what training resumes from, until the job has finished
     <id>/tmp/           its process's temporary files, until then too
     <id>/task.safetensors or backbone/, result.json, log.txt
 
@@ -37,14 +37,14 @@ ID = re.compile(r"job-[0-9a-f-]{1,60}")
 DRAFT, GONE = ".new-", ".gone-"
 FINISHED = ("succeeded", "failed", "cancelled")
 LOG_BYTES = 1 << 20
-"""What is shown of a log: its end."""
+"""Bytes shown of a log, from its end."""
 Model = TypeVar("Model", bound=BaseModel)
 Parsed = TypeVar("Parsed")
 
 
 class JobState(BaseModel):
-    """``attempts``: processes that were started for it. ``publishing``: a task may have been published, as a
-    version above ``above``."""
+    """``attempts``: processes that were started for it. ``publishing``: a task may have been published, as a version
+    above ``above``."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -64,8 +64,9 @@ class JobState(BaseModel):
 
 
 class JobResult(BaseModel):
-    """How a job's process ended: with a task or a backbone and its scores (None: not finite), or with what is wrong.
-    ``extracted`` says how, ``chosen`` how it was trained, ``held_against`` the scores of what is simpler."""
+    """The end of a job's process: a task or a backbone with its scores (None: not finite), or the problem.
+    ``extracted`` says how the task was extracted, ``chosen`` how it was trained, ``held_against`` has the scores of
+    simpler baselines."""
 
     problem: str | None = None
     held_out_loss: float | None = None
@@ -80,8 +81,8 @@ class JobResult(BaseModel):
 class JobFolder:
     """One job in ``path``.
 
-    It has more than 20 methods, as all that is read and written there is named here, for the server and the job's
-    process alike.
+    It has more than 20 methods, as it names everything that is read and written there, by the server and by the job's
+    process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +96,7 @@ class JobFolder:
         """Temporary files of its process."""
         self.log_file = path / "log.txt"
         self.lock_file = path / "lock"
-        """Locked by the job's process, whose number it holds: a new one waits for the end of an old one."""
+        """Locked by the job's process, and holds its number: a new process waits for the end of an old one."""
 
     @property
     def id(self) -> str:
@@ -123,13 +124,12 @@ class JobFolder:
 
     @property
     def is_to_end(self) -> bool:
-        """Whether somebody wants it cancelled."""
+        """Whether its cancellation was asked for."""
         return (self.path / "cancel").exists()
 
     @contextlib.contextmanager
     def deciding(self) -> Iterator[None]:
-        """Of several servers and threads one at a time decides whether a job is cancelled or published. Raises
-        ``NotFound``."""
+        """Only one server and thread at a time decides whether a job is cancelled or published. Raises ``NotFound``."""
         try:
             folder = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -144,7 +144,7 @@ class JobFolder:
         (self.path / "cancel").touch()
 
     def write(self, request: JobRequest) -> None:
-        """Everything that a new job has beside its data."""
+        """Writes everything that a new job has besides its data."""
         _replace(self.path / "request.json", request)
         _replace(self.path / "state.json", JobState(created=_now()))
 
@@ -169,12 +169,12 @@ class JobFolder:
         self.change(state="running", attempts=attempts, started=self.state.started or _now())
 
     def finish(self, state: JobStateName, **changes: Any) -> None:
-        """Keeps the description and the log, and frees the rest."""
+        """Keeps the description and the log, and deletes the rest."""
         self.change(state=state, finished=_now(), **changes)
         self.free()
 
     def free(self) -> None:
-        """Deletes what a job that has finished is not known by."""
+        """Deletes everything of a finished job except its description, result and log."""
         half_written = list(self.path.glob(f"{TEMPORARY}*"))  # by a process that was killed
         folders = [self.checkpoints, self.backbone, self.scratch, *(each for each in half_written if each.is_dir())]
         files = [self.data, self.start_file, self.outline_file, self.task_file, self.lock_file, self.path / "cancel"]
@@ -217,7 +217,7 @@ class JobFolders:
 
     @contextlib.contextmanager
     def draft(self, request: JobRequest) -> Iterator[JobFolder]:
-        """A folder for the body to put the data in, gone at the end unless it was committed. Raises ``OutOfSpace``."""
+        """A folder to put the data in; it is removed at the end unless it was committed. Raises ``OutOfSpace``."""
         made = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")
         draft = JobFolder(self.path / f"{DRAFT}job-{made}-{secrets.token_hex(2)}")
         try:
@@ -229,7 +229,7 @@ class JobFolders:
             shutil.rmtree(draft.path, ignore_errors=True)
 
     def commit(self, draft: JobFolder) -> JobFolder:
-        """The draft as a job."""
+        """Makes the draft a job."""
         job = JobFolder(self.path / draft.id.removeprefix(DRAFT))
         draft.path.rename(job.path)
         sync_folder(self.path)
@@ -248,7 +248,7 @@ class JobFolders:
         return [JobFolder(self.path / name) for name in names]
 
     def remove(self, job: JobFolder) -> None:
-        """Raises ``NotFound`` where somebody else did."""
+        """Raises ``NotFound`` if it is removed already."""
         gone = self.path / f"{GONE}{job.id}"
         try:
             job.path.rename(gone)

@@ -1,4 +1,4 @@
-"""What a job is asked for: the query of ``POST /v1/jobs`` and its kinds, kept in the job's folder."""
+"""What a job is to do: the query of ``POST /v1/jobs`` and its kinds, kept in the job's folder."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Rate = Annotated[Number, Field(ge=0)]
 MOST_SETTINGS = 4096
 """Characters of a method's settings."""
 DEEPEST = 4
-"""Levels that they nest."""
+"""Most levels of nesting in them."""
 
 
 def job_methods() -> Sequence[str]:
-    """What a job may train a task by."""
+    """Names of the methods that a job may train a task with."""
     from jpets.deltas import trainable  # takes long to import: a command's help must not wait for it
     from jpets.deltas.recipe import FROZEN
 
@@ -42,7 +42,7 @@ def job_methods() -> Sequence[str]:
 
 
 class _OfJobMethods:
-    """Validation of a method's name, as of a literal, by the methods that there are when it is asked for."""
+    """Validates a method's name like a literal, against the methods that are installed at that time."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -106,7 +106,7 @@ class FineTune(_Asked):
     @model_validator(mode="before")
     @classmethod
     def _has_method(cls, given: Any) -> Any:
-        """That of a task to go on from is only known by who has it."""
+        """Whether the method is known. That of ``start``'s task is known only to the server that has the task."""
         if isinstance(given, dict) and given.get("start") is None and given.get("method") is None:
             return {**given, "method": DEFAULT_METHOD}
         return given
@@ -190,4 +190,4 @@ class FurtherPretrain(_Asked):
 
 JobRequest = FineTune | Extract | FurtherPretrain
 STORED: TypeAdapter[JobRequest] = TypeAdapter(Annotated[JobRequest, Field(discriminator="kind")])
-"""Reads a kept request."""
+"""Reads a stored request."""

@@ -1,6 +1,6 @@
 """Runs jobs, one after the other, each in a process of low priority that serving hardly notices.
 
-A job goes on from its checkpoints when its process or the server was killed; what it made is published by the server.
+A job resumes from its checkpoints after its process or the server was killed; the server publishes what it made.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ log = logging.getLogger(__name__)
 Command = Callable[[JobFolder], Sequence[str]]
 """The command line of a job's process. Raises ``JpetsError`` where it cannot be run."""
 Publish = Callable[[JobFolder, bool], int | None]
-"""Publishes what a job made, and returns a task's version; True: it may have been published before the server ended.
+"""Publishes what a job made, and returns a task's version. True: it may have been published before the server ended.
 
-Raises ``Saturated`` to be asked again, another ``JpetsError`` for what cannot be published.
+Raises ``Saturated`` to be called again, another ``JpetsError`` for what cannot be published.
 """
 Check = Callable[[JobFolder], None]
-"""Hears of a job's outline once its process has written it.
+"""Is given a job whose process has written its outline.
 
-Raises ``Saturated`` to be asked again, another ``JpetsError`` where no such task can be served.
+Raises ``Saturated`` to be called again, another ``JpetsError`` where such a task cannot be served.
 """
 ATTEMPTS = 5
 BACK_OFF = 1.0
-"""Seconds before the second attempt; before each further one as many more."""
+"""Seconds before the second attempt; each further attempt waits that much longer."""
 POLL = 0.1
 LOOK = 5.0
 """Seconds between looks for jobs that another server on the same repository took in."""
 
 
 class JobRunner:
-    """Runs what is in ``jobs``, the oldest first, in a thread of its own.
+    """Runs the jobs in ``jobs``, the oldest first, in a thread of its own.
 
-    Of several servers on one repository one runs jobs, and another one when that has ended. Thread-safe.
+    Of several servers on one repository one runs jobs; when it ends, another one does. Thread-safe.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class JobRunner:
         """Whether this server is the one that runs jobs."""
         self._current: JobFolder | None = None
         self._finished: set[str] = set()
-        """Jobs whose states need not be read again."""
+        """Jobs with states that need not be read again."""
 
     def start(self) -> None:
         self._thread.start()
 
     def wake(self) -> None:
-        """There may be a new job."""
+        """Is called when there may be a new job."""
         with self._changed:
             self._changed.notify_all()
 
     def cancel(self, job: JobFolder) -> None:
-        """A job that waits is cancelled when this returns, one that runs soon. Raises ``NotFound``; ``Conflict`` where
-        what it made is being published."""
+        """A waiting job is cancelled when this returns, a running one soon after. Raises ``NotFound``; ``Conflict``
+        where what it made is being published."""
         with self._changed, job.deciding():
             state = job.state
             if state.is_finished:
@@ -92,7 +92,7 @@ class JobRunner:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the running job's process; the next server goes on with the job."""
+        """Ends the running job's process; the next server resumes the job."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -121,7 +121,7 @@ class JobRunner:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Waits until no other server runs jobs of this repository, or this one ends."""
+        """Waits until no other server runs jobs of this repository, or until this one ends."""
         with (self._jobs.path / ".lock").open("w") as file:
             while not self._closed and not self._alone:
                 try:
@@ -143,13 +143,13 @@ class JobRunner:
                         if not job.state.is_finished:
                             self._current = job
                             return job
-                        job.free()  # where a kill came before that
+                        job.free()  # a kill may have come before that
                     self._finished.add(job.id)
                 self._changed.wait(LOOK)
         return None
 
     def _run(self, job: JobFolder) -> None:
-        """Until it has finished, or the server ends."""
+        """Runs a job until it has finished or the server ends."""
         while not self._closed:
             state = job.state
             if job.is_to_end and not state.publishing:
@@ -169,18 +169,18 @@ class JobRunner:
             except JpetsError as error:
                 job.finish("failed", problem=error.message)
                 return
-            if self._closed:  # not its fault
+            if self._closed:  # not the job's fault
                 job.change(state="queued", attempts=state.attempts)
             elif status:
                 log.warning("the process of a job ended early", extra={"job": job.id, "status": status})
 
     def _process(self, job: JobFolder) -> int | None:
-        """Runs a job's process. Its exit status; None where it was to end. Raises ``JpetsError`` where what it is going
-        to make cannot be published."""
+        """Runs a job's process. Returns its exit status; None where it was told to end. Raises ``JpetsError`` where
+        what it is going to make cannot be published."""
         checked = False
         with subprocess.Popen(
             [*self._command(job)],
-            stdin=subprocess.PIPE,  # ends with this server, and the process with it
+            stdin=subprocess.PIPE,  # closes when this server ends, which ends the process
             stdout=subprocess.DEVNULL,
             env=self._environment(job.fresh_scratch()),
         ) as process:
@@ -218,7 +218,7 @@ class JobRunner:
             return
         again = job.state.publishing
         while not self._closed:
-            with self._changed, job.deciding():  # from here on nobody cancels it
+            with self._changed, job.deciding():  # from here on it cannot be cancelled
                 if job.is_to_end and not again:
                     job.finish("cancelled")
                     return

@@ -1,4 +1,4 @@
-"""Jobs of a server: what it takes in, and how what they make is published."""
+"""Jobs of a server: which it accepts, and how it publishes what they make."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from serving.jobs.request import DEFAULT_METHOD, Extract, FineTune, FurtherPretr
 from serving.jobs.runner import Command, JobRunner
 
 MOST_WAITING = 100
-"""Jobs that wait at most; their data take space."""
+"""Most waiting jobs: their data take space."""
 Outline = Callable[[FineTune, LoadedBackbone, Sequence[str]], Task]
-"""A task of the shape that a job would make, where it goes on from a task of these methods. Raises ``InvalidInput`` for
+"""A task of the shape that a job would make, if it continues a task of these methods. Raises ``InvalidInput`` for
 settings that the method does not take."""
 KeepBackbone = Callable[[str, Path], None]
-"""Copies a new backbone's folder to where it may be loaded from; what was copied before is left as it is. Raises
-``Conflict`` where that name is another's, ``OutOfSpace``."""
+"""Copies a new backbone's folder to where it can be loaded from; an earlier copy stays as it is. Raises ``Conflict``
+where another backbone has that name, ``OutOfSpace``."""
 Asked = TypeVar("Asked", FineTune, Extract, FurtherPretrain)
 
 
@@ -52,8 +52,8 @@ class Jobs:
         """States of jobs that will not change."""
 
     def accept(self, request: Asked) -> Asked:
-        """The request with its backbone named, where all but the data is as it must be: what is wrong is told before
-        they are sent, and before hours of training.
+        """The request with its backbone named, if all but the data is right: errors are reported before the data are
+        sent, and before hours of training.
 
         Raises ``InvalidInput``, ``UnknownClass``, ``OutOfSpace``, ``Conflict``, ``Saturated``.
         """
@@ -78,7 +78,7 @@ class Jobs:
         return request
 
     def commit(self, draft: JobFolder) -> JobFolder:
-        """The draft, with all that it needs, as a job that will be run. Raises ``NotFound``."""
+        """Queues the draft, with all that it needs, as a job. Raises ``NotFound``."""
         request = draft.request
         if isinstance(request, FineTune) and request.start is not None:
             repository = self._services.repository
@@ -114,7 +114,7 @@ class Jobs:
         return Counter(found.values())
 
     def _methods(self, start: str | None, own: Service) -> Sequence[str]:
-        """Those of the task that training is to go on from."""
+        """The methods of the task that training is to continue."""
         if start is None:
             return ()
         if not own.tasks.knows(TaskName.of(start)):
@@ -143,14 +143,15 @@ class Jobs:
         return name in [hosted.name for hosted in self._services.backbones.list()]
 
     def _check_outline(self, job: JobFolder) -> None:
-        """Raises what ``Changes.check`` does where a head as a job's data ask for cannot be served; ``Saturated``
+        """Raises what ``Changes.check`` does where the head that a job's data ask for cannot be served; ``Saturated``
         while its backbone is starting."""
         request = job.request
         if isinstance(request, FineTune):
             self._serving(request).changes.check(job.outline_file.read_bytes(), TaskName.of(request.task))
 
     def _serving(self, request: FineTune | Extract) -> Service:
-        """Raises ``Saturated`` while the backbone is starting, ``NotFound`` where it is not loaded."""
+        """The service of its backbone. Raises ``Saturated`` while that is starting, ``NotFound`` where it is not
+        loaded."""
         if (own := self._service(request)) is not None:
             return own
         states = {hosted.name: hosted.state for hosted in self._services.backbones.list()}
@@ -174,7 +175,7 @@ class Jobs:
         if again and (above := job.state.above) is not None:
             digest = hashlib.sha256(job.task_file.read_bytes()).hexdigest()
             mine = [stored.version for stored in kept if stored.version > above and stored.digest == digest]
-            if mine:  # whatever was uploaded or chosen since stays
+            if mine:  # versions that were uploaded or chosen since stay
                 return mine[0]
         job.change(above=max((stored.version for stored in kept), default=0))
         return services.put_task(TaskName.of(request.task), job.task_file).version

@@ -12,21 +12,21 @@ from jpets.config import EngineSettings
 
 
 class _Settings(BaseModel, frozen=True):
-    """What makes settings of the options."""
+    """Turns the options into settings."""
 
     def engine_settings(self) -> EngineSettings:
         return EngineSettings(**{each.name: getattr(self, each.name) for each in dataclasses.fields(EngineSettings)})
 
 
 def no_truth_value(given: Any) -> Any:
-    """What was given, which pydantic would take for a number otherwise. Raises ``ValueError`` for true and false."""
+    """The value, unless it is true or false, which pydantic would take for a number: then raises ``ValueError``."""
     if isinstance(given, bool):
         raise ValueError("expected a value, not true or false")
     return given
 
 
 def _of_pairs(given: Any) -> Any:
-    """A mapping of a list of ``NAME=NUMBER``, the last of a name. Raises ``ValueError``."""
+    """A mapping from a list of ``NAME=NUMBER``; the last of a name counts. Raises ``ValueError``."""
     if not isinstance(given, list):
         return given
     found = {}

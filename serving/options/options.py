@@ -13,7 +13,7 @@ from serving.options.server import ServerOptions
 
 
 class Options(EngineOptions, ServerOptions, frozen=True):
-    """Everything that a server can be told."""
+    """All options of a server."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -22,7 +22,7 @@ class Options(EngineOptions, ServerOptions, frozen=True):
 
 
 def read_options(given: Mapping[str, Any], config: Path | None = None) -> Options:
-    """``sources.read_sources``, without the places that options came from."""
+    """``sources.read_sources``, without the places that the options came from."""
     from serving.options.sources import read_sources
 
     return read_sources(given, config).options

@@ -1,4 +1,4 @@
-"""Options of a server that are no settings of its engines. A field declares all of an option: its variable
+"""Options of a server that are not settings of its engines. A field declares an option completely: its variable
 (``JPETS_...``), its key in a TOML file, its limits and its help follow from it (``serving.options.sources``,
 ``jpets.app.commands.serve``)."""
 
@@ -22,7 +22,7 @@ Reserve = Literal["auto", "always", "never"]
 
 
 class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
-    """What a server can be told that is no setting of an engine."""
+    """The options of a server that are not settings of an engine."""
 
     backbone: str | None = Field(None, description="folder, installed package or hub id of the backbone")
     backbones: Path | None = Field(

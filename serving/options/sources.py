@@ -21,24 +21,24 @@ from serving.options.options import Options
 
 PREFIX = "JPETS_"
 SYNONYMS = {"bucket": "buckets"}
-"""Option -> setting, where their names differ."""
+"""Option -> setting, if their names differ."""
 OF_COMMANDS = ("config", "server")
-"""What commands read of the environment that is no setting of a server."""
+"""Variables that commands read and that are not settings of a server."""
 SERVICE_VARIABLE = re.compile(
     r"JPETS(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S*")
-"""Kubernetes tells every pod of the services in its namespace: one named ``jpets`` makes JPETS_PORT=tcp://IP:PORT,
+"""Kubernetes tells every pod about the services in its namespace: one named ``jpets`` makes JPETS_PORT=tcp://IP:PORT,
 JPETS_SERVICE_HOST and others, one named ``jpets-x`` JPETS_X_PORT and others."""
 LONGEST_SHOWN = 80
 PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@\s]*@")
-"""What no message about a URL shows."""
+"""Parts of a URL that no message shows."""
 
 
 class Given(NamedTuple):
     value: Any
     origin: str
-    """As a message names it: ``--port``, ``JPETS_PORT``, ``jpets.toml line 3: port``."""
+    """The origin as messages name it: ``--port``, ``JPETS_PORT``, ``jpets.toml line 3: port``."""
 
 
 class Sources(NamedTuple):
@@ -49,14 +49,14 @@ class Sources(NamedTuple):
     notes: Sequence[str]
 
     def told(self, message: str) -> str:
-        """A message about ``--options``, with the places that these came from."""
+        """A message about ``--options`` that names the places where these were given."""
         return named_by(message, {option_of(name): origin for name, origin in self.origins.items()})
 
 
 def read_sources(given: Mapping[str, Any], config: Path | None = None) -> Sources:
     """Options from what the command line gave (``None``: not given), the environment and the file ``config``.
 
-    Raises ``InvalidInput`` naming every option that cannot be, and variables and keys that are no options.
+    Raises ``InvalidInput`` naming every invalid option, and variables and keys that are not options.
     """
     found = _of_file(user_path(config)) if config is not None else {}
     of_environment, notes = _of_environment(os.environ)
@@ -71,13 +71,13 @@ def read_sources(given: Mapping[str, Any], config: Path | None = None) -> Source
 
 
 def option_of(name: str) -> str:
-    """``--max-length`` of ``max_length``."""
+    """The option of a setting: ``--max-length`` for ``max_length``."""
     own = next((option for option, setting in SYNONYMS.items() if setting == name), name)
     return f"--{own.replace('_', '-')}"
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Raises ``InvalidInput`` for a variable of the prefix that nothing reads: it must be a slip."""
+    """Raises ``InvalidInput`` for a variable with the prefix that nothing reads: it must be a mistake."""
     wrong = [name for name in environment if _is_ours(name, environment) and _setting(name) is None]
     if wrong:
         known = [PREFIX + name.upper() for name in (*Options.model_fields, *OF_COMMANDS)]
@@ -87,7 +87,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def _of_environment(environment: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
-    """What variables give, and notes on those that are not taken."""
+    """The settings that variables give, and notes on ignored variables."""
     check_environment(environment)
     found: dict[str, Given] = {}
     notes = []
@@ -107,7 +107,7 @@ def _of_environment(environment: Mapping[str, str]) -> tuple[dict[str, Given], l
 
 
 def _is_ours(name: str, environment: Mapping[str, str]) -> bool:
-    """Whether a variable is meant for jpets, and not about a service of a name like it."""
+    """Whether a variable is meant for jpets, not for a service with a similar name."""
     upper = name.upper()
     if not upper.startswith(PREFIX) or SERVICE_VARIABLE.fullmatch(upper):
         return False
@@ -119,7 +119,7 @@ def _is_service_address(name: str, text: str) -> bool:
 
 
 def _setting(variable: str) -> str | None:
-    """The setting that a variable is for."""
+    """The setting that a variable sets."""
     name = variable[len(PREFIX) :].lower()
     name = SYNONYMS.get(name, name)
     return name if name in Options.model_fields or name in OF_COMMANDS else None
@@ -142,7 +142,7 @@ def _of_file(config: Path) -> dict[str, Given]:
         document = tomllib.loads(text)
     except OSError as error:
         raise InvalidInput(f"--config: {config.name} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # bytes that are no UTF-8, too
+    except ValueError as error:  # also bytes that are not UTF-8
         raise InvalidInput(f"--config: {config.name} is not valid TOML, {error}") from error
     found, wrong = {}, []
     for key, value in document.items():
@@ -170,7 +170,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def named_by(message: str, origins: Mapping[str, str]) -> str:
-    """A message about ``--options``, those of ``origins`` called by what they have there."""
+    """A message about ``--options`` in which each option of ``origins`` is called by its name at that place."""
     return re.sub(r"--[a-z][a-z-]*", lambda found: origins.get(found[0], found[0]), message)
 
 

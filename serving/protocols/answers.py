@@ -10,7 +10,7 @@ from jpets.types import Classification, Embedding, Regression, Result, Span, Tok
 
 
 def render(result: Result, top_k: int | None = None) -> dict[str, Any]:
-    """A result that is no error, as JSON."""
+    """A result without an error, as JSON."""
     if isinstance(result, Classification):
         item: dict[str, Any] = {"label": result.label, "probs": result.probs.tolist(), "num_classes": len(result.probs)}
         if top_k is not None:
@@ -30,5 +30,5 @@ def render(result: Result, top_k: int | None = None) -> dict[str, Any]:
 
 
 def render_error(error: JpetsError) -> dict[str, Any]:
-    """What stands in place of a result."""
+    """The JSON that stands in place of a result."""
     return {"error": {"code": error.code, "message": error.message}}

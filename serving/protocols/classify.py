@@ -57,7 +57,8 @@ class MixedInput(BaseModel):
 
 
 class WrongInput(NamedTuple):
-    """What is wrong with one of several inputs, which is told in its place; ``model`` as far as it could be read."""
+    """What is wrong with one of several inputs; it is reported in that input's place. ``model`` as far as it could be
+    read."""
 
     model: str | None
     problem: InvalidInput
@@ -169,7 +170,7 @@ def _outcome(result: Result, top_k: int | None) -> dict[str, Any]:
 
 
 def _task_id(model: str | None, here: Context) -> str | None:
-    """None, the plain backbone, also where it is asked by its name."""
+    """The task's id; None, the plain backbone, also for the backbone's own name."""
     if model == here.services.first.backbone.name and not here.services.knows(here.named(model)):
         return None
     return model

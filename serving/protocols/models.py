@@ -1,4 +1,4 @@
-"""``/v1/models``: what may be asked, as OpenAI's clients list it."""
+"""``/v1/models``: the models that can be queried, as OpenAI's clients list them."""
 
 from __future__ import annotations
 

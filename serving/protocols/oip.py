@@ -67,7 +67,7 @@ class Parameters(BaseModel):
     sequence_id: Literal[0, ""] | None = None
     sequence_start: Literal[False] | None = None
     sequence_end: Literal[False] | None = None
-    """What Triton takes for nothing said; other values are refused."""
+    """Values that Triton takes for not given; others are refused."""
 
 
 class OutputParameters(BaseModel):

@@ -23,7 +23,7 @@ DATATYPES = {
     "attention_mask": "INT64",
     "token_type_ids": "INT64",
 }
-"""The inputs there are, and their datatypes."""
+"""The possible inputs and their datatypes."""
 
 
 REPLACED = "the task was replaced while this request ran; send it again"
@@ -184,7 +184,7 @@ def _id_queries(given: dict[str, InputTensor], task: str | None) -> list[Query]:
 
 
 def _lengths(mask: Ints) -> list[int]:
-    """Tokens of each row of an attention mask that pads on the right."""
+    """Tokens of each row of an attention mask with padding on the right."""
     lengths = mask.astype(bool).sum(1)
     if np.any(mask != (np.arange(mask.shape[1]) < lengths[:, None])) or np.any(lengths == 0):
         raise InvalidInput(
@@ -196,7 +196,7 @@ def _lengths(mask: Ints) -> list[int]:
 def tensors_of(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
     """The outputs of one task's results, by name; none may be an error.
 
-    Raises ``Saturated`` where the rows saw different versions of the task, whose outputs do not fit each other.
+    Raises ``Saturated`` where rows saw different versions of the task with outputs of different shapes.
     """
     first = results[0]
     if len({_layout(result) for result in results}) > 1:
@@ -220,7 +220,7 @@ def _layout(result: Result) -> tuple[str, tuple[str, ...], int]:
 
 
 def _token_tensors(rows: Sequence[Tokens]) -> dict[str, dict[str, Any]]:
-    """Tokens that are of no text, as special ones, have an empty label and the score 0."""
+    """Tokens that belong to no text, such as special ones, get an empty label and the score 0."""
     logits, lengths = _padded([r.logits for r in rows])
     label = np.full(logits.shape[:2], "", dtype=object)
     score = np.zeros(logits.shape[:2], np.float32)
@@ -243,7 +243,7 @@ def _span_tensors(rows: Sequence[Span]) -> dict[str, dict[str, Any]]:
 
 
 def _padded(logits: Sequence[FloatArray]) -> tuple[FloatArray, Ints]:
-    """Logits [tokens, C] of several rows as [N, most tokens, C], zeros behind, and the tokens of each."""
+    """Logits [tokens, C] of several rows as [N, most tokens, C], with zeros behind, and each row's number of tokens."""
     lengths = np.array([len(each) for each in logits], np.int64)
     padded = np.zeros((len(logits), int(lengths.max()), logits[0].shape[-1]), np.float32)
     for row, each in zip(padded, logits, strict=True):

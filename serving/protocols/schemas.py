@@ -1,4 +1,4 @@
-"""What the HTTP API answers with, as the server builds it and the command line reads it."""
+"""The answers of the HTTP API, as the server builds them and the command line reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from serving.jobs.states import JobProgress, JobStateName
 
-if TYPE_CHECKING:  # the command line starts without what it would bring
+if TYPE_CHECKING:  # the command line starts faster without these imports
     from serving.hosted.repository import StoredTask
     from serving.jobs.folder import JobFolder
 
@@ -212,7 +212,7 @@ class JobItem(BaseModel):
 
     @classmethod
     def of(cls, job: JobFolder) -> Self:
-        """Raises ``NotFound`` where it is removed meanwhile."""
+        """Raises ``NotFound`` if it is removed meanwhile."""
         asked, state, result = job.request, job.state, job.result
         return cls(
             id=job.id,

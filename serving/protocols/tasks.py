@@ -170,7 +170,7 @@ async def _answer(here: Context, stored: StoredTask, status: int) -> JSONRespons
 
 
 def _kept(here: Context, stored: StoredTask) -> Sequence[StoredTask]:
-    """All versions of a task; none where it was deleted just now."""
+    """All versions of a task; none if it was deleted just now."""
     try:
         return here.services.repository.versions(stored.id)
     except NotFound:
@@ -191,7 +191,7 @@ def _version(given: str | None) -> int | str | None:
 
 
 def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
-    """The version that must be the newest, 0 for none at all."""
+    """The version that must be the newest; 0: the task must not exist."""
     if if_none_match is not None:
         if if_none_match != ANY or if_match is not None:
             raise InvalidInput("If-None-Match must be * and the only condition")

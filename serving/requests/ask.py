@@ -1,4 +1,4 @@
-"""From a request's queries to the response: one submission, a deadline, and an eye on the client."""
+"""From a request's queries to the response: one submission, a deadline, and a watch for the client's leaving."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from serving.requests.context import Context
 TIMEOUT_HEADER = "X-Request-Timeout"
 NUMBER = re.compile(r"[+-]?(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE][+-]?\d{1,3})?", re.ASCII)
 Respond = Callable[[Sequence[Result]], Any]
-"""From results to the content of the response."""
+"""Makes the response's content from results."""
 RENDERED = 16
-"""Characters whose results are written in the time in which one is tokenised."""
+"""Characters of text that take as long to tokenise as a result takes to write."""
 EACH = 100
-"""What a query takes apart from its characters, as so many of them."""
+"""Effort of a query apart from its text, in characters."""
 LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"
 
 
 async def ask(
     request: Request, here: Context, queries: Sequence[Query], respond: Respond, timeout: float | None = None
 ) -> FastJSONResponse:
-    """``respond`` of the results of ``queries``, in order; what is wrong with a single one is in its ``error``.
+    """``respond`` of the results of ``queries``, in order; a single query's error is in its ``error``.
 
-    They reach the engine as one submission, so they can share a batch. ``timeout`` (seconds) and the request's
+    The queries reach the engine as one submission, so they can share a batch. ``timeout`` (seconds) and the request's
     ``X-Request-Timeout`` bound the wait. When the client leaves, its queries are cancelled.
     Raises ``TooLarge``, ``Saturated``, ``DeadlineExceeded``, ``InvalidInput``, ``ClientGone``, and what ``respond``
     does.
@@ -71,7 +71,7 @@ async def ask(
 
 
 def _written(respond: Respond, results: Sequence[Result], effort: int) -> FastJSONResponse:
-    """In pieces where it is long: what writes a piece keeps the interpreter's lock to its end."""
+    """In pieces where it is long: writing a piece holds the interpreter's lock to its end."""
     content = respond(results)
     return FastJSONResponse(content) if effort <= SHORT * RENDERED else FastJSONResponse.in_pieces(content)
 
@@ -94,7 +94,7 @@ def _when_all_done(
     def one(future: Future[Result]) -> None:
         del future
         if next(left) == 0:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop has ended: no request waits
                 loop.call_soon_threadsafe(then)
 
     for future in futures:
@@ -112,7 +112,7 @@ def check_count(found: int, here: Context) -> None:
 
 
 def raise_first_error(results: Sequence[Result]) -> None:
-    """For protocols that answer a request as a whole: raises the first row's error, which then names the row."""
+    """For protocols that answer a request as a whole: raises the first row's error, with the row's number in it."""
     for index, result in enumerate(results):
         if result.error is not None:
             where = f"input {index}: " if len(results) > 1 else ""

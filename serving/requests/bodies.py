@@ -1,4 +1,4 @@
-"""JSON bodies: from a request's headers and bytes to a checked model, within bounds; what is wrong is named."""
+"""JSON bodies: from a request's headers and bytes to a checked model, within limits; errors name what is wrong."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NO_TENSORS = "the binary tensor extension is not supported; send the tensors' da
 ALSO_JSON = re.compile(r"(?:application|text)/(?:x-)?json|[a-z0-9.-]+/[a-z0-9.-]+\+json")
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
 INFLATERS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-"""The window bits by which zlib knows each encoding."""
+"""zlib's window bits for each encoding."""
 PLAIN = re.compile(r"[\w.+/-]{1,64}", re.ASCII)
 PER_CHARACTER = 16
-"""Bytes that are read and checked in the time of a character's tokenising."""
+"""Bytes of JSON that take as long to read and check as a character takes to tokenise."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -85,7 +85,7 @@ def _shown(given: str) -> str:
 
 
 def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
-    """Never more than ``limit`` bytes, however many there would be."""
+    """The unpacked body, of which never more than ``limit`` bytes are made."""
     inflater = zlib.decompressobj(INFLATERS[encoding])
     try:
         content = inflater.decompress(body, limit + 1)
@@ -114,7 +114,7 @@ def _parsed(body: bytes, adapter: TypeAdapter[Any]) -> Any:
 
 
 def _lenient(body: bytes, problem: str) -> Any:
-    """JSON that spells half a surrogate pair: the field where it stands is wrong then, not the whole."""
+    """JSON that spells half a surrogate pair: only the field where it stands is wrong, not the whole body."""
     try:
         return json.loads(body.decode(), parse_constant=_no_number)
     except UnicodeDecodeError as error:

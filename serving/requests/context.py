@@ -20,8 +20,8 @@ from serving.requests.metrics import Metrics
 
 
 class Asker(NamedTuple):
-    """For whom a request is. Names of tasks in it are the tenant's; queries of a higher ``priority`` go before all
-    others."""
+    """The tenant and priority of a request. Names of tasks in it are the tenant's; queries of a higher ``priority`` are
+    served before all others."""
 
     tenant: str = DEFAULT_TENANT
     priority: int = 0
@@ -39,14 +39,14 @@ class Context:
     asker: Asker = DEFAULT_ASKER
     aside: Aside = dataclasses.field(default_factory=Aside)
     turns: Turns = dataclasses.field(default_factory=Turns)
-    """Of uploads that are checked."""
+    """Turns of uploads that are checked."""
 
     def named(self, id: str) -> TaskName:
-        """The task that the request means by an id."""
+        """The request's task of this id."""
         return TaskName(self.asker.tenant, id)
 
     async def find(self, model: str) -> Task | None:
-        """``Outlines.find``, away from the event loop where it has to read."""
+        """``Outlines.find``, off the event loop if it has to read."""
         name = self.named(model)
         with self.services.owning(name) as own:
             if own.outlines.at_hand(name):
@@ -59,7 +59,7 @@ class Context:
 
 
 async def find_context(request: Request) -> Context:
-    """The context of a request. For whom a request is, is said here: so far all are for the default tenant."""
+    """The context of a request. The asker is set here: so far it is always the default tenant."""
     context: Context = request.app.state.context
     return context
 

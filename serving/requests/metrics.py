@@ -20,7 +20,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """What is counted as it happens; the rest is read from the engine when somebody asks."""
+    """Counts events as they happen; the rest is read from the engine at the time of a scrape."""
 
     def __init__(self, service: Services, jobs: Jobs | None = None) -> None:
         self.registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""What happens around every request: its id, the bound on its body, its metrics, the last resort for errors."""
+"""What happens around every request: its id, the limit on its body, its metrics, the last handler of errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 UPLOADS = (("PUT", "/v1/tasks/"), ("POST", "/v1/jobs"))
-"""Bodies under these paths are files, which are bounded where they are written."""
+"""Bodies under these paths are files, which are limited where they are written."""
 
 
 class BodyTooLarge(HTTPException):
@@ -32,8 +32,8 @@ class BodyTooLarge(HTTPException):
 
 
 class RequestMiddleware:
-    """Wraps the application. A body that is too large is refused by its declared length, or once that much has come;
-    ``max_bodies_bytes`` is the bound of all that are in memory."""
+    """Wraps the application. A body that is too large is refused by its declared length, or once that many bytes have
+    come; ``max_bodies_bytes`` is the limit of all bodies in memory."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, max_bodies_bytes: int) -> None:
         self._app = app
@@ -62,13 +62,13 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-                if waits_to_send:  # what comes next may be that body, or another request: nobody knows
+                if waits_to_send:  # the next bytes may be that body or another request
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
             await self._bounded(scope, headers, noted, answer)
-        except Exception as error:  # noqa: BLE001 (the last resort: the client gets an answer, the log the place)
+        except Exception as error:  # noqa: BLE001 (the last handler: the client gets an answer, the log the place)
             lack = shortage(error)
             if lack is None:
                 log_unexpected(error, request_id.decode())

@@ -1,4 +1,4 @@
-"""Routes of endpoints that take JSON: the shortest way for what is well-formed, and bounds on everything."""
+"""Routes of endpoints that take JSON: a fast path for well-formed requests, and limits on everything."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class JSONRoute(APIRoute):
-    """For endpoints of ``here``, ``body`` and maybe ``request`` and the path's parts, which give a finished response.
+    """For endpoints with ``here``, ``body`` and maybe ``request`` and the path's parts that return a finished response.
 
-    FastAPI's own handling of a request costs as much as the whole of a short text's tokenising, queueing and rendering,
-    and it builds all of a body before anything of it is checked. The document (OpenAPI) is still FastAPI's.
+    FastAPI's own handling of a request costs as much as tokenising, queueing and rendering a short text, and it builds
+    a whole body before it checks any of it. The document (OpenAPI) is still FastAPI's.
     """
 
     def get_route_handler(self) -> Handler:
