@@ -56,23 +56,23 @@ class Frame:
     workload: Workload
     mesh: MeshSlice
     limit: float
-    """Bytes that may be taken of each device."""
+    """Bytes that the engine may take of each device."""
     family: Family
     menu: Sequence[Bucket]
     every: Sequence[ProgramKey]
-    """Each bucket of the menu with light classes, and with all."""
+    """Each bucket of the menu, once with the light classes and once with all."""
     core: Sequence[ProgramKey]
-    """Those of them that must be ready before the first query."""
+    """The programs that must be ready before the first query."""
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """What programs cost, and how they become ready."""
+    """The costs of programs, and the parts that make programs ready."""
 
     costs: CostTable
     profile_path: pathlib.Path
     deltas: DeltaCosts | None
-    """What heavy rows add to a program's time; None until ``jpets profile`` measured it."""
+    """The time that heavy rows add to a program; None until ``jpets profile`` has measured it."""
     programs: Programs
     compiler: BackgroundCompiler
     growth: Growth
@@ -95,7 +95,7 @@ class Parts:
     compilation: Compilation
     merged: MergedCopies
     planner: Planner
-    """For questions beside the traffic; the loop has its own."""
+    """For questions outside the traffic; the loop has a planner of its own."""
     loop: HostLoop
     residency: Residency
     adder: TaskAdder
@@ -133,7 +133,7 @@ def make_frame(
 def make_parts(
     backbone: LoadedBackbone, frame: Frame, settings: EngineSettings, cache_dir: pathlib.Path | None
 ) -> Parts:
-    """Parameters and empty banks go to the device."""
+    """Makes all parts; parameters and empty banks go to the device."""
     folder, family, workload = open_cache(cache_dir), frame.family, frame.workload
     stats, liveness = Stats(), Liveness()
     replica = Replica(family, backbone.params, frame.mesh, workload.inputs)
@@ -200,7 +200,7 @@ def _compilation(
     menu: Sequence[Bucket],
     folder: pathlib.Path,
 ) -> Compilation:
-    """``folder`` is the cache's."""
+    """``folder`` is the cache folder."""
     family, programs_folder = replica.family, folder / "programs"
     store = ProgramStore(programs_folder, replica.mesh)
     name = folder / "costs" / store.family_name(family)

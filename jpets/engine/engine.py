@@ -29,11 +29,11 @@ from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result,
 class Engine(Serves):
     """Serves one backbone's tasks. ``start`` compiles and warms up; ``close`` answers what is running and stops.
 
-    Classes (delta shapes) are fixed at start by ``tasks``, by ``reserve``, tasks that lend only their shape, and by
-    ``coming``: how many tasks of which classes will be registered. ``devices`` compute each batch together (one by
-    default); ``EngineGroup`` gives each its own.
+    Classes (delta shapes) are fixed at start by ``tasks``, by ``reserve`` (tasks of which only the shape is used) and
+    by ``coming``: how many tasks of which classes will be registered. ``devices`` compute each batch together (one by
+    default); ``EngineGroup`` has an engine on each.
 
-    It holds its parts and starts and stops them; what they do is theirs.
+    It holds its parts and starts and stops them; the work is theirs.
 
     It has more than 20 methods, as most are those of ``Serves``.
     """
@@ -146,13 +146,13 @@ class Engine(Serves):
             return True
         if self.pending.waiting_for(entry):
             return False
-        resident = entry.resident  # read after the cold queries: they become its own, never the other way round
+        resident = entry.resident  # read after the cold queries: they become the resident's, never the other way round
         return resident is None or not resident.queries
 
     def query_weight(self, id: str, *, tenant: str = DEFAULT_TENANT) -> float | None:
-        """How many times as long as without a delta a query of usual length is predicted to take in a batch.
+        """Predicted cost of a query of usual length in a batch, as a multiple of that without a delta.
 
-        Devices measure times of their own; as a ratio the answers of equal ones agree. None for a task that is not on
+        Devices measure times of their own; the ratios of equal devices agree. None for a task that is not on
         the device.
         """
         entry = self.tasks.entry(tenant, id)
@@ -161,7 +161,7 @@ class Engine(Serves):
 
     @property
     def busy(self) -> bool:
-        """Whether a batch is on the device."""
+        """Whether a batch runs on the device."""
         return self._loop.busy
 
     @property
@@ -207,7 +207,7 @@ class Engine(Serves):
 
     def close(self) -> None:
         self._ready = False
-        with contextlib.ExitStack() as last_first:  # each is done, whatever another one raises
+        with contextlib.ExitStack() as last_first:  # each is done even if another one raises
             last_first.callback(self._programs.keep_costs)
             last_first.callback(self.residency.join)
             last_first.callback(self._loop.join)
@@ -227,7 +227,7 @@ class Engine(Serves):
         return self._submissions.submit(queries, deadline, priority, tenant, self.responses)
 
     def specialise(self, queries: Sequence[Query], *, tenant: str = DEFAULT_TENANT) -> ProgramKey | None:
-        """Compiles now what a batch of exactly these queries would run best in, for traffic that is known ahead.
+        """Compiles the best program for a batch of exactly these queries, for traffic that is known in advance.
 
         Their tasks must be on the device. Raises ``InvalidInput`` where one is not.
         """
@@ -263,15 +263,15 @@ class Engine(Serves):
         cost: float = 0.0,
         pinned: bool = False,
     ) -> None:
-        """``add_task`` for what is loaded already, here or by an engine of the same classes, in ``cost`` seconds.
+        """``add_task`` for a task loaded already, here or by an engine of the same classes, in ``cost`` seconds.
 
         Raises ``OutOfSpace``, ``Saturated``; then nothing changed.
         """
         self._adder.adopt(loaded, tenant, version, load=load, cost=cost, pinned=pinned)
 
     def export(self, id: str, *, tenant: str = DEFAULT_TENANT) -> LoadedTask | None:
-        """What another engine of the same classes can ``take_in`` and ``adopt``, still on this one's device; None where
-        the task is not there."""
+        """The task for ``take_in`` and ``adopt`` of another engine of the same classes, still on this one's device;
+        None if the task is not there."""
         return self._adder.export(id, tenant)
 
     def register_task(

@@ -31,7 +31,7 @@ class Serves(abc.ABC):
     @property
     @abc.abstractmethod
     def live(self) -> bool:
-        """False when only a new engine can help."""
+        """False when only a new engine helps."""
 
     @abc.abstractmethod
     def start(self, progress: Progress = lambda what, done, total: None) -> Self:
@@ -52,7 +52,7 @@ class Serves(abc.ABC):
     ) -> list[Future[Result]]:
         """One future a query, in order; cancel one to drop it. ``deadline`` is seconds from now.
 
-        What is wrong with a single query is in its result's ``error``. What the response cache has is answered at once,
+        The error of a single query is in its result's ``error``. Answers in the response cache are given at once,
         whatever the deadline. Raises ``Saturated`` when the queue is full.
         """
 
@@ -69,8 +69,8 @@ class Serves(abc.ABC):
 
     @abc.abstractmethod
     def lower_task(self, task: Task | LoweredTask) -> LoweredTask:
-        """What ``check_task`` and ``add_task`` make of a task first, for a caller that needs both. Classes are not
-        asked for yet; what is lowered already stays as it is.
+        """The form of a task that ``check_task`` and ``add_task`` need, for a caller that calls both. It needs no class
+        of the engine yet. A lowered task is returned as it is.
 
         Raises ``InvalidTask`` (another backbone).
         """
@@ -84,10 +84,10 @@ class Serves(abc.ABC):
         version: int | None = None,
         load: Callable[[], Task] | None = None,
     ) -> None:
-        """Loads a task; returns when the next query sees it. An older one of the same id serves until then.
+        """Loads a task; when it returns, the next query gets it. An older version is served until then.
 
-        It stays on its device, unless ``load`` reads it again: then it may leave for other tasks, and where all slots
-        are in use now, it comes when a query asks for it.
+        The task stays on its device, unless ``load`` can read it again: then it may leave for other tasks, and while
+        all slots are in use, it comes only when a query asks for it.
 
         Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it), ``OutOfSpace`` (no free slot).
         """
@@ -103,33 +103,35 @@ class Serves(abc.ABC):
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
     ) -> None:
-        """Makes a task known without reading it: ``load`` is called when a query asks for it and it is not on the
-        device, again whenever it has left for other tasks. ``pinned``: once there it stays.
+        """Makes a task known without reading it. ``load`` is called when a query asks for a task that is not on the
+        device: the first time, and again each time it has left for other tasks. ``pinned``: once there it stays.
 
-        Its classes must be among the engine's (``reserve``, ``coming``); what is wrong with it, its queries hear.
-        ``classes``, where they are known (``task_classes``), save reading it while none of their slots is free.
+        Its classes must be among the engine's (``reserve``, ``coming``). Its queries are told what is wrong with it.
+        ``classes`` (``task_classes``), if known, save reading the task while none of their slots is free.
         """
 
     @abc.abstractmethod
     def check_task(self, task: Task | LoweredTask, *, stays: bool = True) -> None:
-        """Raises what ``add_task`` would raise if it were called now; changes nothing. ``stays``: without ``load``."""
+        """Raises what ``add_task`` would raise if it were called now; changes nothing. ``stays``: ``load`` is not
+        given."""
 
     @abc.abstractmethod
     def prepare(self, classes: Sequence[ClassKey]) -> Future[None]:
-        """Makes room for tasks of more classes (``task_classes``) while others are served: once the future is done,
-        tasks of these can be added. Done at once where there are such classes. Until then tasks of these can be
-        registered; their queries hear that it takes a while.
+        """Makes room for tasks of more classes (``task_classes``) while others are served. Once the future is done,
+        tasks of these classes can be added; it is done at once if the classes are there. Until then their tasks can be
+        registered, and their queries are told that it takes a while.
 
         The future raises ``OutOfSpace`` where the device has no room for them, ``EngineFailure``.
         """
 
     @abc.abstractmethod
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
-        """Queries already submitted still get their answer, but those that wait for it to come. Raises ``NotFound``."""
+        """Queries already submitted still get their answer, except those that wait for the task to be loaded. Raises
+        ``NotFound``."""
 
     @abc.abstractmethod
     def warm(self, ids: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
-        """Brings registered tasks to the device before they are asked for, in this order, while slots are free.
+        """Brings registered tasks to the device before queries ask for them, in this order, while slots are free.
 
         Returns at once; ``warming`` says how many are left.
         """
@@ -141,7 +143,8 @@ class Serves(abc.ABC):
 
     @abc.abstractmethod
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
-        """The numbers of the devices that serve a task, as ``report`` counts them; none for what is not known."""
+        """The numbers of the devices that serve a task, as ``report`` counts them; none for a task that is not
+        known."""
 
     @abc.abstractmethod
     def entry(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Entry | None:
@@ -149,7 +152,7 @@ class Serves(abc.ABC):
 
     @abc.abstractmethod
     def tier(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Tier | None:
-        """Where a task is now; None for what is not known."""
+        """Where a task is now; None for a task that is not known."""
 
     @abc.abstractmethod
     def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
@@ -165,8 +168,8 @@ class Serves(abc.ABC):
 
     @abc.abstractmethod
     def limit(self, spare: Sequence[float]) -> None:
-        """From now on each device may take so many bytes more than it has taken now, and no more: one number a device,
-        in the order of ``report``."""
+        """From now on each device may take this many bytes more than it has now, and no more: one number a device, in
+        the order of ``report``."""
 
     def __enter__(self) -> Self:
         return self
@@ -180,9 +183,9 @@ def submit_parts(
     routed: Mapping[Part, Sequence[int]],
     send: Callable[[Part, Sequence[Query]], Sequence[Future[Result]]],
 ) -> list[Future[Result]]:
-    """One future a query, in order, of a submission whose parts (their places in ``queries``) go to several.
+    """One future a query, in order, of a submission with parts (places in ``queries``) for several.
 
-    Where one of them refuses its part, the others' are cancelled, and what it raised goes on.
+    If one of them refuses its part, the other parts are cancelled, and its error is raised.
     """
     futures: dict[int, Future[Result]] = {}
     try:

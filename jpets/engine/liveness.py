@@ -12,7 +12,7 @@ PATIENCE = 1.0
 
 
 class Liveness:
-    """An engine lives while all of its ``parts`` say that they do. They are added as they are made."""
+    """An engine is live while all of its ``parts`` are. They are added as they are made."""
 
     def __init__(self) -> None:
         self.parts: list[Callable[[], bool]] = []
@@ -22,7 +22,7 @@ class Liveness:
         return all(lives() for lives in self.parts)
 
     def wait(self, done: Future[None]) -> None:
-        """Waits for work of the threads. Raises what it raised, and ``EngineFailure`` where they do not run."""
+        """Waits for work of the threads. Raises the work's error, and ``EngineFailure`` if the threads do not run."""
         while True:
             try:
                 return done.result(timeout=PATIENCE)

@@ -1,5 +1,5 @@
-"""From queries to the arrays of one macro-batch. Pure numpy. Attention groups pick their rows by length, whatever the
-packing order."""
+"""From queries to the arrays of one macro-batch. Pure numpy. Attention groups pick their rows by length, in any packing
+order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, inputs: Mapp
 
 
 def fill(layout: Layout, rows: Sequence[Row], variant: Variant, inputs: Mapping[str, TokenInput]) -> Assembled:
-    """``assemble`` for rows that were laid out before. ``rows`` are those of the layout, with what was looked up since.
+    """``assemble`` for rows that were laid out before. ``rows`` are the layout's, with the inputs that were looked up
+    since.
 
     The bucket must hold the rows and the variant cover their needs; both are asserted.
     """

@@ -1,4 +1,4 @@
-"""Static shapes: buckets (tokens and attention groups) and variants (which classes there is room for)."""
+"""Static shapes: buckets (tokens and attention groups) and variants (the classes that there is room for)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ FULL = 8
 HEAVY_RUNS = (32, 64, 128)
 """Tokens that one step over a heavy class may cover."""
 SETUP_TOKENS = 50
-"""Tokens whose heavy product takes as long as what every step does for its weights alone (mask, CPU: 48 to 62)."""
+"""Tokens with a heavy product as long as every step's fixed work for its weights (mask, CPU: 48 to 62)."""
 LONE = sys.maxsize
 STEPS = (16, 32, 64, 128, 256, 512)
-"""Lengths of padded rows, below the longest that is allowed."""
+"""Lengths of padded rows, below the longest allowed."""
 LONE_STEPS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Of a row alone, whose padding no other row shares: with ``STEPS`` a lone text computes up to twice its tokens."""
+"""The same for a row alone, with padding that no other row shares: with ``STEPS`` a lone text would compute up to twice
+its tokens."""
 MIXTURES = (
     ((16, 32), (128, 128), (LONE, LONE)),
     ((32, 32), (64, 64), (128, 128)),
     ((36, 64),),
     ((12, 32),),
 )
-"""What packed shapes of the menu have room for, as (tokens, length): so many tokens for each row of up to a length.
-Attention computes a group's every row, whether it is there or not: a shape for whatever comes is half as fast for short
-texts as one that is made for them. The first takes any length."""
+"""Row mixtures of the menu's packed shapes, as (tokens, length): that many tokens for each row of up to that length.
+Attention computes every row of a group, present or not, so one shape for all lengths is half as fast for short texts as
+a shape made for them. The first mixture takes any length."""
 SEGMENT = 32
 SEGMENT_SETUP = 16
-"""Tokens whose thin products take as long as fetching a task's matrices for a segment (adapter of 64, CPU)."""
+"""Tokens with thin products as long as fetching a task's matrices for a segment (adapter of 64, CPU)."""
 LEVELS = (1, 2, 3, 4, 6, FULL)
 """Room that a variant gives a light class, in eighths of the bucket."""
 
@@ -55,7 +56,7 @@ class Bucket:
 
     @property
     def rectangular(self) -> bool:
-        """T = N L in one group: tokens already are padded rows, and nothing is gathered."""
+        """T = N L in one group: the tokens are padded rows already, and nothing is gathered."""
         return len(self.groups) == 1 and self.tokens == self.groups[0][0] * self.groups[0][1]
 
     @property
@@ -73,7 +74,7 @@ class Bucket:
         return min(sorted(sizes), key=lambda size: self._segments(size) * (SEGMENT_SETUP + size))
 
     def run(self, most: int) -> int:
-        """Tokens that one step over a heavy class covers, about ``most``: whole rows where rows are equal."""
+        """Tokens that one step over a heavy class covers, about ``most``; whole rows if rows have equal lengths."""
         if self.rectangular:
             most = self.longest * (most // self.longest) if self.longest <= most else min(self.longest, 128)
         return min(most, self.tokens)
@@ -133,7 +134,7 @@ def parse_bucket(text: str) -> Bucket:
 class Variant:
     """Room for classes: ``light`` class -> eighths of the bucket; ``others`` are there or not (heavy, bias, head).
 
-    ``run`` tokens are what one step over a heavy class covers; long ones pay where many rows of one task meet. Where
+    ``run`` is how many tokens one step over a heavy class covers; long ones pay where many rows of one task meet. Where
     every row has a delta that replaces weights, a mask (``replaced``), the shared products of its sites are left out.
     """
 
@@ -146,7 +147,7 @@ class Variant:
         return dict(self.light).get(key, FULL if key in self.others else 0)
 
     def covers(self, needs: Mapping[ClassKey, int]) -> bool:
-        """Whether any rows with these needs can run; where products are left out, only some can."""
+        """Whether all rows with these needs can run; where products are left out, only some of them can."""
         return not self.replaced and all(self.level(key) >= level for key, level in needs.items())
 
     def classes(self) -> tuple[ClassKey, ...]:
@@ -214,7 +215,7 @@ def steady_menu(max_length: int, max_tokens: int) -> tuple[Bucket, ...]:
 
 
 def core_programs(menu: Sequence[Bucket], light: Variant, heavy: Variant) -> list[tuple[Bucket, Variant]]:
-    """What must be ready before the first query, the smallest part of the menu that takes any batch without much waste.
+    """What must be ready before the first query: the smallest part of the menu that takes any batch without much waste.
 
     Heavy variants take longest to compile, so they get only two buckets: the second alone holds any single query.
     """
@@ -228,7 +229,7 @@ def core_programs(menu: Sequence[Bucket], light: Variant, heavy: Variant) -> lis
 
 
 def packed_bucket(mixture: Sequence[tuple[int, int]], tokens: int, max_length: int, max_rows: int) -> Bucket:
-    """``tokens`` with room for one row of each length of ``mixture`` in so many of them."""
+    """``tokens`` tokens with room for rows of the lengths of ``mixture``: one row for each of its numbers of tokens."""
     groups: dict[int, int] = {}
     for per_row, length in mixture:
         rows = max(1, min(max_rows, tokens // per_row))

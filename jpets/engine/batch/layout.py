@@ -1,4 +1,4 @@
-"""Where the rows of a batch stand in a bucket: order and packing, and what each class then needs. Pure numpy.
+"""Where the rows of a batch stand in a bucket: order and packing, and the room that each class needs. Pure numpy.
 
 Rows are ordered by the set of light classes they use (Gray-code order, so that each class's rows are mostly
 neighbours), and packed one after the other in that order.
@@ -27,8 +27,8 @@ from jpets.engine.batch.rows import Ints, Row
 
 
 class Layout:
-    """``rows`` in the packing order of ``bucket``: ``queries`` are their numbers, ``lengths`` their tokens, of these
-    ``leads`` virtual ones, ``starts`` their first tokens, all [N] in that order. It never changes."""
+    """``rows`` in the packing order of ``bucket``: ``queries`` are their numbers, ``lengths`` their tokens, ``leads``
+    how many of these are virtual, ``starts`` their first tokens, all [N] in that order. It never changes."""
 
     def __init__(self, rows: Sequence[Row], bucket: Bucket) -> None:
         used = {key for row in rows for key in row.slots if windowed(key)}
@@ -70,7 +70,7 @@ class Layout:
         )
 
     def _units(self, members: Ints) -> tuple[int, int]:
-        """(segments or rows a class takes, tokens its window spans)."""
+        """(segments or rows that a class takes, tokens that its window spans)."""
         first, last = members[0], members[-1]
         if self.bucket.rectangular:
             return int(last - first + 1), 0
@@ -79,7 +79,8 @@ class Layout:
 
     @functools.cached_property
     def run_work(self) -> Mapping[int, int]:
-        """Tokens that steps over the rows' heavy classes cover, their set-up counted in tokens, by length of run."""
+        """By length of run: the tokens that steps over the rows' heavy classes cover, with their set-up counted as
+        tokens."""
         classes = {key for row in self.rows for key in row.slots if class_method(key.method).kind == "heavy"}
         slots_of = [self.slots(key) for key in classes]
 
@@ -92,7 +93,7 @@ class Layout:
     def spans(self, slot_of: Mapping[int, int], run: int) -> list[tuple[int, int, int]]:
         """(slot, first token, past the last token) of neighbouring rows with one slot (PetS's mini-batches).
 
-        In a rectangular bucket the padding between them is taken along, where a run is not shorter than a row.
+        In a rectangular bucket a span includes the padding between rows if a run is not shorter than a row.
         """
         joinable = not self.bucket.rectangular or run >= self.bucket.longest
         spans: list[tuple[int, int, int]] = []
@@ -108,7 +109,7 @@ class Layout:
 
 
 def class_needs(rows: Sequence[Row], bucket: Bucket) -> Mapping[ClassKey, int]:
-    """The level of room each class needs when these rows run in ``bucket``."""
+    """The level of room that each class needs when these rows run in ``bucket``."""
     return Layout(rows, bucket).needs
 
 
@@ -118,7 +119,7 @@ def run_work(rows: Sequence[Row], bucket: Bucket) -> Mapping[int, int]:
 
 
 def best_run(work: Mapping[int, int]) -> int:
-    """The length of heavy runs that takes least ``run_work``."""
+    """The length of heavy runs with the least ``run_work``."""
     return min(work, key=work.__getitem__)
 
 
@@ -139,5 +140,5 @@ def _gray_rank(members: Sequence[bool]) -> int:
 
 
 def _heavy_slots(row: Row) -> tuple[tuple[ClassKey, int], ...]:
-    """Rows that are equal in this stand together, so that a heavy delta is applied to all of them at once."""
+    """Rows with equal keys stand together, so that a heavy delta is applied to all of them at once."""
     return tuple((key, slot) for key, slot in sorted(row.slots.items()) if class_method(key.method).kind == "heavy")

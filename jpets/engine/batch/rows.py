@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int32]
 
 @dataclasses.dataclass(frozen=True)
 class TokenInput:
-    """What each token of a batch brings under one name: an array of this shape, ``fill`` where there is no token."""
+    """An input of each token of a batch, by name: an array of this shape, ``fill`` where there is no token."""
 
     dtype: npt.DTypeLike = np.int32
     shape: tuple[int, ...] = ()
@@ -28,12 +28,12 @@ class TokenInput:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One query as the device sees it: its tokens, its task's slot in each class, how it is pooled.
+    """One query as the device sees it: its tokens, its task's slot in each class, its pooling.
 
     ``inputs`` holds an array [length, ...] for each ``TokenInput`` of the network. The first ``lead.tokens`` are the
-    places of virtual tokens; positions begin at ``lead.first_position``. ``passage``, of a question, and ``of_text``
-    [text_tokens] (as in ``Tokens``), where tokens get labels, are for the answer: they count tokens from the text's
-    first.
+    places of virtual tokens; positions begin at ``lead.first_position``. ``passage`` (of a question) and ``of_text``
+    [text_tokens] (as in ``Tokens``; where tokens get labels) are for the answer: they count from the text's first
+    token.
     """
 
     inputs: Mapping[str, npt.NDArray[Any]]
@@ -46,7 +46,7 @@ class Row:
     places: Ints | None = None
     """Positions [length] where they are not counted from ``lead.first_position``."""
     normalize: bool = True
-    """Whether the embedding of a row without a task gets length 1."""
+    """Whether the embedding of a row without a task is normalised to length 1."""
 
     @classmethod
     def of_tokens(cls, ids: Ints, types: Ints, slots: Mapping[ClassKey, int], pooling: int, **more: Any) -> Self:
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def ids(self) -> Ints:
-        """Of an encoder's row."""
+        """The token ids of an encoder's row."""
         ids: Ints = self.inputs["ids"]
         return ids
 
@@ -69,7 +69,7 @@ class Row:
 
     @functools.cached_property
     def heavy(self) -> bool:
-        """Whether its task changes weights in a way that takes a pass over its own; asked anew for every plan."""
+        """Whether its task has heavy deltas, which need a pass of their own; asked anew for every plan."""
         return any(class_method(key.method).kind == "heavy" for key in self.slots)
 
 

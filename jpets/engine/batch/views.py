@@ -1,4 +1,4 @@
-"""Where the rows of each class stand in a batch, and where their heads' numbers will stand. Pure numpy."""
+"""Where the rows of each class stand in a batch, and where their heads' outputs will stand. Pure numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pallas_kernels.windows import Runs
 
 @dataclasses.dataclass(frozen=True)
 class HeadPlace:
-    """Where a row's logits stand: array ``head`` of the outputs, and either one cell or one per token of its text."""
+    """Where a row's logits stand: array ``head`` of the outputs, and one cell, or one per token of its text."""
 
     head: int
     cells: tuple[Ints, Ints]
@@ -32,7 +32,7 @@ def class_view(
     heads: list[HeadPlace | None],
     head: int,
 ) -> ClassView:
-    """The view of one class. ``heads``, by query, hears where the rows of head class number ``head`` will stand;
+    """The view of one class. ``heads``, by query, is filled with the places of the rows of head class number ``head``;
     ``row_at`` gives each packed row's number in row order."""
     bucket, kind = layout.bucket, class_method(key.method).kind
     slot_of = layout.slots(key)

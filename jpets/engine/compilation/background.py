@@ -35,22 +35,23 @@ from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, S
 log = logging.getLogger(__name__)
 
 CHILD_IDLE_SECONDS = 30.0
-"""An idle compiling process ends: it holds 600 MB."""
+"""Seconds until an idle compiling process ends: it holds 600 MB."""
 MOST_WANTED = 1024
 COMPILE_SECONDS = 2.0
-"""What compiling a program takes of the cores, while none was compiled. One is compiled once batches lost as much by
-its absence: at most twice what is lost with the traffic to come known (the rule of the rented skis)."""
+"""Cost of compiling a program, before the first was compiled. A program is compiled once batches without it have lost
+as much: so at most twice the loss with the coming traffic known is spent (the rule of the rented skis)."""
 
 TRIES = 2
-"""Of a program at once: the process that compiled it may have died of something else (it was killed, memory was
-short)."""
+"""Immediate tries of a program: the process that compiled it may have died for another reason (it was killed, memory
+was short)."""
 RETRY_SECONDS = 30.0
-"""Until a program that could not be had may be asked for again; twice as long each further time, up to an hour."""
+"""Seconds until a program that could not be had may be asked for again; each further time twice as long, up to an
+hour."""
 MOST_RETRY_SECONDS = 3600.0
 
 
 class BackgroundCompiler:
-    """Brings whatever batches keep missing, and until then the ``menu`` given at start while ``memory`` has room.
+    """Brings the programs that batches keep missing, and before those the start's ``menu`` while ``memory`` has room.
 
     ``add`` receives each loaded program.
     """
@@ -73,11 +74,11 @@ class BackgroundCompiler:
         self._menu: list[ProgramKey] = []
         self._queue: list[ProgramKey] = []
         self._needed: dict[ProgramKey, Future[None]] = {}
-        """Programs that are to stay, each with the future that waits for it; they come before all others."""
+        """Programs that are to stay, each with the future that waits for it; they are compiled before all others."""
         self._missed: dict[ProgramKey, float] = {}
         """Seconds that batches lost because a program was not there."""
         self._not_before: dict[ProgramKey, float] = {}
-        """When a program may be asked for again: never while it is queued or there, later once it had to go, or could
+        """When a program may be asked for again: never while it is queued or loaded, later if it had to leave or could
         not be had."""
         self._failures: Counter[ProgramKey] = Counter()
         self._changed = threading.Condition()
@@ -89,7 +90,7 @@ class BackgroundCompiler:
         self.compiled = 0
         self.failed = 0
         self.compile_seconds = COMPILE_SECONDS
-        """Seconds that compiling a program takes all cores, on average."""
+        """Seconds for which compiling a program takes all cores, on average."""
         self._timed = 0
 
     def start(self, menu: Iterable[ProgramKey]) -> None:
@@ -97,7 +98,7 @@ class BackgroundCompiler:
         self._thread.start()
 
     def want(self, key: ProgramKey, seconds: float) -> None:
-        """Notes that a batch would have run ``seconds`` shorter in ``key``."""
+        """Notes that a batch would have been ``seconds`` faster in ``key``."""
         with self._changed:
             if time.monotonic() < self._not_before.get(key, 0.0):
                 return
@@ -111,8 +112,8 @@ class BackgroundCompiler:
                 self._changed.notify()
 
     def need(self, key: ProgramKey) -> Future[None]:
-        """Brings a program that is to stay, before all others. The future raises ``EngineFailure`` where it could not
-        be had, ``Saturated`` where the engine is closed first."""
+        """Brings a program that is to stay, before all others. The future raises ``EngineFailure`` where it cannot be
+        had, ``Saturated`` where the engine closes first."""
         with self._changed:
             done = self._needed.setdefault(key, Future())
             if self._closed:
@@ -154,7 +155,7 @@ class BackgroundCompiler:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            with contextlib.suppress(OSError), child:  # closes its pipes and waits for its end
+            with contextlib.suppress(OSError), child:  # closes the child's pipes and waits for its end
                 pass
 
     def _work(self) -> None:
@@ -175,7 +176,7 @@ class BackgroundCompiler:
                     problem = self._bring_needed(needed)
                 else:
                     self._bring(key, wanted)
-            except Exception as error:  # one program less; the queries run in others
+            except Exception as error:  # one program fewer; the queries run in others
                 log.exception("a program could not be added")
                 self._store.forget(self._replica.family, key)
                 self._failed(key)
@@ -192,7 +193,8 @@ class BackgroundCompiler:
         self._not_before[key] = time.monotonic() + wait
 
     def _bring_needed(self, key: ProgramKey) -> JpetsError | None:
-        """Adds a program that is to stay, if it is still missing; what keeps it from coming, or None."""
+        """Adds a program that is to stay, if it is still missing. Returns the error that keeps it from coming, or
+        None."""
         if self.memory.has(key):
             return None
         try:
@@ -215,7 +217,7 @@ class BackgroundCompiler:
         return self._store.load(self._replica.family, key) or self._compile(key)
 
     def _bring(self, key: ProgramKey, wanted: bool) -> None:
-        """Adds a program if it is still missing and there is room; only for a wanted one do idle ones leave."""
+        """Adds a program if it is still missing and there is room. Idle programs leave only for a wanted one."""
         self._not_before[key] = math.inf
         if self.memory.has(key):
             return
@@ -240,7 +242,7 @@ class BackgroundCompiler:
             self._not_before[absent] = time.monotonic() + IDLE_SECONDS
         if gone is None and not wanted:
             with self._changed:
-                self._menu.clear()  # what is left of it comes only if batches miss it
+                self._menu.clear()  # the rest of it comes only if batches miss it
 
     def _compile(self, key: ProgramKey) -> Program | None:
         for _ in range(TRIES):
@@ -300,7 +302,7 @@ def settings_as_variables() -> dict[str, str]:
 
 
 def main() -> None:
-    """The child: compiles what it is told until standard input ends; says how much processor time each took."""
+    """The child: compiles the programs on standard input until that ends; reports the processor time of each."""
     with contextlib.suppress(OSError):
         os.nice(19)
     folder = pathlib.Path(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Classes that come after the start: first the programs that take any row of them, then those that batches like."""
+"""Classes that come after the start: first the programs that take any row of them, then the better ones for batches."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from jpets.errors import SHUTTING_DOWN, OutOfSpace, Saturated
 log = logging.getLogger(__name__)
 
 LEAST_SLOTS = 2
-"""Of a class: one for a task, and the empty one."""
+"""Slots of a new class: one for a task, and the empty one."""
 
 
 class Growth:
     """Makes an engine ready for more classes, one request after the other, beside its traffic.
 
-    A class is open to tasks once two programs take any mixture of all classes: rows of it run in those, apart from the
-    others, until it is used and the core programs of all classes are there. ``wait`` waits for staged work.
+    A class is open to tasks once two programs take any mixture of all classes. Its rows run in those, apart from other
+    rows, until it is used and the core programs of all classes are there. ``wait`` waits for staged work.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Growth:
         self._closed = False
 
     def want(self, keys: Iterable[ClassKey]) -> Future[None]:
-        """Makes these classes ready; done at once where there are such. The future raises ``OutOfSpace`` where the
+        """Makes these classes ready; done at once if they are ready. The future raises ``OutOfSpace`` where the
         device has no room for them, ``EngineFailure``, ``Saturated`` where the engine closes first."""
         missing = self._missing(keys)
         if not missing:
@@ -72,7 +72,7 @@ class Growth:
             raise Saturated(SHUTTING_DOWN) from None
 
     def used(self, keys: Iterable[ClassKey]) -> None:
-        """Tasks of these classes are there: batches shall mix them with all others."""
+        """Tasks of these classes are there: batches are to mix them with all others."""
         if self._promoted.issuperset(keys) or self._compiler is None:
             return
         with self._lock:
@@ -89,12 +89,12 @@ class Growth:
         self._workers.shutdown(wait=True)
 
     def _missing(self, keys: Iterable[ClassKey]) -> list[ClassKey]:
-        """Those that no class takes, without those that another one of them takes."""
+        """The classes that no present class takes, without those that another class of the list takes."""
         absent = {key for key in keys if tightest(key, self._tasks.classes) is None}
         return list(dict.fromkeys(covered(absent).values()))
 
     def _add(self, wanted: Sequence[ClassKey]) -> None:
-        keys = self._missing(wanted)  # some may have come since
+        keys = self._missing(wanted)  # some may be there by now
         try:
             if keys and self._closed:
                 raise Saturated(SHUTTING_DOWN)
@@ -104,7 +104,7 @@ class Growth:
             self._tasks.fitting.expect_no_more(wanted)
 
     def _open(self, keys: Sequence[ClassKey]) -> None:
-        absent = [key for key in keys if key not in self._replica.banks]  # a former try may have got so far
+        absent = [key for key in keys if key not in self._replica.banks]  # an earlier try may have added some
         if absent:
             slots = dict.fromkeys(absent, self._fitting(absent))
             self._stage(partial(self._replica.add_banks, slots))
@@ -130,7 +130,7 @@ class Growth:
         return slots
 
     def _stage(self, action: Callable[[], None]) -> None:
-        """Several devices must all start the same work in one order: the owner's."""
+        """Several devices must all start the same work in the same order: the owner's."""
         if len(self._replica.mesh.devices) == 1:
             action()
         else:

@@ -1,4 +1,4 @@
-"""What compiled programs take of a process, and which ones leave when better ones need the room."""
+"""The memory of compiled programs, and which programs leave when better ones need the room."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from jpets.engine.programs.program import Program, ProgramKey
 from jpets.free_memory import return_free_memory
 
 IDLE_SECONDS = 60.0
-"""A program that ran no batch for this long may leave for one that batches miss."""
+"""Seconds without a batch after which a program may leave for one that batches miss."""
 KEPT_MAPPINGS = 2 * SPARE_MAPPINGS
-"""Memory mappings that stay free beside what batches miss: an eighth of the usual limit is for the first programs of
-backbones that come later."""
+"""Memory mappings that stay free when missed programs are added: an eighth of the usual limit is for the first
+programs of backbones that come later."""
 
 
 class ProgramMemory:
-    """Keeps the programs of ``replica`` within ``budget`` bytes of host memory and within the process' memory mappings,
-    and what runs of them take on a device within its limit.
+    """Keeps the programs of ``replica`` within ``budget`` bytes of host memory and within the process's memory
+    mappings, and the memory of their runs within the device's limit.
 
     Programs that were there from the start (the core) always stay: together they take any batch. Only one thread calls
     this, the one that adds programs.
@@ -45,8 +45,8 @@ class ProgramMemory:
         return self._replica.has_program(key)
 
     def make_room(self, program: Program, *, evict: bool) -> list[ProgramKey] | None:
-        """Lets idle programs go if it may, the longest idle first, until ``program``, loaded already, fits; returns
-        them.
+        """Makes idle programs leave, if it may, the longest idle first, until ``program``, loaded already, fits.
+        Returns them.
 
         None, and nothing goes, where it does not fit.
         """
@@ -73,7 +73,7 @@ class ProgramMemory:
         return leaving
 
     def added(self, program: Program) -> None:
-        """From now on ``program`` may have to leave."""
+        """From now on ``program`` may have to leave for others."""
         self._added.add(program.key)
         return_free_memory()
 

@@ -36,7 +36,7 @@ class Programs:
         self._wait = wait
 
     def prepare(self, key: ProgramKey) -> None:
-        """Before the replica's threads run: loads or compiles a program, and runs it. The first run is slow, and its
+        """Loads or compiles a program, and runs it, before the replica's threads run: the first run is slow, and the
         cost must be known."""
         known = self._costs.get(key)
         repeats = COARSE_REPEATS if known is None else 0
@@ -60,21 +60,21 @@ class Programs:
         return self._store.load(self._replica.family, key) or self._compile(key)
 
     def add(self, program: Program) -> None:
-        """A program that comes while queries are served runs once beside their batches before it gets any."""
+        """A program that comes while queries are served runs once beside their batches before it gets its own."""
         program.seconds = self._costs.estimate(program.key)
         self._try_out(program)
         self._replica.add_program(program)
 
     def keep_costs(self) -> None:
-        """Writes down what programs were found to cost while queries ran in them."""
+        """Saves the costs that programs were found to have while they served."""
         for program in self._replica.programs:
             if program.followed:  # a mere estimate must not pass for a measurement
                 self._costs.set(program.key, program.seconds)
         self._costs.save()
 
     def _try_out(self, program: Program) -> None:
-        """The first run, several times as long as later ones: a CPU's code is linked by then. Runs that this thread
-        starts do not hold up the owner's. Several devices must all start the same runs in one order: the owner's."""
+        """The first run, which takes several times as long as later ones: a CPU's code is linked in it. Runs on this
+        thread do not hold up the owner. Several devices must all start the same runs in the same order: the owner's."""
         assembled = full_batch(self._replica, program)
         if len(self._replica.mesh.devices) == 1:
             jax.block_until_ready(self._replica.try_out_beside(program, assembled))
@@ -83,7 +83,7 @@ class Programs:
             self._wait(self._replica.staging.stage(lambda: jax.block_until_ready(run())))
 
     def _compile(self, key: ProgramKey) -> Program:
-        """A program compiled here and kept; one that was loaded must not be kept again, it would lack its code."""
+        """Compiles a program here and stores it. A loaded program must not be stored again: it would lack its code."""
         program = compile_program(self._replica.family, key, self._replica.mesh)
         self._store.save(self._replica.family, program)
         return program

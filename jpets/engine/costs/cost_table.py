@@ -1,4 +1,5 @@
-"""What programs cost: estimated from their arithmetic, measured at the first start, followed while they serve, kept."""
+"""What programs cost: estimated from their arithmetic, measured at the first start, updated while they serve, and
+stored."""
 
 from __future__ import annotations
 
@@ -24,17 +25,17 @@ from jpets.files import TEMPORARY, sweep, write_atomic
 log = logging.getLogger(__name__)
 
 HABIT = 0.1
-"""Share that the latest batch has in what its program is taken to cost."""
+"""Weight of the latest batch in the cost of its program."""
 SURPRISE = 2.0
-"""Factor by which one batch may differ from what was expected: beyond it something else took the time."""
+"""Factor by which a batch may differ from the expected time; beyond it, something else took the time."""
 FIRST_RATE = 1e-11
-"""Seconds a multiply-add before anything was measured."""
+"""Seconds per multiply-add before anything was measured."""
 
 
 class CostTable:
     """Seconds of each program by its name, in a JSON file that other processes may replace at any time.
 
-    The name of the file carries everything that makes figures stale: backbone shape, number format, device, versions.
+    The file's name contains everything that makes figures stale: backbone shape, number format, device, versions.
     """
 
     def __init__(self, path: pathlib.Path, family: Family) -> None:
@@ -47,7 +48,7 @@ class CostTable:
         self.reload()
 
     def reload(self) -> None:
-        """Takes what the file has now."""
+        """Reads the file anew."""
         if self._path.exists():
             try:
                 stored = json.loads(self._path.read_text(encoding="utf-8"))
@@ -63,12 +64,12 @@ class CostTable:
         self.rate(key, seconds)
 
     def rate(self, key: ProgramKey, seconds: float) -> None:
-        """Lets a measured program count for the estimates of others."""
+        """Uses a measured program for the estimates of others."""
         self._rates[str(key)] = seconds / self._network.arithmetic(key.bucket, key.variant)
         self._rate = statistics.median(self._rates.values())
 
     def follow(self, program: Program, seconds: float) -> None:
-        """Counts what a batch took in ``program``."""
+        """Counts the time of a batch in ``program``."""
         known = program.seconds
         program.seconds += HABIT * (min(max(seconds, known / SURPRISE), known * SURPRISE) - known)
         program.followed = True
@@ -80,7 +81,7 @@ class CostTable:
         return self._network.arithmetic(key.bucket, key.variant) * self._rate
 
     def save(self) -> None:
-        """A full or read-only disk only costs the next start its time."""
+        """Writes the file. A full or read-only disk only makes the next start slower."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(self._path, json.dumps(self._seconds, indent=1, sort_keys=True).encode())
@@ -89,7 +90,7 @@ class CostTable:
 
 
 def full_rows(bucket: Bucket, network: Network) -> list[Row]:
-    """Rows without deltas that fill a bucket, as even in length as its groups allow."""
+    """Rows without deltas that fill a bucket, of lengths as equal as its groups allow."""
     rng = np.random.default_rng(0)
     lengths: list[int] = []
     for n, longest in reversed(bucket.groups):

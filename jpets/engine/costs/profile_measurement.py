@@ -1,7 +1,7 @@
 """Measures a cost profile: alpha over padded and packed shapes, beta of every delta class.
 
-Costs depend on shapes, not on values (but for ``Method.typical``), and every layer costs the same: what is measured is
-a randomly initialised stack of the first few layers, which compiles in a fraction of the time, and scaled up.
+Costs depend on shapes, not on values (except for ``Method.typical``), and every layer costs the same. So a randomly
+initialised stack of the first few layers is measured, which compiles in a fraction of the time, and scaled up.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from jpets.types import Progress
 log = logging.getLogger(__name__)
 
 MOST_TOKENS = 65536
-"""Of one task in a batch, whose cost is looked up."""
+"""Rows of one task in a batch, of which the cost is looked up."""
 STACK_WEIGHTS = 7_000_000
-"""Weights of the layers that are measured, at least: more than stay in a core's caches, few enough to compile fast."""
+"""Least weights of the measured layers: more than a core's caches hold, few enough to compile fast."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 LIGHT_SHAPES = ("8x32", "8x128", "1024:32x32+16x64")
-"""Padded and packed: in packed ones a class gathers the window that it sees."""
+"""Padded and packed: in packed shapes a class gathers its window."""
 LOOP_SHAPES = ("8x32", "512:16x32+8x64")
 OfTasks = tuple[int, int, int]
 """Tasks, rows of each, and their length."""
@@ -48,7 +48,7 @@ HEAVY_CASES: Mapping[int, tuple[OfTasks, ...]] = {
     32: ((1, 1, 16), (1, 1, 32), (1, 4, 32), (4, 1, 16), (8, 1, 16), (4, 2, 32), (8, 1, 32)),
     128: ((1, 4, 32), (1, 8, 32), (2, 1, 32), (2, 4, 32)),
 }
-"""By tokens of a step, the least and the most of ``HEAVY_RUNS``: what lies between follows from both."""
+"""The least and the most of ``HEAVY_RUNS``, by tokens of a step: the lengths between follow from both."""
 HEAVY_TOKENS = 256
 
 
@@ -57,7 +57,7 @@ def measure_profile(
 ) -> CostProfile:
     """A profile of ``family``'s classes for shapes of up to ``max_tokens`` tokens. Needs the device to itself.
 
-    Every point is timed once in each round, so that a device that slows down for a while does so for all of them.
+    Every point is timed once in each round, so that a device that slows down for a while does so for all points.
     """
     bench = _Bench(family, mesh, max_tokens)
     longest = [n for n in LENGTHS if n <= min(family.config.max_positions, max_tokens)]
@@ -87,10 +87,10 @@ def measure_profile(
 
 
 class DeltaCosts:
-    """What rows of heavy classes add to the time of a program, by a cost profile (beta, PetS section 4.1).
+    """The time that rows of heavy classes add to a program, by a cost profile (beta, PetS section 4.1).
 
     The time of a program was measured with its windows for light classes, whether rows use them or not. Rows of a task
-    lie one behind the other: what counts is their tokens.
+    stand next to each other, so only their number of tokens counts.
     """
 
     def __init__(self, profile: CostProfile, family: Family) -> None:
@@ -100,7 +100,7 @@ class DeltaCosts:
         }
 
     def seconds(self, rows: Sequence[Row]) -> float:
-        """The cost of each task's rows (PetS equation 2), which packed ones need not pad to the longest."""
+        """The cost of each task's rows (PetS equation 2). Packed rows need no padding to the longest."""
         tokens: Counter[tuple[ClassKey, int]] = Counter()
         for row in rows:
             for key, slot in row.slots.items():
@@ -110,9 +110,10 @@ class DeltaCosts:
 
 
 def load_profile(path: pathlib.Path) -> CostProfile | None:
-    """The profile kept in ``path``; None where there is none. What cannot be read is removed, to be measured again.
+    """The profile stored in ``path``; None where there is none. A damaged file is removed, to be measured again.
 
-    The name carries the device, the backbone's shape, the delta classes and the versions, so a stale one has another.
+    The name contains the device, the backbone's shape, the delta classes and the versions, so a stale profile has
+    another.
     """
     try:
         return CostProfile.from_json(path.read_text(encoding="utf-8"))
@@ -147,9 +148,9 @@ class _Case:
 
 
 class _Bench:
-    """A short stack of layers with every class's bank; what is timed in it is scaled to the whole backbone.
+    """A short stack of layers with every class's bank; its times are scaled to the whole backbone.
 
-    Its methods name the cases that they need and return what computes their figure once ``measure`` has timed them.
+    Its methods name the cases that they need, and return a function that computes their figure after ``measure``.
     """
 
     def __init__(self, family: Family, mesh: MeshSlice, max_tokens: int) -> None:
@@ -161,7 +162,7 @@ class _Bench:
         network = family.network.shortened(self._layers)
         self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
         most = max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
-        slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are cut short
+        slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are shortened
         self._family = Family(network, family.dtype, tuple(sorted(slots.items())))
         params = network.random_params()
         self._replica = Replica(self._family, params, mesh)
@@ -178,7 +179,7 @@ class _Bench:
         return lambda: case.median * self._scale
 
     def light(self, key: ClassKey) -> Callable[[], Grid]:
-        """A window's cost grows with its cells, whatever the rows in it: proportional to n l."""
+        """A window's cost grows with its cells, whichever rows are in it: proportional to n l."""
         variant = make_variant({self._short[key]: FULL})
         buckets = self._buckets(LIGHT_SHAPES)
         pairs = [(self._case(bucket, variant), self._case(bucket)) for bucket in buckets]
@@ -193,7 +194,7 @@ class _Bench:
         return found
 
     def heavy(self, key: ClassKey) -> Callable[[], Grid]:
-        """One program runs any number of rows: what they add to the same program without any."""
+        """The time that rows add to the program that runs without any of them; one program runs any number of rows."""
         bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
         variants = {run: make_variant(needs, run) for run in HEAVY_CASES}
         timed = [
@@ -205,8 +206,8 @@ class _Bench:
 
         def found() -> Grid:
             added = self._class_scale(key) * np.array([max(0.0, own.median - idle.median) for *_, own, idle in timed])
-            # the differences are as small as the noise: what is sure is a part for each task, one for each step over
-            # its weights and one for the tokens that steps cover
+            # The differences are as small as the noise. What is certain: a part for each task, one for each step over
+            # its weights, and one for the tokens that the steps cover.
             steps = [tasks * -(-n * length // size) for size, (tasks, n, length), *_ in timed]
             terms = [(t[1][0], n, n * t[0]) for t, n in zip(timed, steps, strict=True)]
             weights = 1 / np.maximum(added, added.mean() / 4 or 1.0)
@@ -219,7 +220,7 @@ class _Bench:
         return found
 
     def replaced_share(self, key: ClassKey) -> Callable[[], float]:
-        """What a batch saves of its shared part when it leaves out the products that a mask on every row replaces."""
+        """The share of a batch's shared part that is saved when a mask on every row replaces the shared products."""
         bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
         short = bucket.groups[0][1]
         rows = (1, self._heavy_tokens // short, short)
@@ -229,7 +230,7 @@ class _Bench:
         return lambda: float(np.clip((product.median - replaced.median) / bare.median, 0.0, 1.0))
 
     def loop_share(self, keys: Sequence[ClassKey]) -> Callable[[], float]:
-        """How much slower programs for light classes are for having loops over these classes, with no row in them."""
+        """How much slower light programs become by having loops over these classes, without any row in the loops."""
         light = {self._short[key]: FULL for key in self._short if class_method(key.method).kind == "light"}
         every = light | {self._short[key]: FULL for key in keys}
         cases = [

@@ -16,9 +16,9 @@ from jpets.engine.programs.network import Network, Params
 from jpets.types import Task
 
 LOWERING = 1
-"""Rises whenever a task's classes become others: what servers remember of their tasks is then made again."""
+"""Rises when a task's classes change: servers then compute again what they remember of their tasks."""
 MOST_PADDING = 2
-"""A class is merged into one that covers it unless its rows would then cost more than this times as much."""
+"""A class is merged into one that covers it unless that makes its rows cost more than this many times as much."""
 
 
 def class_slots(
@@ -31,11 +31,11 @@ def class_slots(
     limit: float = math.inf,
     mesh: MeshSlice | None = None,
 ) -> tuple[tuple[ClassKey, int], ...]:
-    """Each class with its bank's slots: for ``tasks``, for the shapes of ``reserve``, for so many registered tasks that
-    are ``coming``, and as many again. Those that are coming can share slots, so theirs are bounded.
+    """Each class with its bank's slots: for ``tasks``, for the shapes of ``reserve``, for the registered tasks that are
+    ``coming``, and as many free ones again. Coming tasks can share slots, so theirs are limited.
 
-    A class that another one covers is served by that one. Under a ``limit`` in bytes, each device's, there may be fewer
-    free slots; raises ``OutOfSpace`` where the tasks that stay on the device do not fit.
+    A class that another one covers is served by that class. Under a ``limit`` in bytes, each device's, there may be
+    fewer free slots; raises ``OutOfSpace`` where the tasks that stay on the device do not fit.
     """
     stay = Counter(key for task in tasks for key in network.classes(task, params))
     shapes = {key for task in reserve for key in network.classes(task, params)}
@@ -51,8 +51,8 @@ def class_slots(
 
 
 def covered(keys: Iterable[ClassKey]) -> dict[ClassKey, ClassKey]:
-    """Each class with the one of them that serves it: itself, or one that covers it without much padding. The same
-    whatever their order."""
+    """Each class with the class of the list that serves it: itself, or one that covers it without much padding. The
+    result does not depend on their order."""
     found: dict[ClassKey, ClassKey] = {}
     for key in sorted(keys, key=lambda key: (key.volume(), key), reverse=True):
         own = [other for other in dict.fromkeys(found.values()) if other.volume() <= MOST_PADDING * key.volume()]
@@ -61,16 +61,16 @@ def covered(keys: Iterable[ClassKey]) -> dict[ClassKey, ClassKey]:
 
 
 class _Members(NamedTuple):
-    """Tasks of a class: those that stay on the device, and those that may leave it."""
+    """Tasks of a class: those that stay on the device, and tasks that may leave it."""
 
     stay: int
     coming: int
 
     def wanted(self, settings: EngineSettings) -> int:
-        """Room for twice the tasks, in powers of two: one task more must not make every stored program stale."""
+        """Room for twice the tasks, in powers of two: one more task must not make every stored program stale."""
         rounded = 1 << max(settings.slots, 2 * (self.stay + self.coming)).bit_length()
         return min(rounded, 2 * self.stay + settings.max_slots + 1) if self.coming else rounded
 
     def least(self, settings: EngineSettings) -> int:
-        """Of those that may leave, a batch finds room for each of its rows."""
+        """The least slots: for tasks that may leave, as many as a batch has rows."""
         return self.stay + min(self.coming, settings.max_batch_rows, settings.max_slots) + 1

@@ -1,4 +1,4 @@
-"""Which of a host's devices to serve on."""
+"""The devices of a host to serve on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from jpets.errors import InvalidInput
 
 
 def choose_devices(text: str, together: int = 1) -> Sequence[jax.Device]:
-    """``all``, how many, or a list of their numbers (``0,2``; one number alone with a comma, ``3,``), ``together`` of
-    which compute each batch.
+    """``all``, a number of devices, or a list of their numbers (``0,2``; a single one with a comma, ``3,``);
+    ``together`` of them compute each batch.
 
-    Raises ``InvalidInput`` naming what there is.
+    Raises ``InvalidInput`` naming the devices that there are.
     """
     found = jax.local_devices()
     kinds = f"this host has {len(found)} of {found[0].device_kind}, numbered from 0"

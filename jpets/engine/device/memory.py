@@ -1,4 +1,4 @@
-"""Device memory: what an engine takes of it, exactly, and what still fits under its limit."""
+"""Device memory: what an engine takes, exactly, and what still fits under its limit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from jpets.scheduling.costs.memory_chunks import working_bytes
 
 GIGABYTE = 10**9
 WORKING_SHARE = 1 / 16
-"""Part of the limit that banks leave to running programs, whose needs are known only once they are compiled."""
+"""Part of the limit that banks leave to running programs, which are known only once they are compiled."""
 
 
 class DeviceUse(NamedTuple):
-    """Bytes of one device: shared parameters, all banks with their free slots, merged copies of hot tasks, and what
-    running programs take."""
+    """Bytes of one device: shared parameters, all banks with their free slots, merged copies of hot tasks, and running
+    programs."""
 
     backbone: int
     banks: int
@@ -43,12 +43,12 @@ class DeviceUse(NamedTuple):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device had no room for what it was asked to do."""
+    """Whether a device had no room for an operation."""
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def device_limit(device: jax.Device, gigabytes: float) -> float:
-    """Bytes that an engine may take: ``gigabytes``, or for 0 what the device has; a CPU sets no limit."""
+    """Bytes that an engine may take: ``gigabytes``, or for 0 the device's memory; a CPU sets no limit."""
     if gigabytes:
         return gigabytes * GIGABYTE
     return (device.memory_stats() or {}).get("bytes_limit", math.inf)
@@ -63,7 +63,7 @@ def param_bytes(network: Network, params: Params, dtype: DType, mesh: MeshSlice 
 
 
 def tree_bytes(arrays: Any) -> int:
-    """Bytes on each device that has these arrays, or its part of them."""
+    """Bytes of these arrays, or of a device's part of them, on each device."""
     return sum(map(bytes_on_each, jax.tree.leaves(arrays)))
 
 
@@ -78,7 +78,7 @@ def slot_bytes(key: ClassKey, config: BackboneConfig, dtype: str, mesh: MeshSlic
 def banks_bytes(
     slots: Mapping[ClassKey, int], config: BackboneConfig, dtype: str, mesh: MeshSlice | None = None
 ) -> int:
-    """``slot_bytes`` of banks with so many slots each, slot 0 included."""
+    """``slot_bytes`` of banks with these numbers of slots, slot 0 included."""
     return sum(count * slot_bytes(key, config, dtype, mesh) for key, count in slots.items())
 
 
@@ -91,10 +91,9 @@ def fit_slots(
     limit: float,
     mesh: MeshSlice | None = None,
 ) -> dict[ClassKey, int]:
-    """``wanted`` slots of each class, or, where a limit of so many bytes a device is too small for them, fewer free
-    ones.
+    """``wanted`` slots of each class, or fewer free ones if a limit of so many bytes a device is too small for them.
 
-    Raises ``OutOfSpace`` where ``least`` do not fit either.
+    Raises ``OutOfSpace`` where even ``least`` do not fit.
     """
     room = limit * (1 - WORKING_SHARE) - backbone
     most = max(wanted.values(), default=0)
@@ -113,7 +112,8 @@ def fit_slots(
 
 
 class DeviceMemory:
-    """What one replica's arrays and programs take of ``limit`` bytes, with ``at_a_time`` batches on the device."""
+    """Memory of one replica's arrays and programs, under a ``limit`` in bytes, with ``at_a_time`` batches on the
+    device."""
 
     def __init__(self, backbone: int, banks: Mapping[ClassKey, int], limit: float, at_a_time: int) -> None:
         self._backbone = backbone
@@ -121,10 +121,10 @@ class DeviceMemory:
         self._at_a_time = at_a_time
         self.limit = limit
         self.merged = 0
-        """Bytes of merged copies of hot tasks, as long as they are kept."""
+        """Bytes of merged copies of hot tasks, while they are kept."""
 
     def use(self, programs: Iterable[Program]) -> DeviceUse:
-        """Arrays exactly; programs by their compiler's figures, in chunks that any of them can run in."""
+        """Arrays exactly; programs by their compiler's figures, in chunks in which any of them can run."""
         needs = [self._need(program) for program in programs]
         return DeviceUse(self._backbone, sum(self.banks.values()), self.merged, working_bytes(needs, self._at_a_time))
 
@@ -142,7 +142,7 @@ class DeviceMemory:
             )
 
     def _need(self, program: Program) -> int:
-        """Bytes that a run takes beside the resident arrays: inputs, temporary arrays, outputs."""
+        """Bytes that a run takes besides the resident arrays: inputs, temporary arrays, outputs."""
         found = program.memory
         if found is None:
             return 0

@@ -28,7 +28,7 @@ from jpets.engine.programs.program import Family, Program, ProgramKey
 log = logging.getLogger(__name__)
 
 SlotContents = Mapping[ClassKey, tuple[int, SlotArrays]]
-"""A task's slot in each class's bank, and what it holds there."""
+"""A task's slot in each class's bank, and the slot's contents."""
 
 
 class Generation(NamedTuple):
@@ -39,7 +39,8 @@ class Generation(NamedTuple):
 
 
 class Replica:
-    """``mesh`` places every array. ``inputs`` are the network's, or say what empty places of a batch hold."""
+    """``mesh`` places every array. ``inputs`` are the network's, or the workload's, which say what empty places of a
+    batch hold."""
 
     def __init__(
         self,
@@ -49,24 +50,25 @@ class Replica:
         inputs: Mapping[str, TokenInput] | None = None,
     ) -> None:
         self.family = family
-        """With the classes that came after the start."""
+        """With the classes that were added after the start."""
         self.mesh = mesh
         self._inputs = inputs or family.network.inputs
         self._base_bias = family.network.base_bias(dict(params))
-        with jax.default_device(mesh.devices[0]):  # nothing goes by way of another one
+        with jax.default_device(mesh.devices[0]):  # nothing passes through another device
             cast = family.network.cast(dict(params), family.dtype)
             self.params = jax.device_put(cast, mesh.params(cast, family.network.split_axes))
             self._state = self._blank_state()
             self.banks = {key: self._make_bank(key, count) for key, count in family.slots}
         self.generations: Sequence[Generation] = (Generation(self.classes, ()),)
-        """The classes of the start, then all of each time that more were used; a new tuple whenever they change."""
+        """The classes of the start, then all classes each time that more are in use; a new tuple at every change."""
         self._programs: dict[ProgramKey, Program] = {}
         self.programs: Sequence[Program] = ()
-        """Those that are ready; a new tuple whenever one comes or goes."""
+        """The programs that are ready; a new tuple at every change."""
         self.staging = Staging()
         self._lock = threading.Lock()
         self._handing = threading.Lock()
-        """Held while another thread than the owner hands the banks to a program: they must not be donated then."""
+        """Held while another thread than the owner passes the banks to a program: they must not be donated
+        meanwhile."""
 
     @property
     def device(self) -> jax.Device:
@@ -81,7 +83,7 @@ class Replica:
         return Bank(key, slots, self.family.config, self.family.dtype, self._base_bias, self.mesh.bank)
 
     def add_banks(self, slots: Mapping[ClassKey, int]) -> None:
-        """Owner thread only, where there are several devices: makes room for more classes."""
+        """Makes room for more classes. With several devices, owner thread only."""
         with jax.default_device(self.mesh.devices[0]):
             made = {key: self._make_bank(key, count) for key, count in slots.items()}
         self.banks = {**self.banks, **made}
@@ -96,24 +98,24 @@ class Replica:
             self.programs = tuple(self._programs.values())
 
     def drop_program(self, key: ProgramKey) -> None:
-        """A batch that was planned for it still runs in it."""
+        """Removes a program. A batch that is planned for it still runs in it."""
         with self._lock:
             self._programs.pop(key, None)
             self.programs = tuple(self._programs.values())
 
     def write(self, contents: SlotContents) -> None:
-        """Owner thread only. Puts (slot, arrays) into each class's bank."""
+        """Puts (slot, arrays) into each class's bank. Owner thread only."""
         with self._handing:
             for key, (slot, arrays) in contents.items():
                 self.banks[key].write(slot, arrays)
 
     def read(self, slots: Mapping[ClassKey, int]) -> dict[ClassKey, SlotArrays]:
-        """Owner thread only. A copy of what ``write`` put into these slots, on the device."""
+        """A copy of what ``write`` put into these slots, on the device. Owner thread only."""
         return {key: self.banks[key].read(slot) for key, slot in slots.items()}
 
     def take_in(self, contents: Mapping[ClassKey, SlotArrays]) -> dict[ClassKey, SlotArrays]:
-        """What another replica ``read``, for ``write`` here: from device to device, or by way of the host where several
-        hold it in parts."""
+        """What another replica ``read``, for ``write`` here: from device to device, or through the host where several
+        devices hold it in parts."""
         if len(self.mesh.devices) > 1:
             return {key: {name: np.asarray(array) for name, array in own.items()} for key, own in contents.items()}
         moved: dict[ClassKey, SlotArrays] = jax.block_until_ready(jax.device_put(dict(contents), self.device))
@@ -123,22 +125,22 @@ class Replica:
         return self.fill(Layout(rows, program.key.bucket), rows, program)
 
     def fill(self, layout: Layout, rows: Sequence[Row], program: Program) -> Assembled:
-        """``assemble`` for rows that were laid out before; ``rows`` are the layout's, with what was looked up since."""
+        """``assemble`` for rows that were laid out before; ``rows`` are the layout's, with the inputs looked up
+        since."""
         return fill(layout, rows, program.key.variant, self._inputs)
 
     def dispatch(self, program: Program, assembled: Assembled, params: Params | None = None) -> Outputs:
-        """Owner thread only. Starts the program, on other parameters of the same shapes if asked, and returns before
-        it is done."""
+        """Starts the program, on other parameters of the same shapes if given, and returns before it is done. Owner
+        thread only."""
         self._state, outputs = self._start(program, assembled, params or self.params, self._state)
         return outputs
 
     def try_out(self, program: Program, assembled: Assembled) -> Outputs:
-        """``dispatch`` of a batch that no later one shall hear of: it finds and leaves a state of its own. Owner thread
-        only."""
+        """``dispatch`` of a batch that leaves no trace for later ones: its state is its own. Owner thread only."""
         return self._start(program, assembled, self.params, self._blank_state())[1]
 
     def try_out_beside(self, program: Program, assembled: Assembled) -> Outputs:
-        """``try_out`` by another thread, of one device only, while the owner goes on."""
+        """``try_out`` by another thread while the owner goes on; for a replica of one device only."""
         with self._handing:
             return self.try_out(program, assembled)
 

@@ -24,7 +24,7 @@ class Staging:
         """Called when something is staged, so that an idle owner thread looks."""
 
     def stage(self, action: Callable[[], object]) -> Future[None]:
-        """The next batch sees what ``action`` did once the future is done.
+        """The next batch after the future is done sees the effect of ``action``.
 
         Raises ``Saturated`` once the owner thread has stopped.
         """
@@ -46,14 +46,14 @@ class Staging:
             action, done = self._staged.popleft()
             try:
                 action()
-            except Exception as error:  # the loop must go on; what staged it hears
+            except Exception as error:  # the loop must go on; the caller that staged it is told
                 log.exception("staged work failed")
                 done.set_exception(error)
             else:
                 done.set_result(None)
 
     def stop(self) -> None:
-        """Owner thread only, when it ends: does what is staged and refuses more."""
+        """Does what is staged, and refuses more. Owner thread only, at its end."""
         with self._lock:
             self._stopped = True
         self.apply()

@@ -25,13 +25,14 @@ TICK = 0.02
 HALF_LIFE = 5.0
 """Seconds after which a call counts half."""
 PER_COPY = 0.25
-"""A task keeps a copy while each has more work than this part of a device's fair share."""
+"""A task keeps a copy while each of its copies has more work than this part of a device's fair share."""
 
 
 class Balancer:
-    """One thread that watches queues and calls, and has ``mover`` do what ``rebalance`` says, at ``interval``.
+    """One thread that watches queues and calls, and tells ``mover`` every ``interval`` to make the moves of
+    ``rebalance``.
 
-    Without an interval it only tidies up after moves that others ask for.
+    Without an interval it only tidies up after moves that are made by hand.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class Balancer:
         self.interval = interval.start if interval else math.inf
         """Seconds until the next round."""
         self.phi = 1.0
-        """Balance of the devices' loads at the last round: the least over the most; 1 where chance explains it."""
+        """Balance of the devices' loads at the last round: the least over the most; 1 if chance explains the
+        difference."""
         self.rounds = 0
         self._window = Window[TaskName](len(members))
         self._waited: Floats = np.zeros(len(members))
@@ -54,7 +56,7 @@ class Balancer:
 
     @property
     def watches(self) -> bool:
-        """Whether calls are to be counted for it."""
+        """Whether it needs calls to be counted."""
         return self._rule is not None
 
     def start(self) -> None:
@@ -80,14 +82,14 @@ class Balancer:
                 if seconds >= self.interval:
                     last += seconds
                     self.round(seconds)
-            except Exception:  # a round that goes wrong must not be the last
+            except Exception:  # a round that fails must not be the last
                 log.exception("devices could not be balanced")
 
     def round(self, seconds: float) -> None:
-        """Looks at what was called in the last ``seconds``, weighs older calls less, and moves tasks."""
+        """Takes the calls of the last ``seconds``, weighs older ones less, and moves tasks."""
         self._window.reset(0.5 ** (seconds / HALF_LIFE))
         for name, count in self._homes.take_calls().items():
-            self._window.add(0, name, count)  # whose device it was at the time does not matter
+            self._window.add(0, name, count)  # it does not matter which device it was on
         for device, waited in enumerate(self._waited / max(1, self._looks)):
             self._window.observe(device, float(waited), seconds)
         self._waited, self._looks = np.zeros(len(self._members)), 0
@@ -112,7 +114,7 @@ class Balancer:
         return self._members[devices[0]].query_weight(id, tenant=tenant)
 
     def _withdraw(self, done: Mapping[TaskName, float]) -> None:
-        """Tasks that cooled down, by the work that they were of late, lose a copy."""
+        """Takes a copy from tasks that have cooled down, by their recent work."""
         fair = sum(done.values()) / len(self._members)
         for name, own in done.items():
             home = self._homes.get(name)

@@ -1,7 +1,7 @@
 """One engine on each of several devices, which share the tasks (multi-GPU PetS section 2.3.2).
 
-Every device has the backbone and a queue of its own. A task stands on one device, its *home*, or on several where it
-is asked too often for one; its queries go there. Homes change while they serve (``Mover``, ``Balancer``).
+Every device has the backbone and a queue of its own. A task is on one device, its *home*, or on several if one cannot
+serve all its queries; its queries go there. Homes change while queries are served (``Mover``, ``Balancer``).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ STARTS = 4
 
 class EngineGroup(Serves):
     """``devices`` is at least one; several in place of one compute each batch together (tensor parallelism) and count
-    as one here. ``host_memory_gb`` and ``response_cache_mb`` are for all; what else is a limit, is each device's.
+    as one here. ``host_memory_gb`` and ``response_cache_mb`` are shared by all; other limits hold for each device.
 
-    ``interval`` says when tasks move by themselves; None: only when ``mover`` is told.
+    ``interval``: seconds between balancing moves; None: tasks move only when ``mover`` is told.
 
     It has more than 20 methods, as ``Serves`` has.
     """
@@ -72,7 +72,7 @@ class EngineGroup(Serves):
             for some in slices
         )
         self._changes = threading.RLock()
-        """Held while homes, or what is at them, change."""
+        """Held while homes, or the tasks at them, change."""
         self._readers = Readers()
         self.homes = Homes(len(slices))
         self.mover = Mover(self._members, self.homes, self._readers, self._changes)
@@ -87,7 +87,7 @@ class EngineGroup(Serves):
         return self.balancer.live and all(member.live for member in self._members)
 
     def start(self, progress: Progress = lambda what, done, total: None) -> Self:
-        """The first engine starts alone, as it measures what programs take; the others then start side by side."""
+        """The first engine starts alone, as it measures the costs of programs; the others then start side by side."""
         first, *others = self._members
         progress("devices", 0, len(self._members))
         try:
@@ -129,7 +129,8 @@ class EngineGroup(Serves):
         return futures
 
     def _routed(self, queries: Sequence[Query], tenant: str) -> Mapping[int, Sequence[int]]:
-        """The places in ``queries`` that each device gets: where there is a choice, the one with the least waiting."""
+        """The places in ``queries`` that each device gets; of several homes, the one with the fewest waiting
+        queries."""
         waiting = [len(member.pending) for member in self._members]
         every = tuple(range(len(self._members)))
         routed: dict[int, list[int]] = defaultdict(list)
@@ -142,7 +143,7 @@ class EngineGroup(Serves):
         return routed
 
     def lower_task(self, task: Task | LoweredTask) -> LoweredTask:
-        return self._members[0].lower_task(task)  # they are equal in all that it depends on
+        return self._members[0].lower_task(task)  # the members are equal in all that lowering depends on
 
     def add_task(
         self,
@@ -152,8 +153,8 @@ class EngineGroup(Serves):
         version: int | None = None,
         load: Callable[[], Task] | None = None,
     ) -> None:
-        """A new task goes to the device with the fewest. ``load`` is the task itself where it is not given: it is kept
-        in host memory, and may leave its device."""
+        """A new task goes to the device with the fewest tasks. Where ``load`` is not given, the task itself is kept in
+        host memory, so it may leave its device."""
         lowered = self.lower_task(task)
         own = lowered.task
         name, again = TaskName(tenant, own.id), load or (lambda: own)
@@ -243,7 +244,7 @@ class EngineGroup(Serves):
         return sum(member.warming for member in self._members)
 
     def entry(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Entry | None:
-        with self._readers.reading():  # or it could leave the home that was just looked up
+        with self._readers.reading():  # else it could leave the home that was just looked up
             devices = self.devices_of(id, tenant=tenant)
             return self._members[devices[0]].entry(id, tenant=tenant) if devices else None
 
@@ -289,7 +290,7 @@ def _start(member: Engine, progress: Progress = lambda what, done, total: None) 
 
 
 def _divided(settings: EngineSettings, devices: int) -> EngineSettings:
-    """One device's part of what a host has once."""
+    """One device's part of the settings that count for the whole host."""
     return dataclasses.replace(
         settings,
         host_memory_gb=settings.host_memory_gb / devices,

@@ -14,7 +14,7 @@ from jpets.types import Task, TaskName
 
 @dataclass(frozen=True)
 class Home:
-    """A task and the devices that serve it. Replaced, never changed: a holder sees one state."""
+    """A task and the devices that serve it. Replaced, never changed: a reader sees one state."""
 
     devices: tuple[int, ...]
     load: Callable[[], Task]
@@ -52,11 +52,11 @@ class Homes:
             return home
 
     def move(self, name: TaskName, devices: tuple[int, ...]) -> None:
-        """From now on queries go to these."""
+        """From now on its queries go to these devices."""
         self.set(name, replace(self._homes[name], devices=devices))
 
     def by_tasks(self) -> Sequence[int]:
-        """The devices, the one with the fewest tasks first."""
+        """The devices in order of their number of tasks, fewest first."""
         return sorted(range(len(self._tasks)), key=self._tasks.__getitem__)
 
     def counts(self) -> Sequence[int]:
@@ -67,7 +67,7 @@ class Homes:
         return len(self._homes)
 
     def called(self, names: Counter[TaskName]) -> None:
-        """Names without a home are left out."""
+        """Counts calls; names without a home are left out."""
         with self._lock:
             for name, calls in names.items():
                 if name in self._homes:

@@ -22,8 +22,8 @@ POLL = 0.005
 
 
 class Mover:
-    """A move copies the task, then sends its queries to the new place, then frees the old one once its last query there
-    is answered. Until the copy is there nothing changes; where it fails, nothing ever does.
+    """A move copies the task, then sends its queries to the new place, then frees the old place once its last query
+    there is answered. Until the copy is there nothing changes, and nothing ever does if copying fails.
     """
 
     def __init__(self, members: Sequence[Engine], homes: Homes, readers: Readers, changes: threading.RLock) -> None:
@@ -45,7 +45,7 @@ class Mover:
         """Makes ``target`` a home of the task, and no longer ``source`` unless it is a ``copy``.
 
         False where it failed, or where the task is not at ``source`` alone any more; it is served as before. Returns
-        when new queries go to the new place.
+        once new queries go to the new place.
         """
         if source == target:
             raise ValueError(f"a task moves to another device; {target} is its own")
@@ -69,7 +69,7 @@ class Mover:
         return True
 
     def withdraw(self, name: TaskName, device: int) -> None:
-        """Takes one of several homes from a task."""
+        """Removes one of several homes of a task."""
         with self._changes:
             home = self._homes.get(name)
             if home is None or device not in home.devices or len(home.devices) == 1:
@@ -78,17 +78,17 @@ class Mover:
             self._leave(name, device)
 
     def leave(self, name: TaskName, devices: Iterable[int]) -> None:
-        """The caller holds the lock of changes and took these homes from a task."""
+        """Notes the homes that a caller, which holds the lock of changes, took from a task."""
         for device in devices:
             self._leave(name, device)
 
     def forget(self, name: TaskName) -> None:
-        """The caller holds the lock of changes and removed a task: its old places go at once."""
+        """Drops the old places of a task that a caller, which holds the lock of changes, removed."""
         for device in [own for each, own in self._leaving if each == name]:
             self._forget(name, device)
 
     def tidy(self) -> None:
-        """Frees old places whose last query is answered. To be called now and then."""
+        """Frees old places that have answered their last query. To be called now and then."""
         with self._changes:
             waiting = dict(self._leaving)
         if not waiting:
@@ -97,7 +97,7 @@ class Mover:
         for (name, device), stay in waiting.items():
             with self._changes:
                 home = self._homes.get(name)
-                if self._leaving.get((name, device)) is not stay:  # gone, or it came back and left again
+                if self._leaving.get((name, device)) is not stay:  # already freed, or the task came back and left again
                     continue
                 if home is not None and device in home.devices:
                     del self._leaving[name, device]
@@ -105,7 +105,7 @@ class Mover:
                     self._forget(name, device)
 
     def wait(self, seconds: float) -> bool:
-        """Until every old place is free; False where that takes longer."""
+        """Until every old place is free; False if that takes longer than ``seconds``."""
         end = time.monotonic() + seconds
         while self._leaving:
             if time.monotonic() > end:
@@ -118,7 +118,7 @@ class Mover:
         """The task at its new place, not shown to queries yet."""
         tenant, id = name
         loaded = self._members[source].export(id, tenant=tenant)
-        if loaded is None:  # not asked for lately: it comes when a query asks for it
+        if loaded is None:  # not queried lately: it is loaded when a query comes
             self._members[target].register_task(
                 id, home.load, tenant=tenant, version=home.version, pinned=home.pinned, classes=home.classes
             )

@@ -1,4 +1,4 @@
-"""Lets a change wait until no reader goes by the old state any more."""
+"""Lets a change wait until no reader uses the old state any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Readers:
 
     def __init__(self) -> None:
         self._settling = threading.Lock()
-        """There are two turns: the next may begin only when no reader is left of the one before."""
+        """There are two turns: the next begins only when the one before has no readers left."""
         self._changed = threading.Condition()
         self._inside = [0, 0]
         """Readers that came in an even turn, and in an odd one."""
@@ -32,7 +32,7 @@ class Readers:
                     self._changed.notify_all()
 
     def settle(self) -> None:
-        """Waits for the readers that there were when it was called; those that come meanwhile see the new state."""
+        """Waits for the readers that are inside when it is called; later readers see the new state."""
         with self._settling, self._changed:
             old, self._turn = self._turn, 1 - self._turn
             self._changed.wait_for(lambda: not self._inside[old])

@@ -1,4 +1,4 @@
-"""What comes back from a device: a batch's outputs become results, and are counted."""
+"""The way back from a device: a batch's outputs become results, and are counted."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Completion:
         self._answers = answers
         self._stats = stats
         self._fetched = 0.0
-        """When the last batch was fetched: the device began the next one then, if it had it already."""
+        """When the last batch was fetched: the device then began the next one, if it was already there."""
 
     def complete(self, batch: InFlight, outputs: Outputs) -> None:
-        """``outputs`` are the batch's, in host memory. One query's trouble costs no other its answer."""
+        """``outputs`` are the batch's, in host memory. An error of one query costs no other its answer."""
         done = time.monotonic()
         self._count(batch, done)
         again = []
@@ -66,7 +66,7 @@ class Completion:
         self._fetched = done
 
     def _count(self, batch: InFlight, done: float) -> None:
-        """Before its queries are answered: a client that has its answer finds it counted."""
+        """Counts a batch before its queries are answered: a client that has its answer finds it counted."""
         pendings = batch.plan.pendings
         record = BatchRecord(
             rows=len(pendings),
@@ -79,7 +79,7 @@ class Completion:
         self._stats.ran(record)
 
     def _needs_more(self, assembled: Assembled, outputs: Outputs, at: int, pending: Pending, timing: Timing) -> bool:
-        """Answers a query, unless it needs another step: then it has the row for that."""
+        """Answers a query, unless it needs another step: then it gets the row for that."""
         task = pending.resident.task if pending.resident else None
         row = int(assembled.order[at])
         place = Place(row, int(assembled.batch.rows.first_token[row]), assembled.heads[at])

@@ -1,4 +1,4 @@
-"""The host loop: one thread that owns a device, one that fetches what it computed.
+"""The host loop: one thread that owns a device, and one that fetches its outputs.
 
 Every batch is dispatched and every bank written by the owner thread, so banks can be donated. While the
 device computes, the owner plans and assembles the next batch; ``in_flight`` bounds how far it runs ahead.
@@ -39,14 +39,14 @@ PrefetchHook = Callable[[Sequence[Pending]], None]
 
 
 def _as_failure(error: Exception) -> JpetsError:
-    """What the queries of a batch that could not run hear."""
+    """The error that the queries of a batch that could not run get."""
     if isinstance(error, JpetsError):
         return error
     return EngineFailure(f"the batch could not be run: {type(error).__name__}")
 
 
 class HostLoop:
-    """Runs one replica. ``want`` hears of programs that batches miss."""
+    """Runs one replica. ``want`` is told of programs that batches miss."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class HostLoop:
         self._dispatched = self._completed = 0
         """Batches; each is counted by one thread alone."""
         self._again: deque[Sequence[Pending]] = deque()
-        """Parts of batches that did not run whole."""
+        """Parts of batches that failed as a whole."""
         self._ended = False
         self._progress = time.monotonic()
         self._trigger = Trigger(planner, pending, settings)
@@ -102,12 +102,12 @@ class HostLoop:
 
     @property
     def live(self) -> bool:
-        """Both threads run, and if there is work, some of it got done within ``stall_seconds``."""
+        """Both threads run, and if there is work, some of it was done within ``stall_seconds``."""
         if not (self._owner.is_alive() and self._completer.is_alive()):
             return False
         if not (self.busy or self._pending.ready):
             return True
-        since = max(self._progress, self._pending.ready_since)  # nothing gets done while there is nothing to do
+        since = max(self._progress, self._pending.ready_since)  # there is no progress while there is nothing to do
         return time.monotonic() - since < self._settings.stall_seconds
 
     @property
@@ -137,7 +137,7 @@ class HostLoop:
                 self._step()
 
     def _end(self) -> None:
-        """From now on nothing runs again; what came for it since the last batch hears so."""
+        """From now on nothing runs again; work that was staged since the last batch is told so."""
         with self._pending.changed:
             self._ended = True
         for part in self._again:
@@ -147,7 +147,7 @@ class HostLoop:
         """Schedule -> prefetch -> assemble -> dispatch, for one batch."""
         self._room.acquire()  # before planning: queries that arrive meanwhile can still join the batch
         try:
-            # A batch that waits behind another could not be short.
+            # A batch that waits behind another could not be short anyway.
             plan = self._drain_planning() if self._planner.contended() else None
             dispatched = self._dispatch_next(plan)
         except BaseException:
@@ -166,9 +166,9 @@ class HostLoop:
             self._room.release()
 
     def _drain_planning(self) -> Plan | None:
-        """``_drain``, and the plan of the next batch, which is made meanwhile, and anew when a query comes.
+        """``_drain``, and meanwhile the plan of the next batch, which is made anew when a query comes.
 
-        None where there is none that takes all into account.
+        None if no plan takes all queries into account.
         """
         plan, known, held = None, -1, 0
         while held < self._settings.in_flight - 1:
@@ -184,14 +184,14 @@ class HostLoop:
         waiting = self._pending.most_urgent(WINDOW)
         if not waiting or not self._trigger.hungry:
             return None
-        with contextlib.suppress(Exception):  # where there is something wrong, it is when the plan is needed too
+        with contextlib.suppress(Exception):  # an error comes up again when the plan is needed
             return self._planner.next_batch(waiting)
         return None
 
     def _dispatch_next(self, plan: Plan | None) -> InFlight | None:
-        """One batch on its way, by ``plan`` if there is one already, or ``None`` where nothing was left to run.
+        """Dispatches one batch, by ``plan`` if there is one already; None if nothing was left to run.
 
-        A query whose deadline has passed is answered so, wherever in the queue it stands, and is never computed.
+        A query whose deadline has passed is answered with that, wherever in the queue it stands, and is never computed.
         """
         self._answers.fail(self._pending.expire(time.monotonic()), LATE)
         waiting = plan.pendings if plan is not None else self._pending.most_urgent(WINDOW)
@@ -205,7 +205,7 @@ class HostLoop:
         if plan is None or not taken:
             return None
         try:
-            if len(taken) < len(plan.pendings):  # clients left while it was planned
+            if len(taken) < len(plan.pendings):  # some clients left while it was planned
                 plan = self._planner.place(taken, plan.copy)
             self._planner.serving(plan)
             for hook in list(self.hooks):
@@ -221,9 +221,9 @@ class HostLoop:
         return started
 
     def _plan(self, waiting: Sequence[Pending]) -> Plan | None:
-        """The next batch of these; where they cannot be planned together, of their more urgent half, and so on.
+        """The next batch of these; if they cannot be planned together, that of their more urgent half, and so on.
 
-        None where the most urgent one alone cannot be: it has heard why, and the others have lost nothing.
+        None if even the most urgent one alone cannot be planned: it is told why, and the others are not affected.
         """
         while True:
             try:
@@ -242,8 +242,9 @@ class HostLoop:
         return InFlight(plan, assembled, outputs, now, alone)
 
     def _failed(self, pendings: Sequence[Pending], error: Exception, *, alone: bool = False) -> None:
-        """A batch that did not run: its halves do, at last each query on the device ``alone``, so that only the query
-        that causes it is told why. Where the device failed all are told, unless it had no room."""
+        """A batch that did not run is split: its halves run, and in the end each query with the device to itself
+        (``alone``), so that only the query that causes the error is told why. Where the device failed, all are told,
+        unless it only had no room."""
         full = is_out_of_memory(error)
         if full:
             self._stats.had_no_memory()
@@ -258,7 +259,7 @@ class HostLoop:
         self._answers.fail(pendings, _as_failure(error))
 
     def _split(self, parts: Sequence[Sequence[Pending]]) -> None:
-        """Has these run before anything else, one after the other."""
+        """Makes these parts run before anything else, one after the other."""
         with self._pending.changed:
             if not self._ended:
                 self._again += parts
@@ -268,7 +269,7 @@ class HostLoop:
             self._answers.fail(part, Saturated(SHUTTING_DOWN))
 
     def _run_again(self, pendings: Sequence[Pending]) -> None:
-        """A part of a batch that did not run; it has the device to itself."""
+        """Runs a part of a batch that did not run, with the device to itself."""
         now = time.monotonic()
         self._answers.fail([p for p in pendings if p.deadline is not None and p.deadline <= now], LATE)
         pendings = [p for p in pendings if not p.ended]

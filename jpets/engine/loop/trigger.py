@@ -14,7 +14,7 @@ from jpets.scheduling.order.trigger import lazy_wait
 
 
 class Trigger:
-    """By the engine's settings: ``hungry`` never waits, ``lazy`` does while that is predicted to pay."""
+    """By the engine's settings: ``hungry`` never waits, ``lazy`` waits while that is predicted to pay."""
 
     def __init__(self, planner: Planner, pending: PendingQueue, settings: EngineSettings) -> None:
         self._planner = planner
@@ -26,12 +26,12 @@ class Trigger:
         return self._settings.trigger == "hungry"
 
     def wait(self, waiting: Sequence[Pending]) -> bool:
-        """Sleeps if more queries should join these first; true when the caller has to look again."""
+        """Sleeps if more queries should join these first; True if the caller has to look again."""
         if self.hungry:
             return False
         try:
             predicted = self._planner.predicted(waiting)
-        except Exception:  # noqa: BLE001 (queries that cannot be planned are told so when they are)
+        except Exception:  # noqa: BLE001 (queries that cannot be planned are told when their batch is planned)
             return False
         settings, now, deadline = self._settings, time.monotonic(), self._pending.earliest_deadline()
         seconds = lazy_wait(
