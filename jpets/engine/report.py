@@ -1,4 +1,4 @@
-"""What an engine says of itself: plain data of one moment, for metrics, pages and benches."""
+"""An engine's report on itself: plain data of one moment, for metrics, pages and benches."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ClassReport(NamedTuple):
 
 @dataclass(frozen=True)
 class ProgramsReport:
-    """Programs that were compiled in the background, could not be, are still to be, left for others; host memory of all
-    programs, estimated."""
+    """Programs compiled in the background, that failed, that are still to come, that left for others; the estimated
+    host memory of all programs."""
 
     compiled: int
     failed: int
@@ -45,7 +45,7 @@ class ProgramsReport:
 
 @dataclass(frozen=True)
 class ResponsesReport:
-    """The response cache: queries that it had an answer for, and had none for; host memory, estimated."""
+    """The response cache: queries with an answer in it, and without one; estimated host memory."""
 
     hits: int
     misses: int
@@ -58,16 +58,16 @@ class ResponsesReport:
 
 @dataclass(frozen=True)
 class TasksReport:
-    """Tasks of a device, and how they came to it and left it."""
+    """Tasks of a device, and how they arrived and left."""
 
     known: int
     tiers: Mapping[Tier, int]
-    """How many each tier holds; the last one has them all."""
+    """How many tasks each tier holds; the last one has them all."""
     hits: int
     """Queries that found their task on the device."""
     misses: int
     brought: Mapping[Tier, int]
-    """Tasks that were written to the device, by the tier where they were."""
+    """Tasks that were written to the device, by the tier that they came from."""
     brought_bytes: int
     failed: int
     """Times that a task could not be brought."""
@@ -75,7 +75,7 @@ class TasksReport:
     merged: int
     """Hot tasks that have merged weights."""
     host_bytes: int
-    """Host memory of tasks, in the device's form."""
+    """Host memory of loaded tasks."""
 
     @classmethod
     def of(cls, tasks: TaskTable, residency: Residency, merged: MergedCopies) -> Self:
@@ -96,7 +96,7 @@ class TasksReport:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """One device, or those that compute each batch together. Counts are since the engine was made."""
+    """One device, or several that compute each batch together. Counts are since the engine was made."""
 
     answers: Mapping[str, int]
     """Queries answered, by ``ok`` or the error's code."""
@@ -109,7 +109,7 @@ class DeviceReport:
     request_path_compiles: int
     """Compilations that queries had to wait for."""
     out_of_memory: int
-    """Batches and tasks that the device had no room for."""
+    """Batches and tasks that found no room on the device."""
     waiting: int
     """Queries that wait for a batch."""
     busy: bool
@@ -120,9 +120,9 @@ class DeviceReport:
     classes: Mapping[ClassKey, ClassReport]
     memory: DeviceUse
     limit: float
-    """Bytes that may be taken; infinite where nothing sets a limit."""
+    """Bytes that the engine may take; infinite if there is no limit."""
     bytes_in_use: int | None
-    """What the device itself counts; None where it does not."""
+    """The device's own count of bytes; None if it has none."""
 
 
 @dataclass(frozen=True)
@@ -136,24 +136,24 @@ class BalanceReport:
     rounds: int
     """Times that devices' loads were compared."""
     phi: float
-    """Least over most load of a device at the last comparison; 1 where chance explains it."""
+    """Least over most load of a device at the last comparison; 1 if chance explains the difference."""
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """One entry of ``devices`` for each device; ``balance`` is None where there is only one engine."""
+    """One entry of ``devices`` for each device; ``balance`` is None if there is only one engine."""
 
     devices: Sequence[DeviceReport]
     balance: BalanceReport | None = None
 
     @property
     def known(self) -> int:
-        """Tasks that are known; one on several devices counts for each."""
+        """Tasks that are known; a task on several devices counts for each."""
         return sum(device.tasks.known for device in self.devices)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that are taken of all devices."""
+        """Bytes taken, of all devices together."""
         return sum(device.memory.total for device in self.devices)
 
     @property

@@ -1,4 +1,4 @@
-"""What runs next while some tenant floods the device and others keep to their part of it."""
+"""What runs next while one tenant floods the device and others use less than their part of it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class FloodGuard:
 
     @property
     def lasts(self) -> bool:
-        """Whether batches are kept short at the moment, for tenants that use less than their part of the device."""
+        """Whether batches are kept short now, for tenants that use less than their part of the device."""
         return self._contention.lasts(time.monotonic())
 
     @property
     def keeping(self) -> Set[Hashable]:
-        """The parties that keep to their part meanwhile."""
+        """The parties that keep to their part during the flood."""
         return self._contention.keeping
 
     def batch(
@@ -50,7 +50,7 @@ class FloodGuard:
         return [waiting[q] for q in chosen]
 
     def serving(self, pendings: Sequence[Pending], seconds: Callable[[], float]) -> None:
-        """Hears what is going to be computed; ``seconds`` predicts how long that takes."""
+        """Is told which queries will be computed; ``seconds`` predicts how long that takes."""
         tokens: Counter[Hashable] = Counter()
         for pending in pendings:
             tokens[pending.party] += pending.tokens

@@ -16,7 +16,7 @@ from jpets.scheduling.policies.hot import worth_taking_out
 class Part(NamedTuple):
     """Queries of a batch that run together, on the weights of ``copy`` if there is one.
 
-    ``saves``: seconds that copies of tasks would save, or do.
+    ``saves``: seconds that copies of these tasks would save, or do save.
     """
 
     pendings: Sequence[Pending]
@@ -32,9 +32,9 @@ def part_to_run(
     light: Sequence[Shape],
     shapes: Sequence[Shape],
 ) -> Part:
-    """``batch``, or, where it is faster to run hot tasks on merged copies, the part of it that has ``first``.
+    """``batch``, or, if hot tasks run faster on merged copies, the part of it that has ``first``.
 
-    ``added`` says what heavy rows cost. ``light`` shapes take queries without heavy deltas, ``shapes`` take all.
+    ``added`` predicts the cost of heavy rows. ``light`` shapes take queries without heavy deltas, ``shapes`` take all.
     """
     owners = [pending.resident if pending.row.heavy else None for pending in batch]
     rows: dict[Resident, list[Row]] = {}

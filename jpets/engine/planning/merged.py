@@ -22,17 +22,17 @@ from jpets.engine.tasks.entries import Resident
 log = logging.getLogger(__name__)
 
 HALF_LIFE = 30.0
-"""Seconds in which half of what a copy could have saved is forgotten."""
+"""Half-life of what a copy could have saved, in seconds."""
 PAYS_WITHIN = 3600.0
-"""Seconds in which a copy must save what it takes to make it, at the rate of the latest traffic."""
+"""Seconds in which a copy must save as much as it takes to make, at the rate of the latest traffic."""
 REST = 60.0
 """Seconds without copies after the device had no memory."""
 CLEARLY = 2.0
-"""A copy leaves for another one that would have saved so many times as much."""
+"""A copy leaves for another one that would have saved at least this many times as much."""
 
 
 def copies_budget(settings: EngineSettings, *, profiled: bool) -> float:
-    """Bytes for copies; none where it is not known what they save, or where answers must not depend on traffic."""
+    """Bytes for copies; 0 if it is not known what they save, or if answers must not depend on traffic."""
     if settings.merged_memory_gb and not (profiled and settings.policy != "steady"):
         log.warning(
             "no task gets merged weights: that takes a cost profile (`jpets profile`), and another policy than steady"
@@ -42,9 +42,9 @@ def copies_budget(settings: EngineSettings, *, profiled: bool) -> float:
 
 
 class MergedCopies:
-    """One replica's copies. ``saves`` hears what copies would save or do save; a thread makes those that save most.
+    """One replica's copies. ``saves`` is told the seconds that copies save, or would; a thread makes the best ones.
 
-    ``copies`` is a mapping that never changes; a new one takes its place.
+    ``copies`` is a mapping that never changes; a new mapping takes its place.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class MergedCopies:
         self._size = tree_bytes(replica.family.network.merge_target(replica.params))
         self.most = int(budget // self._size)
         self._saved: dict[Resident, tuple[float, float]] = {}
-        """(seconds, when): halved with every half-life since."""
+        """(seconds, when): halved with every half-life since then."""
         self._failed: set[Resident] = set()
         self._rests_until = 0.0
-        """No copies are made before: there was no memory for them."""
+        """Time before which no copies are made: there was no memory for them."""
         self._changed = threading.Condition()
         self._closed = False
         self._making = 0.0
@@ -84,7 +84,7 @@ class MergedCopies:
             self._thread.join(timeout=10)
 
     def saves(self, seconds: Mapping[Resident, float]) -> None:
-        """A batch was, or would have been, so much faster with copies of these tasks."""
+        """Notes how much faster a batch was, or would have been, with copies of these tasks."""
         now = time.monotonic()
         with self._changed:
             for resident, saved in seconds.items():
@@ -92,7 +92,7 @@ class MergedCopies:
             self._changed.notify()
 
     def clear(self) -> None:
-        """Gives all their memory back: something else needs it more."""
+        """Frees all their memory: something else needs it more."""
         with self._changed:
             self._keep({})
             self._saved.clear()
@@ -114,7 +114,7 @@ class MergedCopies:
                 if self._closed:
                     return
                 assert chosen is not None
-                if self._full:  # the coldest leaves first: there is no place for both
+                if self._full:  # the coldest leaves first: there is no room for both
                     self._keep(self._without_coldest())
                     if self._full:
                         continue
@@ -122,7 +122,7 @@ class MergedCopies:
             self._bring(chosen)
 
     def _bring(self, resident: Resident) -> None:
-        """Makes a copy, for which memory was set aside, and keeps it if it is still wanted."""
+        """Makes a copy, for which memory was reserved, and keeps it if it is still wanted."""
         start = time.monotonic()
         copy: Params | None = None
         try:
@@ -147,7 +147,7 @@ class MergedCopies:
         return {**self._replica.params, **jax.block_until_ready(jax.device_put(host, placed))}
 
     def _next(self) -> Resident | None:
-        """The hottest task without a copy, if one is worth its making and the place of another one."""
+        """The hottest task without a copy, if a copy is worth making and worth the place of another one."""
         now = time.monotonic()
         gone = [resident for resident in {*self._saved, *self.copies} if resident.removed]
         for resident in gone:
@@ -182,7 +182,7 @@ class MergedCopies:
 
 
 def _host_memory() -> contextlib.AbstractContextManager[object]:
-    """Where weights are merged: beside the device's memory, unless the process was told to have no other device."""
+    """Where weights are merged: in host memory, unless the process was told to have no other device."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What a program has to have for the rows of a batch."""
+"""What the rows of a batch need of a program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Needs:
         return self._layouts[bucket]
 
     def run(self, bucket: Bucket) -> int:
-        """The length of heavy runs that takes least work."""
+        """The length of heavy runs with the least work."""
         return best_run(self.layout(bucket).run_work) if self._heavy else HEAVY_RUNS[0]
 
     def excess(self, program: Program) -> float:
@@ -38,7 +38,7 @@ class Needs:
         return work[program.key.variant.run] / min(work.values())
 
     def met_by(self, program: Program) -> bool:
-        """Long runs are mostly empty where few rows of a task meet, so they are only for rows that want them."""
+        """Long runs are mostly empty if few rows of a task meet, so they are only for rows with long runs."""
         bucket, variant = program.key.bucket, program.key.variant
         held = bucket.holds(self.lengths) and variant.covers(self.layout(bucket).needs)
         return held and variant.run in (HEAVY_RUNS[0], self.run(bucket))

@@ -1,4 +1,4 @@
-"""Finds the program for a batch: the cheapest that is ready, and the one that would be best."""
+"""Finds the program for a batch: the cheapest ready one, and the one that would be best."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Placer:
         return Plan(pendings, layout, best, ideal, known - seconds, copy)
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
-        """The program that would run these rows best, compiled or not; None where the menu has no bucket for them."""
+        """The best program for these rows, compiled or not; None where the menu has no bucket for them."""
         return self._ideal(Needs(rows))
 
     def _ready(self, needs: Needs) -> Program:
-        """Of programs of the cheapest bucket, one with the best length of heavy runs where there is one."""
+        """A program of the cheapest bucket, with the best length of heavy runs if there is one."""
         programs = sorted(self._replica.programs, key=lambda program: program.seconds)
         best = next((program for program in programs if needs.met_by(program)), None)
         if best is None:

@@ -17,8 +17,8 @@ from jpets.engine.tasks.entries import Resident
 class Plan:
     """``wanted`` is a program not yet compiled that would run the batch clearly cheaper, by ``missed`` seconds.
 
-    ``layout`` is that of the rows in the program's bucket. ``copy`` holds the weights it runs on where it is all one
-    hot task's; the rows then lack their heavy deltas.
+    ``layout`` is that of the rows in the program's bucket. ``copy`` holds the weights to run on where the whole batch
+    is one hot task's; the rows then lack their heavy deltas.
     """
 
     pendings: Sequence[Pending]
@@ -28,7 +28,7 @@ class Plan:
     missed: float = 0.0
     copy: Params | None = None
     saved: Mapping[Resident, float] = dataclasses.field(default_factory=dict)
-    """Seconds that merged copies of these tasks save here, or would if they had any."""
+    """Seconds that merged copies of these tasks save here, or would save if they had any."""
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -36,6 +36,6 @@ class Plan:
 
 
 def without_heavy(pending: Pending) -> Row:
-    """A query's row for weights that its task's heavy deltas are part of."""
+    """A query's row for weights with its task's heavy deltas merged in."""
     assert pending.resident is not None
     return dataclasses.replace(pending.row, slots=pending.resident.light_slots)

@@ -27,7 +27,7 @@ from jpets.scheduling.order.fairness import fair_batch
 from jpets.scheduling.policies import ready as policies
 
 USUAL_TOKENS = 32
-"""Of a text, to compare tasks by."""
+"""Tokens of a text, to compare tasks by."""
 
 
 class Planner:
@@ -52,8 +52,8 @@ class Planner:
     def next_batch(self, waiting: Sequence[Pending], *, busy: bool = False) -> Plan:
         """The batch with the most urgent query of ``waiting`` (most urgent first), by the engine's policy.
 
-        Its companions are the policy's choice, as far as that leaves every tenant its part of the batch. While the
-        device is ``busy`` with another batch, ``auto`` puts off what would leave this one's shape half empty.
+        Its companions are the policy's choice, as far as every tenant keeps its part of the batch. While the device is
+        ``busy`` with another batch, ``auto`` postpones queries that would leave this one's shape half empty.
         """
         waiting, rare = self.ready.together(waiting)
         if self._settings.policy == "steady":
@@ -86,16 +86,16 @@ class Planner:
         return self._placer.place(pendings, copy)
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
-        """The program that would run these rows best, compiled or not; None where the menu has no bucket for them."""
+        """The best program for these rows, compiled or not; None where the menu has no bucket for them."""
         return self._placer.ideal(rows)
 
     def drop_copies(self) -> None:
-        """Gives the memory of merged copies back."""
+        """Frees the memory of merged copies."""
         if self._merged is not None:
             self._merged.clear()
 
     def contended(self) -> bool:
-        """Whether batches are kept short at the moment, for tenants that use less than their part of the device."""
+        """Whether batches are kept short now, for tenants that use less than their part of the device."""
         return self._flood.lasts
 
     @property
@@ -104,7 +104,7 @@ class Planner:
         return self._flood.keeping
 
     def serving(self, plan: Plan) -> None:
-        """Hears what is going to be computed."""
+        """Is told which plan will be computed."""
         if self._merged is not None and self._merged.enabled:
             self._merged.saves(plan.saved)
         self._flood.serving(plan.pendings, lambda: self.seconds(plan.rows, plan.program))
@@ -115,7 +115,7 @@ class Planner:
         return self.seconds(plan.rows, plan.program)
 
     def query_weight(self, slots: Mapping[ClassKey, int]) -> float:
-        """What a row with these slots takes of a well-filled batch, in times of a bare row."""
+        """The cost of a row with these slots in a well-filled batch, as a multiple of a bare row's."""
         added = self._predictions.added([Row({}, slots, 0, USUAL_TOKENS)])
         return 1 + added * self.ready.rate / USUAL_TOKENS
 
@@ -124,5 +124,5 @@ class Planner:
         return self._predictions.seconds(rows, program)
 
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
-        """Learns from a batch what its program costs, as far as it is known what heavy rows add."""
+        """Learns from a batch what its program costs, as far as the cost of heavy rows is known."""
         self._predictions.ran(rows, program, seconds)

@@ -1,4 +1,4 @@
-"""What batches are predicted to take. Times are seconds."""
+"""Predicted times of batches, in seconds."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from jpets.engine.programs.program import Program, ProgramKey
 
 
 class Predictions:
-    """``costs`` are those of programs; ``deltas`` is what heavy rows add, None where it was not measured."""
+    """``costs`` are programs' costs; ``deltas`` the costs that heavy rows add, None if they were not measured."""
 
     def __init__(self, costs: CostTable, deltas: DeltaCosts | None) -> None:
         self._costs = costs
         self._deltas = deltas
 
     def added(self, rows: Sequence[Row]) -> float:
-        """By the heavy deltas of these rows to the time of a program."""
+        """Time that the heavy deltas of these rows add to a program's."""
         return self._deltas.seconds(rows) if self._deltas else 0.0
 
     def seconds(self, rows: Sequence[Row], program: Program) -> float:
-        """Of these rows in a program that is ready."""
+        """Time of these rows in a program that is ready."""
         return program.seconds + self.added(rows)
 
     def estimate(self, key: ProgramKey) -> float:
-        """Of a program that may never have run."""
+        """Time of a program that may never have run."""
         return self._costs.estimate(key)
 
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
-        """Learns from a batch what its program costs, as far as it is known what heavy rows add."""
+        """Learns from a batch what its program costs, as far as the cost of heavy rows is known."""
         if self._deltas is not None or not any(row.heavy for row in rows):
             self._costs.follow(program, seconds - self.added(rows))

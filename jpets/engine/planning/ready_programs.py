@@ -1,4 +1,5 @@
-"""The programs that are ready, and which of them take any mixture of queries, whatever classes came since the start."""
+"""The programs that are ready, and those that take any mixture of queries, with classes that came after the start
+too."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ Takers = Mapping[Bucket, Sequence[Program]]
 
 
 class ReadyPrograms:
-    """Reads the replica's tables of programs and of generations of classes, and keeps what follows from them.
+    """Reads the replica's tables of programs and of generations of classes, and derives lists from them.
 
     Rows of *usual* classes share batches: those of the latest generation whose core programs are all ready. Rows of
-    others, the *rare* ones, run in programs for any mixture of all classes, apart from them.
+    other classes, the *rare* ones, run apart from them, in programs for any mixture of all classes.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -30,9 +31,9 @@ class ReadyPrograms:
         self._generations: Sequence[Generation] = ()
         self._usual: frozenset[ClassKey] = frozenset()
         self._takers: dict[bool, Takers] = {}
-        """Of ``_programs`` those that take any mixture of usual classes, heavy ones among them or not."""
+        """The programs that take any mixture of usual classes, with or without heavy ones."""
         self._all_takers: Takers = {}
-        """Those that take any mixture of all classes."""
+        """The programs that take any mixture of all classes."""
         self._rate = 0.0
 
     @property
@@ -42,7 +43,7 @@ class ReadyPrograms:
         return self._rate
 
     def takers(self, *, heavy: bool, rare: bool = False) -> Takers:
-        """Programs for rows of any usual classes, heavy ones among them if asked, or of all classes."""
+        """Programs for rows of any usual classes, heavy ones included if asked, or of all classes."""
         self._read()
         return self._all_takers if rare else self._takers[heavy]
 
@@ -54,7 +55,7 @@ class ReadyPrograms:
         ]
 
     def together(self, waiting: Sequence[Pending]) -> tuple[Sequence[Pending], bool]:
-        """Those that may share a batch with the most urgent one, and whether their classes are rare."""
+        """The queries that may share a batch with the most urgent one, and whether their classes are rare."""
         self._read()
         if len(self._usual) == len(self._replica.family.slots):
             return waiting, False
@@ -62,7 +63,7 @@ class ReadyPrograms:
         return [p for p, own in zip(waiting, rare, strict=True) if own == rare[0]], rare[0]
 
     def _read(self) -> None:
-        """Derives anew what follows from the programs and their costs where the replica's tables have changed."""
+        """Derives the lists anew if the replica's tables have changed."""
         if self._programs is self._replica.programs and self._generations is self._replica.generations:
             return
         self._programs, self._generations = self._replica.programs, self._replica.generations

@@ -13,8 +13,8 @@ from jpets.errors import EngineFailure
 
 
 def steady_plan(waiting: Sequence[Pending], takers: Callable[[bool], Takers]) -> Plan:
-    """The most urgent query's own program, filled with others whose own it is. ``takers`` are the ready programs, heavy
-    classes among theirs or not."""
+    """The most urgent query's own program, filled with other queries of the same own program. ``takers`` are the ready
+    programs, with or without heavy classes."""
     kinds = [(pending.row.length, pending.row.heavy) for pending in waiting]
     own = {(length, heavy): own_program(length, takers(heavy)) for length, heavy in dict.fromkeys(kinds)}
     program = own[kinds[0]]
@@ -24,8 +24,8 @@ def steady_plan(waiting: Sequence[Pending], takers: Callable[[bool], Takers]) ->
 
 
 def own_program(length: int, takers: Takers) -> Program:
-    """Of the programs for any mixture the one of the shortest rows, without heavy classes where it can be. Its cost,
-    which every start measures anew, has no say."""
+    """Of the programs for any mixture the one with the shortest rows that fit, without heavy classes if possible. Costs
+    play no part: every start measures them anew."""
     fitting = [
         program for bucket, own in takers.items() if bucket.rectangular and bucket.longest >= length for program in own
     ]

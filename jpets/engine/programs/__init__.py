@@ -1,1 +1,1 @@
-"""What can run: programs, what each is compiled for, and where they are kept."""
+"""What can run: programs, the shapes each is compiled for, and their store."""

@@ -1,4 +1,4 @@
-"""The folder that compiled programs and costs are kept in, and what there is instead where it cannot be written."""
+"""The folder of compiled programs and costs, and its replacement if it cannot be written."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def default_cache_dir() -> Path:
 
 
 def open_cache(given: Path | None = None) -> Path:
-    """The folder, made where it is not there; the default one for None.
+    """The folder, which is made if it does not exist; the default one for None.
 
-    One that cannot be written, of a read-only image as it may be, is read, and what comes new is kept in a temporary
-    folder until the process ends; so is everything where the default folder cannot be made. Raises ``InvalidInput``
-    where the folder that was asked for is none.
+    A folder that cannot be written, as in a read-only image, is read; new files are kept in a temporary folder until
+    the process ends. So are all files if the default folder cannot be made. Raises ``InvalidInput`` if the given folder
+    cannot be one.
     """
     try:
         folder = user_path(given) if given is not None else default_cache_dir()
@@ -61,7 +61,7 @@ def open_cache(given: Path | None = None) -> Path:
 
 
 def why_not(folder: Path) -> str | None:
-    """What keeps the folder's parts from being made and written; None if nothing does."""
+    """The reason why the folder's parts cannot be made and written; None if there is none."""
     try:
         for part in PARTS:
             (folder / part).mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def why_not(folder: Path) -> str | None:
 
 @functools.cache
 def _temporary(like: Path | None) -> Path:
-    """A folder that goes with the process, with links to the files that ``like`` has."""
+    """A temporary folder, removed when the process ends, with links to the files of ``like``."""
     held = contextlib.ExitStack()
     try:
         made = held.enter_context(scratch_folder())
@@ -87,7 +87,7 @@ def _temporary(like: Path | None) -> Path:
     for part in PARTS:
         own = made / part
         own.mkdir()
-        with contextlib.suppress(OSError):  # nothing there, or nothing for this user
+        with contextlib.suppress(OSError):  # there is nothing, or nothing for this user
             for file in (like / part).iterdir() if like is not None else ():
                 (own / file.name).symlink_to(file.absolute())
     return made

@@ -1,7 +1,7 @@
 """In which order, and on which streams, the delta operators of one program run (PetS section 4.2).
 
 A class is one operator here: it serves all its tasks in the batch. Classes of different steps of the unified
-representation never change places; within a step their order is free.
+representation keep their order; within a step the order is free.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from jpets.engine.batch.bucket import Bucket, Variant, capacity, windowed
 from jpets.scheduling.costs.operators import Operator, assign_streams, interleave, stream_count
 
 ORDER_STREAMS = 2
-"""Where there is one stream, operators take turns as if there were one for each half: memory- and compute-bound."""
+"""Turns on a single stream: operators alternate as if each half, memory-bound and compute-bound, had a stream."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Streams:
-    """``most`` streams for deltas: 1 only orders them, 0 leaves the order of the classes.
+    """``most`` streams for deltas: 1 only orders them, 0 keeps the order of the classes.
 
     A program with fewer than ``tokens`` tokens for each class uses two (PetS section 6.3.3).
     """
@@ -34,7 +34,7 @@ ORDERED = Streams()
 
 
 def delta_streams(settings: EngineSettings, platform: str) -> Streams:
-    """What ``settings`` ask for; one stream where XLA has no streams, and calls would only prevent fusion.
+    """The streams that ``settings`` ask for; one if XLA has no streams, as calls would then only prevent fusion.
 
     Raises ``ValueError`` for a negative number.
     """
@@ -63,7 +63,7 @@ def class_operator(config: BackboneConfig, bucket: Bucket, variant: Variant, key
 
 
 def delta_order(config: BackboneConfig, bucket: Bucket, variant: Variant, streams: Streams) -> list[Turn]:
-    """The light and heavy classes of a program in the order in which they act. A program always gets the same."""
+    """The light and heavy classes of a program in the order in which they act. A program always gets the same order."""
     classes = [key for key in variant.classes() if class_method(key.method).kind in ("light", "heavy")]
     if streams.most == 0:
         return [Turn(key) for key in classes]

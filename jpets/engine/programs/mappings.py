@@ -10,12 +10,12 @@ from jpets.errors import OutOfSpace
 MAPPINGS = pathlib.Path("/proc/self/maps")
 MOST_MAPPINGS = pathlib.Path("/proc/sys/vm/max_map_count")
 SPARE_MAPPINGS = 8192
-"""For two programs that are loaded at a time (a heavy one of MiniLM takes 840, of BERT-base 1,520, of BERT-large twice
-as many), and for arrays and threads."""
+"""Reserve for two programs that are loaded at a time (a heavy one of MiniLM takes 840, of BERT-base 1,520, of
+BERT-large twice as many), and for arrays and threads."""
 
 
 def mappings_left() -> int:
-    """How many more memory mappings the system grants this process; ``sys.maxsize`` where it does not count them."""
+    """How many more memory mappings the system grants this process; ``sys.maxsize`` if it does not count them."""
     try:
         return int(MOST_MAPPINGS.read_text()) - MAPPINGS.read_bytes().count(b"\n")
     except OSError:
@@ -23,9 +23,9 @@ def mappings_left() -> int:
 
 
 def spare_mappings() -> int:
-    """``mappings_left``, where they are enough to load a program.
+    """``mappings_left``, if they are enough to load a program.
 
-    Raises ``OutOfSpace`` where they are not: XLA would end the process.
+    Raises ``OutOfSpace`` if they are not: XLA would end the process.
     """
     left = mappings_left()
     if left < SPARE_MAPPINGS:

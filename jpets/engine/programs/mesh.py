@@ -1,7 +1,7 @@
-"""Where one replica's arrays are: on one device, or spread over several that compute each batch together.
+"""Where one replica's arrays are: on one device, or split over several that compute each batch together.
 
 With several, heads and feed-forward columns are split (tensor parallelism, Shoeybi et al. 2019: Megatron-LM), and XLA
-puts the sums between them. What cannot be split evenly is on each of them.
+adds the sums between them. Arrays that cannot be split evenly are on each of them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MODEL = "model"
 """The mesh's only axis."""
 SPLIT = frozenset({"heads", "columns"})
 LEAST_SPLIT = 1 << 11
-"""Numbers of a slot below which a bank's array is not split: it would cost more to gather than it saves."""
+"""Fewest numbers of a slot for which a bank's array is split: gathering a smaller one costs more than it saves."""
 
 
 class MeshSlice:
-    """One device or several. Raises ``InvalidInput`` where ``heads`` are not a multiple of their number."""
+    """One device or several. Raises ``InvalidInput`` if ``heads`` is not a multiple of their number."""
 
     def __init__(self, devices: Sequence[jax.Device], heads: int = 0) -> None:
         if not devices or heads % len(devices):
@@ -38,8 +38,8 @@ class MeshSlice:
         return self._sharding()
 
     def params(self, params: Any, axes_of: Mapping[str, Sequence[str | None]]) -> Any:
-        """A sharding for each parameter (arrays or shapes), by the logical axes of those that may be split: of others
-        each device has the whole."""
+        """A sharding for each parameter (arrays or shapes), by the logical axes of those that may be split. Each device
+        has the whole of all others."""
 
         def place(path: tuple[Any, ...], leaf: Any) -> jax.sharding.Sharding:
             axes = axes_of.get(str(path[-1].key), ())
@@ -49,7 +49,7 @@ class MeshSlice:
         return jax.tree_util.tree_map_with_path(place, params)
 
     def bank(self, shape: Sequence[int]) -> jax.sharding.Sharding:
-        """For a bank's array [slots, ...] whose slots have this shape: its last axis is split."""
+        """The sharding of a bank's array [slots, ...] with slots of this shape: its last axis is split."""
         wanted = [None, *(None for _ in shape[:-1]), MODEL]
         large = len(shape) > 0 and math.prod(shape) >= LEAST_SPLIT
         return self._sharding(*wanted) if large and self._even((1, *shape), wanted) else self.everywhere

@@ -1,4 +1,4 @@
-"""What is compiled of a kind of model: one pure function, and the shapes of its arguments."""
+"""What is compiled for a kind of model: one pure function, and the shapes of its arguments."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Params = dict[str, Any]
 """Nested dicts of arrays; the engine only hands them on."""
 BankArrays = Mapping[str, Any]
 State = Any
-"""A pytree of arrays that one batch leaves for the next; () where there is nothing to leave."""
+"""A pytree of arrays that one batch leaves for the next; () if it leaves nothing."""
 Outputs = Any
-"""A pytree of arrays, which the workload of the same kind reads."""
+"""A pytree of arrays, read by the workload of the same kind."""
 
 
 class Network(abc.ABC):
     """A kind of model as programs know it. Implementations are frozen dataclasses: equal ones make the same programs.
 
-    An edit of the module of an implementation, or of what that imports, makes every stored program of its kind stale.
-    So how queries become rows, and outputs become results, is written elsewhere: in its ``Workload``.
+    An edit of an implementation's module, or of a module that it imports, makes every stored program of its kind stale.
+    So the code that turns queries into rows, and outputs into results, is elsewhere: in its ``Workload``.
     """
 
     kind: ClassVar[str]
@@ -42,24 +42,24 @@ class Network(abc.ABC):
     @property
     @abc.abstractmethod
     def inputs(self) -> Mapping[str, TokenInput]:
-        """What each token brings, by name."""
+        """The inputs of each token, by name."""
 
     @property
     def split_axes(self) -> Mapping[str, Sequence[str | None]]:
         """Logical axes of the parameters that several devices may share (``MeshSlice``), by the last part of their
-        names; all others are on each device."""
+        names; each device has all other parameters whole."""
         return {}
 
     @abc.abstractmethod
     def cast(self, params: Params, dtype: DType) -> Params:
-        """A backbone's parameters as the device keeps them."""
+        """A backbone's parameters in the form of the device."""
 
     @abc.abstractmethod
     def abstract_params(self, dtype: DType) -> Params:
         """The shapes of ``cast``'s result."""
 
     def initial_state(self) -> State:
-        """What the first batch finds. Programs donate it."""
+        """The state before the first batch. Programs donate it."""
         return ()
 
     @abc.abstractmethod
@@ -74,7 +74,7 @@ class Network(abc.ABC):
         batch: PackedBatch,
         views: Sequence[ClassView],
     ) -> tuple[State, Outputs]:
-        """What a program computes: ``banks`` and ``views`` in the order of the variant's classes."""
+        """The function that a program computes: ``banks`` and ``views`` in the order of the variant's classes."""
 
     @abc.abstractmethod
     def outputs(self, variant: Variant) -> Outputs:
@@ -82,7 +82,7 @@ class Network(abc.ABC):
 
     @abc.abstractmethod
     def arithmetic(self, bucket: Bucket, variant: Variant) -> float:
-        """Multiply-adds of a program: the unit in which programs are estimated before they are measured."""
+        """Multiply-adds of a program: the unit of estimates before a program is measured."""
 
     @abc.abstractmethod
     def base_bias(self, params: Params) -> npt.NDArray[np.float32]:
@@ -90,7 +90,7 @@ class Network(abc.ABC):
 
     @abc.abstractmethod
     def lower(self, task: Task, params: Params) -> tuple[Task, Sequence[Contribution]]:
-        """A task as its queries have to know it, and what it puts into banks. Raises ``InvalidTask``."""
+        """A task in the form that its queries need, and its contributions to banks. Raises ``InvalidTask``."""
 
     def classes(self, task: Task, params: Params) -> tuple[ClassKey, ...]:
         """The classes of a task's own deltas and head, each as small as it can be. Raises ``InvalidTask``."""
@@ -98,19 +98,19 @@ class Network(abc.ABC):
 
     @abc.abstractmethod
     def merge_target(self, params: Params) -> Params:
-        """Those parameters that a merged copy has of its own."""
+        """The parameters of which a merged copy has its own."""
 
     @abc.abstractmethod
     def merged(self, task: Task, params: Params, dtype: DType) -> Params:
-        """``merge_target`` with the heavy deltas of ``task`` folded in, as the device keeps it."""
+        """``merge_target`` with the heavy deltas of ``task`` folded in, in the form of the device."""
 
     @abc.abstractmethod
     def random_params(self) -> Params:
-        """For measurements."""
+        """Random parameters, for measurements."""
 
     @abc.abstractmethod
     def shortened(self, layers: int) -> Self:
-        """The same with so many layers, for measurements: every layer costs the same."""
+        """The same network with this many layers, for measurements: every layer costs the same."""
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, length: int) -> Mapping[str, npt.NDArray[Any]]:

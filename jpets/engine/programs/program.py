@@ -32,16 +32,16 @@ from jpets.engine.programs.network import BankArrays, Network, Outputs, Params, 
 log = logging.getLogger(__name__)
 
 HOST_BYTES_PER_STORED_BYTE = 27
-"""Host memory of a loaded program over the size of its file (MiniLM on a CPU: 24 to 26)."""
+"""Host memory of a loaded program, as a multiple of its file's size (MiniLM on a CPU: 24 to 26)."""
 STATE = 2
 """The place of the state among a program's arguments."""
 COMPILERS = 2
-"""Programs that are compiled at a time: half of the work is XLA's, which needs no lock of Python's."""
+"""Programs that are compiled at a time: half of the work is XLA's, which does not need Python's lock."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramKey:
-    """What a program is compiled for."""
+    """The bucket and variant that a program is compiled for."""
 
     bucket: Bucket
     variant: Variant
@@ -52,8 +52,8 @@ class ProgramKey:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What all programs of one engine have in common: the network, number format, slots of each class's bank, and how
-    delta operators are spread over streams."""
+    """Everything that all programs of one engine share: the network, number format, slots of each class's bank, and the
+    streams of delta operators."""
 
     network: Network
     dtype: DType
@@ -85,7 +85,7 @@ def key_from_json(text: str) -> ProgramKey:
 
 
 def abstract_arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tuple[Any, ...]:
-    """Shapes of a program's arguments, and where they are, in the order of ``Network.run``."""
+    """Shapes and placement of a program's arguments, in the order of ``Network.run``."""
     network, config = family.network, family.config
 
     def shape(dims: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
@@ -113,27 +113,27 @@ def abstract_arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tupl
 
 @dataclasses.dataclass
 class Program:
-    """A compiled program. ``seconds`` is what a batch in it takes, heavy rows apart: what is known so far."""
+    """A compiled program. ``seconds`` is the time of a batch in it, without heavy rows, as far as known."""
 
     key: ProgramKey
     compiled: jax.stages.Compiled
     seconds: float = 0.0
     followed: bool = False
-    """Whether batches had a say in ``seconds``."""
+    """Whether batches have changed ``seconds``."""
     stored_bytes: int = 0
     mappings: int = 0
-    """Memory mappings of its code, those included that other threads made while it was loaded."""
+    """Memory mappings of its code; mappings that other threads made while it was loaded count too."""
     last_used: float = dataclasses.field(default_factory=time.monotonic)
-    """``time.monotonic`` seconds of the last batch."""
+    """Time of the last batch (``time.monotonic``)."""
 
     @property
     def host_bytes(self) -> int:
-        """Host memory it takes, estimated: what XLA keeps of a program is no figure that it tells."""
+        """Estimated host memory: XLA does not tell what it takes."""
         return self.stored_bytes * HOST_BYTES_PER_STORED_BYTE
 
     @functools.cached_property
     def memory(self) -> Any:
-        """The compiler's figures of a run's device memory; None where it has none."""
+        """The compiler's figures of a run's device memory; None if it gives none."""
         return self.compiled.memory_analysis()
 
     @functools.cached_property
@@ -162,7 +162,7 @@ def trace_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None
 
 
 def compile_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None) -> Program:
-    """Lowers and compiles, always anew: ``ProgramStore`` is what remembers.
+    """Lowers and compiles, always anew: only ``ProgramStore`` remembers programs.
 
     Raises ``OutOfSpace`` where the process may not map another program's code.
     """
@@ -174,14 +174,14 @@ def compile_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = No
 
 
 def compile_programs(family: Family, keys: Iterable[ProgramKey], mesh: MeshSlice | None = None) -> Iterator[Program]:
-    """``compile_program`` of each in order, ``COMPILERS`` at a time."""
+    """``compile_program`` of each, in order, ``COMPILERS`` at a time."""
     with _no_compilation_cache(), ThreadPoolExecutor(COMPILERS) as pool:
         yield from pool.map(functools.partial(compile_program, family, mesh=mesh), keys)
 
 
 @contextlib.contextmanager
 def _no_compilation_cache() -> Iterator[None]:
-    """Keeps JAX's own cache out: an executable that it served lacks its code when it is serialised again."""
+    """Turns JAX's own cache off: an executable from it lacks its code when it is serialised again."""
     if not (jax.config.values["jax_enable_compilation_cache"] and jax.config.values["jax_compilation_cache_dir"]):
         yield
         return

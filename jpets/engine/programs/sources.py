@@ -1,4 +1,4 @@
-"""Which code decides what a program computes: a module, and all that it imports."""
+"""The code that decides what a program computes: a module, and all that it imports."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 OURS = ("jpets", "pallas_kernels", "checkpoints", "serving")
 LIBRARIES = ("flax", "jax", "jaxlib", "jaxtyping", "ml_dtypes", "numpy", "optax", "scipy", "tokenizers", "transformers")
-"""Known by their versions; of other packages, every file counts."""
+"""Packages that count by their version; of other packages, every file counts."""
 PROGRAM = "jpets.engine.programs.program"
 """The module that traces and compiles programs."""
 LARGE = 64 << 20
-"""Bytes of a package that is known by its version too."""
+"""Bytes of a package that counts by its version too."""
 
 
 @functools.cache
 def digest_of_code(*roots: str) -> str:
-    """Digest of these modules and of what they import anywhere in their sources, and so on.
+    """Digest of these modules, of the modules that they import anywhere in their sources, and so on.
 
-    Of our packages single modules count; of others all files, data too; of ``LIBRARIES`` the version. What lies among
-    the installed packages and is not a root's own is followed no further. A root without a source, one that was typed
-    in, has another digest in every process.
+    Of our packages single modules count; of other packages all files, data included; of ``LIBRARIES`` the version.
+    Installed packages other than a root's own are not followed further. A root without a source, such as one typed in
+    a session, has another digest in every process.
     """
     followed = {*map(_top, roots), *OURS}
     found: dict[str, bytes] = {}
@@ -53,7 +53,7 @@ def digest_of_code(*roots: str) -> str:
 
 
 def modules_of(kind: type) -> Sequence[str]:
-    """Where a class and what it inherits from are written, but for Python's own."""
+    """The modules in which a class and its base classes are written, without Python's own."""
     modules = {each.__module__ for each in kind.__mro__}
     return sorted(name for name in modules if _top(name) not in sys.stdlib_module_names)
 
@@ -68,7 +68,7 @@ def _top(name: str) -> str:
 
 
 def _files(name: str) -> Mapping[pathlib.Path, str]:
-    """The files that count for a module, each with the name of its own; none for what its version stands for."""
+    """The files that count for a module, each with its module's name; none for a module that counts by version."""
     top = _top(name)
     spec = _spec(top) if top not in LIBRARIES else None
     if spec is None:
@@ -84,7 +84,7 @@ def _files(name: str) -> Mapping[pathlib.Path, str]:
 
 
 def _own_file(folders: list[pathlib.Path], name: str) -> Iterator[tuple[pathlib.Path, str]]:
-    """The front of one of our packages only names what is in it."""
+    """The ``__init__`` of one of our packages only names what is in it."""
     _, *parts = name.split(".")
     for folder in folders if parts else ():
         base = folder.joinpath(*parts)
@@ -100,11 +100,11 @@ def _package(folder: pathlib.Path, top: str) -> Iterator[tuple[pathlib.Path, str
 
 
 def _imports(source: bytes, module: str, *, package: bool) -> Iterator[str]:
-    """What a source imports, also inside functions; some names are of what a module holds, and of no module."""
+    """The names that a source imports, also inside functions; some are of things in a module, not of modules."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return  # a template or the like: its content counts, and nothing can import it
+        return  # a template or the like: its content counts, but it cannot be imported
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -130,7 +130,7 @@ def _installed(path: pathlib.Path) -> bool:
 
 
 def _version(name: str) -> bytes:
-    """Empty for what is no package of its own, or not there."""
+    """The version of a module's package; empty for a module that is not a package, or not there."""
     try:
         return importlib.metadata.version(name).encode()
     except (importlib.metadata.PackageNotFoundError, ValueError):

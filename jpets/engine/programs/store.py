@@ -1,4 +1,4 @@
-"""Where programs are kept in compiled form."""
+"""The store of compiled programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 UNUSED_SECONDS = 30 * 24 * 3600.0
 STALE_WRITE_SECONDS = 60.0
-"""A program is written within a second: what is older was left by a process that was killed."""
+"""Seconds after which a temporary file is old: writing takes one, so a process that was killed left it."""
 COMPILER_VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
 COMPILER_SETTINGS = (
     "jax_allow_f16_reductions",
@@ -54,11 +54,11 @@ def compiler_settings() -> dict[str, Any]:
 
 
 class ProgramStore:
-    """A folder of serialised programs. Loading one takes a seventh of lowering and reading the compilation cache.
+    """A folder of serialised programs. Loading one takes a seventh of the time of lowering it and reading JAX's cache.
 
-    Names digest all that a program depends on: its shapes, this code and that of its classes' methods, JAX's version
-    and settings, the kind of device, and which devices of that kind: XLA compiles for them and loads a program on no
-    others. What cannot be read is compiled again.
+    A name is a digest of all that a program depends on: its shapes, this code and that of its classes' methods, JAX's
+    version and settings, the kind of device, and the devices' numbers: XLA loads a program only on the devices that it
+    was compiled for. A damaged file is compiled again.
     """
 
     def __init__(self, folder: pathlib.Path, mesh: MeshSlice) -> None:
@@ -89,12 +89,12 @@ class ProgramStore:
     def _path(self, family: Family, key: ProgramKey) -> pathlib.Path:
         devices = [device.id for device in self._mesh.devices]
         name = hashlib.sha256(f"{devices} {key_to_json(key)}".encode()).hexdigest()[:24]
-        classes = key.variant.classes()  # others may come and go
+        classes = key.variant.classes()  # other classes may come and go
         own = dataclasses.replace(family, slots=tuple((of, slots) for of, slots in family.slots if of in classes))
         return self._folder / f"{self.family_name(own)}-{name}.program"
 
     def save(self, family: Family, program: Program) -> None:
-        """A full or read-only disk only costs the next start its time."""
+        """Stores a program. A full or read-only disk only makes the next start slower."""
         payload, _, _ = serialize_executable.serialize(program.compiled)
         program.stored_bytes = len(payload)
         try:
@@ -107,11 +107,12 @@ class ProgramStore:
             self._path(family, key).unlink()
 
     def sweep_of(self, process: int) -> None:
-        """Removes what a process that has ended was writing."""
+        """Removes the unfinished files of a process that has ended."""
         sweep(self._folder, written_by(process), 0.0)
 
     def _sweep(self) -> None:
-        """Removes programs that were not loaded for a long time, as those of older versions, and half-written files."""
+        """Removes programs that were not loaded for a long time, such as those of older versions, and unfinished
+        files."""
         sweep(self._folder, TEMPORARY, STALE_WRITE_SECONDS)
         for path in self._folder.glob("*.program"):
             with contextlib.suppress(OSError):
@@ -119,13 +120,13 @@ class ProgramStore:
                     path.unlink()
 
     def load(self, family: Family, key: ProgramKey) -> Program | None:
-        """The kept program; None where there is none. Raises ``OutOfSpace`` as ``compile_program`` does."""
+        """The stored program; None if there is none. Raises ``OutOfSpace`` as ``compile_program`` does."""
         path = self._path(family, key)
         try:
             payload = path.read_bytes()
         except OSError:
             return None
-        with contextlib.suppress(OSError):  # a folder that may only be read
+        with contextlib.suppress(OSError):  # a read-only folder
             os.utime(path)
         left = spare_mappings()
         arguments = abstract_arguments(family, key, self._mesh)
@@ -135,7 +136,7 @@ class ProgramStore:
             compiled = serialize_executable.deserialize_and_load(
                 payload, in_tree, out_tree, execution_devices=self._mesh.devices
             )
-        except Exception:  # a damaged file raises whatever the unpickler or XLA stumbled over
+        except Exception:  # a damaged file may raise any error of the unpickler or XLA
             log.exception("a stored program could not be loaded and is compiled again")
             self.forget(family, key)
             return None
@@ -143,7 +144,7 @@ class ProgramStore:
 
 
 def _cpu() -> str:
-    """What the host's processor can do; a program for a CPU runs only on its like."""
+    """The features of the host's processor; a program for a CPU runs only on a CPU with the same ones."""
     info = pathlib.Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor()

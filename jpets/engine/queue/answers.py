@@ -1,4 +1,4 @@
-"""The end of a query: its future gets a result, its task is let go, and it is counted."""
+"""The end of a query: its future gets a result, its task is released, and it is counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LATE = DeadlineExceeded("the deadline passed before the query was computed; allo
 
 
 class Answers:
-    """Answers queries that have left the queue, each once, however often it is tried.
+    """Answers queries that have left the queue, each only once, however often it is tried.
 
     A query has one owner at a time (``PendingQueue.remove``), so different ones may be answered on different threads.
     """
@@ -25,7 +25,7 @@ class Answers:
         self._stats = stats
 
     def give(self, pending: Pending, result: Result) -> None:
-        """A query whose client has left is counted as cancelled."""
+        """Gives a result. A query of a client that has left is counted as cancelled."""
         if self._ends(pending):
             pending.future.set_result(result)
             self._stats.answered(result.error.code if result.error else "ok")
@@ -35,12 +35,12 @@ class Answers:
         self._ends(pending)
 
     def fail(self, pendings: Iterable[Pending], error: JpetsError) -> None:
-        """Those of a batch that failed half-way which have their answer keep it."""
+        """Answers with an error; queries of a half-failed batch that have their answer keep it."""
         for pending in pendings:
             self.give(pending, failure(pending.task, error, pending.row.text_tokens))
 
     def _ends(self, pending: Pending) -> bool:
-        """Lets go of the task; whether a client still waits for the answer."""
+        """Releases the task; returns whether a client still waits for the answer."""
         if pending.ended:
             return False
         pending.ended = True

@@ -15,8 +15,8 @@ from jpets.scheduling.order.order import due, interleave, starting_time
 class Backlog:
     """Waiting queries of one priority, by tenant, and the tenants' virtual times (tokens).
 
-    A tenant that has nothing waiting is forgotten once the least backlogged time has caught up with its own, as it
-    would start there anyway. So what is kept is bounded by what waits and by what was served a little ahead of it.
+    A tenant without waiting queries is forgotten once the least time of the waiting ones has caught up with its own, as
+    it would start there anyway. So the memory is bounded by the waiting queries and by tenants that are a little ahead.
     """
 
     def __init__(self) -> None:
@@ -25,9 +25,9 @@ class Backlog:
         self._places: dict[str, tuple[float, int]] = {}
         """tenant -> (virtual time, a number that rises with every tenant that becomes backlogged)."""
         self._backlogged: SortedList = SortedList()
-        """(virtual time, number, tenant) of those with queries waiting."""
+        """(virtual time, number, tenant) of tenants with queries waiting."""
         self._idle: SortedList = SortedList()
-        """The same of those without, as far as they are not forgotten."""
+        """The same of tenants without waiting queries, until they are forgotten."""
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -55,7 +55,8 @@ class Backlog:
             self._forget()
 
     def charge(self, tenant: str, tokens: int, *, level: bool = False) -> None:
-        """Counts tokens that a backlogged tenant is being served; ``level``: not past the others that wait."""
+        """Counts tokens that are served to a backlogged tenant; ``level``: its time does not pass the others that
+        wait."""
         time, number = self._places[tenant]
         self._backlogged.remove((time, number, tenant))
         charged = time + tokens
@@ -73,7 +74,7 @@ class Backlog:
         return [entry[2] for entry in self._queues.get(tenant, [])[-count:]] if count else []
 
     def ordered(self) -> Iterator[Pending]:
-        """Most urgent first; read before anything changes."""
+        """The queries, most urgent first; to be read before anything changes."""
         queues = ((time, (entry[2] for entry in self._queues[tenant])) for time, _, tenant in self._backlogged)
         return interleave(queues, lambda pending: pending.tokens)
 
@@ -116,7 +117,7 @@ class Backlogs:
         self._by_priority[-party[0]].charge(party[1], tokens, level=level)
 
     def ordered(self) -> Iterator[Pending]:
-        """Most urgent first; read before anything changes."""
+        """The queries, most urgent first; to be read before anything changes."""
         return itertools.chain.from_iterable(backlog.ordered() for backlog in self._by_priority.values())
 
     def counts(self, most: int) -> Counter[tuple[int, str]]:

@@ -10,7 +10,7 @@ from jpets.engine.tasks.entries import Entry
 
 
 class ColdBacklogs(Backlogs):
-    """Backlogs whose queries are found by their absent tasks too."""
+    """Backlogs that also find queries by their absent tasks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,8 +30,8 @@ class ColdBacklogs(Backlogs):
             del self._by_task[pending.absent]
 
     def absent(self, count: int, apart: Container[Entry]) -> dict[Entry, float]:
-        """Up to ``count`` tasks, but those of ``apart``, the most urgent first, and since when the most urgent of their
-        queries has waited."""
+        """Up to ``count`` tasks without those of ``apart``, the most urgent first, each with the time since which its
+        most urgent query has waited."""
         found: dict[Entry, float] = {}
         for pending in self.ordered():
             assert pending.absent is not None
@@ -42,7 +42,7 @@ class ColdBacklogs(Backlogs):
         return found
 
     def waiting_for(self, entry: Entry) -> list[Pending]:
-        """The queries of a task."""
+        """The waiting queries of a task."""
         return list(self._by_task.get(entry, {}).values())
 
     def clear(self) -> None:

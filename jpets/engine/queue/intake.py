@@ -1,4 +1,4 @@
-"""From a query to what waits for a batch: its row, and a hold on its task."""
+"""From a query to an item that waits for a batch: its row, and a hold on its task."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jpets.errors import NotFound
 from jpets.types import Query, Result
 
 Acquired = Mapping[str, Resident | Entry]
-"""Task -> what was found, held where it is on the device."""
+"""Task -> what is known of it; held if it is on the device."""
 NOTHING: Acquired = MappingProxyType({})
 
 
 class Intake:
-    """Prepares the queries of one engine, in whatever thread submits them."""
+    """Prepares the queries of one engine, in the thread that submits them."""
 
     def __init__(self, workload: Workload, tasks: TaskTable, stats: Stats) -> None:
         self._workload = workload
@@ -31,7 +31,8 @@ class Intake:
         self._stats = stats
 
     def acquire(self, queries: Sequence[Query], tenant: str) -> Acquired:
-        """The tasks of a submission, each looked up once and held for all of its queries; unknown ones are left out."""
+        """The tasks of a submission, each looked up once and held for all of its queries; unknown tasks are left
+        out."""
         found: dict[str, Resident | Entry] = {}
         counts = Counter(query.task for query in queries if isinstance(query.task, str))
         for task, count in counts.items():
@@ -47,8 +48,8 @@ class Intake:
         tenant: str,
         acquired: Acquired = NOTHING,
     ) -> Pending | Future[Result]:
-        """What waits, or the answer where something is wrong with the query. Its task is looked up where it is not
-        ``acquired``."""
+        """The item that waits, or the answer if something is wrong with the query. Its task is looked up if it is not
+        in ``acquired``."""
         found: Resident | Entry | None = None
         try:
             if query.task is not None:
@@ -57,7 +58,7 @@ class Intake:
                 row = self._workload.stand_in(query)
                 return Pending(query.task, None, row, deadline, priority, tenant, absent=found, query=query)
             return Pending(query.task, found, self._workload.row(query, found), deadline, priority, tenant)
-        except Exception as error:  # noqa: BLE001 (whatever is wrong with one query, the others run)
+        except Exception as error:  # noqa: BLE001 (an error of one query must not stop the others)
             if isinstance(found, Resident):
                 self._tasks.done(found)
             told = as_refusal(error)
@@ -67,13 +68,13 @@ class Intake:
             return future
 
     def give_back(self, prepared: Iterable[Pending | Future[Result]]) -> None:
-        """Lets go of the tasks of queries that will not run."""
+        """Releases the tasks of queries that will not run."""
         for item in prepared:
             if isinstance(item, Pending) and item.resident is not None:
                 self._tasks.done(item.resident)
 
     def release(self, queries: Sequence[Query], acquired: Acquired) -> None:
-        """Lets go of the tasks of queries that were not prepared."""
+        """Releases the tasks of queries that were not prepared."""
         for query in queries:
             if isinstance(query.task, str) and isinstance(held := acquired.get(query.task), Resident):
                 self._tasks.done(held)

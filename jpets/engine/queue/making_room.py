@@ -1,4 +1,4 @@
-"""Which queries a full queue gives up for a tenant that has little waiting."""
+"""The queries that a full queue pushes out for a tenant with few waiting ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from jpets.engine.queue.pending import Pending
 def dispensable(
     ready: Backlogs, cold: Backlogs, party: tuple[int, str], coming: int, excess: int
 ) -> list[Pending] | None:
-    """``excess`` queries of the tenants with the longest queues, the least urgent first, while these are longer than
-    that of ``party`` with what is ``coming``; of equal ones, the lower priority's. None where there are not so many."""
+    """Finds ``excess`` queries to push out, of the tenants with the longest queues, the least urgent first, while those
+    queues are longer than ``party``'s would be with the ``coming`` ones. Between equal queues, the one of lower
+    priority gives. None if there are too few."""
     waiting = ready.counts(party[0]) + cold.counts(party[0])
     counts = [(-count, priority, tenant) for (priority, tenant), count in waiting.items()]
     own = coming + waiting[party]
@@ -29,6 +30,6 @@ def dispensable(
 
 
 def _least_urgent(ready: Backlogs, cold: Backlogs, party: tuple[int, str], count: int) -> list[Pending]:
-    """Cold ones first: they would wait longest."""
+    """The least urgent queries of a party; cold ones first: they would wait longest."""
     chosen = cold.least_urgent(party, count)
     return chosen + ready.least_urgent(party, count - len(chosen))

@@ -17,7 +17,7 @@ from jpets.types import Query, Result
 class Pending:
     """One query on its way. Times are ``time.monotonic`` seconds.
 
-    A *cold* one waits for its task to come to the device: it has an ``absent`` entry and a ``query`` instead of a
+    A *cold* query waits for its task to come to the device. It has an ``absent`` entry and a ``query`` in place of a
     resident, and a row that stands in for its own.
     """
 
@@ -30,11 +30,11 @@ class Pending:
     future: Future[Result] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
     number: int = field(default_factory=itertools.count().__next__)
-    """Unique in the process, and rising: the earlier query has the lower one."""
+    """A number, unique in the process: the earlier query has the lower one."""
     ended: bool = False
-    """Answered, or known to have no client any more."""
+    """Whether it is answered, or has no client any more."""
     keep: Callable[[Result], None] | None = None
-    """Gets the result before the caller does, as the caller may write into it."""
+    """Gets the result before the caller does, as the caller may change it."""
     absent: Entry | None = None
     query: Query | None = None
 
@@ -48,5 +48,5 @@ class Pending:
 
     @property
     def party(self) -> tuple[int, str]:
-        """What it counts for when batches are shared out fairly."""
+        """Its priority and tenant, among which batches are shared fairly."""
         return self.priority, self.tenant

@@ -22,16 +22,16 @@ from jpets.errors import SHUTTING_DOWN, Saturated
 from jpets.types import Result
 
 WINDOW = 256
-"""Waiting queries that are looked at together, most urgent first."""
+"""Waiting queries that are considered together, most urgent first."""
 
 
 class PendingQueue:
     """Bounded; a submission is refused as a whole. A full queue pushes out queries of the tenant that fills it.
 
-    Higher priority first; of one priority, tenants share by tokens served; of one tenant, the earliest due first. Cold
-    queries stand in an order of their own until ``warm``: by it their tenants share what it takes to bring their tasks.
-    ``left`` is called, on the thread that cancelled, with each query whose future was cancelled while it waited: it is
-    out already, and the callee is the one to answer it. Every operation on one query takes logarithmic time.
+    Higher priority first; within a priority, tenants share by tokens served; within a tenant, the earliest due first.
+    Cold queries wait in an order of their own until ``warm``; in it their tenants share the work of bringing tasks.
+    ``left`` is called, on the thread that cancelled, with each query that was cancelled while it waited: the query has
+    left the queue already, and the callee has to answer it. Every operation on one query takes logarithmic time.
     """
 
     def __init__(self, limit: int, left: Callable[[Pending], None]) -> None:
@@ -40,13 +40,13 @@ class PendingQueue:
         self._waiting: dict[int, Pending] = {}
         self._ready, self._cold = Backlogs(), ColdBacklogs()
         self._deadlines: SortedList = SortedList()
-        """(deadline, number) of those that have one."""
+        """(deadline, number) of queries with a deadline."""
         self.changed = threading.Condition()
         self.closed = False
         self.arrivals = 0
-        """Rises whenever there are more queries that could run."""
+        """Rises whenever more queries could run."""
         self.ready_since = time.monotonic()
-        """When the first came of those that could run, at ``time.monotonic``; before that nothing could."""
+        """When the first of the queries that could run came (``time.monotonic``); before that none could."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -63,8 +63,8 @@ class PendingQueue:
     def put(self, items: Sequence[Pending]) -> list[Pending]:
         """Adds a tenant's queries. Raises ``Saturated`` when full or closed.
 
-        A full queue makes room for a tenant that has little waiting: by the least urgent queries of those that have
-        more, of no higher priority. They are out then and returned, for the caller to answer.
+        A full queue makes room for a tenant with few waiting queries: it pushes out the least urgent queries of tenants
+        with more, of no higher priority. These are returned for the caller to answer.
         """
         with self.changed:
             if self.closed:
@@ -80,7 +80,7 @@ class PendingQueue:
             self._deadlines.update((p.deadline, p.number) for p in items if p.deadline is not None)
             self.arrivals += 1
             self.changed.notify_all()
-        for pending in items:  # a number, not the query: a future that held its query would be a cycle
+        for pending in items:  # by number: a future that held its query would be a cycle
             pending.future.add_done_callback(partial(self._done, pending.number))
         return pushed
 
@@ -90,8 +90,8 @@ class PendingQueue:
             return list(itertools.islice(self._ready.ordered(), count))
 
     def absent(self, count: int, apart: Container[Entry] = ()) -> dict[Entry, float]:
-        """Up to ``count`` tasks that cold queries wait for, but those of ``apart``, the most urgent first, and since
-        when the most urgent of their queries has waited."""
+        """Up to ``count`` tasks that cold queries wait for, without those of ``apart``, the most urgent first, each
+        with the time since which its most urgent query has waited."""
         with self.changed:
             return self._cold.absent(count, apart)
 
@@ -101,8 +101,8 @@ class PendingQueue:
             return self._cold.waiting_for(entry)
 
     def warm(self, rows: Sequence[tuple[Pending, Row]], resident: Resident) -> list[Pending]:
-        """These cold queries of a task that has come could run now, with rows of their own; returns those of them that
-        still waited."""
+        """These cold queries of a task that has come can run now, with rows of their own; returns those that still
+        waited."""
         with self.changed:
             moved = [(pending, row) for pending, row in rows if pending.number in self._waiting]
             for pending, row in moved:
@@ -115,8 +115,8 @@ class PendingQueue:
             return [pending for pending, _ in moved]
 
     def put_back(self, items: Sequence[Pending]) -> list[Pending]:
-        """Queries that were served, and need another step, wait again with the turn that they had; the limit does not
-        count for them. Returns those that cannot: the queue is closed, or their clients have left."""
+        """Queries that were served and need another step wait again, with the turn that they had; the limit does not
+        apply to them. Returns those that cannot wait: the queue is closed, or their clients have left."""
         with self.changed:
             refused = [pending for pending in items if self.closed or pending.future.cancelled()]
             for pending in items:
@@ -134,7 +134,7 @@ class PendingQueue:
             return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> list[Pending]:
-        """Takes out every query whose deadline is not after ``now``, for the caller to answer."""
+        """Takes out every query with a deadline up to ``now``, for the caller to answer."""
         with self.changed:
             numbers = [number for _, number in self._deadlines.irange(maximum=(now, float("inf")))]
             return self._remove([self._waiting[number] for number in numbers])
@@ -142,7 +142,8 @@ class PendingQueue:
     def serve(self, items: Sequence[Pending], keeping: Container[Hashable] = ()) -> list[Pending]:
         """``remove`` for queries that are going to be computed: their tenants pay for the tokens.
 
-        The parties of ``keeping`` use less than their part of the device, and do not fall behind others for it.
+        The parties of ``keeping`` use less than their part of the device, and do not fall behind others because of
+        this.
         """
         with self.changed:
             found = [pending for pending in items if pending.number in self._waiting]
@@ -154,12 +155,13 @@ class PendingQueue:
             return self._remove(found)
 
     def remove(self, items: Sequence[Pending]) -> list[Pending]:
-        """Takes these out; returns those that were still in. The caller that took a query out answers it."""
+        """Takes these out; returns those that were still in the queue. A query is answered by the caller that took it
+        out."""
         with self.changed:
             return self._remove([pending for pending in items if pending.number in self._waiting])
 
     def close(self) -> list[Pending]:
-        """Refuses from now on; returns what is still waiting."""
+        """Refuses queries from now on; returns those still waiting."""
         with self.changed:
             self.closed = True
             left = list(self._waiting.values())

@@ -1,4 +1,4 @@
-"""Answers kept for queries that come again (TurboTransformers, section 5: the response cache of figure 2)."""
+"""Answers kept for repeated queries (TurboTransformers, section 5: the response cache of figure 2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jpets.engine.batch.rows import Row
 from jpets.types import Result, Timing, Tokens
 
 ENTRY_BYTES = 1024
-"""What an entry takes beside its numbers: key, result object, places in the cache's tables (measured, rounded up)."""
+"""Bytes of an entry besides its numbers: key, result object, places in the cache's tables (measured, rounded up)."""
 ENTITY_BYTES = 160
 HIT = Timing(queued=0.0, computed=0.0, bucket="", program="cache", fallback=False)
 
@@ -22,10 +22,10 @@ ResponseKey = tuple[str, object, int, tuple[int, int, bool] | bytes | None, byte
 
 
 def response_key(tenant: str, loading: object, row: Row) -> ResponseKey:
-    """All that decides an answer: the tenant, which loading of a task (None: the plain backbone), pooling and tokens.
+    """All that decides an answer: the tenant, the loading of a task (None: the plain backbone), pooling and tokens.
 
-    Of a question also where its context stands, and of tokens that get labels which are of the text. The context's
-    text decides the words of the answer only, which are not kept: other texts have the same tokens.
+    For a question, also where its context stands; for labelled tokens, also which of them belong to the text. The text
+    of the context decides only the words of the answer, and these are not kept: another text may have the same tokens.
     """
     tokens = hashlib.blake2b(digest_size=32)
     for _, given in sorted(row.inputs.items()):
@@ -35,7 +35,7 @@ def response_key(tenant: str, loading: object, row: Row) -> ResponseKey:
 
 
 class ResponseCache:
-    """Answers without error in at most ``budget`` bytes; the least recently used leaves first. Thread-safe.
+    """Answers without error in at most ``budget`` bytes; the least recently used one leaves first. Thread-safe.
 
     It keeps and hands out copies: no two holders share an array. A budget of 0 turns it off.
     """
@@ -49,7 +49,7 @@ class ResponseCache:
 
     @property
     def bytes(self) -> int:
-        """Host memory of what is kept, estimated by ``entry_bytes``."""
+        """Host memory of the kept answers, estimated by ``entry_bytes``."""
         return int(self._kept.currsize)
 
     def get(self, key: ResponseKey) -> Result | None:
@@ -61,7 +61,7 @@ class ResponseCache:
         return None if kept is None else _copied(kept)
 
     def keep(self, key: ResponseKey, result: Result) -> None:
-        """Keeps an answer; not one that has an error, nor one that is larger than the budget."""
+        """Keeps an answer, unless it has an error or is larger than the budget."""
         if result.error is None and entry_bytes(result) <= self.budget:
             copy = _copied(result)
             with self._lock:
@@ -69,7 +69,7 @@ class ResponseCache:
 
 
 def entry_bytes(result: Result) -> int:
-    """Estimated host memory of an entry. Names of labels are not counted: they belong to the task."""
+    """Estimated host memory of an entry. Names of labels are not counted: they are the task's."""
     entities = len(result.entities) if isinstance(result, Tokens) else 0
     return ENTRY_BYTES + ENTITY_BYTES * entities + sum(array.nbytes for array in _arrays(result).values())
 

@@ -18,7 +18,7 @@ from jpets.types import Query, Result
 
 
 class Submissions:
-    """Takes submissions in, in the caller's thread. ``cold_came`` is called when a task has to be brought for one."""
+    """Accepts submissions, in the caller's thread. ``cold_came`` is called when a task has to be brought for one."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Submissions:
     ) -> list[Future[Result]]:
         """One future a query, in order. ``deadline`` is seconds from now; answers that ``responses`` has are given at
         once. Raises ``Saturated``."""
-        queries = list(queries)  # read twice: what can be read once would lose its queries
+        queries = list(queries)  # read twice: an iterator would lose its queries
         until = None if deadline is None else time.monotonic() + deadline
         prepared: list[Pending | Future[Result]] = []
         acquired = self._intake.acquire(queries, tenant)
@@ -60,7 +60,7 @@ class Submissions:
         return [item.future if isinstance(item, Pending) else item for item in prepared]
 
     def _look_up(self, item: Pending, responses: ResponseCache) -> Pending | Future[Result]:
-        """The kept answer to a query, or the query, which will then have its own kept."""
+        """The kept answer to a query, or the query, whose answer will then be kept."""
         key = response_key(item.tenant, item.resident.loading if item.resident else None, item.row)
         result = responses.get(key)
         if result is None:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class TaskAdder:
-    """``wait`` waits for staged work; ``used`` hears of the classes of each task that comes."""
+    """``wait`` waits for staged work; ``used`` is told the classes of each task that comes."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TaskAdder:
         self._used = used
 
     def lower(self, task: Task | LoweredTask) -> LoweredTask:
-        """``Engine.lower_task``; what is lowered already stays."""
+        """``Engine.lower_task``; a lowered task stays as it is."""
         return task if isinstance(task, LoweredTask) else self._loader.lower(task)
 
     def add(self, task: Task | LoweredTask, tenant: str, version: int | None, load: Callable[[], Task] | None) -> None:
@@ -104,7 +104,7 @@ class TaskAdder:
             self._tasks.done(resident)
 
     def _with_numbers(self, keys: Sequence[ClassKey], place: Callable[[], T]) -> T:
-        """``place()``, which may raise ``OutOfSpace``: that is raised with what the device holds."""
+        """``place()``; an ``OutOfSpace`` of it is raised again with what the device holds."""
         try:
             return place()
         except OutOfSpace as error:

@@ -26,14 +26,14 @@ COMING = 32
 """Tasks that may be on their way to the device at once."""
 
 Failures = Mapping[Entry, Exception]
-"""Why tasks could not be written."""
+"""Errors of tasks that could not be written."""
 
 
 class Delivery:
-    """``row`` makes a query's row for a task that came. At most ``most_bytes`` are on their way to the device; one task
-    may always be.
+    """``row`` makes a query's row for a task that came. At most ``most_bytes`` are on their way to the device, or a
+    single task.
 
-    One thread delivers, that of ``Residency``; the owner thread writes, and puts what it wrote into ``arrived``.
+    One thread delivers, that of ``Residency``; the owner thread writes, and puts the written tasks into ``arrived``.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Delivery:
         self.counts: Counter[str] = Counter()
         """Tasks brought from ``host`` or by ``load``, that ``failed``, and the ``bytes`` that were written."""
         self.coming: dict[Entry, int] = {}
-        """What is on its way to the device, and its bytes."""
+        """Tasks on their way to the device, and their bytes."""
         self.arrived: deque[tuple[Sequence[Coming], Failures]] = deque()
         self.look_again = False
-        """Queries left the order of those that wait for tasks; others may have stood behind them."""
+        """Queries were taken out of the order in which tasks come; others may have stood behind them."""
         self._tasks = tasks
         self._pending = pending
         self._answers = answers
@@ -62,12 +62,12 @@ class Delivery:
         self._most_bytes = most_bytes
 
     def has_room(self, batch: Sequence[Coming] = ()) -> bool:
-        """Whether one more may be on its way, beside those that are and ``batch``."""
+        """Whether one more task may be on its way, besides those that are and ``batch``."""
         size = sum(self.coming.values()) + sum(coming.loaded.nbytes for coming in batch)
         return len(self.coming) + len(batch) < COMING and size <= self._most_bytes
 
     def stage(self, batch: Sequence[Coming]) -> None:
-        """Has the owner thread write these between two batches; then they stand in ``arrived``."""
+        """Makes the owner thread write these between two batches; then they are in ``arrived``."""
         failures: dict[Entry, Exception] = {}
 
         def write() -> None:
@@ -75,13 +75,13 @@ class Delivery:
                 slots, contents = coming.resident.slots, coming.loaded.contents
                 try:
                     self._writer.write({key: (slots[key], arrays) for key, arrays in contents.items()})
-                except Exception as error:  # it costs no other task of the batch
+                except Exception as error:  # it must not affect the batch's other tasks
                     log.exception("a task could not be written", extra={"task": coming.entry.task})
                     failures[coming.entry] = error
 
         try:
             done = self._replica.staging.stage(write)
-        except Saturated:  # the engine closes; queries that wait hear it from there
+        except Saturated:  # the engine closes, and tells the waiting queries itself
             return
         self.counts["bytes"] += sum(coming.loaded.nbytes for coming in batch)
         self.coming.update((coming.entry, coming.loaded.nbytes) for coming in batch)
@@ -94,7 +94,7 @@ class Delivery:
         done.add_done_callback(finished)
 
     def admit(self, came: Coming, failure: Exception | None) -> None:
-        """A task that was written is shown to queries; where the write failed, its queries hear why."""
+        """Shows a task that was written to queries; if the write failed, its queries are told why."""
         entry, resident = came.entry, came.resident
         self.coming.pop(entry, None)
         if failure is not None:
@@ -104,7 +104,7 @@ class Delivery:
             self.serve(entry, held)
 
     def serve(self, entry: Entry, resident: Resident) -> None:
-        """The cold queries of a task that is there become ready. ``resident`` is held for one query meanwhile."""
+        """The cold queries of a task on the device become ready. ``resident`` is held for one query meanwhile."""
         try:
             rows: list[tuple[Pending, Row]] = []
             for pending in self._pending.waiting_for(entry):
@@ -125,7 +125,7 @@ class Delivery:
             self._tasks.done(resident)
 
     def refuse(self, entry: Entry, error: BaseException, turn: int | None = None) -> None:
-        """Tells a task's queries why it does not come; not those of a version that came after ``turn``."""
+        """Tells a task's queries why it does not come, except those of a version that came after ``turn``."""
         self.look_again = True
         if turn is not None and entry.turn != turn:
             return

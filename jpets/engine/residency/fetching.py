@@ -18,12 +18,12 @@ from jpets.errors import NotFound
 log = logging.getLogger(__name__)
 
 BYTES_PER_SECOND = 1e9
-"""At which tasks are taken to go from host memory to the device, to say what it costs to bring one."""
+"""Assumed speed of tasks from host memory to the device, for the cost of bringing one."""
 
 
 @dataclass(frozen=True)
 class Coming:
-    """A task on its way to the device, as it was at that turn of its entry."""
+    """A task on its way to the device, as of that turn of its entry."""
 
     entry: Entry
     resident: Resident
@@ -32,9 +32,9 @@ class Coming:
 
 
 class Fetcher:
-    """Reads tasks, lowers them and keeps them in ``host``. ``refuse`` tells a task's queries why it cannot be had.
+    """Reads tasks, lowers them and keeps them in ``host``. ``refuse`` tells a task's queries why it cannot be loaded.
 
-    It counts the tasks that it found in ``host`` and those that it had to ``load``.
+    It counts tasks found in ``host`` and tasks that had to be loaded.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Fetcher:
         self._counts = counts
 
     def place(self, entry: Entry, *, evict: bool = True) -> Coming | None:
-        """The task with slots of its own; None where it cannot be read, and its queries have been told why.
+        """The task with slots of its own; None if it cannot be read; its queries have been told why.
 
         Raises ``OutOfSpace`` where there are no slots now.
         """
         turn, slots = entry.turn, dict[ClassKey, int]()
-        if entry.keys:  # before it is read, which may be for nothing
+        if entry.keys:  # before it is read, which may be in vain
             slots = self._tasks.slots.reserve(entry.keys, entry.tenant, evict=evict)
         loaded = self._fetch(entry, turn)
         if loaded is None or loaded.contents.keys() != slots.keys():
@@ -69,7 +69,7 @@ class Fetcher:
         return Coming(entry, loaded.resident(entry.tenant, slots, entry.version, entry), turn, loaded)
 
     def _fetch(self, entry: Entry, turn: int) -> LoadedTask | None:
-        """The task in host memory; None where it cannot be had, and its queries have been told."""
+        """The task in host memory; None if it cannot be loaded; its queries have been told."""
         loaded = self.host.get(entry, turn)
         if loaded is not None:
             self._counts["host"] += 1
@@ -78,11 +78,11 @@ class Fetcher:
         began = time.monotonic()
         try:
             loaded = self._loader.load(self._loader.lower(entry.load()), self._tasks).outlined()
-        except Exception as error:  # a damaged file, a blob that disappeared: its task alone cannot be served
+        except Exception as error:  # a damaged file, a lost blob: only this task cannot be served
             if not isinstance(error, NotFound):
                 log.exception("a task could not be loaded", extra={"task": entry.task})
             if entry.turn == turn:
-                entry.keys = None  # what may not come must not make another one leave
+                entry.keys = None  # a task that may not come must not make another one leave
             self._refuse(entry, error, turn)
             return None
         self._counts["load"] += 1

@@ -1,4 +1,4 @@
-"""Loaded tasks in host memory, between what ``Entry.load`` reads and the device."""
+"""Loaded tasks in host memory, between ``Entry.load`` and the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jpets.engine.tasks.entries import Entry
 
 
 class HostCache:
-    """At most ``budget`` bytes of them; the least recently used leave first. Thread-safe."""
+    """At most ``budget`` bytes of tasks; the least recently used leave first. Thread-safe."""
 
     def __init__(self, budget: float) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class HostCache:
             return loaded
 
     def keep(self, entry: Entry, turn: int, loaded: LoadedTask) -> None:
-        """In the place of the task's former version. What is larger than the budget is not kept."""
+        """Replaces the task's former version. A task larger than the budget is not kept."""
         with self._lock:
             self._drop(entry)
             if loaded.nbytes > self.budget:
@@ -46,7 +46,7 @@ class HostCache:
                 self._drop(next(iter(self._kept)))
 
     def drop(self, entry: Entry) -> None:
-        """Forgets a task, whatever its version."""
+        """Forgets a task in any version."""
         with self._lock:
             self._drop(entry)
 

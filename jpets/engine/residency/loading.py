@@ -1,4 +1,4 @@
-"""From a task to what banks take of it and what its queries have to know. Host memory only."""
+"""From a task to its contributions to banks and to what its queries need. Host memory only."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jpets.errors import InvalidTask
 from jpets.types import LoadedBackbone, Pooling, Task
 
 OVERHEAD = 4096
-"""Bytes of a loaded task beside its arrays, about."""
+"""Bytes of a loaded task besides its arrays, about."""
 LEAST_ROOM = 3
 """Tokens that a task must leave for a text: one, between two special ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedTask:
-    """A task in the form in which banks hold it, in host memory or, on its way to another, on a device."""
+    """A task in the form of the banks, in host memory or, on its way to another device, on a device."""
 
     task: Task
     contents: Mapping[ClassKey, SlotArrays]
@@ -66,7 +66,7 @@ class TaskLoader:
         return LoadedTask(lowered.task, contents, lowered.folded.head.pooling, self._room(lead), lead)
 
     def lower(self, task: Task) -> LoweredTask:
-        """Raises ``InvalidTask``: another backbone, deltas that do not go together, no room left for a text."""
+        """Raises ``InvalidTask``: another backbone, deltas that do not go together, too little room left for a text."""
         if task.backbone.fingerprint != self._backbone.fingerprint:
             raise InvalidTask(
                 f"task {task.id!r} was made for backbone {task.backbone.name!r} ({task.backbone.fingerprint[:19]}...), "

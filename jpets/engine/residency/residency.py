@@ -1,8 +1,8 @@
 """Residency: tasks come to the device when queries ask for them, and leave it for others (HMI sections 5.2 and 6.2).
 
-Three tiers: what ``Entry.load`` reads, a bounded cache of host memory, the slots of the device's banks. One thread
-decides which tasks come, has them read and lowered (``Fetcher``), and stages the writes, which the owner thread does
-between two batches (``Delivery``); so what waiting queries need travels while earlier batches run.
+Three tiers: the source that ``Entry.load`` reads, a bounded cache in host memory, the slots of the device's banks. One
+thread decides which tasks come, has them read and lowered (``Fetcher``), and stages the writes, which the owner thread
+makes between two batches (``Delivery``). So tasks for waiting queries travel while earlier batches run.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 TOGETHER = 8
 """Tasks whose slots are written between the same two batches, at most."""
 ON_THE_WAY = 1 / 8
-"""Part of the host memory for tasks that are on their way to the device, beside what is kept there."""
+"""Part of the host memory for tasks on their way to the device, besides the cached ones."""
 POLL = 0.001
-"""Seconds between looks at a device that must not be asked for more while it computes."""
+"""Seconds between looks at a device that must not get more work while it computes."""
 STARVING = 0.25
-"""Seconds after which a task without a slot gets one of those that are always in use."""
+"""Seconds after which a task without a slot takes the slot of a task that is always in use."""
 PAUSE = 0.1
 """Seconds before the next try after an unexpected failure."""
 
@@ -65,7 +65,7 @@ class Residency:
         self._busy = busy
         self._warming = Warming(tasks)
         self._look = False
-        """Something changed since the last look: a cold query came, a task has no queries any more."""
+        """Something changed since the last look: a cold query came, a task has no more queries."""
         self._thread = threading.Thread(target=self._work, name="jpets-residency", daemon=True)
         self._starved = False
         """Some task found no slot at the last look."""
@@ -86,18 +86,18 @@ class Residency:
 
     @property
     def coming(self) -> int:
-        """Tasks that are on their way to the device."""
+        """Tasks on their way to the device."""
         return len(self._delivery.coming)
 
     def warm(self, entries: Iterable[Entry]) -> None:
-        """Brings these, in their order, as long as there are free slots and no query waits for another task."""
+        """Brings these tasks, in their order, while there are free slots and no query waits for another task."""
         with self._pending.changed:
             self._warming.add(entries)
             self._pending.changed.notify_all()
 
     @property
     def warming(self) -> int:
-        """How many of those are not there yet."""
+        """How many tasks of ``warm`` are not there yet."""
         return len(self._warming)
 
     def tier(self, entry: Entry) -> Tier:
@@ -108,12 +108,12 @@ class Residency:
 
     @property
     def host_bytes(self) -> int:
-        """Of host memory: the tasks that are kept there, and those that are on their way."""
+        """Host memory of cached tasks and of tasks on their way."""
         coming = self._delivery.coming.copy()
         return self.host.nbytes + sum(size for entry, size in coming.items() if entry not in self.host)
 
     def tiers(self) -> dict[Tier, int]:
-        """How many tasks each tier holds; the last has them all."""
+        """How many tasks each tier holds; the last one has them all."""
         return {"device": len(self._tasks.all()), "host": len(self.host), "repository": len(self._tasks)}
 
     def wake(self) -> None:
@@ -136,7 +136,7 @@ class Residency:
                 if pending.closed:
                     return
                 self._look = delivery.look_again = False
-                self._starved = True  # until it is known that every task finds a slot: none may become free unnoticed
+                self._starved = True  # until every task is known to find a slot: a slot must not become free unnoticed
             self._answers.fail(pending.expire(time.monotonic()), LATE)
             try:
                 self._admit()
@@ -146,13 +146,13 @@ class Residency:
                     self._look = True
                 if self._should_warm():
                     self._warm()
-            except Exception:  # whatever it was, queries must not wait for ever
+            except Exception:  # after any error queries must not wait for ever
                 log.exception("tasks could not be brought")
                 time.sleep(PAUSE)
                 self._look = True
 
     def _admit(self) -> None:
-        """What was written is shown to queries."""
+        """Shows the written tasks to queries."""
         while self._delivery.arrived:
             batch, failures = self._delivery.arrived.popleft()
             for came in batch:
@@ -189,7 +189,7 @@ class Residency:
         return min(waits, default=None)
 
     def _bring(self) -> None:
-        """Stages the writes of the most urgent tasks that are not on their way, as far as there are slots."""
+        """Stages the writes of the most urgent tasks that are not on their way, as far as slots are free."""
         self._looked = time.monotonic()
         delivery = self._delivery
         full, starving = set[ClassKey](), Counter[ClassKey]()
@@ -198,7 +198,7 @@ class Residency:
             for entry, since in self._pending.absent(WINDOW, delivery.coming).items():
                 if delivery.arrived or self._pending.closed or not delivery.has_room(batch):
                     break  # an arrival is looked at again
-                if (resident := self._tasks.hold(entry, 1)) is not None:  # it came after these had been submitted
+                if (resident := self._tasks.hold(entry, 1)) is not None:  # it came after these queries were submitted
                     delivery.serve(entry, resident)
                     continue
                 if not self._tasks.known(entry):
@@ -228,7 +228,7 @@ class Residency:
         self._starved = bool(full)
 
     def _warm(self) -> None:
-        """Stages the next of those that no query has asked for yet."""
+        """Stages the next of the tasks that no query has asked for yet."""
         delivery, warming = self._delivery, self._warming
         batch: list[Coming] = []
         try:

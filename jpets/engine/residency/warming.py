@@ -11,7 +11,7 @@ from jpets.engine.tasks.table import TaskTable
 
 
 class Warming:
-    """Which of them are still to come, in their order. They take free slots alone."""
+    """The tasks still to come, in order. They take only free slots."""
 
     def __init__(self, tasks: TaskTable) -> None:
         self._tasks = tasks
@@ -21,12 +21,12 @@ class Warming:
         """Classes without a free slot for them."""
 
     def __len__(self) -> int:
-        """How many are not there yet."""
+        """How many tasks are not there yet."""
         return len(self._wanted) + len(self._on_their_way)
 
     @property
     def wanted(self) -> bool:
-        """Whether there are some that have not been taken."""
+        """Whether some have not been taken yet."""
         return bool(self._wanted)
 
     def add(self, entries: Iterable[Entry]) -> None:
@@ -34,18 +34,18 @@ class Warming:
         self._wanted.extend(entries)
 
     def take(self) -> Entry:
-        """The next one, on its way until it has ``settled``."""
+        """The next task, on its way until it has ``settled``."""
         entry = self._wanted[0]
-        self._on_their_way.add(entry)  # before it leaves the others: their number must not leave it out
+        self._on_their_way.add(entry)  # before it leaves the others: their number must always include it
         self._wanted.popleft()
         return entry
 
     def settled(self, entry: Entry) -> None:
-        """It is there, or does not come."""
+        """The task is there, or does not come."""
         self._on_their_way.discard(entry)
 
     def may_come(self, entry: Entry, coming: Container[Entry]) -> bool:
-        """Whether it is absent, not among ``coming``, and no class of it was found full."""
+        """Whether the task is absent, not among ``coming``, and none of its classes was found full."""
         absent = entry.resident is None and entry not in coming and self._tasks.known(entry)
         return absent and self._full.isdisjoint(entry.keys or ())
 

@@ -11,7 +11,7 @@ from jpets.errors import Saturated
 
 
 class SlotWriter:
-    """Writes for one replica. ``make_room`` gives back device memory that the engine can do without."""
+    """Writes for one replica. ``make_room`` frees device memory that the engine can do without."""
 
     def __init__(self, replica: Replica, stats: Stats, make_room: Callable[[], None]) -> None:
         self._replica = replica
@@ -19,9 +19,9 @@ class SlotWriter:
         self._make_room = make_room
 
     def write(self, contents: SlotContents) -> None:
-        """Owner thread only. Where the device has no room for it, once more after ``make_room``.
+        """Owner thread only. If the device has no room, tries once more after ``make_room``.
 
-        Raises ``Saturated`` where it has none then.
+        Raises ``Saturated`` if there is still no room.
         """
         for last in (False, True):
             try:

@@ -1,4 +1,4 @@
-"""From a row's numbers to the answer its head promises."""
+"""From a row's outputs to the answer of its head."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BACKBONE_FAILS = (
 
 
 def check_answers(task: Task) -> None:
-    """Raises ``InvalidTask`` where the head's outputs and what the task says about them do not go together."""
+    """Raises ``InvalidTask`` if the task's description of its outputs does not fit the head."""
     if task.head.type == "question-answering" and (task.head.outputs != QA_OUTPUTS or task.labels):
         raise InvalidTask(
             f"task {task.id!r} has {task.head.outputs} outputs and {len(task.labels)} labels; question answering needs "
@@ -64,7 +64,7 @@ def normalized(vector: FloatArray) -> FloatArray:
 
 
 def as_refusal(error: Exception) -> JpetsError:
-    """What a query hears that no row can be made of."""
+    """The error of a query that no row can be made of."""
     return error if isinstance(error, JpetsError) else InvalidInput("the query is malformed")
 
 
@@ -86,8 +86,8 @@ def row_result(
 ) -> Result:
     """The result of one row: ``pooled`` [d]; ``logits`` [C], [tokens, C] for heads on tokens, None without a head.
 
-    A question's row has a ``passage``; its answer is not in words yet (``worded``). A row whose tokens get labels says
-    which of them are of its text. ``normalize`` is of rows without a task.
+    A question's row has a ``passage``; its answer has no words yet (``worded``). A row with labelled tokens says which
+    of them belong to its text. ``normalize`` applies to rows without a task.
     """
     name = task.id if task else None
     numbers = pooled if logits is None else logits
@@ -111,7 +111,7 @@ def row_result(
 
 
 def worded(result: Result, passage: Passage | None) -> Result:
-    """A ``Span`` with its answer's text, where that is known; any other result as it is."""
+    """A ``Span`` with its answer's text, if that is known; any other result as it is."""
     if passage is None or not isinstance(result, Span):
         return result
     return dataclasses.replace(result, answer=passage.answer(result.start, result.end))
@@ -144,8 +144,8 @@ def find_entities(
 ) -> tuple[Entity, ...]:
     """Runs of equal labels, IOB2 prefixes understood (B- starts, I- goes on); ``O`` is no entity.
 
-    ``of_text`` [tokens] is that of ``Tokens``: tokens of no text belong to no entity, and none reaches from one text
-    into the other. Without it all tokens are of one text.
+    ``of_text`` [tokens] is that of ``Tokens``: tokens outside the texts belong to no entity, and no entity reaches from
+    one text into the other. Without it all tokens belong to one text.
     """
     probs = softmax(logits)
     best = probs.argmax(-1)

@@ -15,9 +15,9 @@ MAX_ANSWER_TOKENS = 30
 def best_span(logits: FloatArray, passage: Passage, longest: int = MAX_ANSWER_TOKENS) -> tuple[int, int, float]:
     """Start, end (exclusive) and probability of the most probable span of ``passage``; the first of equal ones.
 
-    ``logits`` [tokens, 2] are a query's. The probability is that of Hugging Face's question-answering pipeline: of the
-    start times of the end, each a softmax over the passage and the special token before it (``Passage.null``), which
-    is never the answer. So a model that was trained to point there where a context has no answer gives a low one.
+    ``logits`` [tokens, 2] are a query's. The probability is the one of Hugging Face's question-answering pipeline: the
+    start's times the end's, each a softmax over the passage and the special token before it (``Passage.null``), which
+    is never the answer. So a model trained to point there if a context has no answer gives a low probability.
     """
     kept = logits[passage.start : passage.end].astype(np.float64)
     rivals = np.concatenate([logits[: int(passage.null)].astype(np.float64), kept])

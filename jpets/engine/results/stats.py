@@ -1,4 +1,4 @@
-"""Counters that an engine keeps, read by metrics and tests."""
+"""Counters of an engine, read by metrics and tests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Stats:
         self.computed_tokens = 0
         self.request_path_compiles = 0
         self.out_of_memory = 0
-        """Batches and tasks that the device had no room for."""
+        """Batches and tasks that found no room on the device."""
         self.observers: list[BatchObserver] = []
 
     def answered(self, outcome: str) -> None:
@@ -64,12 +64,12 @@ class Stats:
         for observer in self.observers:
             try:
                 observer(record)
-            except Exception:  # an observer must not harm what it observes
+            except Exception:  # an observer must not harm the engine
                 log.exception("an observer failed")
 
     def count_compiles_on(self, threads: set[int]) -> None:
         """From now on counts every XLA compilation that one of these threads (by ident) has to wait for."""
-        own = weakref.ref(self)  # listeners live as long as the process; an engine's figures need not
+        own = weakref.ref(self)  # listeners live as long as the process, longer than an engine's figures
 
         def heard(event: str, duration_secs: float, **_: object) -> None:
             del duration_secs

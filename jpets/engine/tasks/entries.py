@@ -1,4 +1,4 @@
-"""What an engine knows of a task, and of one that is on its device."""
+"""What an engine knows of a task, and of a task on its device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Tier = Literal["device", "host", "repository"]
 
 @dataclass(eq=False)
 class Entry:
-    """A task that an engine knows, on the device or not. ``load`` reads it, in whatever thread asks."""
+    """A task that an engine knows, on the device or not. ``load`` reads it, in any thread."""
 
     tenant: str
     task: str
     load: Callable[[], Task]
     version: int | None = None
     pinned: bool = False
-    """It never leaves the device for another task."""
+    """Whether it never leaves the device for another task."""
     cost: float = 0.0
     """Seconds that it took to bring it the last time."""
     keys: tuple[ClassKey, ...] | None = None
@@ -33,7 +33,8 @@ class Entry:
     turn: int = 0
     """Rises with every new version."""
     loading: object = field(default_factory=object)
-    """Unlike that of any other version, and of any other task that ever has its id: both can come again."""
+    """Differs from that of any other version, and of any other task that ever has its id: ids and versions can
+    recur."""
 
 
 @dataclass(eq=False)
@@ -42,26 +43,27 @@ class Resident:
 
     tenant: str
     task: Task
-    """Without the numbers of its deltas where they are not kept in memory."""
+    """The task, without the numbers of its deltas if these are not kept in memory."""
     slots: Mapping[ClassKey, int]
     pooling: Pooling
-    """Which vector the head on the device reads; not always the task's own (``fold_pooler``)."""
+    """The vector that the head on the device reads; not always the task's own (``fold_pooler``)."""
     longest: int
-    """Most tokens of a text, what the deltas set before it taken off."""
+    """Most tokens of a text, without the virtual tokens of the deltas."""
     lead: Lead = NO_LEAD
     version: int | None = None
     queries: int = 0
     removed: bool = False
-    """No new query gets it: it was deleted, or another version or another task took its place."""
+    """Whether no new query gets it: it was deleted, or replaced by another version or task."""
     entry: Entry | None = None
     rank: tuple[float, int] = (0.0, 0)
-    """The least ranked of those without queries leaves first; the second number rises with every use of any task."""
+    """(rank, number): of tasks without queries, the lowest leaves first; the number rises with every use of any
+    task."""
     loading: object = None
-    """Its entry's; what is kept of its answers is found by it."""
+    """That of its entry; the response cache finds its answers by it."""
 
     @functools.cached_property
     def light_slots(self) -> Mapping[ClassKey, int]:
-        """What is left of its slots when its heavy deltas are part of the weights."""
+        """Its slots that are still needed when its heavy deltas are merged into the weights."""
         return {key: slot for key, slot in self.slots.items() if class_method(key.method).kind != "heavy"}
 
     @property

@@ -1,4 +1,4 @@
-"""Which class takes a task's delta, among those that an engine has and those that are being made ready."""
+"""Finds the class for a task's delta, among the classes of an engine and those that are being made ready."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.errors import Preparing, UnknownClass
 
 MOST_SHAPES = 4096
-"""Shapes of deltas whose classes are remembered."""
+"""How many shapes of deltas are remembered with their classes."""
 
 
 class Fitting:
@@ -25,8 +25,8 @@ class Fitting:
         self._tightest = functools.lru_cache(maxsize=MOST_SHAPES)(lambda key: tightest(key, self.classes))
 
     def fit(self, wanted: Sequence[ClassKey]) -> list[ClassKey]:
-        """The class that takes each of these. Raises ``UnknownClass`` naming the ones that have none, ``Preparing``
-        where these are coming."""
+        """The class that takes each of these. Raises ``UnknownClass`` naming the deltas without one, ``Preparing`` if
+        their classes are coming."""
         fitting = [self._tightest(key) for key in wanted]
         absent = [own for own, key in zip(wanted, fitting, strict=True) if key is None]
         if absent and all(tightest(own, tuple(self._coming)) for own in absent):
@@ -45,12 +45,12 @@ class Fitting:
             self._coming |= set(keys)
 
     def expect_no_more(self, keys: Iterable[ClassKey]) -> None:
-        """These classes have come, or do not come after all."""
+        """These classes have come, or will not come."""
         with self._lock:
             self._coming -= set(keys)
 
     def add(self, keys: Iterable[ClassKey]) -> None:
-        """From now on there are these classes too."""
+        """From now on these classes are there too."""
         with self._lock:
             self.classes = (*self.classes, *keys)
             self._tightest.cache_clear()

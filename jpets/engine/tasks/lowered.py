@@ -1,4 +1,4 @@
-"""A task as an engine's backbone sees it: what it puts into banks, whatever classes there are."""
+"""A task in the form of an engine's backbone: its contributions to banks, independent of the engine's classes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class LoweredTask:
     """Made once for an upload, by ``Serves.lower_task``, then checked, stored and added."""
 
     task: Task
-    """As it was given."""
+    """The task as it was given."""
     folded: Task
-    """As its queries have to know it."""
+    """The task in the form that its queries need."""
     parts: Sequence[Contribution]
     lead: Lead
 
     @property
     def classes(self) -> tuple[ClassKey, ...]:
-        """Each as small as it can be."""
+        """The classes that it needs, each as small as it can be."""
         return tuple(part.key for part in self.parts)

@@ -1,4 +1,4 @@
-"""The slots of banks: which are free, and whose could become so."""
+"""The slots of banks: which are free, and which could become free."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class SlotPool:
 
     free: list[int] = field(default_factory=list)
     idle: SortedList = field(default_factory=SortedList)
-    """(rank, resident) of those that could leave."""
+    """(rank, resident) of tasks that could leave."""
     fixed: int = 0
     """Slots of tasks that never leave."""
     leaving: int = 0
-    """Slots of removed tasks whose last queries are not answered yet."""
+    """Slots of removed tasks with queries that are not answered yet."""
     total: int = 0
 
     @classmethod
@@ -30,7 +30,7 @@ class SlotPool:
 
 
 class SlotPools(Mapping[ClassKey, SlotPool]):
-    """Those of all banks. A task has a slot in each of its classes' banks, so it is counted in several of them."""
+    """The pools of all banks. A task has a slot in each of its classes' banks, so it is counted in several pools."""
 
     def __init__(self, slots: Mapping[ClassKey, int]) -> None:
         self._pools = {key: SlotPool.of(count) for key, count in slots.items()}
@@ -45,11 +45,11 @@ class SlotPools(Mapping[ClassKey, SlotPool]):
         return len(self._pools)
 
     def open(self, slots: Mapping[ClassKey, int]) -> None:
-        """From now on there are these banks too."""
+        """From now on these banks are there too."""
         self._pools = {**self._pools, **{key: SlotPool.of(count) for key, count in slots.items()}}
 
     def take(self, keys: Iterable[ClassKey]) -> dict[ClassKey, int]:
-        """A slot of each bank, which has a free one."""
+        """A slot of each of these banks, which must have a free one."""
         return {key: self._pools[key].free.pop() for key in keys}
 
     def give_back(self, slots: Mapping[ClassKey, int]) -> None:
@@ -57,12 +57,12 @@ class SlotPools(Mapping[ClassKey, SlotPool]):
             self._pools[key].free.append(slot)
 
     def rest(self, resident: Resident) -> None:
-        """It could leave, after all of lower rank."""
+        """The task could leave, after all tasks of lower rank."""
         for key in resident.slots:
             self._pools[key].idle.add((resident.rank, resident))
 
     def rouse(self, resident: Resident) -> None:
-        """It could not leave now."""
+        """The task cannot leave now."""
         for key in resident.slots:
             self._pools[key].idle.discard((resident.rank, resident))
 

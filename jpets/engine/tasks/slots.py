@@ -15,12 +15,12 @@ from jpets.types import DEFAULT_TENANT
 
 
 class Slots:
-    """Thread-safe. ``lock`` also guards what the table of tasks has; methods that say so want it to be held.
+    """Thread-safe. ``lock`` also guards the table of tasks; methods that say so must be called with it held.
 
     A registered task without queries may leave the device for another one. GreedyDual (Young 1994; Cao and Irani 1997)
-    chooses which: a use raises a task's rank to the rank of the last that left plus what it costs to bring it again, so
-    it is least recently used where all cost the same. As many tasks of a tenant as are ``reserved`` never leave for
-    another tenant's. ``on_idle`` hears, outside of the lock, when a slot may have become free.
+    chooses it: a use sets a task's rank to the rank of the last task that left, plus the cost of bringing the task
+    again. With equal costs, this is least recently used. The first ``reserved`` tasks of a tenant never leave for
+    another tenant's. ``on_idle`` is called, without the lock, when a slot may have become free.
     """
 
     def __init__(self, slots: Mapping[ClassKey, int], reserved: Mapping[str, int] | None = None) -> None:
@@ -43,14 +43,14 @@ class Slots:
         self.evictions = 0
 
     def open(self, slots: Mapping[ClassKey, int]) -> None:
-        """From now on there are these classes too."""
+        """From now on these classes are there too."""
         with self.lock:
             self.pools.open(slots)
 
     def reserve(
         self, keys: Iterable[ClassKey], tenant: str = DEFAULT_TENANT, *, evict: bool = True
     ) -> dict[ClassKey, int]:
-        """One free slot in each class, all or none; tasks without queries leave for it if need be and ``evict``.
+        """One free slot in each class, all or none; tasks without queries leave for it if necessary, and if ``evict``.
 
         Raises ``OutOfSpace``.
         """
@@ -69,13 +69,13 @@ class Slots:
             self._victims(list(keys), tenant)
 
     def hopeless(self, keys: Iterable[ClassKey]) -> bool:
-        """Whether some class has only tasks that never leave."""
+        """Whether one of these classes has only tasks that never leave."""
         with self.lock:
             return any(self.pools[key].fixed >= self.pools[key].total for key in keys)
 
     def drain(self, keys: Iterable[ClassKey], tenant: str, waiting: Mapping[ClassKey, int]) -> None:
-        """Where a class is full of tasks with queries, the one with the fewest gets no new ones: it leaves when these
-        are answered. ``waiting`` is for how many slots of each class there are takers: no more tasks leave than that.
+        """In a class full of tasks with queries, the task with the fewest gets no new ones, and leaves when these are
+        answered. ``waiting``: for how many slots of each class there are takers; no more tasks leave than that.
         """
         with self.lock:
             for key in keys:
@@ -92,7 +92,7 @@ class Slots:
                     self._evict(min(own, key=lambda resident: resident.queries))
 
     def release(self, slots: Mapping[ClassKey, int]) -> None:
-        """What ``reserve`` gave and no task came for."""
+        """Frees slots that ``reserve`` gave and that no task came for."""
         with self.lock:
             self.pools.give_back(slots)
         self.on_idle()
@@ -108,7 +108,7 @@ class Slots:
             return {key: (pool.total - len(pool.free), pool.total) for key, pool in self.pools.items()}
 
     def settle(self, entry: Entry, resident: Resident) -> None:
-        """The lock is held. The task is on the device from now on, in slots that were reserved."""
+        """The lock is held. The task is on the device from now on, in reserved slots."""
         entry.resident, resident.loading = resident, entry.loading
         self._present.add(resident)
         self._counts[resident.tenant] += 1
@@ -134,14 +134,14 @@ class Slots:
             self.pools.count_leaving(resident, +1)
 
     def hold(self, resident: Resident, queries: int) -> Resident:
-        """The lock is held. So many queries more want it; each is to be given back by ``done``."""
+        """The lock is held. Adds this many queries; each is to be given back by ``done``."""
         if resident.queries == 0:
             self._rouse(resident)
         resident.queries += queries
         return resident
 
     def done(self, resident: Resident, queries: int = 1) -> None:
-        """So many of its queries have been answered."""
+        """This many of its queries have been answered."""
         with self.lock:
             resident.queries -= queries
             idle = resident.queries == 0
@@ -154,7 +154,7 @@ class Slots:
             self.on_idle()
 
     def _rest(self, resident: Resident) -> None:
-        """It has no queries now, and may leave."""
+        """The task has no queries now, and may leave."""
         if resident.pageable:
             assert resident.entry is not None
             resident.rank = self._clock + resident.entry.cost, next(self._uses)
@@ -165,7 +165,7 @@ class Slots:
             self.pools.rouse(resident)
 
     def _victims(self, keys: Sequence[ClassKey], tenant: str) -> list[Resident]:
-        """Tasks that leave so that each of these classes has a free slot. Raises ``OutOfSpace``."""
+        """Tasks that have to leave so that each of these classes has a free slot. Raises ``OutOfSpace``."""
         chosen: list[Resident] = []
         counts = self._counts.copy() if self._reserved else self._counts
         for key in keys:

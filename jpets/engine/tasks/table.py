@@ -13,12 +13,12 @@ from jpets.errors import NotFound
 from jpets.types import DEFAULT_TENANT, Task
 
 FORGOTTEN = 1024
-"""Removed tasks whose use is still counted, about: a moved one is removed from its old device."""
+"""Most removed tasks with uses still counted, about: a moved task is removed from its old device."""
 
 
 class TaskTable:
-    """Thread-safe. Slots are reserved (``Slots``) before a task's numbers are written and shown only afterwards
-    (``publish``, ``bring``). ``fitting`` knows the classes that ``slots`` has slots of."""
+    """Thread-safe. Slots are reserved (``Slots``) before a task's numbers are written, and shown only afterwards
+    (``publish``, ``bring``). ``fitting`` knows the classes for which ``slots`` has slots."""
 
     def __init__(self, slots: Mapping[ClassKey, int], *, reserved: Mapping[str, int] | None = None) -> None:
         self.slots = Slots(slots, reserved)
@@ -28,7 +28,7 @@ class TaskTable:
         self._asked: Counter[tuple[str, str]] = Counter()
         """Queries for each task since ``uses`` was called last."""
         self.hits = 0
-        """Queries whose task was on the device when they came."""
+        """Queries that found their task on the device."""
         self.misses = 0
 
     @property
@@ -48,7 +48,7 @@ class TaskTable:
         return self.slots.occupancy()
 
     def open(self, slots: Mapping[ClassKey, int]) -> None:
-        """From now on there are these classes too."""
+        """From now on these classes are there too."""
         self.slots.open(slots)
         self.fitting.add(slots)
 
@@ -62,9 +62,9 @@ class TaskTable:
         pinned: bool = False,
         keys: tuple[ClassKey, ...] | None = None,
     ) -> Entry:
-        """From now on queries may ask for this task, which is brought when they do; an older version drains.
+        """From now on queries may ask for this task, which is then brought; an older version drains.
 
-        ``keys`` are the classes that it is believed to need.
+        ``keys`` are the classes that it probably needs.
         """
         with self._lock:
             entry = self._enter(tenant, task, load, version)
@@ -80,9 +80,9 @@ class TaskTable:
         *,
         pinned: bool = False,
     ) -> None:
-        """From now on queries see this task; an older version of it drains.
+        """From now on queries get this task; an older version of it drains.
 
-        Without ``load`` it stays for good; with it, to bring it again takes ``cost`` seconds, about.
+        Without ``load`` it stays for good; with it, bringing it again takes about ``cost`` seconds.
         """
         task = resident.task
         with self._lock:
@@ -94,8 +94,8 @@ class TaskTable:
         self.slots.on_idle()
 
     def bring(self, resident: Resident, turn: int) -> bool:
-        """``publish`` for what was loaded for its entry's ``turn``. False, and its slots are free again, where the task
-        was removed or replaced meanwhile."""
+        """``publish`` for a task loaded for its entry's ``turn``. Returns False, and frees its slots, if the task was
+        removed or replaced meanwhile."""
         entry = resident.entry
         assert entry is not None
         with self._lock:
@@ -107,7 +107,7 @@ class TaskTable:
             return True
 
     def remove(self, tenant: str, task: str) -> Entry:
-        """What was known of it. Raises ``NotFound``."""
+        """Removes a task, and returns its entry. Raises ``NotFound``."""
         with self._lock:
             entry = self._entries.pop((tenant, task), None)
             if entry is None:
@@ -119,8 +119,8 @@ class TaskTable:
         return entry
 
     def acquire(self, tenant: str, task: str, queries: int = 1) -> Resident | Entry:
-        """The resident behind so many new queries, each to be given back by ``done``, or the entry of a task that is
-        not on the device. Raises ``NotFound``."""
+        """The resident for this many new queries, each to be given back by ``done``, or the entry of a task that is not
+        on the device. Raises ``NotFound``."""
         with self._lock:
             entry = self._entries.get((tenant, task))
             if entry is None:
@@ -133,7 +133,7 @@ class TaskTable:
             return self.slots.hold(entry.resident, queries)
 
     def hold(self, entry: Entry, queries: int) -> Resident | None:
-        """The resident of a task that may have come, for so many queries, each to be given back by ``done``."""
+        """The resident of a task that may have come, for this many queries, each to be given back by ``done``."""
         with self._lock:
             return None if entry.resident is None else self.slots.hold(entry.resident, queries)
 
@@ -141,7 +141,7 @@ class TaskTable:
         self.slots.done(resident, queries)
 
     def known(self, entry: Entry) -> bool:
-        """Whether it has not been removed."""
+        """Whether the entry has not been removed."""
         with self._lock:
             return self._entries.get((entry.tenant, entry.task)) is entry
 
@@ -166,9 +166,9 @@ class TaskTable:
         return len(self._entries)
 
     def _enter(self, tenant: str, task: str, load: Callable[[], Task], version: int | None) -> Entry:
-        """The entry of a task, new or of its new version."""
+        """The entry of a new task, or of a new version."""
         entry = self._entries.setdefault((tenant, task), Entry(tenant, task, load))
-        self.slots.retire(entry)  # as what it was: the old version may have been pinned
+        self.slots.retire(entry)  # with its old state: the old version may have been pinned
         entry.load, entry.version, entry.turn, entry.keys = load, version, entry.turn + 1, None
         entry.loading, entry.pinned = object(), False
         return entry

@@ -1,1 +1,1 @@
-"""Kinds of model: what an engine asks of one, and those that there are."""
+"""Kinds of model: what an engine asks of each, and which ones there are."""

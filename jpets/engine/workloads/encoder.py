@@ -1,4 +1,4 @@
-"""Encoders: rows of texts, and results of the poolings and heads."""
+"""Encoders: rows from texts, and results from poolings and heads."""
 
 from __future__ import annotations
 
@@ -78,9 +78,10 @@ class EncoderWorkload(Workload):
         )
 
     def _placed(self, row: Row) -> Row:
-        """``row`` with the positions of a text that spells the padding token, where its family skips it.
+        """``row`` with positions for a text that contains the padding token, if its family skips it.
 
-        Behind virtual tokens, which models take as vectors, all are counted: there are no ids to tell them apart.
+        Behind virtual tokens, which models take as vectors, all tokens are counted: without ids they cannot be told
+        apart.
         """
         config, ids = self.network.config, row.ids
         if row.lead.tokens or not config.skips_padding or not (ids == config.padding_id).any():
@@ -90,8 +91,8 @@ class EncoderWorkload(Workload):
         return dataclasses.replace(row, places=places)
 
     def _plain(self, query: Query) -> Tokens:
-        """Tokens for the backbone itself. A text that the model takes is cut to where its library cuts texts, unless
-        the query says no; token ids are not."""
+        """Tokens for the backbone itself. A text that its library would cut is cut in the same place, unless the query
+        says no; token ids are never cut."""
         rule = self._embeds.preprocessing
         if query.input_ids is None and query.truncate:
             return self.text.encode(query, rule)

@@ -1,4 +1,4 @@
-"""Encoders of the BERT family as programs know them."""
+"""Encoders of the BERT family as programs use them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from jpets.scheduling.costs.measured_profile import attention_cells
 from jpets.types import Task
 
 HEAVY_LOOP = 0.2
-"""Share of the bare cost that the loops over heavy classes add before the first heavy row (measured on a CPU)."""
+"""Cost of the loops over heavy classes without any heavy row, as a share of the bare cost (measured on a CPU)."""
 ATTENTION = 5
-"""Time of a multiply-add in attention over one in a linear site (measured on a CPU): softmax is not counted apart."""
+"""Time of a multiply-add in attention over one in a linear site (measured on a CPU); softmax is included."""
 INPUTS = {"ids": TokenInput(), "types": TokenInput()}
 SPLIT_AXES: Mapping[str, tuple[str | None, ...]] = {
     "qkv": ("hidden", "heads"),
@@ -81,7 +81,7 @@ class EncoderNetwork(Network):
         return Outputs(0, 0, (0,) * heads)  # type: ignore[arg-type]
 
     def arithmetic(self, bucket: Bucket, variant: Variant) -> float:
-        """That of attention is weighted."""
+        """Multiply-adds; those of attention are weighted."""
         d, layers = self.config.hidden_size, self.config.layers
         attention = ATTENTION * 2 * d * attention_cells(bucket.groups)
         total = layers * (bucket.tokens * self.config.layer_weights() + attention)

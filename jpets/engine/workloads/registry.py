@@ -1,4 +1,4 @@
-"""The kinds of model that there are, by the name that a backbone gives its own."""
+"""The kinds of model, by the name that a backbone gives for its kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKLOADS: dict[str, type[Workload]] = {"encoder": EncoderWorkload}
 
 
 def workload_named(kind: str) -> type[Workload]:
-    """Raises ``InvalidInput`` for a kind that there is not."""
+    """Raises ``InvalidInput`` for an unknown kind."""
     if kind not in WORKLOADS:
         raise InvalidInput(f"unknown kind of model {kind!r}; there are {sorted(WORKLOADS)}")
     return WORKLOADS[kind]

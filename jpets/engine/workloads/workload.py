@@ -1,4 +1,4 @@
-"""What an engine asks of a kind of model beside its programs: rows of queries, and results of outputs."""
+"""What an engine asks of a kind of model besides its programs: rows of queries, and results of outputs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Query, Result, Task, Timing
 
 LETTERS = 4
-"""Of a token, about."""
+"""Characters of a token, about."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a query's numbers stand among the outputs: its row, its first token (the others follow it), and the cells
-    of its head where it has one."""
+    """The place of a query's numbers among the outputs: its row, its first token (the others follow), and the cells of
+    its head if it has one."""
 
     row: int
     first_token: int
@@ -46,7 +46,7 @@ class Workload(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def make_network(cls, config: BackboneConfig) -> Network:
-        """What programs know of a backbone of this shape: also the process that compiles them has no more."""
+        """What programs know of a backbone of this shape; the process that compiles them knows no more."""
 
     def __init__(self, backbone: LoadedBackbone, longest: int) -> None:
         self.backbone = backbone
@@ -55,7 +55,7 @@ class Workload(abc.ABC):
 
     @property
     def inputs(self) -> Mapping[str, TokenInput]:
-        """The network's, with what empty places of a batch hold."""
+        """The network's inputs, with the values of empty places of a batch."""
         return self.network.inputs
 
     @abc.abstractmethod
@@ -63,13 +63,14 @@ class Workload(abc.ABC):
         """A query as the device sees it. Raises what is wrong with the query."""
 
     def stand_in(self, query: Query) -> Row:
-        """About as many tokens as a query will have; its own row takes its task to be known."""
+        """A row of about as many tokens as the query will have; the query's own row needs its task."""
         given, each = (query.text, LETTERS) if query.input_ids is None else (query.input_ids, 1)
         size = len(given) // each if isinstance(given, Sized) else 1
         return Row({}, {}, 0, length=min(max(1, size), self.longest))
 
     def gathered(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """The rows of a batch with what the host looks up for them, while the device computes the batch before."""
+        """The rows of a batch with the inputs that the host looks up for them, while the device computes the batch
+        before."""
         return rows
 
     @abc.abstractmethod
