@@ -22,7 +22,7 @@ def digest_of(data: bytes | memoryview) -> str:
 
 
 class Blobs(Protocol):
-    """What the repository needs of a storage. A blob that ``put`` has returned survives a crash."""
+    """The repository's interface to a storage of blobs. A blob that ``put`` has returned survives a crash."""
 
     def put(self, data: bytes | memoryview) -> str:
         """Stores ``data`` and returns its digest; storing it again is harmless. Raises ``OutOfSpace``."""
@@ -43,11 +43,11 @@ class Blobs(Protocol):
         ...
 
     def sweep(self, age: float) -> int:
-        """Removes what interrupted writers left more than ``age`` seconds ago; returns how many."""
+        """Removes files that interrupted writers left more than ``age`` seconds ago; returns how many."""
         ...
 
     def owner(self) -> str | None:
-        """The identity of the catalogue that the blobs belong to; None where none has said so."""
+        """The identity of the catalogue that the blobs belong to; None if they belong to none."""
         ...
 
     def own(self, identity: str) -> None: ...
@@ -68,7 +68,7 @@ class LocalBlobs:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, digest: str) -> Path:
-        """Where a blob lies, stored or not. Raises ``NotFound`` for anything that is no digest."""
+        """The path of a blob, stored or not. Raises ``NotFound`` for anything that is not a digest."""
         if not DIGEST.fullmatch(digest):
             raise NotFound("a blob's name must be 64 hexadecimal digits")
         return self._folder / f"{digest}{SUFFIX}"

@@ -1,4 +1,4 @@
-"""The repository's database: which versions and aliases there are. SQLite or PostgreSQL, durable at every commit."""
+"""The repository's database: versions, aliases and changes. SQLite or PostgreSQL, durable at every commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jpets.errors import Saturated
 
 BUSY_SECONDS = 30
 WRITE = "jpets_write"
-"""Execution option of transactions that write: they take the lock at their start, so that none has to be repeated."""
+"""Execution option of transactions that write: they take the lock at their start, so that none has to be retried."""
 
 METADATA = sa.MetaData()
 TASKS = sa.Table(
@@ -24,7 +24,7 @@ TASKS = sa.Table(
     sa.Column("id", Name(128), primary_key=True),
     sa.Column("newest", sa.Integer, nullable=False),
 )
-"""The last version number given out; kept when a task is deleted, so that a number never means two things."""
+"""The last version number given out; kept when a task is deleted, so that a number is never used twice."""
 VERSIONS = sa.Table(
     "versions",
     METADATA,
@@ -53,7 +53,8 @@ LAYOUTS = sa.Table(
     sa.Column("maker", sa.String(160), primary_key=True),
     sa.Column("layout", sa.Text, nullable=False),
 )
-"""What ``maker``, a reader of blobs, has to know of one before it reads it. It can be made again from the blob."""
+"""What ``maker``, a reader of blobs, keeps about a blob to know before it reads it. It can be made again from the
+blob."""
 USES = sa.Table(
     "uses",
     METADATA,
@@ -61,9 +62,9 @@ USES = sa.Table(
     sa.Column("id", Name(128), primary_key=True),
     sa.Column("queries", sa.Float, nullable=False),
 )
-"""How often a task was asked, older queries counting less."""
+"""How often a task was queried; older queries count less."""
 BACKBONES = sa.Table("backbones", METADATA, sa.Column("name", Name(128), primary_key=True))
-"""Those that were loaded beside the one that a server is started with."""
+"""Backbones that were loaded besides the one that a server is started with."""
 CHANGES = sa.Table(
     "changes",
     METADATA,
@@ -71,21 +72,21 @@ CHANGES = sa.Table(
     sa.Column("id", Name(128), primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False, unique=True),
 )
-"""When a task's versions changed last, its deletion included: every change has a higher number than those before it.
+"""When a task's versions changed last, or when it was deleted: every change has a higher number than those before it.
 
-One row a task, so that a reader which was away for long finds each changed task once. Transactions that write follow
-one another, so a reader that has seen a number has seen everything before it.
+One row a task, so that a reader finds each changed task once even after a long time. Transactions that write follow
+one another, so a reader that has seen a number has seen every change before it.
 """
 
 
 class Catalog:
-    """Transactions on one database. Safe for threads and processes, with PostgreSQL also those of several machines.
+    """Transactions on one database. Safe for threads and processes, with PostgreSQL also for several machines.
 
-    A catalogue of an earlier release gets what it lacks when it is opened.
+    A catalogue of an earlier release gets its missing tables and triggers when it is opened.
     """
 
     def __init__(self, place: Path | str) -> None:
-        """``place``: SQLite's file, or a URL of SQLAlchemy's. Raises ``InvalidInput`` for a URL that cannot be."""
+        """``place``: SQLite's file, or a URL of SQLAlchemy's. Raises ``InvalidInput`` for an invalid URL."""
         self._writer = threading.Lock()  # threads queue here in turn; the database's own lock may be unfair
         url = sa.URL.create("sqlite", database=str(place)) if isinstance(place, Path) else catalogue_url(place)
         self._dialect = dialect_of(url, BUSY_SECONDS)
@@ -117,7 +118,7 @@ class Catalog:
         self._engine.dispose()
 
     def _is_complete(self, connection: sa.Connection) -> bool:
-        """Whether there is nothing to make: then a catalogue that cannot be written can be read."""
+        """Whether every table and trigger exists: then a read-only catalogue can be opened too."""
         found = connection.exec_driver_sql(self._dialect.names).scalars().all()
         return METADATA.tables.keys() | self._dialect.triggers.keys() <= set(found)
 

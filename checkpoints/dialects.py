@@ -1,7 +1,7 @@
-"""What SQLite and PostgreSQL do differently for a catalogue: locks, the count of changes, errors and a few expressions.
+"""The differences of SQLite and PostgreSQL for a catalogue: locks, the count of changes, errors, some expressions.
 
-Both keep to one rule: transactions that write follow one another, from their start to their commit. So a version number
-is given out once, and a reader that has seen the number of a change has seen every change before it.
+Both keep one rule: transactions that write follow one another, from their start to their commit. So a version number
+is given out only once, and a reader that has seen a change's number has seen every change before it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
 
 BUSY = "the catalogue was busy for too long; try again"
 EVENTS = {"insert": "INSERT", "update": "UPDATE OF state", "delete": "DELETE"}
-"""What changes which version of a task is served, by the name of its trigger."""
+"""Statements that change which version of a task is served, by the name of their trigger."""
 NUMBER = "coalesce((SELECT max(number) FROM changes), 0) + 1"
 RENUMBERED = "ON CONFLICT (tenant, id) DO UPDATE SET number = excluded.number"
 LOCK = "pg_advisory_xact_lock(1785750899, hashtext({schema}))"
-"""PostgreSQL's write lock of a schema, held until the transaction ends. The number tells it from other programs'."""
+"""PostgreSQL's write lock of a schema, held until the transaction ends. The number tells it apart from other programs'
+locks."""
 
 
 class Dialect(Protocol):
-    """One kind of database. Made with the seconds that a transaction waits for others."""
+    """One kind of database. It is made with the seconds that a transaction waits for others."""
 
     names: ClassVar[str]
-    """A query for the names of the tables and triggers that are there."""
+    """A query for the names of the existing tables and triggers."""
     triggers: ClassVar[Mapping[str, str]]
-    """Statements by the trigger that they make. The database counts changes itself, so that those of other releases and
+    """Statements by the trigger that they make. The database itself counts changes, so that those by other releases and
     programs count too."""
 
     def engine(self, url: sa.URL) -> sa.Engine: ...
@@ -48,7 +49,7 @@ class Dialect(Protocol):
         ...
 
     def problem(self, error: sa.exc.DBAPIError) -> JpetsError | None:
-        """What a caller is to be told of; None for an error that nobody expects."""
+        """The error to tell a caller; None for an unexpected one."""
         ...
 
 
@@ -95,7 +96,7 @@ class SQLite:
 
 
 class PostgreSQL:
-    """A schema of a server that several machines may reach: the first one of the connection's ``search_path``."""
+    """A schema of a server that several machines may reach: the first of the connection's ``search_path``."""
 
     names: ClassVar[str] = """
         SELECT tablename FROM pg_tables WHERE schemaname = current_schema()
@@ -117,7 +118,7 @@ class PostgreSQL:
         for name, event in EVENTS.items()
     }
     unreachable = ("08", "53", "57")
-    """Classes of errors: of the connection, of the server's resources, and of a server that is ended."""
+    """Classes of errors of the connection, of the server's resources, and of a server that is shut down."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -128,7 +129,7 @@ class PostgreSQL:
         engine = sa.create_engine(url, pool_pre_ping=True, isolation_level="READ COMMITTED")
 
         def configure(connection: DBAPIConnection, record: object) -> None:
-            # A machine that is gone without a word must not hold the lock for hours.
+            # A machine that disappears must not hold the lock for hours.
             cursor = connection.cursor()
             for setting, value in (("idle", 30), ("interval", 10), ("count", 3)):
                 cursor.execute(f"SET tcp_keepalives_{setting} = {value}")
@@ -161,7 +162,7 @@ DIALECTS: Mapping[str, Callable[[float], Dialect]] = {"sqlite": SQLite, "postgre
 
 
 def catalogue_url(text: str) -> sa.URL:
-    """Raises ``InvalidInput``, whose message does not show the URL: it may hold a password."""
+    """Raises ``InvalidInput`` without the URL in its message: it may hold a password."""
     try:
         url = sa.make_url(text)
         found = url.get_backend_name() in DIALECTS
@@ -175,7 +176,7 @@ def catalogue_url(text: str) -> sa.URL:
 
 
 def make_engine(dialect: Dialect, url: sa.URL) -> sa.Engine:
-    """Raises ``InvalidInput`` for a driver that cannot be."""
+    """Raises ``InvalidInput`` for a driver that is missing or unknown."""
     try:
         engine = dialect.engine(url)
     except (ImportError, sa.exc.ArgumentError) as error:
@@ -192,7 +193,7 @@ def dialect_of(url: sa.URL, patience: float) -> Dialect:
 
 
 class Name(sa.TypeDecorator[str]):
-    """A short text that tells rows apart, in the order of its code points with every database."""
+    """A short text that tells rows apart, in the order of its code points in every database."""
 
     impl = sa.String
     cache_ok = True
@@ -203,7 +204,7 @@ class Name(sa.TypeDecorator[str]):
         return dialect.type_descriptor(sa.String(length, collation=collation))
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
-        """PostgreSQL takes no NUL. No name has either, so whatever has one is looked for in vain."""
+        """PostgreSQL takes no NUL. No name has one, so a text with one is never found."""
         return value.replace("\0", "\1") if value is not None and dialect.name == "postgresql" else value
 
 
@@ -221,8 +222,8 @@ def _with_sqlite(element: fingerprint_in, compiler: SQLCompiler, **options: Any)
 
 @compiles(fingerprint_in, "postgresql")
 def _with_postgresql(element: fingerprint_in, compiler: SQLCompiler, **options: Any) -> str:
-    """PostgreSQL refuses a document that has an escape of NUL anywhere. A fingerprint has no escapes, so that all of
-    them may be taken out before."""
+    """PostgreSQL refuses a document with an escape of NUL anywhere. A fingerprint has no escapes, so they may all be
+    removed first."""
     text = compiler.process(element.clauses, **options)
     return rf"CAST(replace(replace({text}, '\\', '//'), '\u', '/u') AS json) #>> '{{backbone,fingerprint}}'"
 
@@ -231,6 +232,6 @@ def insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sq
     """An ``INSERT`` that may say what to do ``on_conflict``."""
     if connection.dialect.name != "postgresql":
         return sqlite.insert(table)
-    from sqlalchemy.dialects import postgresql  # most do without it
+    from sqlalchemy.dialects import postgresql  # most programs do without it
 
     return postgresql.insert(table)

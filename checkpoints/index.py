@@ -1,4 +1,4 @@
-"""All served tasks at once, without their documents: what a server has to know of each before it is asked."""
+"""All served tasks at once, without their documents: what a server has to know of each before its first query."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from checkpoints.dialects import fingerprint_in, insert
 from checkpoints.versions import served_versions
 
 NOTHING = 0.01
-"""Of a query: less than this is forgotten."""
+"""Uses of a task: fewer than this are forgotten."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IndexedTask:
-    """The served version of a task, or its newest where none is active. ``layout`` is what its reader kept, if any."""
+    """The served version of a task, or its newest if none is active. ``layout`` is the text that its reader kept, if
+    any."""
 
     id: str
     version: int
     digest: str
     backbone: str
-    """The fingerprint of the one that it is for."""
+    """The fingerprint of its backbone."""
     layout: str | None
     queries: float
 
@@ -46,7 +47,7 @@ def index_tasks(connection: sa.Connection, tenant: str, maker: str, id: str | No
         .outerjoin(USES, sa.and_(USES.c.tenant == tenant, USES.c.id == VERSIONS.c.id))
         .order_by(queries.desc(), VERSIONS.c.id)
     )
-    # Few layouts are shared by many tasks, so that one text each is enough.
+    # Many tasks share few layouts, so one text for each is enough.
     return [
         IndexedTask(id, version, digest, sys.intern(of), None if layout is None else sys.intern(layout), queries)
         for id, version, digest, of, layout, queries in connection.execute(rows)
@@ -58,13 +59,13 @@ def changed_since(connection: sa.Connection, tenant: str, number: int) -> tuple[
     now: int = connection.execute(sa.select(sa.func.max(CHANGES.c.number))).scalar() or 0
     if now == number:
         return now, []
-    # With the tenant among the conditions SQLite would read every task of it.
+    # With the tenant as a condition, SQLite would read all its tasks.
     changed = sa.select(CHANGES.c.tenant, CHANGES.c.id).where(CHANGES.c.number > number).order_by(CHANGES.c.number)
     return now, [row.id for row in connection.execute(changed) if row.tenant == tenant]
 
 
 def keep_layouts(connection: sa.Connection, maker: str, layouts: Mapping[str, str]) -> None:
-    """``layouts`` by digest."""
+    """Keeps ``layouts``, by digest."""
     rows = [{"digest": digest, "maker": maker, "layout": layout} for digest, layout in layouts.items()]
     if rows:
         new = insert(connection, LAYOUTS)
@@ -81,7 +82,7 @@ def add_uses(connection: sa.Connection, tenant: str, queries: Mapping[str, float
 
 
 def age_uses(connection: sa.Connection, tenant: str, share: float) -> None:
-    """What was counted until now counts only this much from now on; what is next to nothing is forgotten."""
+    """Multiplies every count until now by ``share``; counts next to zero are forgotten."""
     mine = USES.c.tenant == tenant
     connection.execute(sa.update(USES).where(mine).values(queries=USES.c.queries * share))
     connection.execute(sa.delete(USES).where(mine, USES.c.queries < NOTHING))

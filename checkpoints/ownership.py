@@ -1,4 +1,4 @@
-"""Whose blobs a storage holds: ``collect`` removes what its catalogue does not name, so two may never share one."""
+"""The owner of a storage: ``collect`` removes blobs that its catalogue does not name, so two may never share one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jpets.errors import InvalidInput
 
 OWN = sa.MetaData()
 IDENTITY = sa.Table("identity", OWN, sa.Column("name", sa.String(32), primary_key=True))
-"""One row. Made only for a catalogue or blobs that have a URL: a repository in a folder is the only one there."""
+"""One row. It exists only for a catalogue or blobs with a URL: a folder has a single repository."""
 
 
 def claim(catalog: Catalog, blobs: Blobs) -> None:
-    """Marks a storage as that of this catalogue. Raises ``InvalidInput`` where it is another one's."""
+    """Marks a storage as that of this catalogue. Raises ``InvalidInput`` if it is another one's."""
     with catalog.read() as connection:
         named = sa.inspect(connection).has_table(IDENTITY.name)
         identity = connection.execute(sa.select(IDENTITY.c.name)).scalar() if named else None
@@ -33,7 +33,7 @@ def claim(catalog: Catalog, blobs: Blobs) -> None:
 
 
 def _named(catalog: Catalog) -> str:
-    """The catalogue's identity, made now unless another process has just done so."""
+    """The catalogue's identity, made now unless another process has just made it."""
     with catalog.write() as connection:
         OWN.create_all(connection)
         found: str | None = connection.execute(sa.select(IDENTITY.c.name)).scalar()

@@ -1,4 +1,4 @@
-"""Blobs in whatever fsspec reaches, with copies of them in a local folder."""
+"""Blobs in any storage that fsspec reaches, with copies of them in a local folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jpets.errors import InvalidInput, InvalidTask, JpetsError, NotFound, Satura
 from jpets.files import TEMPORARY, space_errors, sweep
 
 COPY_SECONDS = 30 * 24 * 3600.0
-"""Copies that were not read for so long are removed."""
+"""Seconds after which a copy that was not read is removed."""
 
 
 def open_blobs(url: str, cache: Path) -> Blobs:
-    """The blobs at a URL; those of a local folder need no copies in ``cache``. Raises ``InvalidInput``, whose message
-    does not show the URL: it may hold a password."""
+    """The blobs at a URL; blobs in a local folder need no copies in ``cache``. Raises ``InvalidInput`` without the URL
+    in its message: it may hold a password."""
     try:
-        system, root = fsspec.url_to_fs(url, use_listings_cache=False)  # others write there too
+        system, root = fsspec.url_to_fs(url, use_listings_cache=False)  # other machines write there too
     except (ImportError, ValueError) as error:
         raise InvalidInput(f"there are no task files by that URL: {error}") from error
     if isinstance(system, LocalFileSystem):
@@ -35,7 +35,7 @@ def open_blobs(url: str, cache: Path) -> Blobs:
 class RemoteBlobs:
     """Blobs as files ``<sha256>.safetensors`` below one path. Each is fetched once and kept in the folder ``cache``.
 
-    What cannot be reached is ``Saturated``: it may be there again soon.
+    Raises ``Saturated`` if the storage cannot be reached: it may be back soon.
     """
 
     def __init__(self, system: fsspec.AbstractFileSystem, root: str, cache: Path) -> None:
@@ -44,7 +44,8 @@ class RemoteBlobs:
         self._cache_folder = cache
         self._cache = LocalBlobs(cache)
         self._renames = type(system).mv is not fsspec.AbstractFileSystem.mv
-        """Whether a move is more than a copy. Where it is not, as in object stores, a file appears when it is whole."""
+        """Whether a move is more than a copy. If it is not, as in object stores, a file appears only when it is
+        complete."""
         with _reached():
             system.makedirs(self._root, exist_ok=True)
         self._sweep_copies()
@@ -59,11 +60,11 @@ class RemoteBlobs:
         return digest
 
     def read(self, digest: str) -> bytes:
-        """Raises ``NotFound``, and ``InvalidTask`` where what is stored is not what the digest says."""
+        """Raises ``NotFound``, and ``InvalidTask`` if the stored bytes do not match the digest."""
         path = self._path(digest)
         with contextlib.suppress(NotFound):
             found = self._cache.read(digest)
-            with contextlib.suppress(OSError):  # removed by another process since
+            with contextlib.suppress(OSError):  # another process may have removed it
                 os.utime(self._cache.path(digest))
             return found
         try:
@@ -90,7 +91,7 @@ class RemoteBlobs:
         return (name for name in names if DIGEST.fullmatch(name))
 
     def sweep(self, age: float) -> int:
-        """Copies that nobody reads are removed too, but not counted: they were no interrupted writer's."""
+        """Removes unused copies too, but does not count them: they are not from interrupted writers."""
         self._sweep_copies()
         limit, removed = time.time() - age, 0
         for name in self._names():
@@ -118,7 +119,7 @@ class RemoteBlobs:
         return f"{self._root}/{self._cache.path(digest).name}"
 
     def _size(self, path: str) -> int | None:
-        """Asked anew each time; another machine may have removed the file."""
+        """The size, asked anew each time: another machine may have removed the file."""
         try:
             size: int | None = self._system.info(path)["size"]
         except FileNotFoundError:
@@ -147,7 +148,7 @@ class RemoteBlobs:
         return [path.rpartition("/")[2] for path in paths]
 
     def _keep(self, data: bytes | memoryview) -> None:
-        """Copies are kept while there is room for them."""
+        """Keeps a copy while there is room for it."""
         with contextlib.suppress(OSError, JpetsError):
             self._cache.put(data)
 

@@ -1,12 +1,12 @@
 """The task repository: versions of task files by (tenant, id, version), in a folder.
 
-    catalog.sqlite               what there is
+    catalog.sqlite               versions, aliases and changes
     blobs/<sha256>.safetensors   the files
 
-Either may lie elsewhere, so that machines share it: the catalogue in PostgreSQL, the blobs in whatever fsspec reaches.
+Machines may share both: the catalogue in PostgreSQL, the blobs in any storage that fsspec reaches.
 
 An upload writes its blob durably before its row commits. Blobs are removed under the catalogue's write lock, and an
-upload looks again, under the same lock, whether its blob is still there; so no row ever names a missing blob.
+upload checks again, under the same lock, that its blob is still there; so no row ever names a missing blob.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from jpets.types import Task
 
 DEFAULT_TENANT = "default"
 STALE_SECONDS = 3600.0
-"""Age at which a temporary file can only be a dead writer's."""
+"""Age of a temporary file that only a dead writer can have left."""
 AT_ONCE = 100
-"""Blobs that are removed in one transaction: uploads wait for it, and elsewhere each takes a while."""
+"""Blobs that are removed in one transaction: uploads wait for it, and a remote storage takes a while for each."""
 Validator = Callable[[bytes | memoryview, str], Task]
 """(file's bytes, id) -> the task; raises ``InvalidTask`` for a file that cannot be served."""
 StoredTasks = list[StoredTask]
@@ -48,10 +48,10 @@ def check_structure(data: bytes | memoryview, id: str) -> Task:
 
 
 class Repository:
-    """Thread-safe, and safe across processes: those of one machine, or of several where they share both parts.
+    """Thread-safe, and safe across processes: of one machine, or of several that share both parts.
 
-    The served version of a task, also called ``latest``, is the newest *active* one. ``put`` activates unless told not
-    to; ``rollback`` withdraws what is newer than its target.
+    The served version of a task, also called ``latest``, is the newest *active* one. ``put`` activates unless it is
+    told not to; ``rollback`` withdraws versions newer than its target.
 
     It has more than 20 methods, as each is one transaction on tables that change together.
     """
@@ -65,7 +65,7 @@ class Repository:
         blobs: Blobs | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        """``blobs`` and ``catalog``: those that lie elsewhere; by default they are in ``folder``."""
+        """``blobs`` and ``catalog`` may lie elsewhere; by default they are in ``folder``."""
         if keep_versions < 1:
             raise ValueError(f"keep_versions must be at least 1, got {keep_versions}")
         self.folder = Path(folder)
@@ -86,14 +86,14 @@ class Repository:
         validator: Validator = check_structure,
         keep_versions: int = 5,
     ) -> Repository:
-        """A repository whose parts may lie elsewhere than in ``folder``, for other machines to share.
+        """A repository with parts that may lie elsewhere than in ``folder``, so that machines can share it.
 
         ``catalogue``: a URL of SQLAlchemy's (SQLite, PostgreSQL). ``blobs``: a URL of fsspec's; it belongs to this one
-        catalogue, for ``collect`` removes what that does not name. ``cache``: the folder for copies of blobs that lie
-        elsewhere, by default in ``folder``. Raises ``InvalidInput`` for a URL that cannot be, and for blobs that belong
-        to another catalogue.
+        catalogue, as ``collect`` removes blobs that the catalogue does not name. ``cache``: the folder for copies of
+        remote blobs, by default in ``folder``. Raises ``InvalidInput`` for an invalid URL, and for blobs that belong to
+        another catalogue.
         """
-        from checkpoints.remote_blobs import open_blobs  # most do without it
+        from checkpoints.remote_blobs import open_blobs  # most programs do without it
 
         place = Path(folder)
         opened = cls(
@@ -121,7 +121,7 @@ class Repository:
         activate: bool = True,
         validator: Validator | None = None,
     ) -> StoredTask:
-        """Stores ``data`` as a new version, the same content too.
+        """Stores ``data`` as a new version, even if its content is the same.
 
         ``if_match``: the newest version must be this one (0: there must be none). ``activate=False`` leaves the served
         version as it is until ``activate`` is called. On any error nothing has changed.
@@ -149,7 +149,7 @@ class Repository:
             return rows.find(version)
 
     def get(self, id: str, tenant: str = DEFAULT_TENANT, version: int | str | None = None) -> StoredTask:
-        """A version by number or alias; by default the served one, or the newest where none is active yet.
+        """A version by number or alias; by default the served one, or the newest if none is active yet.
 
         Raises ``NotFound``.
         """
@@ -157,7 +157,7 @@ class Repository:
             return TaskRows(connection, tenant, id).find(version)
 
     def read(self, stored: StoredTask | IndexedTask) -> bytes:
-        """The task file. Raises ``NotFound`` where it has been deleted since."""
+        """The task file. Raises ``NotFound`` if it has been deleted since."""
         return self._blobs.read(stored.digest)
 
     def task(self, stored: StoredTask) -> Task:
@@ -165,7 +165,7 @@ class Repository:
         return self._validator(self.read(stored), stored.id)
 
     def outline(self, stored: StoredTask) -> Task | None:
-        """``task(stored).outlined()`` from the document alone; None where that does not say how many outputs its head
+        """``task(stored).outlined()`` from the document alone; None if that does not say how many outputs its head
         has."""
         document = TaskDocument.parse(json.dumps(stored.metadata))
         if document.head.type != "embedding" and not document.labels:
@@ -180,28 +180,28 @@ class Repository:
             return index_tasks(connection, tenant, maker)
 
     def indexed(self, id: str, maker: str, tenant: str = DEFAULT_TENANT) -> IndexedTask | None:
-        """One task as ``index`` has it; None where it is not there."""
+        """One task as ``index`` has it; None if it is not there."""
         with self._catalog.read() as connection:
             return next(iter(index_tasks(connection, tenant, maker, id)), None)
 
     def changes(self, since: int, tenant: str = DEFAULT_TENANT) -> tuple[int, Sequence[str]]:
-        """The number of the repository's last change, whoever made it, and the tasks whose versions changed after
-        ``since``, such a number: those that were deleted too, each once."""
+        """The number of the repository's last change, by any writer, and the tasks with versions that changed after the
+        number ``since``: each once, deleted ones included."""
         with self._catalog.read() as connection:
             return changed_since(connection, tenant, since)
 
     def keep_layouts(self, maker: str, layouts: Mapping[str, str]) -> None:
-        """Keeps what ``maker`` has to know of blobs (by digest) before it reads them, until they are removed."""
+        """Keeps the layouts of ``maker`` for blobs (by digest), until the blobs are removed."""
         with self._catalog.write() as connection:
             keep_layouts(connection, maker, layouts)
 
     def add_uses(self, queries: Mapping[str, float], tenant: str = DEFAULT_TENANT) -> None:
-        """Counts so many queries for each of these tasks."""
+        """Adds to the count of queries of each of these tasks."""
         with self._catalog.write() as connection:
             add_uses(connection, tenant, queries)
 
     def age_uses(self, share: float, tenant: str = DEFAULT_TENANT) -> None:
-        """What was counted until now counts only this much from now on."""
+        """Multiplies every count until now by ``share``."""
         with self._catalog.write() as connection:
             age_uses(connection, tenant, share)
 
@@ -224,7 +224,7 @@ class Repository:
     ) -> tuple[StoredTasks, str | None]:
         """Up to ``limit`` tasks with ids past ``after``, in the order of their ids, and the next ``after`` or None.
 
-        A task is shown by its served version, or by its newest where none is active yet.
+        A task is shown by its served version, or by its newest if none is active yet.
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1, got {limit}")
@@ -248,9 +248,9 @@ class Repository:
             return rows.find(version)
 
     def rollback(self, id: str, to: int | str | None = None, tenant: str = DEFAULT_TENANT) -> StoredTask:
-        """Serves version ``to``, by default the active one before the served; newer ones are withdrawn.
+        """Serves version ``to``, by default the active one before the served one; newer ones are withdrawn.
 
-        Raises ``NotFound`` where there is no such version.
+        Raises ``NotFound`` if there is no such version.
         """
         with self._catalog.write() as connection:
             rows = TaskRows(connection, tenant, id)
@@ -260,7 +260,7 @@ class Repository:
             return rows.find(target)
 
     def alias(self, id: str, name: str, version: int, tenant: str = DEFAULT_TENANT) -> StoredTask:
-        """Points alias ``name`` at a version. Raises ``NotFound``, ``InvalidTask`` for a name that cannot be one."""
+        """Points alias ``name`` at a version. Raises ``NotFound``, ``InvalidTask`` for an invalid name."""
         check_alias(name)
         with self._catalog.write() as connection:
             rows = TaskRows(connection, tenant, id)
@@ -269,14 +269,14 @@ class Repository:
             return found
 
     def aliases(self, id: str, tenant: str = DEFAULT_TENANT) -> dict[str, int]:
-        """Alias -> version, ``latest`` included where a version is active."""
+        """Alias -> version, ``latest`` included if a version is active."""
         with self._catalog.read() as connection:
             rows = TaskRows(connection, tenant, id)
             served = rows.served()
             return rows.aliases() | ({LATEST: served} if served is not None else {})
 
     def discard(self, id: str, version: int, tenant: str = DEFAULT_TENANT) -> None:
-        """Forgets one version, if it is there; the others, and which of them is served, stay as they are."""
+        """Forgets one version, if it is there; the others, and the served one, stay as they are."""
         with self._catalog.write() as connection:
             TaskRows(connection, tenant, id).discard(version)
 
@@ -291,7 +291,7 @@ class Repository:
     def collect(self, stale_seconds: float = STALE_SECONDS) -> int:
         """Removes blobs that no version names and files that dead writers left; returns how many.
 
-        A catalogue that has never had a task removes no blob: they belong to another, which it was put beside.
+        A catalogue that has never had a task removes no blob: the blobs must belong to another catalogue.
         """
         stored = list(self._blobs.list())
         with self._catalog.read() as connection:
@@ -308,7 +308,7 @@ class Repository:
         self._catalog.close()
 
     def _remove(self, digests: Sequence[str]) -> int:
-        """Removes those that no version names now, while none can be added; returns how many."""
+        """Removes the blobs that no version names, while none can be added; returns how many."""
         with self._catalog.write() as connection:
             named = sa.select(VERSIONS.c.digest).where(VERSIONS.c.digest.in_(digests))
             unused = set(digests).difference(connection.execute(named).scalars())
@@ -318,12 +318,12 @@ class Repository:
 
     @contextlib.contextmanager
     def _stored_blob(self, content: bytes | memoryview, digest: str) -> Iterator[None]:
-        """Stores a blob for the body to refer to; where that fails, removes it unless a version names it."""
+        """Stores a blob for the body to refer to; if the body fails, removes it unless a version names it."""
         try:
             self._blobs.put(content)
             yield
         except BaseException:
-            # What stays behind when this fails too is removed by ``collect``.
+            # If this fails too, ``collect`` removes the blob.
             with contextlib.suppress(JpetsError, OSError, sa.exc.SQLAlchemyError), self._catalog.write() as connection:
                 if connection.execute(sa.select(VERSIONS.c.version).where(VERSIONS.c.digest == digest)).first() is None:
                     self._blobs.delete(digest)

@@ -1,4 +1,4 @@
-"""What a catalogue says about one task: its versions, which is served, which an alias names."""
+"""What a catalogue knows about one task: its versions, the served one, its aliases."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class StoredTask:
     created: str
     metadata: Mapping[str, Any]
     served: bool
-    """Whether queries that name no version get this one."""
+    """Whether queries get this version."""
     state: State
 
 
 class TaskRows:
-    """The rows of one (tenant, id), seen through one transaction."""
+    """The rows of one (tenant, id), in one transaction."""
 
     def __init__(self, connection: sa.Connection, tenant: str, id: str) -> None:
         self._connection = connection
@@ -68,7 +68,7 @@ class TaskRows:
         return before
 
     def find(self, version: int | str | None) -> StoredTask:
-        """A version by number or alias, by default the served or else the newest. Raises ``NotFound``."""
+        """A version by number or alias, by default the served one, or else the newest. Raises ``NotFound``."""
         served = self.served()
         if version is None:
             number = served if served is not None else self._newest()
@@ -115,7 +115,7 @@ class TaskRows:
         self._connection.execute(sa.insert(ALIASES).values(**self._key, name=name, version=version))
 
     def retain(self, keep: int) -> None:
-        """Forgets all but the last ``keep`` versions, the served one and those that have an alias."""
+        """Forgets all but the last ``keep`` versions, the served one and versions with an alias."""
         numbers = sorted(stored.version for stored in self.all())
         wanted = {*numbers[-keep:], self.served(), *self.aliases().values()}
         old = [number for number in numbers if number not in wanted]
@@ -143,7 +143,7 @@ class TaskRows:
 
 
 def list_tasks(connection: sa.Connection, tenant: str, limit: int, after: str) -> list[StoredTask]:
-    """One version a task, served or else newest: up to ``limit`` tasks with ids past ``after``, by id."""
+    """One version of each task, the served or else the newest: up to ``limit`` tasks with ids past ``after``, by id."""
     tasks = served_versions(tenant).where(VERSIONS.c.id > after).order_by(VERSIONS.c.id).limit(limit).subquery()
     chosen = sa.func.coalesce(tasks.c.served, tasks.c.newest)
     rows = (
@@ -156,7 +156,7 @@ def list_tasks(connection: sa.Connection, tenant: str, limit: int, after: str) -
 
 
 def served_versions(tenant: str) -> sa.Select[Any]:
-    """(id, served, newest) of each task; ``served`` is null where no version is active."""
+    """(id, served, newest) of each task; ``served`` is null if no version is active."""
     active = sa.func.max(sa.case((VERSIONS.c.state == ACTIVE, VERSIONS.c.version)))
     return (
         sa.select(VERSIONS.c.id, active.label("served"), sa.func.max(VERSIONS.c.version).label("newest"))

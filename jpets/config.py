@@ -1,4 +1,4 @@
-"""Frozen settings: what a backbone looks like, and how an engine runs."""
+"""Frozen settings: the shape of a backbone, and how an engine runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTSIDE_SITES = ("embeddings_norm", "embeddings_project", "pooler")
 ADAPTER_SITES = ("after_attn_out", "after_ffn_out")
 
 PADDING_SKIPPED = ("roberta", "xlm-roberta", "camembert")
-"""Families whose positions do not count padding tokens: one that a text spells has a position of its own."""
+"""Families in which positions do not count padding tokens: a padding token in a text has a position of its own."""
 
 Policy = Literal["fixed", "alpha", "auto", "steady"]
 Trigger = Literal["hungry", "lazy"]
@@ -36,18 +36,19 @@ class BackboneConfig:
     heads: int
     intermediate_size: int
     max_positions: int
-    """Tokens that a query may have; position 0 is the first token's, whatever number a checkpoint gives it."""
+    """Tokens that a query may have; position 0 is the first token's, under any number in the checkpoint."""
     type_vocab_size: int = 2
     activation: str = "gelu"
     norm_eps: float = 1e-12
     pooler: bool = True
     embedding_size: int = 0
-    """Width of the embeddings where a projection takes them to ``hidden_size`` (ELECTRA); 0: they have it already."""
+    """Width of the embeddings if a projection takes them to ``hidden_size`` (ELECTRA); 0: they have that width
+    already."""
     padding_id: int = 1
-    """Id of the padding token, where positions do not count it (``skips_padding``); elsewhere it means nothing."""
+    """Id of the padding token, if positions do not count it (``skips_padding``); else it has no meaning."""
     usual_length: int = 0
-    """Tokens to which texts are cut where neither query nor task says otherwise: the tokenizer's ``model_max_length``
-    where that is less than ``max_positions``; 0: as many as there are positions. Longer texts can be computed."""
+    """Tokens to which texts are cut unless the query or task says otherwise: the tokenizer's ``model_max_length`` if
+    that is less than ``max_positions``; 0: as many as there are positions. Longer texts can be computed."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads:
@@ -55,7 +56,7 @@ class BackboneConfig:
 
     @property
     def skips_padding(self) -> bool:
-        """Whether padding tokens that a text spells take no position, but share one of their own (RoBERTa)."""
+        """Whether padding tokens in a text take no position, but share one of their own (RoBERTa)."""
         return self.family in PADDING_SKIPPED
 
     @property
@@ -80,7 +81,7 @@ class BackboneConfig:
         return (0,) if site in OUTSIDE_SITES else tuple(range(self.layers))
 
     def bias_layout(self) -> Mapping[tuple[int, str], slice]:
-        """Where each bias stands in the one flat bias vector that a row gathers (layer, site) -> slice."""
+        """The place of each bias in the one flat bias vector that a row gathers: (layer, site) -> slice."""
         layout: dict[tuple[int, str], slice] = {}
         start = 0
 
@@ -124,11 +125,11 @@ NAMED_BACKBONES: Mapping[str, BackboneConfig] = {
 
 
 def about(help: str, **bounds: float) -> Mapping[str, Any]:
-    """What is said of a setting beside its name, type and default. Its option of a server, its variable, its key in a
-    file and its line in the manual follow from all of these.
+    """The rest of a setting's declaration, besides name, type and default. Its server option, its variable, its key in
+    a file and its line in the manual follow from all of these.
 
-    ``bounds`` are ``ge``, ``gt`` and ``le``; those of a mapping are for its values. Servers and commands refuse values
-    beyond them. An engine that is made in Python does not: tests go below some.
+    ``bounds`` are ``ge``, ``gt`` and ``le``; for a mapping they apply to its values. Servers and commands refuse values
+    beyond them. An engine made in Python does not: tests go below some.
     """
     return {"help": help, "bounds": bounds}
 
@@ -150,9 +151,10 @@ class EngineSettings:
     """Most task slots that a class's bank is made with for tasks that may leave the device for others."""
     policy: Policy = field(default="auto", metadata=about("how waiting texts are batched"))
     """How waiting queries are batched. ``fixed``: so many in order of arrival. ``alpha``: the least summed cost of the
-    shared part (PetS, TurboTransformers). ``auto``: that, with heavy deltas in batches of their own where this is
-    predicted to be faster. ``steady``: a query's length and task choose its program, so that its bits never depend on
-    what else waits; it wants ``bucket.steady_menu``, no background compilation, and traffic that fills its buckets."""
+    shared part (PetS, TurboTransformers). ``auto``: like ``alpha``, with heavy deltas in batches of their own if that
+    is predicted to be faster. ``steady``: a query's length and task choose its program, so that its bits never depend
+    on other waiting queries; it wants ``bucket.steady_menu``, no background compilation, and traffic that fills its
+    buckets."""
     fixed_batch: int = field(default=16, metadata=about("texts in a batch of the policy fixed", ge=1))
     trigger: Trigger = field(
         default="hungry", metadata=about("when a batch starts: at once, or after waiting for company")
@@ -169,9 +171,9 @@ class EngineSettings:
             ge=0,
         ),
     )
-    """While a tenant floods the engine and others use less than their part of it, its batches take at most so many
+    """While a tenant floods the engine and others use less than their part of it, its batches take at most this many
     times as long as theirs, one at a time: they wait less, and it gets fewer tokens a second, as short batches are less
-    efficient. 0: batches are as long as the policy likes."""
+    efficient. 0: the policy decides how long batches are."""
     max_queue: int = field(default=4096, metadata=about("most texts that wait; more get 503", ge=1))
     in_flight: int = field(default=2, metadata=about("batches on a device that are not fetched yet", ge=1))
     """Batches dispatched but not yet fetched, per replica."""
@@ -179,34 +181,34 @@ class EngineSettings:
     device_memory_gb: float = field(
         default=0.0, metadata=about("device memory (10^9 bytes) for everything, 0 for all there is", ge=0)
     )
-    """Device memory (10^9 bytes) for parameters, banks and running batches; 0: what the device has."""
+    """Device memory (10^9 bytes) for parameters, banks and running batches; 0: all that the device has."""
     host_memory_gb: float = field(
         default=1.0, metadata=about("host memory (10^9 bytes) for tasks that are not on the device", ge=0)
     )
-    """Host memory (10^9 bytes) for registered tasks that are not on the device, in the form in which it holds them."""
+    """Host memory (10^9 bytes) for registered tasks that are not on the device, in the form of the device."""
     merged_memory_gb: float = field(
         default=0.0, metadata=about("device memory (10^9 bytes) for merged weights of hot tasks", ge=0)
     )
-    """Device memory (10^9 bytes) for merged weights of hot tasks, those whose heavy deltas cost more than a batch of
-    their own; 0: none. It takes a cost profile to know them."""
+    """Device memory (10^9 bytes) for merged weights of hot tasks: tasks with heavy deltas that cost more than a batch
+    of their own; 0: none. They are found by a cost profile."""
     reserved_tasks: Mapping[str, int] = field(
         default_factory=dict, metadata=about("tasks of a tenant that stay on the device: TENANT=NUMBER", ge=0)
     )
-    """So many registered tasks of a tenant stay on the device whatever others ask for."""
+    """This many registered tasks of a tenant stay on the device, whatever tasks other tenants need."""
     prefetch: bool = field(default=True, metadata=about("load tasks of waiting texts while others are computed"))
-    """Tasks that waiting queries need come while others are computed; without, only when nothing else is left to do."""
+    """Tasks for waiting queries come while others are computed; without it, only when nothing else is left to do."""
     program_memory_mb: int = field(
         default=896, metadata=about("host memory (MiB) that compiled programs may take", ge=0)
     )
-    """Host memory for compiled programs (MiB, estimated). What is needed to be ready stays whatever it takes."""
+    """Host memory for compiled programs (MiB, estimated). Programs that are needed to be ready always stay."""
     delta_streams: int = field(
         default=1,
         metadata=about(
             "streams of a GPU for delta operators, 1 for the backbone's own, 0 for the order of their classes", ge=0
         ),
     )
-    """Streams for the delta operators of a GPU (PetS section 4.2); nothing was measured there yet, so 1: they share
-    the backbone's and are only ordered. 0 keeps them in the order of their classes. Other devices have one."""
+    """Streams for the delta operators of a GPU (PetS section 4.2). Nothing was measured there yet, so 1: they share the
+    backbone's stream and are only ordered. 0 keeps them in the order of their classes. Other devices have one."""
     delta_stream_tokens: int = field(
         default=0, metadata=about("programs with fewer tokens for each class use two delta streams", ge=0)
     )
@@ -214,7 +216,7 @@ class EngineSettings:
     response_cache_mb: int = field(
         default=0, metadata=about("host memory (MiB) for answers to texts that come again, 0 keeps none", ge=0)
     )
-    """Host memory for answers to queries that come again (MiB); 0 keeps none."""
+    """Host memory for answers to repeated queries (MiB); 0 keeps none."""
     stall_seconds: float = field(
         default=60.0, metadata=about("seconds without progress after which the server is not live", gt=0)
     )

@@ -72,14 +72,14 @@ class Shelf:
         return service, partial(make_engine, self._options, backbone, engines)
 
     def source(self, name: str) -> str:
-        """What ``load_backbone`` takes for the backbone of that name. Raises ``NotFound``."""
+        """The argument of ``load_backbone`` for the backbone of that name. Raises ``NotFound``."""
         if self._options.backbones is None or name not in self.names():
             raise NotFound(f"no backbone {name[:128]!r} to train on; GET /v1/backbones lists what there is")
         return str(self._options.backbones / name)
 
     def add(self, name: str, folder: Path) -> None:
-        """Takes a copy of a folder in, under a name; it may have been taken in before. Raises ``Conflict`` where that
-        name is another's, ``OutOfSpace``."""
+        """Copies a folder in, under a name; it may have been copied before. Raises ``Conflict`` if another backbone has
+        that name, ``OutOfSpace``."""
         assert self._options.backbones is not None
         target = self._options.backbones / name
         if target.exists():
@@ -89,7 +89,7 @@ class Shelf:
         temporary = temporary_sibling(target)
         try:
             with space_errors():
-                shutil.copytree(folder, temporary)  # it may be another disk
+                shutil.copytree(folder, temporary)  # it may be on another disk
                 temporary.rename(target)
                 sync_folder(target.parent)
         finally:
@@ -97,7 +97,7 @@ class Shelf:
 
 
 def make_service(options: Options, repository: Repository, backbone: Backbone) -> Service:
-    """Takes tasks of all shapes unless ``--reserve never``; those of the standard ones at once, unless device memory is
+    """Accepts tasks of all shapes unless ``--reserve never``; has the standard shapes at once, unless device memory is
     short."""
     standard = options.reserve == "auto" and not options.device_memory_gb
     return Service(
@@ -112,8 +112,8 @@ def make_service(options: Options, repository: Repository, backbone: Backbone) -
 def make_engine(
     options: Options, backbone: LoadedBackbone, others: Callable[[], Sequence[Serves]], coming: Mapping[ClassKey, int]
 ) -> Serves:
-    """An engine for so many tasks of each class, in the device memory that ``others`` leave: those that are there when
-    it is made, and may go soon after."""
+    """An engine for these numbers of tasks of each class, in the device memory that ``others`` leave: the engines
+    that are there when it is made, and may end soon after."""
     wanted = options.reserve == "always" or (options.reserve == "auto" and not coming)
     together = options.tensor_parallel
     devices = choose_devices(options.devices, together)
@@ -136,7 +136,7 @@ def make_engine(
 
 
 def _claim_rest(others: Sequence[Serves], limit: float) -> float:
-    """Bytes that ``others`` leave of a device's ``limit``; from now on they take no more of it."""
+    """Bytes that ``others`` leave of a device's ``limit``; from now on they take no more."""
     if math.isfinite(limit):
         for engine in others:
             engine.limit([0.0] * len(engine.report().devices))
@@ -144,7 +144,7 @@ def _claim_rest(others: Sequence[Serves], limit: float) -> float:
 
 
 def share_device_memory(options: Options, engines: Sequence[Serves]) -> None:
-    """What engines of several backbones have not taken of a device, each may take an equal part of."""
+    """Lets each engine of several backbones take an equal part of a device's free memory."""
     limit = device_limit(choose_devices(options.devices)[0], options.device_memory_gb)
     if not math.isfinite(limit):
         return
@@ -156,7 +156,7 @@ def share_device_memory(options: Options, engines: Sequence[Serves]) -> None:
 
 
 def _taken(engines: Sequence[Serves]) -> Counter[int]:
-    """Bytes of each device."""
+    """Bytes taken of each device."""
     taken = Counter[int]()
     for engine in engines:
         for number, device in enumerate(engine.report().devices):
@@ -165,7 +165,7 @@ def _taken(engines: Sequence[Serves]) -> Counter[int]:
 
 
 def make_jobs(options: Options, repository: Repository, services: Services, shelf: Shelf) -> Jobs:
-    """Jobs, which are kept beside the tasks."""
+    """Jobs, which are stored next to the tasks."""
 
     def command(job: JobFolder) -> list[str]:
         first = services.first.backbone.name
@@ -184,10 +184,10 @@ def make_jobs(options: Options, repository: Repository, services: Services, shel
 
 
 def outline_of(request: FineTune, backbone: LoadedBackbone, start: Sequence[str]) -> Task:
-    """A task of the shape that a job would make, before anything is trained; without deltas where it goes on from a
-    task, whose methods are ``start``: its shape is served already.
+    """A task of the shape that a job would make, before anything is trained. Without deltas if the job continues a task
+    of the methods ``start``: its shape is served already.
 
-    Raises ``InvalidInput`` for settings that the method does not take, and for a sweep that is none.
+    Raises ``InvalidInput`` for settings that the method does not take, and for an invalid sweep.
     """
     assert request.method is not None
     rates_of(request.sweep, request.rate)
@@ -200,7 +200,7 @@ def outline_of(request: FineTune, backbone: LoadedBackbone, start: Sequence[str]
 
 
 def _untrained(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> Sequence[Delta]:
-    """Deltas of a method's shape; none where it makes none. Raises ``InvalidInput``."""
+    """Deltas of a method's shape; none if the method has none. Raises ``InvalidInput``."""
     config = backbone.config
     check_settings(method, settings, config)
     if is_direct(method):
@@ -241,7 +241,7 @@ def opened_repository(options: Options, backbone: Backbone) -> Iterator[Reposito
 
 
 def _opened(options: Options, open_it: Callable[..., Repository]) -> Repository:
-    """Raises ``InvalidInput``, ``OSError`` and others that name the option which is in the way."""
+    """Raises ``InvalidInput``, ``OSError`` and others that name the option to change."""
     catalogue, blobs = options.catalogue, options.blobs
     named = " or ".join([f"--{name}" for name in ("catalogue", "blobs") if getattr(options, name)] or ["--repository"])
     try:

@@ -49,11 +49,11 @@ BACKLOG = 2048
 
 
 class Stopped(Exception):
-    """The server was told to end while it was starting."""
+    """The server was told to end during its start."""
 
 
 def run(options: Options) -> None:
-    """Serves until a signal ends it. Raises ``JpetsError`` or ``OSError`` for what keeps it from starting."""
+    """Serves until a signal ends it. Raises ``JpetsError`` or ``OSError`` if it cannot start."""
     try:
         _serve(options)
     except SQLAlchemyError as error:
@@ -123,7 +123,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class Start:
-    """Warms the engine in a thread while the port is open already."""
+    """Warms the engine in a thread while the port is already open."""
 
     def __init__(self, options: Options, service: Services, jobs: Jobs, server: DrainingServer, url: str) -> None:
         self._options = options
@@ -160,7 +160,7 @@ class Start:
                 self._service.start(partial(make_engine, self._options, self._service.first.backbone, tuple), progress)
         except Stopped:
             log.info("stopped while starting")
-        except Exception as error:  # noqa: BLE001 (whatever it is, the main thread ends the process with it)
+        except Exception as error:  # noqa: BLE001 (any error: the main thread ends the process with it)
             self._failure = error
             self._server.should_exit = True
         else:
@@ -194,7 +194,7 @@ class Display:
         self._bars.stop()
 
     def show(self, what: str, done: int, total: int | None) -> None:
-        """``total`` is None for work that cannot say how far it is."""
+        """``total`` is None for work without a measure of progress."""
         if what not in self._ids:
             self._ids[what] = self._bars.add_task(what, total=total)
         self._bars.update(self._ids[what], completed=done, total=total)
@@ -208,7 +208,7 @@ def _log_progress(task: rich.progress.Task) -> None:
 
 @contextlib.contextmanager
 def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound socket: a port in use is found before anything is loaded."""
+    """A bound socket: a port in use is found out before anything is loaded."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

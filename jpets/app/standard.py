@@ -1,4 +1,4 @@
-"""Tasks of standard shapes: what a server makes room for before it has seen any task of its own."""
+"""Tasks of standard shapes: a server makes room for them before it has seen any task of its own."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SCALE = 0.02
 
 
 def standard_methods() -> Sequence[str]:
-    """Those whose ``usual`` settings a server makes room for: the sizes of PetS's Table 4."""
+    """The methods with ``usual`` settings that a server makes room for: the sizes of PetS's Table 4."""
     return [name for name, method in METHODS.items() if method.standard]
 
 
 def standard_tasks(backbone: LoadedBackbone) -> list[Task]:
-    """One random task of each method, with the heads in use: 8 and 32 labels, 32 labels on tokens, two layers.
+    """One random task of each method, with the common heads: 8 and 32 labels, 32 labels on tokens, two layers.
 
     Heads that answer questions fit where those of labels on tokens do.
-    They are meant for ``Engine(reserve=...)``, which takes their shapes only.
+    They are meant for ``Engine(reserve=...)``, which uses only their shapes.
     """
     config = backbone.config
     rng = np.random.default_rng(0)
