@@ -16,9 +16,9 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "jpets.training": (),
     "pallas_kernels": (),
 }
-"""Packages that have a page, and the modules on it; none named: all that the package and those in it have."""
+"""Packages that have a page, and the modules on it; if none are named, all modules of the package."""
 INTERNAL = ("process", "hopper", "mosaic", "cudnn")
-"""Names of modules that are no interface: the training process, and kernels of which ``api`` chooses."""
+"""Names of modules that are not an interface: the training process, and kernels among which ``api`` chooses."""
 
 
 def write_api(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -35,7 +35,7 @@ def _write(path: pathlib.Path, text: str) -> pathlib.Path:
 
 
 def _modules(package: str) -> list[str]:
-    """The package's modules that define something public, those of inner packages included, in order of name."""
+    """The package's modules that define something public, inner packages included, in order of name."""
     found = []
     for path in sorted((ROOT / package.replace(".", "/")).rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -68,4 +68,4 @@ _PACKAGE = """```{eval-rst}
 
 .. autofunction:: jpets.read_task
 ```"""
-"""What ``jpets`` itself has, beside the types below."""
+"""The names of ``jpets`` itself, besides the types below."""

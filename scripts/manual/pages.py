@@ -1,4 +1,4 @@
-"""``PYTHONPATH=scripts python -m manual.pages``: the reference pages anew. ``scripts/docs`` runs it first."""
+"""``PYTHONPATH=scripts python -m manual.pages``: writes the reference pages anew. ``scripts/docs`` runs it first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of the server's options and metrics, and of jpets' errors, as the code has them."""
+"""Tables of the server's options and metrics, and of jpets' errors, from the code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serving.options.options import Options
 from serving.options.sources import PREFIX, option_of
 
 NODE = re.compile(r"(?:\|   |    )*(?:\|-- |`-- )(\w+)(?: \((\w+)\))?(?: +(\d{3}))?(?:  (.*))?$")
-"""A line of the tree in ``jpets.errors``: name, base of Python's own, status, meaning."""
+"""A line of the tree in ``jpets.errors``: name, Python's base class, status, meaning."""
 
 
 def options() -> str:
@@ -43,7 +43,7 @@ def _default(field: FieldInfo) -> str:
 
 def _about(field: FieldInfo) -> str:
     kind = field.annotation
-    if isinstance(kind, types.UnionType):  # with None
+    if isinstance(kind, types.UnionType):  # a union with None
         kind = get_args(kind)[0]
     choices = f": {', '.join(f'`{each}`' for each in get_args(kind))}" if get_origin(kind) is Literal else ""
     return f"{field.description}{choices}"
@@ -58,7 +58,7 @@ def metrics() -> str:
 
 
 def _families() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
-    """(name as it is scraped, type, labels, text) of what a server over two devices says of itself."""
+    """(name as it is scraped, type, labels, text) of all metrics of a server over two devices."""
     from serving.requests.metrics import Metrics
 
     engines, jobs = [_engine()], types.SimpleNamespace(counts=dict)
@@ -78,7 +78,7 @@ def _families() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
 
 
 def _engine() -> Any:
-    """A group of two that was never started: it counts, and compiles nothing."""
+    """A group of two that is never started: it has counters, and compiles nothing."""
     import jax
     from benches.shared import RandomBackbone
 

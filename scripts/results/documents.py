@@ -18,7 +18,7 @@ BenchCommand = typer.core.TyperCommand
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One file: what ran with which settings on which machine, and the figures of every system."""
+    """One file: the bench, its settings, the machine, and the figures of every system."""
 
     path: pathlib.Path
     name: str
@@ -59,7 +59,7 @@ def named(documents: Sequence[Document], name: str) -> list[Document]:
 
 def bench_commands() -> Mapping[str, BenchCommand]:
     """The commands of ``bench.py``, by name."""
-    import bench  # JAX comes with it: only for the page
+    import bench  # it imports JAX: only for the page
 
     group = typer.main.get_command(bench.app)
     assert isinstance(group, typer.core.TyperGroup)
@@ -67,7 +67,7 @@ def bench_commands() -> Mapping[str, BenchCommand]:
 
 
 def command(document: Document, commands: Mapping[str, BenchCommand]) -> str:
-    """How to make the file again, as ``FILE``: options whose values are not ``bench.py``'s defaults."""
+    """How to make the file again, as ``FILE``: with the options that differ from ``bench.py``'s defaults."""
     if document.name == "debian-tasks":
         return "PYTHONPATH=scripts python -m experiments.debian_tasks report LINES --json FILE"
     if document.name == "infinity":
@@ -84,7 +84,7 @@ def command(document: Document, commands: Mapping[str, BenchCommand]) -> str:
 
 
 def _of_systems(document: Document) -> dict[str, Sequence[str]]:
-    """Options that say which systems and cases there are, as the figures show."""
+    """Options that select systems and cases, derived from the figures."""
     names = list(document.systems)
     series = [own["points"] for own in document.systems.values() if "points" in own]
     match document.name:

@@ -1,4 +1,4 @@
-"""Pictures of what one engine does: throughput, shares of time, room, order of operators."""
+"""Pictures of one engine: throughput, shares of time, room, order of operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draw_operators(found: Sequence[Document]) -> None:
 
 
 def draw_capacity(found: Sequence[Document]) -> None:
-    """PetS table 5: tasks in a budget, and what each takes of it."""
+    """PetS table 5: tasks in a memory budget, and the bytes of each."""
     _, (counts, each) = pyplot.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     own = capacities(found)
     names = [each.backbone for each in own]
@@ -88,7 +88,7 @@ SYSTEMS = {
 
 
 def draw_throughput(found: Sequence[Document]) -> None:
-    """PetS figures 7 and 8: queries a second of jpets and of what people use instead, relative to the bare backbone."""
+    """PetS figures 7 and 8: queries a second of jpets and of its alternatives, relative to the bare backbone."""
     figure, axis = pyplot.subplots(figsize=(max(6.0, 2.0 * len(found) + 2), 4), layout="constrained")
     width = 0.8 / len(SYSTEMS)
     named: set[str] = set()

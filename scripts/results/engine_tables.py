@@ -1,4 +1,4 @@
-"""Tables of what one engine does: throughput, shares of time, room, order of operators, many tasks."""
+"""Tables of one engine: throughput, shares of time, room, order of operators, many tasks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def breakdown(found: Sequence[Document]) -> str:
 
 
 def _each_task(medians: Mapping[str, float], method: str, tasks: int) -> str:
-    """What a batch takes more with so many tasks of a method than without, for each; nothing for other parts."""
+    """Additional time of a batch for each of ``tasks`` tasks of a method; empty for other parts."""
     if (without := medians.get(f"without {method}")) is None:
         return MISSING
     more = (medians["batch"] - without) / tasks
@@ -62,7 +62,7 @@ def _each_task(medians: Mapping[str, float], method: str, tasks: int) -> str:
 
 
 NOISE = 5e-3
-"""Seconds for each task. Less does not show in the difference of two medians of batches of half a second and more."""
+"""Seconds for each task. Less than this is lost in the difference of two medians of half a second and more."""
 
 
 def scaling(found: Sequence[Document]) -> str:
@@ -95,7 +95,7 @@ class Capacity(NamedTuple):
 
 
 def capacities(found: Sequence[Document]) -> list[Capacity]:
-    """By backbone, those first of which PetS fits most."""
+    """By backbone, in order of how many tasks PetS fits."""
     result = []
     for name in sorted({each.settings["backbone"] for each in found}, key=lambda name: -PETS_TASKS.get(name, 0)):
         own = [each for each in found if each.settings["backbone"] == name]
@@ -169,7 +169,7 @@ TRAFFIC = {"zipf": "by Zipf's law", "uniform": "evenly over all", "hot": "32 tas
 
 
 def paging(found: Sequence[Document]) -> str:
-    """The side that brings tasks only when nothing else is left to do is left out: it had read no task before."""
+    """Leaves out the side that brings tasks only when nothing else is left to do: it had not read any task before."""
     rows = []
     for each in found:
         for name, own in each.systems.items():

@@ -8,11 +8,11 @@ from typing import Any
 
 BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MISSING = ""
-"""A cell of which there is no measurement."""
+"""A cell without a measurement."""
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """The first ``left`` columns hold text, the others numbers."""
+    """A table; the first ``left`` columns hold text, the others numbers."""
     ruler = "|".join("---" if at < left else "---:" for at in range(len(head)))
     return "\n".join([f"| {' | '.join(head)} |", f"|{ruler}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
@@ -25,7 +25,7 @@ def ratio(found: Mapping[str, float] | None) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits at most after the first that counts."""
+    """Whole milliseconds from ten on, else with one decimal."""
     value = seconds * 1e3
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
@@ -39,9 +39,9 @@ def optional(found: Mapping[str, Any], key: str, form: str) -> str:
 
 
 def fill_blocks(page: str, written: Mapping[str, str]) -> str:
-    """The page with other text between each ``<!-- generated: NAME -->`` and the next ``<!-- end -->``.
+    """The page with new text between each ``<!-- generated: NAME -->`` and the next ``<!-- end -->``.
 
-    Raises ``ValueError`` for a block of a name that was not written.
+    Raises ``ValueError`` for a block without new text.
     """
     if strange := {match.group(2) for match in BLOCK.finditer(page)} - written.keys():
         raise ValueError(f"expected blocks of {', '.join(written)}, found {', '.join(sorted(strange))}")

@@ -1,6 +1,6 @@
 """The tables of ``docs/benchmarks.md`` and the README: figures of result files, with the commands that made them.
 
-A page's prose is written by hand. What this module makes stands between ``<!-- generated: NAME -->`` and
+A page's prose is written by hand. This module's output stands between ``<!-- generated: NAME -->`` and
 ``<!-- end -->``.
 """
 
@@ -60,13 +60,13 @@ WRITERS: Mapping[str, Mapping[str, str]] = {
         },
     },
 }
-"""Files that are no reports, by the block that names them, and the commands that write them."""
+"""Files that are not reports, by the block that names them, and the commands that write them."""
 
 
 def fill_page(page: str) -> str:
-    """The page with its tables made anew, for whichever blocks it has.
+    """The page with its tables made anew, for all its blocks.
 
-    Raises ``ValueError`` for a block that has no tables, and for results that none would show.
+    Raises ``ValueError`` for a block that has no tables, and for results that no block would show.
     """
     documents = read_documents(RESULTS)
     if unknown := {each.name for each in documents} - OF_REPORTS.keys():

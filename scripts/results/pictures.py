@@ -1,4 +1,4 @@
-"""Which picture there is of which benchmark."""
+"""The picture of each benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of decisions: policies, and tasks that move between devices."""
+"""Pictures of scheduling: policies, and tasks that move between devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def case(document: Document) -> str:
 
 
 def draw_batching(found: Sequence[Document]) -> None:
-    """PetS figure 12: queries a second by policy, relative to the best fixed batch size where one was measured."""
+    """PetS figure 12: queries a second by policy, relative to the best fixed batch size if one was measured."""
     found = [
         document
         for document in found
@@ -75,12 +75,12 @@ def draw_migration(found: Sequence[Document]) -> None:
 
 
 def ten_seconds_later(point: Mapping[str, Any], queries: int) -> float:
-    """Bytes that are moved in ten seconds after the first round, which is after ten, on average."""
+    """Mean bytes moved in any ten seconds after the first round, which comes after ten seconds."""
     return point["later_bytes"] * (point["rounds"] - 1) / (queries / point["qps"] - 10.0) * 10.0
 
 
 def draw_interval(found: Sequence[Document]) -> None:
-    """Multi-GPU PetS figure 15: what migration gains where calls are distributed anew every so often."""
+    """Multi-GPU PetS figure 15: what migration gains if the distribution of calls changes at intervals."""
     _, axes = pyplot.subplots(1, len(found), figsize=(5.5 * len(found), 4.2), squeeze=False, layout="constrained")
     for axis, document in zip(axes[0], found, strict=True):
         for name, label in MIGRATION.items():

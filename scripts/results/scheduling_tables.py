@@ -1,4 +1,4 @@
-"""Tables of decisions: policies, fairness, and tasks that move between devices."""
+"""Tables of scheduling: policies, fairness, and tasks that move between devices."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def interval(found: Sequence[Document]) -> str:
 
 
 def _gain(point: Mapping[str, Any]) -> str:
-    """Mean over the draws; from ten of them on with its standard error."""
+    """Mean over the draws, with its standard error from ten draws on."""
     gains = [100 * gain for gain in point["gains"]]
     error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) >= 10 else None
     return f"{statistics.mean(gains):+.1f} %" + (f" ± {error:.1f}" if error is not None else "")

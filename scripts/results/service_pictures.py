@@ -1,4 +1,4 @@
-"""Pictures of what a server does, and of what trained tasks are worth."""
+"""Pictures of a server, and of the quality of trained tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _ends(axis: Axes, label: str) -> None:
 
 
 def draw_tasks(found: Sequence[Document]) -> None:
-    """What a task's parameters take and how good they are, beside full fine-tuning and a frozen backbone."""
+    """Size and quality of a task's parameters, next to full fine-tuning and a frozen backbone."""
     _, axes = pyplot.subplots(1, len(found), figsize=(6.5 * len(found), 4.2), squeeze=False, layout="constrained")
     for axis, document in zip(axes[0], found, strict=True):
         by_size = sorted(document.systems.items(), key=lambda each: float(each[1]["bytes"]))
@@ -46,7 +46,7 @@ def draw_tasks(found: Sequence[Document]) -> None:
             at, score = own["bytes"] / 1e3, 100 * own["relative"]
             error = 100 * own.get("deviation", 0.0) / np.sqrt(own["runs"])
             axis.errorbar(at, score, yerr=error, marker="o", capsize=2, linewidth=0.8)
-            above = 4 if number % 2 else -10  # neighbours may lie close
+            above = 4 if number % 2 else -10  # neighbours may be close
             axis.annotate(name, (at, score), xytext=(5, above), textcoords="offset points", fontsize=8)
         axis.axhline(100, color="grey", linestyle="--", linewidth=0.8)
         axis.set_xscale("log")

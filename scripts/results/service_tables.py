@@ -1,4 +1,4 @@
-"""Tables of what a server does: over HTTP, at its start, with very many tasks, and beside training."""
+"""Tables of a server: over HTTP, at its start, with very many tasks, and beside training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from results.markdown import MISSING, markdown_table, milliseconds, percent, rat
 
 SYSTEMS = {"pets": "jpets", "single": "no batching", "naive": "one padded batch"}
 TARGETS = (0.1, 0.2)
-"""Seconds within which the p99 is to stay."""
+"""Limit of the p99 in seconds."""
 
 
 def serving(found: Sequence[Document]) -> str:
