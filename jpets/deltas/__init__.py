@@ -25,10 +25,10 @@ from jpets.types import Delta, Task
 METHODS: Mapping[str, Method] = Methods(
     (Adapter(), Lora(), Bitfit(), Mask(), Diff(), Ia3(), Onebit(), Prefix(), Prompt())
 )
-"""Every PET method by its name in task files, those of installed packages too."""
+"""Every PET method by its name in task files, with those of installed packages."""
 HEAD = HeadClass()
 MERGED: Sequence[Step] = ("bias", "weight", "sums", "scale", "embeddings", "attention", "adapter")
-"""In which order dense forms follow the unified representation: whole biases first, as they replace."""
+"""The order of dense forms in the unified representation: whole biases first, as they replace."""
 
 
 def method_named(name: str) -> Method:
@@ -39,14 +39,14 @@ def method_named(name: str) -> Method:
 
 
 def in_merge_order(deltas: Sequence[Delta]) -> list[Delta]:
-    """What replaces, what adds, what scales: the order in which ``merge`` applies a task's deltas."""
+    """Deltas that replace, then that add, then that scale: the order in which ``merge`` applies a task's deltas."""
     return sorted(deltas, key=lambda delta: MERGED.index(METHODS[delta.method].step))
 
 
 def merge_deltas(deltas: Sequence[Delta], config: BackboneConfig, params: Params) -> Params:
     """Backbone parameters with a task's deltas folded in densely.
 
-    Raises ``NotImplementedError`` for methods that are not a change of the weights.
+    Raises ``NotImplementedError`` for methods that do not change the weights.
     """
     for delta in in_merge_order(deltas):
         params = METHODS[delta.method].merge(delta, config, params)
@@ -54,7 +54,7 @@ def merge_deltas(deltas: Sequence[Delta], config: BackboneConfig, params: Params
 
 
 def task_lead(task: Task) -> Lead:
-    """What a task's deltas together set before each query's tokens."""
+    """The virtual tokens that a task's deltas together set before each query's tokens."""
     return sum((method_named(delta.method).lead(delta) for delta in task.deltas), NO_LEAD)
 
 
@@ -64,6 +64,6 @@ def class_method(class_name: str) -> Method:
 
 
 def trainable() -> Mapping[str, Course]:
-    """The methods that can be trained, by name; those whose stored numbers are trained from the start come first."""
+    """The methods that can be trained, by name; first those with stored numbers that are trained from the start."""
     found = {name: method.course for name, method in METHODS.items() if method.course is not None}
     return dict(sorted(found.items(), key=lambda pair: pair[1].first is not None))

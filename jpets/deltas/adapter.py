@@ -66,7 +66,7 @@ class Adapter(Method):
     name = "adapter"
     kind = "light"
     step = "adapter"
-    repeatable = False  # no convention says whether the second reads the first one's output
+    repeatable = False  # there is no convention whether the second one reads the first one's output
     usual: ClassVar[Mapping[str, Any]] = {"bottleneck": 64}
     standard = True
     course = Course(
@@ -101,7 +101,7 @@ class Adapter(Method):
     def start(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
     ) -> Delta:
-        """``placement`` is a published one, Houlsby's by default. What is added starts at zero."""
+        """``placement`` is a published one, Houlsby's by default. The up projection starts at zero."""
         given = dict(settings)
         placed = adapter_placement(str(given.pop("placement", "houlsby")), config)
         delta = self.init(rng, {**placed, **given}, config, INIT_SCALE)
@@ -151,6 +151,6 @@ class Adapter(Method):
         def operator(x: Array, slots: Array, down: Array, down_bias: Array, up: Array, up_bias: Array) -> Array:
             return low_rank(x, down, up, slots, at, activation=activation, down_bias=down_bias, up_bias=up_bias)
 
-        # Cut out first, so that not all rows of the batch are converted.
+        # Cut out first, so that only the window's rows are converted.
         x = view.segments(read).astype(value_dtype(bank[f"{site}/down"]))
         return view.add(total, bound.launch(operator, x, view.slots, *(bank[f"{site}/{part}"] for part in PARTS)))

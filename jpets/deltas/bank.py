@@ -22,13 +22,14 @@ from jpets.types import Task
 from pallas_kernels.numerics import AnyArray
 
 SlotArrays = Mapping[str, Num[AnyArray, "layers ..."]]
-"""What a slot of a class holds, by the names of its arrays: in host memory, or on a device."""
+"""The contents of a class's slot, by the names of its arrays: in host memory, or on a device."""
 
 
 def lower_task(task: Task, config: BackboneConfig) -> list[Contribution]:
-    """Everything a task puts into banks: its deltas' slots, its head's, one bias slot for all that change biases.
+    """All contributions of a task to banks: its deltas' slots, its head's, one bias slot for all deltas that change
+    biases.
 
-    Two deltas of equal method on one task go to classes of their own (``ordinal``).
+    Two deltas of one method in a task go to different classes (``ordinal``).
     """
     found: list[Contribution] = []
     biases: list[Contribution] = []
@@ -90,12 +91,12 @@ def slot_arrays(
 
 
 def bytes_on_each(array: Shaped[Array, " ..."]) -> int:
-    """Bytes of an array, or of its part, on each device that has it."""
+    """Bytes of an array, or of a device's part of it, on each device."""
     return math.prod(array.sharding.shard_shape(array.shape)) * int(array.dtype.itemsize)
 
 
 class Bank:
-    """The device arrays of one class, [slots, layers, ...]. Only the thread that owns the device may write."""
+    """The device arrays of one class, [slots, layers, ...]. Only the owner thread of the device may write."""
 
     def __init__(
         self,
@@ -106,13 +107,13 @@ class Bank:
         base_bias: Float[np.ndarray, " b"],
         placed: Callable[[Sequence[int]], jax.sharding.Sharding],
     ) -> None:
-        """``placed`` says where an array of slots of some shape is."""
+        """``placed`` gives the sharding of an array, by the shape of its slots."""
         self.key = key
         self.slots = slots
         specs = class_method(key.method).bank_arrays(key, config)
         fills = {n: base_bias if key == BIAS_CLASS else np.asarray(s.fill, np.float32) for n, s in specs.items()}
         firsts = {n: _store(np.broadcast_to(fills[n], s.shape), s, dtype) for n, s in specs.items()}
-        # All in one program: compiling one takes longer than what it does.
+        # All in one program: compiling takes longer than running.
         make = jax.jit(
             lambda rows: {name: jnp.broadcast_to(row, (slots, *row.shape)) for name, row in rows.items()},
             out_shardings={name: placed(spec.shape) for name, spec in specs.items()},
@@ -127,16 +128,17 @@ class Bank:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on each device that has it, or its part of it."""
+        """Bytes of the bank, or of a device's part of it, on each device."""
         return sum(map(bytes_on_each, self.arrays.values()))
 
     def read(self, slot: int) -> SlotArrays:
-        """A copy of a slot's contents, where the bank is."""
+        """A copy of a slot's contents, on the bank's device."""
         copied: dict[str, jax.Array] = self._slot(self.arrays, np.int32(slot))
         return copied
 
     def write(self, slot: int, arrays: SlotArrays) -> None:
-        """Puts one slot's contents in place. The old arrays are donated: no program may still be handed them."""
+        """Puts one slot's contents in place. The old arrays are donated: they must not be passed to a program after
+        that."""
         assert 0 < slot < self.slots
         self.arrays = self._update(self.arrays, dict(arrays), np.int32(slot))
 

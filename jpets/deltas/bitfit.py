@@ -37,7 +37,8 @@ def bias_sites(config: BackboneConfig) -> tuple[str, ...]:
 
 
 class Bitfit(Method):
-    """Settings: ``sites`` (all by default), ``layers``. Tensors: ``site/bias``, whole biases, which replace."""
+    """Settings: ``sites`` (all by default), ``layers``. Tensors: ``site/bias``, whole biases that replace the
+    backbone's."""
 
     name = "bitfit"
     kind = "row"
@@ -73,8 +74,8 @@ class Bitfit(Method):
     def start(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
     ) -> Delta:
-        """The backbone's own biases; the pooler's only where asked for."""
-        self.tensors(settings, config)  # which says what is wrong with the settings
+        """The backbone's own biases; the pooler's only if asked for."""
+        self.tensors(settings, config)  # raises if the settings are wrong
         bias, layout = np.asarray(base["bias"], np.float32), config.bias_layout()
         sites = tuple(settings.get("sites", ("embeddings_norm", *LINEAR_SITES, *NORM_SITES)))
         layers = covered_layers(settings, config)

@@ -1,7 +1,7 @@
 """Diff-pruning: x W + x D with a sparse D, and sparse bias differences (Guo et al. 2020; PetS section 3.1).
 
-D has single non-zeros or, where it was trained or extracted so (structured Diff-pruning), whole square blocks: entries
-then count blocks, and the value of an entry is a block.
+D has single non-zeros or, if it was trained or extracted so (structured Diff-pruning), whole square blocks: then the
+entries count blocks, and the value of an entry is a block.
 """
 
 from __future__ import annotations
@@ -56,27 +56,27 @@ from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul, til
 
 
 def count_step(count: int, block: int = 1) -> int:
-    """Entries a layer, rounded up so that tasks of like density share a class: a sixteenth of a power of two."""
+    """Entries a layer, rounded up so that tasks of similar density share a class: a sixteenth of a power of two."""
     step = max(1, 64 // block**2, 2 ** max(0, count.bit_length() - 4))
     return -(-count // step) * step
 
 
 RATE = 5e-3
-"""Of the values, once their places are known."""
+"""Learning rate of the values, once their places are known."""
 SEARCH = 0.5
-"""Share of the epochs in which a sparse difference looks for its places; in the rest its values are trained."""
+"""Share of the epochs that search the places of a sparse difference; the rest train its values."""
 STRETCH = 1.5
 """A hard-concrete gate is stretched to (-1.5, 1.5) before it is cut to (0, 1) (Guo et al. 2021, section 3.1)."""
 FIRST_GATE = 5.0
-"""Where gates' parameters start: nearly all open."""
+"""Start value of gates' parameters: nearly all gates are open."""
 GATE_STEPS = 1000.0
-"""Gates learn at so many times the rate of the values (0.1 beside 1e-4): their parameters are stored divided by it."""
+"""Factor of the gates' learning rate over the values' (0.1 beside 1e-4): gates' parameters are stored divided by it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DiffGates:
     """Diff-pruning's search (Guo et al. 2021): a difference w times a hard-concrete gate (Louizos et al. 2018) for each
-    weight, or for each block of them, with a price on every gate that is likely open."""
+    weight, or for each block of them, with a price on every gate that is probably open."""
 
     config: BackboneConfig
     base: Params
@@ -115,7 +115,8 @@ class DiffGates:
         return gate if self.block == 1 else jnp.repeat(jnp.repeat(gate, self.block, 1), self.block, 2)
 
     def penalty(self, tree: Tree) -> Float[Array, ""]:
-        """The expected number of open gates, priced; both ends of the stretch are alike, so its logarithm is 0."""
+        """The expected number of open gates, priced; both ends of the stretch are equal in size, so its logarithm is
+        0."""
         open_gates = sum(jax.nn.sigmoid(own * GATE_STEPS).sum() for own in tree["gates"].values())
         return jnp.float32(self.price * self.block**2) * open_gates
 
@@ -124,7 +125,7 @@ class DiffGates:
         return values.finish(values.start(np.random.default_rng(0)))
 
     def then(self, tree: Tree) -> DiffValues:
-        """The search projected to the density that was asked for: the largest differences of all, or blocks of them."""
+        """The search projected to the requested density: the largest of all differences, or of all blocks."""
         dense = {site: own * self._gate(tree["gates"][site], None) for site, own in tree["values"].items()}
         sizes = {site: block_norms(np.asarray(own), self.block) for site, own in dense.items()}
         every = np.concatenate([own.ravel() for own in sizes.values()])
@@ -138,7 +139,7 @@ class DiffGates:
 
 @dataclasses.dataclass(frozen=True)
 class DiffValues(WithoutPenalty):
-    """The values of a sparse difference whose places are known, and the differences of the biases."""
+    """The values of a sparse difference with known places, and the differences of the biases."""
 
     config: BackboneConfig
     places: Mapping[str, Bool[np.ndarray, "l i o"]]
@@ -235,7 +236,7 @@ class Diff(Method):
     def init(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
     ) -> Delta:
-        """``density`` (0.005 by default) of every weight, in whole blocks if asked, and of every bias."""
+        """``density`` (0.005 by default) of every weight, in whole blocks if requested, and of every bias."""
         layers, density = covered_layers(settings, config), float(settings.get("density", 0.005))
         layout, block = config.bias_layout(), self._block(settings, config)
         sites = covered_sites(settings, config)
@@ -307,7 +308,7 @@ class Diff(Method):
         return specs
 
     def typical(self, key: ClassKey, config: BackboneConfig) -> Contribution:
-        """Non-zeros everywhere: unused entries are dropped before they are added up."""
+        """Non-zeros everywhere: unused entries would be dropped before the sum."""
         rng, block = np.random.default_rng(0), _block_of(key)
         arrays: dict[str, npt.NDArray[Any]] = {}
         for site, count in key.sites:

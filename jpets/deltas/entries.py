@@ -32,7 +32,7 @@ def diff_delta(
 ) -> Delta:
     """A delta from dense, mostly zero differences ``weights[site][layer]`` [in, out] and ``biases[site][layer]``.
 
-    With ``block`` above 1 it keeps every block of so many rows and columns that is not all zero.
+    With ``block`` above 1 it keeps every block of that many rows and columns that is not all zero.
     """
     tensors: dict[str, npt.NDArray[Any]] = {}
     for site, by_layer in weights.items():
@@ -50,7 +50,7 @@ def diff_delta(
 
 
 def block_norms(dense: Float[np.ndarray, "*l i o"], block: int) -> Float[np.ndarray, "*l a b"]:
-    """[..., in / block, out / block]: the norms of the blocks of [..., in, out]; magnitudes where they are 1 x 1."""
+    """[..., in / block, out / block]: the norms of the blocks of [..., in, out]; magnitudes if blocks are 1 x 1."""
     if block == 1:
         return np.abs(dense)
     *lead, inputs, outputs = dense.shape
@@ -64,7 +64,7 @@ def spread_blocks(chosen: Bool[np.ndarray, "*l a b"], block: int) -> Bool[np.nda
 
 
 def _entries(dense: npt.NDArray[Any], block: int) -> Entries:
-    """Rows and columns of the blocks that are not all zero, by column, and the blocks; scalars where they are 1 x 1."""
+    """Rows and columns of the blocks that are not all zero, by column, and the blocks; scalars if they are 1 x 1."""
     if block == 1:
         cols, rows = np.nonzero(dense.T)
         return rows, cols, dense[rows, cols]

@@ -1,7 +1,7 @@
 """Weight deltas at the pooler, folded into the task's head before it is loaded.
 
-The pooler runs on one vector a row, once; a task that changes its weight gets it as the first layer of a two-layer head
-instead of code of its own inside the program.
+The pooler runs once, on one vector a row. A task that changes its weight gets the changed pooler as the first layer of
+a two-layer head, so the program needs no code for it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from jpets.types import Delta, Task
 
 
 def fold_pooler(task: Task, config: BackboneConfig, params: Params) -> Task:
-    """``task``, or, where a delta changes the pooler's weight and the head reads it, one whose head holds that pooler.
+    """``task``; if a delta changes the pooler's weight and the head reads it, a task with that pooler in its head.
 
-    Raises ``InvalidTask`` where the head already has two layers, or is none (embedding).
+    Raises ``InvalidTask`` if the head already has two layers, or none (embedding).
     """
     if not folds_pooler(task):
         return task
@@ -38,9 +38,9 @@ def fold_pooler(task: Task, config: BackboneConfig, params: Params) -> Task:
 
 
 def folds_pooler(task: Task) -> bool:
-    """Whether the head reads a pooler whose weight a delta changes.
+    """Whether a delta changes the weight of the pooler and the head reads it.
 
-    Raises ``InvalidTask`` where the head already has two layers, or none (embedding).
+    Raises ``InvalidTask`` if the head already has two layers, or none (embedding).
     """
     changed = any(_changes_weight(delta) for delta in task.deltas)
     if not changed or task.head.pooling != "pooler" or task.head.reads_tokens:
@@ -58,7 +58,7 @@ def pooler_part(delta: Delta) -> Delta | None:
     tensors = {name: array for name, array in delta.tensors.items() if name.startswith("pooler/")}
     if not tensors:
         return None
-    replaced = METHODS[delta.method].step == "bias"  # whose sites are those of its biases
+    replaced = METHODS[delta.method].step == "bias"  # its sites are those of its biases
     settings = {**delta.settings, "sites": ["pooler"] if _changes_weight(delta) or replaced else []}
     if "bias_sites" in settings:
         settings["bias_sites"] = [site for site in settings["bias_sites"] if site == "pooler"]
@@ -66,5 +66,5 @@ def pooler_part(delta: Delta) -> Delta | None:
 
 
 def _changes_weight(delta: Delta) -> bool:
-    """Whether a delta has any tensor for the pooler beside its bias."""
+    """Whether a delta has any tensor for the pooler besides its bias."""
     return any(name.startswith("pooler/") and not name.startswith("pooler/bias") for name in delta.tensors)

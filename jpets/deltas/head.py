@@ -17,7 +17,7 @@ from pallas_kernels.numerics import batched_dot, take_slots
 
 
 class HeadClass(Method):
-    """``sites``: outputs and, for two layers, the hidden size; ``options``: what it reads, layers, activation."""
+    """``sites``: outputs and, for two layers, the hidden size; ``options``: input, layers, activation."""
 
     name = "head"
     kind = "head"
@@ -50,7 +50,8 @@ class HeadClass(Method):
 
 
 def apply_head(bound: Bound, hidden: Float[Array, "t d"], pooled: Float[Array, "n d"]) -> Float[Array, "g s c"]:
-    """Logits, f32: [R, 1, C] of a class that reads pooled vectors, [G, S, C] (the view's segments) of one on tokens."""
+    """Logits, f32: [R, 1, C] for a class that reads pooled vectors, [G, S, C] (the view's segments) of one on
+    tokens."""
     view, bank = bound.view, bound.bank
     if isinstance(view, HeadView):
         x = pooled.at[view.rows].get(mode="fill", fill_value=0)[:, None]

@@ -1,4 +1,4 @@
-"""IA3: learned factors on what a linear site gives, or on what goes into it (Liu et al. 2022)."""
+"""IA3: learned factors on the outputs or the inputs of linear sites (Liu et al. 2022)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from jpets.types import Delta
 from pallas_kernels.numerics import take_slots
 
 INPUTS: Mapping[str, str] = {"into_attn_out": "attn_out", "into_ffn_out": "ffn_out"}
-"""Sites that scale what goes into a linear site; query, key, value share their input, and so does the residual."""
+"""Sites that scale the input of a linear site; query, key and value share theirs with the residual."""
 DEFAULT_SITES = ("key", "value", "into_ffn_out")
 """The paper's: keys, values, and the feed-forward network's activations."""
 
@@ -45,7 +45,7 @@ def _width(site: str, config: BackboneConfig) -> int:
 
 
 def ia3_delta(factors: Mapping[str, Mapping[int, Float[np.ndarray, " _"]]]) -> Delta:
-    """A delta from ``factors[site][layer]``; 1 where a site leaves a layer out."""
+    """A delta from ``factors[site][layer]``; 1 in layers that a site leaves out."""
     layers = sorted({layer for own in factors.values() for layer in own})
     tensors = {}
     for site, own in factors.items():
@@ -77,7 +77,7 @@ class Ia3(Method):
     def init(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
     ) -> Delta:
-        """Factors around one."""
+        """Random factors around one."""
         specs = self.tensors(settings, config)
         drawn = {name: 1 + normal(rng, scale, full_shape(spec)) for name, spec in specs.items()}
         return Delta("ia3", settings, drawn)
@@ -97,7 +97,7 @@ class Ia3(Method):
         return {f"{site}/scale": ArraySpec((len(key.layers), _width(site, config)), fill=1) for site, _ in key.sites}
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
-        """One multiplication for each number, which is read and written."""
+        """One multiplication for each number, and each number is read and written once."""
         width = sum(_width(site, config) for site, _ in key.sites)
         moved = 2 * SUM_BYTES * width
         return Work(tokens * width, tasks * layer_bytes(self.bank_arrays(key, config)) + tokens * moved)

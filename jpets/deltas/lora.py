@@ -128,7 +128,7 @@ class Lora(Method):
     def start(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
     ) -> Delta:
-        """B starts at zero, A with the size that keeps a product's variance (Hu et al. 2021)."""
+        """B starts at zero, A with the standard deviation that keeps a product's variance (Hu et al. 2021)."""
         delta = self.init(rng, settings, config, INIT_SCALE)
         tensors = {
             name: array / np.float32(INIT_SCALE * np.sqrt(array.shape[1]))

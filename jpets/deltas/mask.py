@@ -41,7 +41,7 @@ from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes,
 KEPT = 0.95
 """Share of each weight matrix that a mask keeps (PetS Table 4)."""
 SAMPLE = 4096
-"""Scores of a matrix from which its threshold is estimated, at every step anew."""
+"""Scores of a matrix in the sample from which its threshold is estimated at every step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class MaskScores(WithoutPenalty):
     base: Params
     config: BackboneConfig
     earlier: Delta | None = None
-    """A mask to go on from. Raises ``InvalidInput`` where it is of some matrices alone."""
+    """A mask to continue from. Raises ``InvalidInput`` if it covers only some of the matrices."""
     rate: float = 3e-2
     keeps_weights: ClassVar[bool] = False
 
@@ -68,8 +68,8 @@ class MaskScores(WithoutPenalty):
             )
 
     def start(self, rng: np.random.Generator) -> Tree:
-        """The weights' relative magnitudes: at first the smallest weights, which matter least, are off. Of an earlier
-        mask those that it has off, which get the negative."""
+        """The weights' relative magnitudes: at first the smallest weights, which matter least, are off. With an earlier
+        mask, the magnitudes of its switched-off weights are negative."""
         del rng
         weights = weights_of(self.base, self.config)
         scores = {site: jnp.abs(w) / jnp.sqrt((w * w).mean((1, 2), keepdims=True)) for site, w in weights.items()}

@@ -1,4 +1,5 @@
-"""A fully fine-tuned model in one bit a weight: x W + s (x sign(D)), a scale s for each matrix (Liu et al. 2024)."""
+"""A fully fine-tuned model in one bit a weight: x W + s (x sign(D)), with a scale s for each matrix (Liu et al.
+2024)."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ TENSORS = ("signs", "scale")
 
 
 def onebit_delta(differences: Differences) -> Delta:
-    """The closest delta to ``differences[site][layer]`` [in, out]: signs, and mean magnitudes, the best of scales."""
+    """The closest delta to ``differences[site][layer]`` [in, out]: signs, and mean magnitudes, which are the best
+    scales."""
     layers = layers_of(differences)
     tensors: dict[str, npt.NDArray[Any]] = {}
     for site, by_layer in differences.items():
@@ -53,11 +55,12 @@ def onebit_delta(differences: Differences) -> Delta:
 
 
 RATE = 1e-4
-"""Of the scales."""
+"""Learning rate of the scales."""
 
 
 def _whole_then_scales(lesson: Lesson) -> Stage:
-    """BitDelta: a full fine-tune, of whose difference the signs stay; their scales are trained on, biases are kept."""
+    """BitDelta: a full fine-tune, then the signs of its difference are fixed, their scales trained and the biases
+    kept."""
     config, base = lesson.config, lesson.base
 
     def scales(tree: Tree) -> Stage:
@@ -116,7 +119,7 @@ class Onebit(Method):
         return specs
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
-        """A dense product with signs, which are read for each task; x is read, y is read and written."""
+        """A dense product with signs, which are read once for each task; x is read, y is read and written."""
         dims = [config.dims(site) for site, _ in key.sites]
         flops = sum(2 * tokens * inputs * outputs for inputs, outputs in dims)
         moved = sum(PARAM_BYTES * inputs + 2 * SUM_BYTES * outputs for inputs, outputs in dims)

@@ -37,7 +37,7 @@ SITE = "attn_kv"
 
 
 class Prefix(Method):
-    """Settings: ``tokens``, ``layers``, ``first_position`` (0; where the model counted the prefix, its length).
+    """Settings: ``tokens``, ``layers``, ``first_position`` (0; if the model counted the prefix, its length).
 
     Tensors: ``attn_kv/key`` and ``attn_kv/value`` [layers, tokens, d], as attention reads them: already projected.
     """

@@ -39,7 +39,7 @@ class Prompt(Method):
     """Settings: ``tokens``. Tensors: ``embeddings/prompt`` [1, tokens, width], in the place of word embeddings.
 
     Virtual tokens get the first positions and type 0, and are tokens like others: a head that reads the first token
-    reads a virtual one, a mean takes them in. Token heads answer for the text's own tokens alone.
+    reads a virtual one, a mean includes them. Token heads answer only for the text's own tokens.
     """
 
     name = "prompt"
@@ -63,7 +63,7 @@ class Prompt(Method):
     def start(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
     ) -> Delta:
-        """Embeddings of words (Lester et al. 2021)."""
+        """Embeddings of random words (Lester et al. 2021)."""
         delta = self.init(rng, settings, config, INIT_SCALE)
         chosen = rng.integers(0, config.vocab_size, delta.settings["tokens"])
         own = np.asarray(base["word"])[chosen][None].astype(np.float32)
@@ -85,7 +85,8 @@ class Prompt(Method):
         }
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
-        """A query's virtual tokens, copied once for each task; what they cost in the layers is in its length."""
+        """A query's virtual tokens, copied once for each task; their cost in the layers is part of the query's
+        length."""
         numbers = sum(size for _, size in key.sites) * config.embedding_width
         kept = self.bank_arrays(key, config)[f"{SITE}/prompt"].nbytes
         return Work(tasks * numbers, tasks * (kept + SUM_BYTES * numbers))

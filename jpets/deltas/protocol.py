@@ -1,14 +1,14 @@
-"""The delta protocol: what one file in this folder has to say about one PET method.
+"""The delta protocol: the parts of one PET method that one file in this folder defines.
 
 Data goes three ways through it. A task file's tensors are checked against ``tensors``. ``lower`` turns a delta into
 *contributions*, the arrays of one bank slot for one or more classes (a sparse difference gives one to ``diff`` and one
 to ``bias``). Inside a program ``Sites`` calls the hooks of every class in the batch in the order of the unified
-representation: ``inputs``, ``weight``, ``total``, then the bias, then ``scale`` and ``after``. What a row has once acts
-elsewhere: ``embed`` before the first layer, ``context`` in each layer's attention.
+representation: ``inputs``, ``weight``, ``total``, then the bias, then ``scale`` and ``after``. Two hooks act once for
+each row: ``embed`` before the first layer, ``context`` in each layer's attention.
 
 ``merge`` is the independent, dense form of the same delta: it serves one-copy-a-task baselines, tests and training.
 
-``course`` says how a method is trained, ``start`` where its numbers begin: see ``recipe.py``.
+``course`` says how a method is trained, ``start`` makes its first numbers: see ``recipe.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pallas_kernels.packed_attention import Prefix
 Kind = Literal["light", "heavy", "row", "head"]
 """How a class sees a batch: a window of it, runs of tokens in a loop, a slot for every row, or pooled rows."""
 Step = Literal["embeddings", "weight", "sums", "bias", "scale", "attention", "adapter"]
-"""Steps of the unified representation; what acts in one step may act in any order."""
+"""Steps of the unified representation; classes of one step may act in any order."""
 PARAM_BYTES = 2
 SUM_BYTES = 4
 """Bytes of a weight or an input of a product (bf16), and of a number of the residual stream or a sum (f32)."""
@@ -65,7 +65,7 @@ class ClassKey:
         )
 
     def volume(self) -> int:
-        """Grows with what a row of this class costs; picks the tightest of several classes that cover."""
+        """Grows with the cost of a row of this class; chooses the tightest of several classes that cover."""
         return len(self.layers) * sum(1 + size for _, size in self.sites)
 
     def option(self, name: str) -> str:
@@ -73,12 +73,12 @@ class ClassKey:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClassKey:
-        """What ``dataclasses.asdict`` gave, also where JSON made lists of its tuples."""
+        """The inverse of ``dataclasses.asdict``, also after JSON made lists of its tuples."""
         pairs = {name: tuple((str(a), b) for a, b in data[name]) for name in ("sites", "options")}
         return cls(data["method"], pairs["sites"], tuple(data["layers"]), pairs["options"], data["ordinal"])
 
     def __str__(self) -> str:
-        """A name of its own for every class: files and metrics keep figures under it."""
+        """A unique name of the class: files and metrics keep figures under it."""
         sites = "+".join(f"{quote(site, '')}:{size}" if size else quote(site, "") for site, size in self.sites)
         layers = "+".join(_spans(self.layers))
         options = (f"{quote(name, '')}={quote(value, '')}" for name, value in self.options)
@@ -112,7 +112,7 @@ class ArraySpec:
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """What one delta puts into one slot of ``key``'s bank: arrays no larger than the class's."""
+    """The arrays of a delta for one slot of ``key``'s bank: no larger than the class's."""
 
     key: ClassKey
     arrays: Mapping[str, Shaped[AnyArray, " ..."]]
@@ -134,9 +134,9 @@ class Place(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one operator costs: floating-point operations, and the bytes it must move if each array moves once.
+    """The cost of one operator: floating-point operations, and the bytes that it moves if each array moves once.
 
-    A multiply-add is two operations; element-wise parts count only where there is nothing else.
+    A multiply-add is two operations; element-wise parts count only if there is nothing else.
     """
 
     flops: int
@@ -145,7 +145,7 @@ class Work(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Lead:
-    """What a delta sets before a query's own tokens: so many virtual tokens, and where positions begin."""
+    """The part that a delta sets before a query's own tokens: the number of virtual tokens, and the first position."""
 
     tokens: int = 0
     first_position: int = 0
@@ -158,7 +158,7 @@ NO_LEAD = Lead()
 
 
 class Bound(Protocol):
-    """A class inside a program: its key, its bank's arrays [slots, layers, ...] and where its rows stand."""
+    """A class inside a program: its key, its bank's arrays [slots, layers, ...] and the places of its rows."""
 
     @property
     def key(self) -> ClassKey: ...
@@ -167,7 +167,7 @@ class Bound(Protocol):
     @property
     def view(self) -> ClassView: ...
     def launch(self, operator: Callable[..., Array], *arguments: Any) -> Num[Array, " ..."]:
-        """``operator(*arguments)``, on the class's own stream where it has one."""
+        """``operator(*arguments)``, on the class's own stream if it has one."""
         ...
 
 
@@ -180,14 +180,14 @@ class Method:
     repeatable: ClassVar[bool] = True
     """Whether one task may carry several deltas of this method."""
     usual: ClassVar[Mapping[str, Any]] = {}
-    """Settings of a usual task, beside the defaults of ``init``: benchmarks draw theirs by them."""
+    """Settings of a usual task, besides the defaults of ``init``: benchmarks draw their tasks with them."""
     standard: ClassVar[bool] = False
     """Whether a server makes room for a usual task of this method before it has seen any task."""
     course: ClassVar[Course | None] = None
-    """How it is trained; None: it comes trained."""
+    """How it is trained; None: it is not trained here."""
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
-        """The tensors a task file must hold. Raises ``InvalidTask`` on settings that make no sense."""
+        """The tensors a task file must hold. Raises ``InvalidTask`` for settings without sense."""
         raise NotImplementedError
 
     def check(self, delta: Delta, config: BackboneConfig) -> None:
@@ -202,13 +202,13 @@ class Method:
     def start(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
     ) -> Delta:
-        """Where training of the stored numbers starts: a delta that changes nothing yet, or little. ``settings`` are
-        those that may be asked for, ``base`` are the backbone's parameters. Raises ``InvalidTask``, ``ValueError``."""
+        """The start of training of the stored numbers: a delta that changes nothing yet, or little. ``settings`` are
+        the requested ones, ``base`` the backbone's parameters. Raises ``InvalidTask``, ``ValueError``."""
         return self.init(rng, settings, config, INIT_SCALE)
 
     def check_training(self, settings: Mapping[str, Any], config: BackboneConfig) -> None:
-        """Raises ``InvalidInput`` for settings that training does not take, and for sizes that are none, before arrays
-        of that size are made."""
+        """Raises ``InvalidInput`` for settings that training does not take, and for invalid sizes, before arrays of
+        that size are made."""
         assert self.course is not None
         known = self.course.takes
         if unknown := sorted(settings.keys() - known):
@@ -227,7 +227,7 @@ class Method:
         raise NotImplementedError
 
     def lead(self, delta: Delta) -> Lead:
-        """What this delta sets before each query's tokens."""
+        """The virtual tokens that this delta sets before each query's tokens."""
         return NO_LEAD
 
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
@@ -235,23 +235,24 @@ class Method:
         raise NotImplementedError
 
     def typical(self, key: ClassKey, config: BackboneConfig) -> Contribution | None:
-        """Contents that cost what a real delta's do, where an empty slot costs less: profiles measure with them."""
+        """Contents with the cost of a real delta, if an empty slot costs less: profiles measure with them."""
         return None
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
-        """The cost of this class in one layer, all its sites together: ``tokens`` tokens of ``tasks`` slots, bf16."""
+        """The cost of this class in one layer, all its sites together, for ``tokens`` tokens of ``tasks`` slots in
+        bf16."""
         raise NotImplementedError
 
     def embed(self, bound: Bound, x: Float[Array, "t d"], first_token: Int[Array, " n"]) -> Float[Array, "t d"]:
-        """Word embeddings, before positions and types are added; ``first_token`` of each row, T where there is none."""
+        """Word embeddings, before positions and types are added; ``first_token`` of each row, T if there is none."""
         return x
 
     def context(self, bound: Bound, layer: int) -> Prefix | None:
-        """Keys and values that each row attends to beside its own."""
+        """Keys and values that each row attends to besides its own."""
         return None
 
     def inputs(self, bound: Bound, place: Place, x: Float[Array, "t i"]) -> Float[Array, "t i"]:
-        """Before step 1, for classes with a site ``into_...``: what goes into a linear site that alone reads it."""
+        """Before step 1, for classes with a site ``into_...``: the input of a linear site that no other site reads."""
         return x
 
     def weight(
@@ -262,11 +263,11 @@ class Method:
         y: Float[Array, "t o"],
         w: Float[Array, "i p"],
     ) -> Float[Array, "t o"]:
-        """Step 1: rows whose weight itself changes; ``w`` is the shared weight."""
+        """Step 1, for rows with changed weights; ``w`` is the shared weight."""
         return y
 
     def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
-        """Step 2: sums onto the site's outputs."""
+        """Step 2: adds to the site's outputs."""
         return y
 
     def scale(self, bound: Bound, place: Place, y: Float[Array, "t o"]) -> Float[Array, "t o"]:
@@ -285,8 +286,8 @@ class Method:
     ) -> Float[Array, "t d"]:
         """Step 5: after the bias of ``attn_out`` or ``ffn_out``; returns ``total`` with this method's part added.
 
-        ``y`` is the sub-layer's output, ``residual`` its input, ``total`` their sum (added to first, so that no copy of
-        y has to be kept), ``normed`` is the sum's norm.
+        ``y`` is the sub-layer's output, ``residual`` its input, ``total`` their sum (which is added to first, so that
+        no copy of y has to be kept), ``normed`` the norm of the sum.
         """
         return total
 
@@ -298,7 +299,7 @@ class Method:
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         """Backbone parameters with this delta folded in densely; differentiable in the delta's float tensors.
 
-        Raises ``NotImplementedError`` for methods that are not a change of the weights.
+        Raises ``NotImplementedError`` for methods that do not change the weights.
         """
         raise NotImplementedError(f"{self.name} cannot be merged into dense weights")
 
@@ -328,7 +329,7 @@ def covered_sites(settings: Mapping[str, Any], config: BackboneConfig) -> tuple[
 
 
 def site_layers(site: str, layers: tuple[int, ...]) -> tuple[int, ...]:
-    """The layers on a tensor's leading axis for one site; sites outside the layers have one, 0."""
+    """The layers on a tensor's leading axis for one site; sites outside the layers have one layer, 0."""
     return (0,) if site in OUTSIDE_SITES else layers
 
 
@@ -341,7 +342,7 @@ def weight_places(settings: Mapping[str, Any], config: BackboneConfig) -> Iterat
 
 
 def layers_of(parts: Mapping[str, Mapping[int, Any]]) -> tuple[int, ...]:
-    """The layers that ``parts[site][layer]`` cover; 0 where the pooler alone is covered."""
+    """The layers that ``parts[site][layer]`` cover; 0 if only the pooler is covered."""
     return tuple(sorted({layer for site in parts if site != "pooler" for layer in parts[site]})) or (0,)
 
 
@@ -358,7 +359,7 @@ def normal(rng: np.random.Generator, scale: float, shape: tuple[int, ...]) -> Fl
 
 
 def full_shape(spec: TensorSpec) -> tuple[int, ...]:
-    """A spec's shape where no size is left open."""
+    """The shape of a spec without open sizes."""
     assert None not in spec.shape
     return tuple(size for size in spec.shape if size is not None)
 

@@ -1,8 +1,8 @@
-"""How PET methods are trained: what a method's file says of it beside the serving side.
+"""How PET methods are trained: the training side of a method's file.
 
-A ``Recipe`` turns any tree of f32 arrays into the parameters and deltas that one forward pass runs with, and in the end
-into the deltas of a task file. Most methods need none of their own: their stored numbers are what is trained
-(``Direct``), from where ``Method.start`` says. Others name the first ``Stage`` of their ``Course``.
+A ``Recipe`` turns any tree of f32 arrays into the parameters and deltas of one forward pass, and in the end into the
+deltas of a task file. Most methods need no recipe of their own: their stored numbers are trained (``Direct``), starting
+from ``Method.start``. Others name the first ``Stage`` of their ``Course``.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from jpets.types import Delta
 
 Tree = Any
 FROZEN = "frozen"
-"""Asked for in the place of a method: the head alone is trained."""
+"""In place of a method's name: only the head is trained."""
 FULL = "full"
-"""The same of every parameter of the backbone: the baseline, a backbone of its own."""
+"""In place of a method's name: every parameter of the backbone is trained. The baseline, a backbone of its own."""
 INIT_SCALE = 0.02
-"""Standard deviation of what starts at random, as BERT's own weights did."""
+"""Standard deviation of random starts, the same as of BERT's own weights."""
 
 
 class Recipe(Protocol):
-    """``start`` gives the trained tree; ``vary`` what it means, differentiably; ``finish`` the deltas to keep."""
+    """``start`` gives the tree to train; ``vary`` its parameters and deltas, differentiably; ``finish`` the final
+    deltas."""
 
     @property
     def rate(self) -> float:
-        """Learning rate that suits it (AdamW, a hundred updates and more)."""
+        """A suitable learning rate (AdamW, a hundred updates and more)."""
         ...
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether ``vary`` leaves the backbone's weights as they are, its biases apart."""
+        """Whether ``vary`` leaves the backbone's weights as they are, except for its biases."""
         ...
 
     def start(self, rng: np.random.Generator) -> Tree: ...
     def vary(self, base: Params, tree: Tree, key: PRNGKeyArray | None) -> tuple[Params, Sequence[Delta]]:
-        """``key`` draws what is random in training; None: as served."""
+        """``key`` is for random numbers in training; None: as served."""
         ...
 
     def penalty(self, tree: Tree) -> Float[Array, ""]:
-        """What is added to the loss."""
+        """The term that is added to the loss."""
         ...
 
     def finish(self, tree: Tree) -> Sequence[Delta]: ...
@@ -64,14 +65,14 @@ class WithoutPenalty:
 
 @dataclasses.dataclass(frozen=True)
 class Direct(WithoutPenalty):
-    """Deltas whose stored numbers are what is trained: new ones, or those of a task that was trained before; none where
-    the head alone is trained.
+    """Trains the stored numbers of deltas: of new ones, or of a task that was trained before; without deltas, only the
+    head is trained.
 
-    Tensors that hold no floating-point numbers stay as they are.
+    Tensors without floating-point numbers stay as they are.
     """
 
     deltas: tuple[Delta, ...]
-    """Where they start."""
+    """The deltas at the start."""
     rate: float
     keeps_weights: bool
 
@@ -100,7 +101,7 @@ def _with(delta: Delta, tensors: Mapping[str, Any]) -> Delta:
 
 @dataclasses.dataclass(frozen=True)
 class Full(WithoutPenalty):
-    """Full fine-tuning, every parameter of the backbone: the baseline, and where some methods begin."""
+    """Full fine-tuning, every parameter of the backbone: the baseline, and the first stage of some methods."""
 
     base: Params
     rate: float = 1e-4
@@ -122,7 +123,7 @@ class Full(WithoutPenalty):
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """What a course is for: a backbone, the settings that were asked for, and the epochs of the whole."""
+    """The input of a course: a backbone, the requested settings, and the epochs of all stages."""
 
     config: BackboneConfig
     base: Params
@@ -132,7 +133,8 @@ class Lesson:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One training of a course. ``then`` makes the next one of what it trained; the head goes on from the last."""
+    """One training of a course. ``then`` makes the next stage from the trained tree; the head continues from the
+    last."""
 
     recipe: Recipe
     epochs: int
@@ -141,17 +143,17 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """How a method is trained where nothing else is asked for (its paper's section on this)."""
+    """How a method is trained by default (from its paper's section on training)."""
 
     rate: float | None
-    """Learning rate of the stored numbers; None: it stores none that could be trained on."""
+    """Learning rate of the stored numbers; None: it stores no numbers that could be trained further."""
     takes: frozenset[str] = frozenset()
-    """Settings that may be asked for."""
+    """Settings that may be given."""
     sizes: tuple[str, ...] = ()
-    """Those of them that are sizes of arrays: whole numbers from 1 on."""
+    """The settings that are sizes of arrays: whole numbers from 1 on."""
     settings: Mapping[str, Any] | None = None
     """None: those of a usual task."""
     first: Callable[[Lesson], Stage] | None = None
     """The first stage; None: the stored numbers are trained, from ``Method.start`` on."""
     again: Callable[[Lesson, Delta], Recipe] | None = None
-    """How training goes on from a delta that is a task's only one, where ``rate`` is None."""
+    """How training continues from a task's only delta, if ``rate`` is None."""

@@ -1,4 +1,4 @@
-"""The PET methods by name: jpets' own, and those that installed packages bring."""
+"""The PET methods by name: jpets' own, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ GROUP = "jpets.methods"
 
 
 class Methods(Mapping[str, Method]):
-    """``own`` methods, then those of installed packages. These are looked for once, when a name is none of ours or
-    all are asked for: their modules import this package, and most programs need none of them.
+    """``own`` methods, then those of installed packages. The latter are looked up once, when a name is not one of ours
+    or all are asked for: their modules import this package, and most programs need none of them.
 
-    Entry points and not a function to call: the processes that compile programs find them too.
+    Entry points instead of a function to call: so the processes that compile programs find them too.
     """
 
     def __init__(self, own: Sequence[Method]) -> None:

@@ -1,4 +1,4 @@
-"""The unified representation inside a program: what the model calls wherever a delta may act (PetS section 3.1).
+"""The unified representation inside a program: the calls of the model wherever a delta may act (PetS section 3.1).
 
 ``Sites`` runs the steps in their fixed order over all rows of any mixture of tasks: weight, sums, bias, scale, adapter,
 norm. It exists only while a program is traced.
@@ -26,7 +26,7 @@ from pallas_kernels.packed_attention import Prefix
 class BoundClass:
     """A class with its bank and its rows' places in this batch.
 
-    ``stream`` numbers the device stream of its operators, from 1 (the shared operators run on 0); None: no own one.
+    ``stream`` numbers the device stream of its operators, from 1 (the shared operators run on 0); None: it has none.
     """
 
     key: ClassKey
@@ -35,17 +35,18 @@ class BoundClass:
     method: Method
     stream: int | None = None
     replaces: bool = False
-    """Every row of the batch has a delta of this class, and its own weights: the shared product is not needed."""
+    """Every row of the batch has a delta of this class, which has weights of its own: the shared product is not
+    needed."""
 
     def acts_on(self, layer: int, site: str) -> bool:
         return layer in self.key.layers and any(name == site for name, _ in self.key.sites)
 
     def launch(self, operator: Callable[..., Array], *arguments: Any) -> Num[Array, " ..."]:
-        """``operator(*arguments)``, as one call that XLA runs beside others where the class has a stream."""
+        """``operator(*arguments)``, as one call that XLA runs in parallel to others if the class has a stream."""
         if self.stream is None:
             return operator(*arguments)
         called = jax.jit(operator)(*arguments)
-        # On the call alone: XLA makes an asynchronous pair of an annotated call, which must not be inlined before.
+        # On the call alone: XLA makes an asynchronous pair of an annotated call, which must not be inlined before that.
         annotated: Array = set_xla_metadata(called, _xla_stream_annotation=str(self.stream), inlineable="false")
         return annotated
 
@@ -84,7 +85,7 @@ class Sites:
         return x
 
     def context(self, layer: int) -> list[Prefix]:
-        """Keys and values beside the rows' own in this layer's attention."""
+        """Keys and values besides the rows' own in this layer's attention."""
         found = (b.method.context(b, layer) for b in self.row_classes if b.acts_on(layer, "attn_kv"))
         return [prefix for prefix in found if prefix is not None]
 
@@ -120,7 +121,7 @@ class Sites:
         return y
 
     def bias(self, layer: int, site: str, tokens: int) -> Float[Array, "#t o"]:
-        """Step 3: a site's bias, each token with its task's own, f32."""
+        """Step 3: a site's bias, for each token its task's own, f32."""
         part = self.layout[layer, site]
         if self.row_bias is None:
             return self.base_bias[part].astype(jnp.float32)[None]
@@ -147,7 +148,7 @@ class Sites:
     def close(
         self, layer: int, site: str, y: Float[Array, "t d"], residual: Float[Array, "t d"], scale: Float[Array, " d"]
     ) -> Float[Array, "t d"]:
-        """Steps 5 and 6 behind ``attn_out`` or ``ffn_out``: adapters, residual, norm."""
+        """Steps 5 and 6 after ``attn_out`` or ``ffn_out``: adapters, residual, norm."""
         after, norm = f"after_{site}", site.split("_")[0] + "_norm"
         total = y + residual
         adapters = [bound for bound in self.classes if bound.acts_on(layer, after)]

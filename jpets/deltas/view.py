@@ -97,13 +97,13 @@ class HeavyView:
 
 
 class SlotView(NamedTuple):
-    """Each row's slot, in row order, for what a row has once: biases, extra keys and values, a prompt."""
+    """Each row's slot, in row order, for parts that a row has once: biases, extra keys and values, a prompt."""
 
     slots: Int[Array, " n"]
 
 
 class HeadView(NamedTuple):
-    """The rows whose pooled vector a head class reads (past the end: none), and their slots."""
+    """The rows of which a head class reads the pooled vector (past the end: none), and their slots."""
 
     rows: Int[Array, " r"]
     slots: Int[Array, " r"]
