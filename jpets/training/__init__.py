@@ -1,1 +1,1 @@
-"""Training of tasks, by gradients through the functions that serve them."""
+"""Training of tasks, by gradients through the functions that also serve them."""

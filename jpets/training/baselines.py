@@ -1,4 +1,4 @@
-"""What a trained task is held against: the usual answer, and a linear head on the frozen backbone."""
+"""Baselines of a trained task: the usual answer, and a linear head on the frozen backbone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Scores = Mapping[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Baselines:
-    """Scores on the texts held out, None where there is no such thing."""
+    """Scores on the held-out texts; None if there is no such baseline."""
 
     majority: Scores | None = None
-    """Of the answer that is right most often, whatever the text."""
+    """Scores of the answer that is right most often, for any text."""
     frozen: Scores | None = None
-    """Of a linear head on the frozen backbone; of embeddings those of the bare backbone."""
+    """Scores of a linear head on the frozen backbone; for embeddings, of the bare backbone."""
 
     def beaten(self, found: Scores) -> bool:
         """Whether ``found`` is better than all of them."""
@@ -31,7 +31,7 @@ class Baselines:
 
 
 def baselines(made: Prepared, features: FrozenFeatures, seed: int) -> Baselines:
-    """What there is for the head of ``made``; the linear head learns from the same texts, up to ``MOST_TEXTS``."""
+    """The baselines for the head of ``made``; the linear head learns from the same texts, up to ``MOST_TEXTS``."""
     head, judged = made.head, made.judged
     if head.type == "embedding":
         return Baselines(frozen=_scores(made, head, features([*judged.tokens, *judged.seconds])))

@@ -1,4 +1,4 @@
-"""Batches of rows of like length, in an order that a seed and an epoch fix."""
+"""Batches of rows of similar length, in an order fixed by a seed and an epoch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jpets.training.plan import SettledPlan
 from jpets.training.tokens import packed, padded_length, rectangle
 
 WINDOW = 32
-"""Batches that are sorted by length together: rows of like length meet, in an order that is still random."""
+"""Batches that are sorted by length together: rows of similar length meet, in an order that is still random."""
 
 
 class Rows(NamedTuple):
     """A data set: each text's tokens, and its target as ``losses.Labels`` takes it; ``tags``: one a token.
 
-    ``seconds``: of pairs, each of whose texts is embedded by itself, the second ones.
+    ``seconds``: the second texts of pairs that are embedded one by one.
     """
 
     tokens: Sequence[Tokens]
@@ -31,10 +31,10 @@ class Rows(NamedTuple):
     tags: bool = False
     seconds: Sequence[Tokens] = ()
     cut: Sequence[Sequence[int]] = ()
-    """Of tags: those of each text's words that no token stands for, since the text was cut."""
+    """For tags: the tags of each text's words that have no token, since the text was cut."""
 
     def texts(self, chosen: Integer[np.ndarray, " n"]) -> list[Tokens]:
-        """The texts of some rows; of pairs all first ones, and then all second ones."""
+        """The texts of some rows; for pairs all first ones, and then all second ones."""
         return [side[at] for side in (self.tokens, self.seconds) if side for at in chosen]
 
     def take(self, chosen: Sequence[int] | Integer[np.ndarray, " n"]) -> Rows:
@@ -50,7 +50,8 @@ class Rows(NamedTuple):
 
 
 def each_batch(rows: Rows, plan: SettledPlan, epoch: int, pad_id: int = 0) -> Iterator[tuple[TextRows, Labels]]:
-    """One epoch's batches, always the same for a seed and an epoch; rows that fill up the last one weigh nothing."""
+    """One epoch's batches, always the same for a seed and an epoch; rows that fill up the last batch have weight
+    zero."""
     for chosen in batch_order([len(own.ids) for own in rows.tokens], plan, epoch):
         yield gather(rows, chosen, plan.batch, pad_id)
 
@@ -70,7 +71,7 @@ def batch_order(lengths: Sequence[int], plan: SettledPlan, epoch: int) -> list[I
 def gather(rows: Rows, chosen: Integer[np.ndarray, " n"], size: int, pad_id: int) -> tuple[TextRows, Labels]:
     """The rows of one batch, padded to ``size`` of them and to a bucket's length.
 
-    Of pairs, ``size`` first texts and then as many second ones.
+    For pairs, ``size`` first texts and then as many second ones.
     """
     texts = rows.texts(_filled(chosen, size))
     length = padded_length(max(len(own.ids) for own in texts))
@@ -80,9 +81,9 @@ def gather(rows: Rows, chosen: Integer[np.ndarray, " n"], size: int, pad_id: int
 def gather_packed(
     rows: Rows, chosen: Integer[np.ndarray, " n"], size: int, pad_id: int, tokens: int, longest: int
 ) -> tuple[PackedRows, Labels]:
-    """The rows of one batch, one after the other in ``tokens`` places, and of at most ``longest`` tokens each.
+    """The rows of one batch, one after the other in ``tokens`` places, each of at most ``longest`` tokens.
 
-    Of pairs, ``size`` first texts and then as many second ones.
+    For pairs, ``size`` first texts and then as many second ones.
     """
     return packed(packed_texts(rows, chosen, size), tokens, longest, pad_id), _labels(rows, chosen, size, longest)
 
@@ -98,7 +99,8 @@ def _filled(chosen: Integer[np.ndarray, " n"], size: int) -> Integer[np.ndarray,
 
 
 def _labels(rows: Rows, chosen: Integer[np.ndarray, " n"], size: int, length: int) -> Labels:
-    """Targets and weights of ``size`` rows, of tokens for ``length`` of them; what fills up weighs nothing."""
+    """Targets and weights of ``size`` rows, for ``length`` tokens each if tokens have labels; filling rows have weight
+    zero."""
     filled = _filled(chosen, size)
     weights = rows.weights[filled] * (np.arange(size) < len(chosen))
     targets = [rows.targets[at] for at in filled]

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, by orbax: whole or not there, the newest ones kept."""
+"""Checkpoints of a training run, by orbax: complete or absent, the newest ones kept."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ RUN, LOCK = "run.sha256", "run.lock"
 
 @contextlib.contextmanager
 def claimed(folder: Path | None, *run: Any) -> Iterator[None]:
-    """Binds ``folder`` to a run, described by all that decides what it computes: texts, options, where it starts;
-    no other process trains in it meanwhile.
+    """Binds ``folder`` to a run, described by all that decides its results: texts, options, the start. No other process
+    trains in it meanwhile.
 
-    Raises ``InvalidInput`` where another process does, and where the folder has the progress of another run, which must
-    not be taken for this one's; ``OutOfSpace``.
+    Raises ``InvalidInput`` if another process trains in it, and if the folder has the progress of another run, which
+    must not be taken for this one's; ``OutOfSpace``.
     """
     if folder is None:
         yield
@@ -57,7 +57,7 @@ def claimed(folder: Path | None, *run: Any) -> Iterator[None]:
 
 
 def _name(folder: Path) -> str:
-    """As the user gave it, and the number in it of one run of several."""
+    """The folder as the user gave it, with the number of the run if there are several."""
     return f"{folder.parent.name}/{folder.name}"
 
 
@@ -105,7 +105,7 @@ class Checkpoints:
         return TrainingProgress(state, found["best"], found["best_loss"], found["waited"], np.array(found["losses"]))
 
     def save(self, progress: TrainingProgress) -> None:
-        """Raises ``OutOfSpace``; then nothing of this one is left."""
+        """Raises ``OutOfSpace``; then nothing of this checkpoint is left."""
         step = int(progress.state.step)
         try:
             with space_errors():

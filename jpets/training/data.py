@@ -1,5 +1,5 @@
-"""Labelled texts from CSV, JSON lines, Parquet, plain lines or a folder of the ``datasets`` library, with columns that
-the caller names."""
+"""Labelled texts from CSV, JSON lines, Parquet, plain lines or a folder of the ``datasets`` library, with columns named
+by the caller."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jpets.training.tables import SHOWN, TAB, read_table, text_lines
 
 Record = Mapping[str, Any]
 MOST_ROWS = 5_000_000
-"""A few kilobytes of Parquet may hold any number of equal rows."""
+"""Most rows: a few kilobytes of Parquet may hold any number of equal rows."""
 MOST_CHARACTERS = 1 << 30
 NO_DATASET = "expected a file, or a folder that datasets' save_to_disk wrote"
 READ_AT_ONCE = 64
-"""Rows of Parquet, each of which may be large though the file is small."""
+"""Rows of Parquet that are read at once: each may be large though the file is small."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Which columns hold what. ``text`` may hold a list of words, ``label`` then one tag for each."""
+    """The names of the columns. ``text`` may hold a list of words, ``label`` then one tag for each."""
 
     text: str = "text"
     text_pair: str | None = None
@@ -32,13 +32,13 @@ class Columns:
 
 
 def label_column(given: str | None, head: str | None) -> str | None:
-    """The column of labels where none is named: pairs to embed may have none."""
+    """The column of labels if none is named: pairs to embed may have none."""
     return given if given is not None or head == "embedding" else "label"
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """``label`` is what the file holds: a name, a number, a list of names (multi-label) or of tags, or nothing."""
+    """``label`` is as in the file: a name, a number, a list of names (multi-label) or of tags, or nothing."""
 
     text: str | tuple[str, ...]
     text_pair: str | None = None
@@ -100,18 +100,18 @@ def _example(record: Record, columns: Columns, where: str) -> Example:
 
 
 def contradictions(examples: Sequence[Example]) -> int:
-    """Rows whose text an earlier row has with another label."""
+    """The number of rows with a text that an earlier row has with another label."""
     first: dict[tuple[Any, str | None], Any] = {}
     return sum(first.setdefault((each.text, each.text_pair), each.label) != each.label for each in examples)
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be written: half of a surrogate pair cannot."""
+    """Whether a text can be written: half of a surrogate pair cannot."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _problem(label: Any) -> str | None:
-    """What is no label: nothing, not a number, or a name with spaces around it, which would be a label of its own."""
+    """Why a label is invalid: it is empty, NaN, or has spaces around it, which would make another label."""
     if label is None or (isinstance(label, str) and not label.strip()):
         return "none"
     if (isinstance(label, float) and math.isnan(label)) or (isinstance(label, str) and label.strip().lower() == "nan"):
@@ -139,7 +139,7 @@ def _read_jsonl(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
         where = f"{path.name}, line {line}"
         try:
             record = json.loads(content, object_pairs_hook=_once)
-        except InvalidInput as error:  # before ValueError, of which it is one
+        except InvalidInput as error:  # before ValueError, as it is a subclass
             raise InvalidInput(f"{where}: {error.message}") from error
         except (ValueError, RecursionError) as error:
             raise InvalidInput(f"{where}: expected a JSON object in UTF-8") from error
@@ -149,7 +149,7 @@ def _read_jsonl(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> Record:
-    """An object, each of whose names must occur once: of two values, which is meant cannot be known."""
+    """An object in which each name occurs once: of two values, it cannot be known which is meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -175,7 +175,7 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
 
 
 def _read_dataset(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
-    """What ``save_to_disk`` wrote; numbers of named classes become their names."""
+    """The rows that ``save_to_disk`` wrote; numbers of named classes become their names."""
     del columns
     try:
         import datasets  # type: ignore[import-untyped, unused-ignore]
@@ -191,7 +191,7 @@ def _read_dataset(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
 
 
 def _check_names(folder: Path) -> None:
-    """Raises ``InvalidInput`` where the folder names files outside of it, which the library would read."""
+    """Raises ``InvalidInput`` if the folder names files outside of it, which the library would read."""
     if (folder / "dataset_dict.json").is_file():
         splits = sorted(each.name for each in folder.iterdir() if each.is_dir())[:20]
         raise InvalidInput(f"{folder.name}: it holds several splits; give the folder of one of {splits}")
@@ -205,7 +205,7 @@ def _check_names(folder: Path) -> None:
 
 
 def _named(feature: Any, value: Any) -> Any:
-    """``feature`` says what a column of the ``datasets`` library holds."""
+    """The value with class numbers as names; ``feature`` is the column's type in the ``datasets`` library."""
     own = getattr(feature, "feature", None)
     if own is not None and isinstance(value, list):
         return [_named(own, each) for each in value]

@@ -21,7 +21,7 @@ from jpets.types import Head
 
 DATA = "data"
 Trained = dict[str, Tree]
-"""``own``: what the recipe trains; ``head``: the head's tensors."""
+"""``own``: the recipe's parameters; ``head``: the head's tensors."""
 
 
 class State(NamedTuple):
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """What an update is told rather than compiled for: peak learning rates, and the key of what is drawn at random."""
+    """Arguments of an update that it is not compiled for: peak learning rates, and the key of random numbers."""
 
     own: np.float32
     head: np.float32
@@ -41,7 +41,7 @@ class Pace(NamedTuple):
 
     @classmethod
     def of(cls, plan: TrainingPlan, usual: float) -> Pace:
-        """``usual`` is the rate of the method's parameters where the plan has none."""
+        """``usual`` is the rate of the method's parameters if the plan has none."""
         own = usual if plan.rate is None else plan.rate
         return cls(np.float32(own), np.float32(plan.head_rate), jax.random.key(plan.seed))
 
@@ -77,7 +77,7 @@ class TaskFunctions:
         return *stepped(self.optimiser, pace, slopes, state, trained, share), value
 
     def losses(self, base: Params, trained: Trained, rows: InputRows, labels: Labels) -> Float[Array, " n"]:
-        """Each row's loss, nothing drawn at random."""
+        """Each row's loss, without anything random."""
         return row_losses(self._head, self._outputs(base, trained, rows, None), labels)
 
     def _outputs(self, base: Params, trained: Mapping[str, Tree], rows: InputRows, key: Array | None) -> Any:
@@ -88,7 +88,8 @@ class TaskFunctions:
 class Trainer:
     """One recipe and one head over one backbone.
 
-    With several ``devices`` each takes a part of every batch, whose size they must divide; parameters are on all.
+    With several ``devices`` each takes a part of every batch, so their number must divide its size; parameters are on
+    all.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Trainer:
         return State(trained, own, state.step)
 
     def update(self, state: State, rows: TextRows, labels: Labels) -> tuple[State, Float[Array, ""]]:
-        """The next state, and the batch's loss before it; ``state`` is used up."""
+        """The next state, and the batch's loss before it; ``state`` is donated."""
         rows, labels = jax.device_put((rows, labels), self._parted)
         trained, optimiser, value = self._update(
             self._base, state.trained, state.optimiser, np.int32(state.step), self._steps, self._task.pace, rows, labels
@@ -132,12 +133,12 @@ class Trainer:
         return State(trained, optimiser, state.step + 1), value
 
     def losses(self, trained: Trained, rows: TextRows, labels: Labels) -> Float[Array, " n"]:
-        """Each row's loss as served: nothing is drawn at random."""
+        """Each row's loss as served: nothing is random."""
         return self._measure(self._base, trained, *jax.device_put((rows, labels), self._parted))
 
 
 def as_served(base: Params, recipe: Recipe, plan: TrainingPlan) -> Params:
-    """The backbone's weights cast once to the forward pass's format, where a recipe leaves them alone."""
+    """The backbone's weights cast once to the forward pass's format, if a recipe does not change them."""
     params: Params = jax.tree.map(jnp.asarray, base)
     if not recipe.keeps_weights:
         return params
@@ -145,7 +146,7 @@ def as_served(base: Params, recipe: Recipe, plan: TrainingPlan) -> Params:
 
 
 def optimiser(plan: TrainingPlan) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019) at a rate of one: ``rate_at`` says how far each step goes."""
+    """AdamW (Loshchilov and Hutter 2019) at a rate of one: ``rate_at`` scales each step."""
 
     def chain() -> optax.GradientTransformation:
         return optax.chain(optax.clip_by_global_norm(plan.clip), optax.adamw(1.0, weight_decay=plan.weight_decay))
@@ -163,7 +164,7 @@ def stepped(
     share: Float[Array, ""],
 ) -> tuple[Trained, Any]:
     """(parameters, optimiser's state) after a step at ``share`` of the peak rate of each part."""
-    with jax.numpy_dtype_promotion("standard"):  # which optax takes for granted
+    with jax.numpy_dtype_promotion("standard"):  # which optax expects
         changes, state = rule.update(slopes, state, trained)
     peaks = {"own": pace.own, "head": pace.head}
     scaled = {
@@ -173,8 +174,8 @@ def stepped(
 
 
 def rate_at(step: Int[Array, ""], steps: Int[Array, ""], plan: TrainingPlan) -> Float[Array, ""]:
-    """Share of the peak rate in batch ``step`` of ``steps``: it rises, then falls as a cosine. No update is at zero:
-    of few texts there may be one alone."""
+    """Share of the peak rate in batch ``step`` of ``steps``: it rises, then falls as a cosine. It is never zero: with
+    few texts there may be a single update."""
     at = (step // plan.accumulate).astype(jnp.float32)
     last = (steps // plan.accumulate).astype(jnp.float32)
     warm = jnp.round(plan.warm_up * last)

@@ -26,7 +26,7 @@ from pallas_kernels.packed_attention import AttentionGroup
 
 HeadTensors = Mapping[str, Float[Array, " ..."]]
 IMPOSSIBLE = -1e9
-"""Logit of what cannot be: its probability is zero, and so is its gradient; twice of it is still finite in f32."""
+"""Logit of an impossible place: its probability and gradient are zero, and twice it is still finite in f32."""
 
 
 class TextRows(NamedTuple):
@@ -42,7 +42,7 @@ class TextRows(NamedTuple):
 class PackedRows:
     """Tokens of n texts, one text after the other: ``ids`` and ``types`` [t], ``lengths`` [n] of at most ``longest``.
 
-    What stands past the last text means nothing.
+    Tokens past the last text have no meaning.
     """
 
     ids: Int[Array, " t"]
@@ -55,8 +55,8 @@ InputRows = TextRows | PackedRows
 
 
 class TaskOutputs(NamedTuple):
-    """f32. ``logits`` [n, C], or [n, L, C] of a head on tokens. What stands past a row's length means nothing; where an
-    answer is one of the places, it is none."""
+    """f32. ``logits`` [n, C], or [n, L, C] of a head on tokens. Values past a row's length have no meaning; if the
+    answer is a place in the text, those places are impossible."""
 
     pooled: Float[Array, "n d"]
     logits: Float[Array, "n *l c"]
@@ -71,7 +71,7 @@ def task_outputs(
     rows: InputRows,
     dtype: str = "float32",
 ) -> TaskOutputs:
-    """What the task of ``deltas`` and ``head`` answers, its head's ``tensors`` given apart, as they may be traced.
+    """The outputs of the task of ``deltas`` and ``head``; its head's ``tensors`` are separate, as they may be traced.
 
     L is the rows' length, or their ``longest``.
     """
@@ -101,13 +101,13 @@ def task_outputs(
 def hidden_states(
     encoder: SplitEncoder, params: Params, rows: TextRows, dtype: str = "float32"
 ) -> Float[Array, "n l d"]:
-    """Final hidden states of the bare backbone, f32; what stands past a row's length means nothing."""
+    """Final hidden states of the bare backbone, f32; values past a row's length have no meaning."""
     hidden = encode(encoder, cast_params(params, dtype), rectangular_batch(rows, "mean", encoder.config))
     return hidden.reshape(*rows.ids.shape, -1)
 
 
 def acts_beside(delta: Delta) -> bool:
-    """Whether a delta acts beside the weights; others are merged into them."""
+    """Whether a delta acts next to the weights; others are merged into them."""
     method = METHODS[delta.method]
     return method.kind != "heavy" and method.step != "bias"
 
@@ -133,7 +133,7 @@ def packed_batch(rows: PackedRows, pooling: Pooling, config: BackboneConfig, lea
     count, longest = len(rows.lengths), rows.longest + lead.tokens
     lengths = rows.lengths + lead.tokens
     size = len(rows.ids) + count * lead.tokens
-    row = jnp.repeat(jnp.arange(count), lengths, total_repeat_length=size)  # what is past the last row goes with it
+    row = jnp.repeat(jnp.arange(count), lengths, total_repeat_length=size)  # tokens past the last row go with it
     first = jnp.cumsum(lengths) - lengths
     place = jnp.minimum(jnp.arange(size) - first[row], longest - 1)
     text = jnp.cumsum(rows.lengths) - rows.lengths
@@ -159,7 +159,7 @@ def _bind(
 ) -> tuple[Params, list[BoundClass]]:
     """Parameters and classes for a batch of one task.
 
-    Deltas that act beside the weights get banks of two slots, the no-op and the task; others are merged into them.
+    Deltas that act next to the weights get banks of two slots, the no-op and the task; others are merged into them.
     """
     bound = []
     for delta in deltas:
@@ -180,7 +180,7 @@ def _own_slots(count: int) -> Int[Array, " n"]:
 
 
 def _every_token(batch: PackedBatch) -> RowView:
-    """All tokens as one row: the task's numbers are taken once, not for each text."""
+    """All tokens as one row: so the task's numbers are read once, not for each text."""
     return RowView(jnp.int32(0), _own_slots(1), len(batch.ids))
 
 

@@ -1,7 +1,7 @@
-"""Which batches of several tasks run side by side, and in which shapes.
+"""The batches of several tasks that run side by side, and their shapes.
 
-Texts stand one after the other without padding between them, so that a group computes little more than its tokens. The
-schedule of a whole run is known before it starts, and with it the few shapes that pad it least.
+Texts stand one after the other without padding between them, so a group computes little more than its tokens. The
+schedule of a whole run is known before it starts, and so are the few shapes that pad it least.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from jpets.training.losses import Labels
 from jpets.training.plan import SettledPlan, TrainingPlan, settled
 
 CPU_GROUP = 4
-"""Tasks side by side on a CPU: of more, what one operation leaves for the next does not fit into its caches."""
+"""Tasks side by side on a CPU: with more, the results of one operation do not stay in its caches for the next."""
 PROGRAMS = 8
-"""Shapes of a run: each is a program to compile."""
+"""Most shapes of a run: each is a program to compile."""
 STEP = 8
-"""What a shape's sizes are multiples of."""
+"""A shape's sizes are multiples of this."""
 
 
 class Group(NamedTuple):
     """One batch of each of a few tasks."""
 
     tasks: Int[np.ndarray, " group"]
-    """Their numbers, [group]; the number after the last task's stands where there is none."""
+    """The tasks' numbers, [group]; the number after the last task's stands for no task."""
     rows: PackedRows
     """[group, tokens], [group, batch]"""
     labels: Labels
@@ -55,7 +55,7 @@ class _Batches(NamedTuple):
 
 
 def each_step(data: Sequence[Rows], plan: TrainingPlan, pad_id: int) -> Iterator[list[Group]]:
-    """One batch of each task that still has one, those of like size side by side; a step after the other.
+    """One batch of each task that still has one, with batches of similar size side by side, step by step.
 
     The plan must give all tasks batches of one size."""
     size = min(CPU_GROUP, len(data)) if jax.default_backend() == "cpu" else len(data)
@@ -68,8 +68,8 @@ def each_step(data: Sequence[Rows], plan: TrainingPlan, pad_id: int) -> Iterator
 
 
 def best_shapes(needs: Iterable[Shape], most: int) -> list[Shape]:
-    """At most so many shapes, smallest first, that together have the fewest places for tokens where each of ``needs``
-    takes the first one with places enough."""
+    """At most this many shapes, smallest first, that together have the fewest places for tokens if each of ``needs``
+    takes the first shape with enough places."""
     longest: dict[int, int] = {}
     counts: Counter[int] = Counter()
     for tokens, length in needs:
@@ -78,7 +78,7 @@ def best_shapes(needs: Iterable[Shape], most: int) -> list[Shape]:
         longest[size] = max(longest.get(size, 0), _rounded(length))
     sizes = sorted(counts)
     before = np.append(0, np.cumsum([counts[size] for size in sizes]))
-    # places[n]: the fewest for the n smallest sizes, in one more shape each round; begins: where its last begins.
+    # places[n]: the fewest for the n smallest sizes, with one more shape each round; begins: where the last shape begins.
     places, begins = np.where(before == 0, 0.0, np.inf), []
     for _ in range(min(most, len(sizes))):
         costs = [(before[n] - before[:n]) * sizes[n - 1] + places[:n] for n in range(1, len(sizes) + 1)]

@@ -1,4 +1,4 @@
-"""Heads as a training starts with them."""
+"""Heads at the start of a training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALE = 0.02
 def new_head(
     kind: HeadType, problem: Problem, outputs: int, hidden_size: int, pooling: Pooling = "mean", seed: int = 0
 ) -> Head:
-    """A linear head that starts small; of embeddings one that only pools and normalises."""
+    """A linear head with small weights; for embeddings a head that only pools and normalises."""
     if kind == "embedding":
         return Head(kind, {}, pooling=pooling, normalize=True)
     kernel = np.random.default_rng(seed).normal(0, SCALE, (hidden_size, outputs)).astype(np.float32)
@@ -26,11 +26,11 @@ def new_head(
 
 
 def at_the_usual_answer(head: Head, rows: Rows) -> Head:
-    """The head with the bias that answers best where no text is read: log-frequencies of classes and tags, log-odds of
-    labels, means of values. Heads of embeddings and answers in a context stay as they are.
+    """The head with the bias that answers best without reading the text: log-frequencies of classes and tags, log-odds
+    of labels, means of values. Heads for embeddings and for answers in a context stay as they are.
 
-    Where most answers are no, the first updates would else teach everything below the head to say no, whatever the text
-    (Lin et al. 2017, "Focal Loss for Dense Object Detection", section 3.3).
+    If most answers are no, the first updates would otherwise teach everything below the head to say no, whatever the
+    text (Lin et al. 2017, "Focal Loss for Dense Object Detection", section 3.3).
     """
     if head.type in ("embedding", "question-answering"):
         return head
@@ -43,7 +43,7 @@ def at_the_usual_answer(head: Head, rows: Rows) -> Head:
 
 
 def usual_answer(head: Head, rows: Rows) -> Head:
-    """One that answers as is right most often, whatever the text."""
+    """A head that gives the answer that is right most often, whatever the text."""
     head = at_the_usual_answer(head, rows)
     return dataclasses.replace(
         head, tensors={n: a if n == "bias" else np.zeros_like(a) for n, a in head.tensors.items()}
@@ -51,7 +51,7 @@ def usual_answer(head: Head, rows: Rows) -> Head:
 
 
 def _answer(head: Head, target: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """[C]: a row's values, or each class's share of what counts in it."""
+    """[C]: a row's values, or each class's share of the row's labels that count."""
     if target.dtype.kind == "f":
         return target
     counted = target[target != IGNORED]

@@ -1,4 +1,4 @@
-"""From what a file says about its texts to labels and targets."""
+"""From a file's labels to names and targets."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from jpets.types import Head, HeadType, Preprocessing, Problem, Query
 
 SHOWN = 10
 WHOLE = 2.0**53
-"""Numbers from here on are whole whatever they count."""
+"""Floating-point numbers from here on are always whole."""
 MOST_NAME_BYTES = 1 << 19
-"""Of all labels of a task, as JSON: half of what a task file's header may have."""
+"""Most bytes of a task's labels as JSON: half of a task file's header."""
 
 
 def kind_of(examples: Sequence[Example]) -> tuple[HeadType, Problem]:
-    """What labels look like: fractions are values, lists label sets, one a word tags, ``answer_start`` answers.
+    """The head that labels ask for: fractions are values, lists label sets, one per word tags, ``answer_start``
+    answers.
 
-    Raises ``InvalidInput`` for a label that is no number among values.
+    Raises ``InvalidInput`` for a label among values that is not a number.
     """
     first = examples[0]
     if isinstance(first.label, dict):
@@ -52,7 +53,7 @@ def kind_of(examples: Sequence[Example]) -> tuple[HeadType, Problem]:
 
 
 def _value(label: Any) -> float | None:
-    """The number that a label is, or that a file without types, as CSV is, has in its place."""
+    """The label as a number, also if it is the text of one, as in a file without types (CSV)."""
     try:
         value = float(label) if isinstance(label, (int, float, str)) else math.nan
     except (ValueError, OverflowError):
@@ -61,7 +62,7 @@ def _value(label: Any) -> float | None:
 
 
 def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -> tuple[str, ...]:
-    """The names that occur, in order. Raises ``InvalidInput`` where there are not at least two to tell apart, or more
+    """The names that occur, in order. Raises ``InvalidInput`` if there are fewer than two, or more
     than a task file can hold."""
     if problem == "regression" or kind in ("question-answering", "embedding"):
         return ()
@@ -86,7 +87,7 @@ def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -
 
 
 def _names(label: Any, listed: bool, row: int) -> list[str]:
-    """The names in a row's label. Raises ``InvalidInput`` for other than names, or a list of names where rows have
+    """The names in a row's label. Raises ``InvalidInput`` for anything else, or a list of names if only some rows have
     lists."""
     if listed != isinstance(label, (list, tuple)):
         wanted = "a list of labels" if listed else "one label"
@@ -107,11 +108,11 @@ def make_rows(
     *,
     balanced: bool = False,
 ) -> Rows:
-    """Tokens, targets and weights of a data set; ``balanced`` weighs classes so that each counts alike.
+    """Tokens, targets and weights of a data set; ``balanced`` weighs classes so that all count equally.
 
-    Of an embedding head: pairs of texts.
+    For an embedding head: pairs of texts.
 
-    Raises ``InvalidInput`` naming the first row whose label is not among ``names``, or of a wrong kind.
+    Raises ``InvalidInput`` naming the first row with a label of a wrong kind or not among ``names``.
     """
     if head.type == "embedding":
         return _pairs(examples, text, rule)
@@ -139,7 +140,7 @@ def make_rows(
 
 @contextlib.contextmanager
 def _row_named(row: int) -> Iterator[None]:
-    """Says of which row it is that something is wrong."""
+    """Adds the row's number to an error."""
     try:
         yield
     except InvalidInput as error:
@@ -147,7 +148,7 @@ def _row_named(row: int) -> Iterator[None]:
 
 
 def _pairs(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing) -> Rows:
-    """Targets are how alike the texts of each pair are, or where no pair says so the numbers of the second texts."""
+    """Targets are the similarities of pairs, or, if no pair has one, the numbers of the second texts."""
     rated = [example.label is not None for example in examples]
     if any(rated) and not all(rated):
         raise InvalidInput(f"row {rated.index(not rated[0]) + 1}: expected a label in every row or in none")
@@ -202,8 +203,8 @@ def _number(label: Any, number_of: dict[str, int]) -> int:
 
 
 def _answered(example: Example, text: TextEncoder, rule: Preprocessing) -> tuple[Tokens, npt.NDArray[Any]]:
-    """Tokens of question and context, and the answer's first and last one; the first token of all (``[CLS]``) where
-    the answer was cut off or there is none, as SQuAD's models have it."""
+    """Tokens of question and context, and the answer's first and last token; the first token of all (``[CLS]``) if the
+    answer was cut off or there is none, as in SQuAD's models."""
     label = example.label
     try:
         answer, start = (label[name] for name in ("text", "answer_start"))
@@ -225,8 +226,8 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing) -> tuple
 def _tagged(
     example: Example, number_of: dict[str, int], text: TextEncoder, rule: Preprocessing
 ) -> tuple[Tokens, npt.NDArray[Any], list[int]]:
-    """Tokens of the words joined by spaces, as they will come in service; the first token of a word has its tag. Also
-    the tags of words that have none, since they were cut off."""
+    """Tokens of the words joined by spaces, as in service; the first token of a word has its tag. Also the tags of
+    words without tokens, since they were cut off."""
     words, label = example.text, example.label
     if example.text_pair is not None:
         raise InvalidInput("expected no second text beside words with tags; leave text_pair out")

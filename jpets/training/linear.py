@@ -1,4 +1,4 @@
-"""A linear head fitted to what the frozen backbone says of the texts, which training has to beat."""
+"""A linear head on the frozen backbone's features of the texts, which training has to beat."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from jpets.training.predict import Predictor
 from jpets.types import Head
 
 Values = Float[np.ndarray, " ..."]
-"""Of a text [d], or of its tokens [tokens, d]."""
+"""Features of a text [d], or of its tokens [tokens, d]."""
 STRENGTHS = (1e-3, 1e-2, 1e-1)
-"""Inverse strengths of the penalty on the weights of standardised features, of which the held-out loss picks one."""
+"""Inverse strengths of the penalty on the weights of standardised features, from which the held-out loss picks one."""
 MOST_TEXTS = 4096
 """Texts that the head is fitted to: more would take longer than the comparison is worth."""
 MOST_TOKENS = 32768
-"""The same of a head on tokens."""
+"""The same number of tokens, for a head on tokens."""
 ITERATIONS = 200
 
 
 class FrozenFeatures:
-    """What a head reads of the bare backbone, in f32; its programs serve all tasks whose heads read alike."""
+    """The input of a head from the bare backbone, in f32; one instance serves all tasks with heads that read alike."""
 
     def __init__(self, encoder: SplitEncoder, text: TextEncoder, params: Params, head: Head) -> None:
         size = encoder.config.hidden_size
@@ -40,20 +40,20 @@ class FrozenFeatures:
         self._predictor, self._params = Predictor(encoder, text, self._head), params
 
     def __call__(self, tokens: Sequence[Tokens]) -> list[Values]:
-        """[d] of each text, [tokens, d] of a head on tokens; of an embedding head what it answers."""
+        """[d] of each text, or [tokens, d] for a head on tokens; for an embedding head its answers."""
         return self._predictor(self._params, self._head, tokens)
 
 
 def can_fit(head: Head) -> bool:
-    """Whether a linear head of this kind is fitted: those of embeddings and of answers in a context are not."""
+    """Whether a linear head of this kind is fitted: heads for embeddings and for answers in a context are not."""
     return bool(head.tensors) and not head.dense and head.type != "question-answering"
 
 
 def linear_head(head: Head, rows: Rows, features: Sequence[Values], judged: Rows, theirs: Sequence[Values]) -> Head:
-    """``head`` with the weights that separate ``features`` of the first of ``rows`` (``fitted_rows``) best, as the loss
-    over ``theirs``, those of ``judged``, says.
+    """``head`` with the weights that best separate the ``features`` of the first of ``rows`` (``fitted_rows``), chosen
+    by the loss on ``judged`` with its features ``theirs``.
 
-    Logistic regression for classes, tags and, one by one, for labels; ridge regression for values. Raises
+    Logistic regression for classes, for tags and, one by one, for labels; ridge regression for values. Raises
     ``InvalidInput`` where scikit-learn is not installed.
     """
     x, y, weights = _flat(rows, features)
@@ -75,7 +75,7 @@ def linear_head(head: Head, rows: Rows, features: Sequence[Values], judged: Rows
 
 
 def fitted_rows(rows: Rows, seed: int) -> Rows:
-    """The rows that a head is fitted to: all, or some by the seed where they are many."""
+    """The rows that a head is fitted to: all, or a sample by the seed if they are many."""
     most = MOST_TEXTS
     if rows.tags:
         sizes = np.cumsum([len(own.ids) for own in rows.tokens])
@@ -86,7 +86,7 @@ def fitted_rows(rows: Rows, seed: int) -> Rows:
 
 
 def _flat(rows: Rows, features: Sequence[Values]) -> tuple[Values, npt.NDArray[Any], Values]:
-    """(features [n, d], targets [n, ...], weights [n]) of texts, or of all tokens that have a tag."""
+    """(features [n, d], targets [n, ...], weights [n]) of texts, or of all tokens with a tag."""
     targets = list(rows.targets)
     if not rows.tags:
         return np.stack(features), np.stack(targets), rows.weights
@@ -113,7 +113,7 @@ def _fitted(head: Head, x: Values, y: npt.NDArray[Any], weights: Values, strengt
 
 
 def _logistic(x: Values, y: npt.NDArray[Any], weights: Values, strength: float, outputs: int) -> tuple[Values, Values]:
-    """(kernel [d, C], bias [C]); of classes that do not occur a bias that makes them rarer than the rest."""
+    """(kernel [d, C], bias [C]); classes that do not occur get a bias that makes them rarer than the rest."""
     from sklearn.linear_model import LogisticRegression
 
     kernel = np.zeros((x.shape[1], outputs), np.float32)

@@ -1,4 +1,4 @@
-"""What each head is trained to lower; f32, the mean over the rows that count."""
+"""The loss of each head: f32, the mean over the rows that count."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from jpets.training.forward import TaskOutputs
 from jpets.types import Head
 
 IGNORED = -100
-"""Label of what does not count: of special tokens, of the later parts of words, and in a label set of labels that are
-another task's."""
+"""Label of parts that do not count: special tokens, the later parts of words, and in a label set the labels of
+another task."""
 
 
 SHARPNESS = 20.0
-"""What cosines are multiplied by before the softmax over a batch's texts (Sentence-Transformers' usual one)."""
+"""Factor of cosines before the softmax over a batch's texts (the usual one of Sentence-Transformers)."""
 
 
 Target = Num[np.ndarray, " ..."]
-"""One row's: see ``Labels``."""
+"""One row's target: see ``Labels``."""
 
 
 class Labels(NamedTuple):
     """``targets``: classes [n], tags [n, L], starts and ends [n, 2] as integers; label sets or values [n, C] as floats;
-    of pairs the numbers of their second texts as integers, or how alike both are (cosine) as floats [n].
+    for pairs the numbers of their second texts as integers, or their similarity (cosine) as floats [n].
 
-    ``weights`` [n]: how much each row counts; 0 for one that only fills up.
+    ``weights`` [n]: how much each row counts; 0 for one that only fills the batch.
     """
 
     targets: Num[Array, "n ..."]
@@ -40,7 +40,7 @@ class Labels(NamedTuple):
 def mean_loss(head: Head, outputs: TaskOutputs, labels: Labels) -> Float[Array, ""]:
     """Softmax cross-entropy of classes, tags, starts and ends; sigmoid cross-entropy of label sets; squared error.
 
-    Of pairs of texts: see ``pair_losses``.
+    For pairs of texts: see ``pair_losses``.
     """
     rows = row_losses(head, outputs, labels)
     return (rows * labels.weights).sum() / jnp.maximum(labels.weights.sum(), 1e-9)
@@ -65,7 +65,7 @@ def row_losses(head: Head, outputs: TaskOutputs, labels: Labels) -> Float[Array,
 
 
 def _known(targets: Array) -> Array:
-    """Those that do not count, as any other."""
+    """Targets with a valid class in place of those that do not count."""
     return jnp.where(targets == IGNORED, 0, targets)
 
 
@@ -75,11 +75,11 @@ def _mean_of_counted(losses: Float[Array, "n c"], targets: Array) -> Float[Array
 
 
 def pair_losses(pooled: Float[Array, "m d"], labels: Labels) -> Float[Array, " n"]:
-    """Losses of n pairs, whose first texts are the first n rows, and the second ones the others.
+    """Losses of n pairs; the first n rows are the first texts, the others the second ones.
 
-    Where the second texts have numbers: which of the batch's seconds belongs to the first, by cross-entropy over their
-    cosines (Henderson et al. 2017, section 4.4), equal ones apart. Else the squared error of the pair's cosine (Reimers
-    and Gurevych 2019, section 3).
+    If the second texts have numbers: which of the batch's seconds belongs to the first, by cross-entropy over their
+    cosines (Henderson et al. 2017, section 4.4), without other copies of the same text. Else the squared error of the
+    pair's cosine (Reimers and Gurevych 2019, section 3).
     """
     n = len(labels.weights)
     unit = pooled / jnp.maximum(jnp.linalg.norm(pooled, axis=-1, keepdims=True), 1e-6)

@@ -1,4 +1,4 @@
-"""Tasks from as many files of labelled texts, trained together (``together``)."""
+"""Several tasks trained together, each from a file of labelled texts (``together``)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def train_many(
     *,
     report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> dict[str, Result]:
-    """A task of each name, as ``session.run_training`` would make it of its texts, those whose labels are of one kind
-    in one program.
+    """A task of each name, as ``session.run_training`` would make it from its texts; tasks with labels of one kind
+    share a program.
 
-    Of one that diverged the held-out loss is not finite. Raises ``InvalidInput``, which names the task that it is
-    about.
+    A task that diverged has a held-out loss that is not finite. Raises ``InvalidInput`` naming the task.
     """
     check_method(training.method)
     config, base, text = backbone.config, dict(backbone.params), TextEncoder.of(backbone)
@@ -49,7 +48,7 @@ def train_many(
 
 
 def check_method(method: str) -> None:
-    """Raises ``InvalidInput`` for one that does not train tasks together."""
+    """Raises ``InvalidInput`` for a method that cannot train tasks together."""
     if method not in (names := together_names()):
         raise InvalidInput(f"several tasks at once are trained by one of {list(names)}, found {method}")
 

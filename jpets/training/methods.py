@@ -1,4 +1,4 @@
-"""Which recipe a training runs: the one in the method's file in ``jpets.deltas``, or one to go on from a task."""
+"""The recipe of a training: the one in the method's file in ``jpets.deltas``, or one that continues a task."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from jpets.types import Delta
 
 
 def method_names() -> Sequence[str]:
-    """All that may be asked for: the methods of ``jpets.deltas`` and the baselines."""
+    """All names of methods for training: the methods of ``jpets.deltas`` and the baselines."""
     return (*trainable(), FROZEN, FULL)
 
 
 def together_names() -> Sequence[str]:
-    """What trains several tasks together: numbers beside weights that all tasks share."""
+    """The methods that can train several tasks together: their numbers are next to weights that all tasks share."""
     return (*(name for name, course in trainable().items() if course.first is None), FROZEN)
 
 
 def rates() -> Mapping[str, float]:
-    """Learning rate of the stored numbers of each method that has some: of a sparse difference once its places are
-    known, of signs their scales."""
+    """Learning rate of each method that trains its stored numbers: for a sparse difference once its places are known,
+    for signs the rate of their scales."""
     return {name: course.rate for name, course in trainable().items() if course.rate is not None}
 
 
 def check_settings(method: str, settings: Mapping[str, Any], config: BackboneConfig) -> None:
-    """Raises ``InvalidInput`` for a method that is none, a setting that it does not take, and for a size, a density or
-    a price that is none, before arrays of that size are made."""
+    """Raises ``InvalidInput`` for an unknown method, a setting that it does not take, and for an invalid size, density
+    or price, before arrays of that size are made."""
     if method not in (names := method_names()):
         raise InvalidInput(f"method must be one of {', '.join(names)}, found {method!r}")
     if method not in (FROZEN, FULL):
@@ -44,14 +44,14 @@ def check_settings(method: str, settings: Mapping[str, Any], config: BackboneCon
 
 
 def is_direct(method: str) -> bool:
-    """Whether it has a ``direct_recipe``."""
+    """Whether the method has a ``direct_recipe``."""
     return method in together_names()
 
 
 def direct_recipe(
     method: str, settings: Mapping[str, Any], config: BackboneConfig, base: Params, seed: int = 0
 ) -> Direct:
-    """A new delta to train; none where the backbone is ``frozen``. Raises ``InvalidInput`` for settings that the method
+    """A new delta to train; none if the backbone is ``frozen``. Raises ``InvalidInput`` for settings that the method
     does not take."""
     check_settings(method, settings, config)
     if method == FROZEN:
@@ -69,7 +69,7 @@ def direct_recipe(
 def first_stage(
     method: str, settings: Mapping[str, Any], config: BackboneConfig, base: Params, epochs: int, seed: int
 ) -> Stage:
-    """What a new task's training starts with. Raises ``InvalidInput``."""
+    """The first stage of a new task's training. Raises ``InvalidInput``."""
     if is_direct(method):
         return Stage(direct_recipe(method, settings, config, base, seed), epochs)
     check_settings(method, settings, config)
@@ -81,7 +81,7 @@ def first_stage(
 
 
 def check_continued(methods: Sequence[str], method: str, settings: Mapping[str, Any]) -> None:
-    """Raises ``InvalidInput`` where training that goes on from a task of ``methods`` is asked for another one, or for
+    """Raises ``InvalidInput`` if training that continues a task of ``methods`` is to use another method, or has
     settings."""
     if method not in methods:
         raise InvalidInput(f"method: training goes on from a task of {', '.join(methods)}, found {method}")
@@ -90,8 +90,8 @@ def check_continued(methods: Sequence[str], method: str, settings: Mapping[str, 
 
 
 def continued(deltas: Sequence[Delta], config: BackboneConfig, base: Params) -> Recipe:
-    """Training that goes on from a task's deltas: places and signs stay as they are. Raises ``InvalidInput`` for a mask
-    beside other methods."""
+    """Training that continues a task's deltas: places and signs stay as they are. Raises ``InvalidInput`` for a mask
+    together with other methods."""
     known = rates()
     if len(deltas) == 1 and (course := METHODS[deltas[0].method].course) is not None and course.again is not None:
         return course.again(Lesson(config, base, {}, 0), deltas[0])
@@ -111,5 +111,5 @@ def _direct(deltas: tuple[Delta, ...], rate: float) -> Direct:
 
 
 def tree_size(tree: Tree) -> int:
-    """Numbers that are trained."""
+    """How many numbers are trained."""
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(tree))

@@ -14,7 +14,7 @@ from jpets.training.losses import IGNORED, Target
 from jpets.types import Head
 
 MAIN = ("rmse", "entity_f1", "f1_micro", "accuracy", "exact", "accuracy_at_1")
-"""The scores that kinds of heads are judged by; each kind has one of them, or of tags the first."""
+"""The main scores: each kind of head has one of them; tags have the first."""
 
 
 def scores(
@@ -25,14 +25,14 @@ def scores(
     thresholds: Sequence[float] = (),
     cut: Sequence[Sequence[int]] = (),
 ) -> dict[str, float]:
-    """What is usual for each kind of head.
+    """The usual scores of each kind of head.
 
-    ``cut``: of each text the tags of words that were cut off, which count as found to be nothing.
+    ``cut``: the tags of each text's words that were cut off; they count as answered with no entity.
 
     Single label: accuracy, macro and (of two labels) binary F1, Matthews. Multi-label: F1 micro and macro, exact match.
     Regression: Pearson, Spearman, root mean square error. Tags: accuracy, and F1 of entities. Questions: exact spans.
-    Pairs, whose first texts' vectors come before the second ones': Pearson and Spearman of their cosines, or how often
-    the second text is the nearest of all, and the mean reciprocal rank. Raises ``InvalidInput`` where scikit-learn or
+    Pairs, with all first texts' vectors before all second ones': Pearson and Spearman of their cosines, or how often
+    the second text is the nearest of all, and the mean reciprocal rank. Raises ``InvalidInput`` if scikit-learn or
     seqeval is not installed.
     """
     try:
@@ -58,7 +58,7 @@ def scores(
             "exact_match": float(metrics.accuracy_score(truth, chosen)),
         }
     best = found.argmax(-1)
-    alike = len(np.union1d(truth, best)) == 1  # of which scikit-learn warns
+    alike = len(np.union1d(truth, best)) == 1  # scikit-learn warns of this
     result = {
         "accuracy": float(metrics.accuracy_score(truth, best)),
         "f1_macro": float(metrics.f1_score(truth, best, average="macro", zero_division=0)),
@@ -84,7 +84,7 @@ def _regression_scores(found: npt.NDArray[Any], truth: npt.NDArray[Any]) -> dict
     from scipy import stats
 
     error = float(np.sqrt(np.mean((found - truth) ** 2)))
-    if np.ptp(found) == 0 or np.ptp(truth) == 0:  # a correlation with what never changes is not defined
+    if np.ptp(found) == 0 or np.ptp(truth) == 0:  # a correlation with a constant is not defined
         return {"rmse": error}
     return {
         "pearson": float(stats.pearsonr(found, truth).statistic),
@@ -123,5 +123,5 @@ def _tag_scores(
 
 
 def _iob(name: str) -> str:
-    """Tags without a prefix are entities of their own runs, as ``find_entities`` reads them."""
+    """The tag in IOB form: a run of equal tags without a prefix is an entity, as in ``find_entities``."""
     return name if name == "O" or name[:2] in ("B-", "I-", "E-", "S-") else f"I-{name}"

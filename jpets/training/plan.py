@@ -12,15 +12,15 @@ from jpets.errors import InvalidInput
 from jpets.types import Pooling
 
 SWEPT = 4
-"""Learning rates that a sweep tries, evenly spread on a logarithmic scale."""
+"""How many learning rates a sweep tries, evenly spread on a logarithmic scale."""
 
 
 UPDATES = 100
-"""Updates that training takes at least: over a few hundred texts three epochs would be a handful."""
+"""Updates that training takes at least: with a few hundred texts three epochs would be only a handful."""
 LEAST_EPOCHS, LEAST_OF_FEW, MOST_EPOCHS = 3, 4, 40
 """Epochs of many texts, of few, and at most."""
 FEW_TEXTS = 4096
-"""Texts below which batches are small, so that there are more updates for the same work."""
+"""Number of texts below which batches are small, so that there are more updates for the same work."""
 SMALL_BATCH, BATCH = 16, 32
 LEAST_PATIENCE = 3
 
@@ -29,14 +29,14 @@ LEAST_PATIENCE = 3
 class TrainingPlan:
     """How to train. ``batch`` rows make one gradient, ``accumulate`` of them one update.
 
-    What is None follows the number of texts: see ``settled``.
+    Fields that are None are chosen by the number of texts: see ``settled``.
     """
 
     epochs: int | None = None
     batch: int | None = None
     accumulate: int = 1
     rate: float | None = None
-    """Of the method's parameters; None: what suits the method."""
+    """Learning rate of the method's parameters; None: the method's own."""
     head_rate: float = 5e-3
     warm_up: float = 0.1
     """Share of the updates in which the learning rate rises; it falls as a cosine over the others."""
@@ -46,7 +46,7 @@ class TrainingPlan:
     patience: int | None = None
     """Epochs without a better held-out score after which training stops."""
     dtype: DType = "bfloat16"
-    """Of the forward pass; gradients and parameters stay in f32 (Micikevicius et al. 2018)."""
+    """Number format of the forward pass; gradients and parameters stay in f32 (Micikevicius et al. 2018)."""
     seed: int = 0
 
 
@@ -60,15 +60,15 @@ class SettledPlan(TrainingPlan):
     """None: training never stops early."""
 
     def per_epoch(self, texts: int) -> int:
-        """Batches that so many texts make, of which the last may not be full."""
+        """The number of batches of this many texts; the last one may not be full."""
         return -(-texts // self.batch)
 
 
 def settled(plan: TrainingPlan, texts: int) -> SettledPlan:
-    """``plan`` for ``texts`` texts to train on; what it says itself stays.
+    """``plan`` for ``texts`` texts to train on; fields that are set stay.
 
-    Batches are small where texts are few, and epochs as many as make ``UPDATES``. Training stops where half of the
-    epochs brought nothing on the texts held out.
+    Batches are small if texts are few, and epochs as many as make ``UPDATES``. Training stops after half of the epochs
+    without progress on the held-out texts.
     """
     if isinstance(plan, SettledPlan):
         return plan
@@ -85,21 +85,21 @@ def settled(plan: TrainingPlan, texts: int) -> SettledPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What to train, on what. ``settings`` are the method's (rank, sites, bottleneck ...)."""
+    """What to train, and how. ``settings`` are the method's (rank, sites, bottleneck ...)."""
 
     method: str
     """One of ``methods.method_names()``."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     plan: TrainingPlan = dataclasses.field(default_factory=TrainingPlan)
     held_out: float = 0.1
-    """Share of the texts that is kept apart where no other ones are given, to stop early and choose by."""
+    """Share of the texts that is held out if no others are given, to stop early and to choose the best."""
     max_length: int = 128
     pooling: Pooling = "mean"
     balanced: bool = False
-    """Classes count alike, however often they occur."""
+    """Whether classes count equally, however often they occur."""
     problem: Literal["multi-label", "regression"] | None = None
     head: Literal["embedding"] | None = None
-    """``embedding``: the examples are pairs of texts that belong together, or whose labels say how alike they are."""
+    """``embedding``: the examples are pairs of texts that belong together, or with labels that are their similarity."""
 
 
 def rates_of(sweep: str | None, rate: float | None) -> list[float | None]:

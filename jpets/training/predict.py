@@ -1,4 +1,4 @@
-"""What tasks answer for texts, outside an engine: to evaluate them, and to compare them with each other."""
+"""Answers of tasks to texts, outside an engine: to evaluate tasks, and to compare them with each other."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from jpets.training.tokens import by_length
 from jpets.types import Delta, Head
 
 Answer = Float[np.ndarray, " ..."]
-"""One text's: see ``Predictor``."""
+"""The answer to one text: see ``Predictor``."""
 BATCH = 32
 
 
 class Predictor:
     """Answers of tasks of one shape in f32: its programs are compiled once for all their parameters.
 
-    ``head`` and ``deltas`` lend the shape. Deltas that change weights are merged before.
+    ``head`` and ``deltas`` give the shape. Deltas that change weights are merged first.
     """
 
     def __init__(self, encoder: SplitEncoder, text: TextEncoder, head: Head, deltas: Sequence[Delta] = ()) -> None:
@@ -57,18 +57,18 @@ class Predictor:
 
 
 def _beside(deltas: Sequence[Delta]) -> list[Delta]:
-    """Those that act beside the weights."""
+    """The deltas that act next to the weights."""
     return [delta for delta in deltas if acts_beside(delta)]
 
 
 def of_texts(answers: Sequence[Answer], tokens: Sequence[Tokens]) -> Sequence[Answer]:
-    """Answers without those for tokens that are of no text, where ``tokens`` say which these are."""
+    """Answers without tokens outside the text, if ``tokens`` say which these are."""
     marks = [own.of_text for own in tokens]
     return [each if mark is None else each[mark >= 0] for each, mark in zip(answers, marks, strict=True)]
 
 
 def agreement(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> float:
-    """How far two models answer alike, from 0 to 1.
+    """How much two models agree, from 0 to 1.
 
     Share of equal best classes, of equal label sets (multi-label), of equal tags over all tokens, of equal best starts
     and ends (question answering); of regressions the squared correlation, of embeddings the mean cosine.
@@ -91,10 +91,10 @@ def agreement(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> float:
 
 
 def agreement_by_label(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> list[float] | None:
-    """Of each label that ``a`` gives somewhere, the share of those places where ``b`` gives it too; None of heads that
-    answer with values, vectors or places in a text.
+    """For each label that ``a`` gives somewhere, the share of those places where ``b`` gives it too; None for heads
+    that answer with values, vectors or places in a text.
 
-    What always answers the same agrees with a model that mostly does so, but not on the labels that are rare.
+    A constant answer agrees with a model that mostly gives it, but not on its rare labels.
     """
     if head.type in ("embedding", "question-answering") or head.problem == "regression":
         return None
@@ -106,7 +106,7 @@ def agreement_by_label(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> 
 
 
 def varies(answers: Sequence[Answer], head: Head) -> bool:
-    """Whether a model's answers to several texts are not all the same, so that agreement with them says something."""
+    """Whether a model's answers to several texts are not all the same, so that agreement with them has a meaning."""
     if head.type == "embedding" or head.problem == "regression":
         return len(answers) > 1 and bool(np.ptp(np.stack(answers), axis=0).max() > 1e-6)
     if head.type == "question-answering":

@@ -1,4 +1,4 @@
-"""From labelled texts to what a training takes: a head, names of labels, rows to train on and others to judge by."""
+"""From labelled texts to the inputs of a training: a head, names of labels, rows to train on and rows to judge by."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jpets.types import Head, Preprocessing, Task
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """``judged`` are held out of ``rows``, or others."""
+    """``judged`` are held out of ``rows``, or given separately."""
 
     head: Head
     labels: tuple[str, ...]
@@ -72,7 +72,7 @@ def _head(
 
 
 def _check_head(head: Head, training: Training) -> None:
-    """Raises ``InvalidInput`` for what is asked of a head of another kind than the labels, or an earlier task, have."""
+    """Raises ``InvalidInput`` for options that do not fit the kind of head of the labels or of the earlier task."""
     one_of_several = head.type == "sequence-classification" and head.problem == "single-label"
     found = head.type if head.type != "sequence-classification" else head.problem
     if training.balanced and not one_of_several:
@@ -86,7 +86,7 @@ def _check_head(head: Head, training: Training) -> None:
 
 
 def _split(rows: Rows, training: Training) -> tuple[Rows, Rows]:
-    """(to train on, held out), by the seed. Raises ``InvalidInput`` where either would be empty."""
+    """(to train on, held out), by the seed. Raises ``InvalidInput`` if either would be empty."""
     count = round(training.held_out * len(rows.tokens))
     if not 0 < count < len(rows.tokens):
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Further pretraining by masked language modelling (Devlin et al. 2019), of chosen layers alone."""
+"""Further pretraining by masked language modelling (Devlin et al. 2019), of chosen layers only."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from jpets.training.run import Keeper, TrainingProgress, UpdateReport
 from jpets.training.tokens import padded_length, rectangle
 
 CHOSEN = 0.15
-"""Share of the tokens that are to be guessed."""
+"""Share of the tokens to be guessed."""
 MASKED, REPLACED = 0.8, 0.1
-"""Of these so many become ``[MASK]`` and so many a random token; the others stay."""
+"""Shares of these that become ``[MASK]`` and a random token; the others stay."""
 
 
 class Guesses(NamedTuple):
-    """Inputs with some tokens hidden, and what stood there: ``targets`` [n, L], -1 where nothing is to be guessed."""
+    """Inputs with some tokens hidden, and the hidden tokens: ``targets`` [n, L], -1 elsewhere."""
 
     rows: TextRows
     targets: Int[Array, "n l"]
@@ -38,7 +38,7 @@ class Guesses(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """``special`` ids are never hidden nor put in another's place."""
+    """``special`` ids are neither hidden nor used as replacements."""
 
     size: int
     mask: int
@@ -89,9 +89,9 @@ def pretrain(
 ) -> tuple[Params, list[float]]:
     """(the backbone with ``layers`` trained further, losses). Embeddings and the other layers stay as they are.
 
-    A run that was killed goes on from what ``keeper`` has to the same numbers.
+    A killed run resumes from ``keeper``'s progress, with the same result.
 
-    Raises ``InvalidInput`` for layers that there are not.
+    Raises ``InvalidInput`` for layers that do not exist.
     """
     _check(layers, encoder.config)
     if encoder.config.embedding_size:

@@ -1,4 +1,4 @@
-"""What a process that trains sets up once."""
+"""The set-up of a process that trains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jpets.xla_flags import set_xla_flags
 
 
 def set_up_training() -> None:
-    """XLA's settings as a server has them, and an allocator that keeps an update's memory for the next one.
+    """The same settings of XLA as in a server, and an allocator that keeps an update's memory for the next one.
 
     Entry points call it before they touch JAX.
     """

@@ -1,4 +1,4 @@
-"""A whole training run: epochs, held-out scores, early stopping, and checkpoints that a killed run goes on from."""
+"""A whole training run: epochs, held-out scores, early stopping, and checkpoints from which a killed run resumes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIVERGED = "the held-out loss is not finite: training diverged; try a lower rate
 
 
 class UpdateReport(NamedTuple):
-    """What one update reports: its number, of how many, and the batch's loss."""
+    """The report of one update: its number, the total, and the batch's loss."""
 
     number: int
     of: int
@@ -34,16 +34,16 @@ class UpdateReport(NamedTuple):
 
 
 class TrainingProgress(NamedTuple):
-    """Everything a run needs to go on: the state, the best parameters so far and their held-out loss.
+    """Everything that a run needs to resume: the state, the best parameters so far and their held-out loss.
 
-    ``losses`` [steps] are the batches' so far, NaN where they are still to come.
+    ``losses`` [steps] are the losses of the batches, NaN for those still to come.
     """
 
     state: State
     best: Trained
     best_loss: Float[np.ndarray, ""]
     waited: Int[np.ndarray, ""]
-    """Epochs since the best."""
+    """Epochs since the best parameters."""
     losses: Float[np.ndarray, " steps"]
 
     @classmethod
@@ -54,7 +54,7 @@ class TrainingProgress(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Keeps a run's progress in safe places; ``load`` returns the newest, or ``first`` where there is none."""
+    """Stores a run's progress; ``load`` returns the newest, or ``first`` if there is none."""
 
     def load(self, first: TrainingProgress) -> TrainingProgress: ...
     def save(self, progress: TrainingProgress) -> None: ...
@@ -62,7 +62,7 @@ class Keeper(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run made. ``held_out`` is the best parameters' mean loss there, None without a held-out split."""
+    """The result of a run. ``held_out`` is the best parameters' mean loss on the held-out texts, None without any."""
 
     trained: Trained
     deltas: Sequence[Delta]
@@ -88,12 +88,13 @@ def train(
     devices: Sequence[jax.Device] = (),
     report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> Outcome:
-    """Trains ``recipe`` and ``head`` on ``rows``, and keeps what did best on ``held_out``, or else what came last.
+    """Trains ``recipe`` and ``head`` on ``rows``, and keeps the parameters that were best on ``held_out``, or else the
+    last ones.
 
-    The same rows, plan and machine give the same numbers, whether it ran through or was killed and went on. Batches at
-    the end that make no whole update are left out.
+    The same rows, plan and machine give the same numbers, also if the run was killed and resumed. Batches at the end
+    that do not fill an update are left out.
 
-    Raises ``InvalidInput`` where there are too few for one.
+    Raises ``InvalidInput`` if there are too few for one update.
     """
     lengths = [len(own.ids) for own in rows.tokens]
     plan = settled(plan, len(lengths))
@@ -133,7 +134,7 @@ def train(
 
 
 def check_batches(count: int, plan: SettledPlan) -> None:
-    """Raises ``InvalidInput`` where so many batches are too few for an update."""
+    """Raises ``InvalidInput`` if this many batches are too few for an update."""
     if plan.accumulate > count:
         raise InvalidInput(
             f"{count} batches of {plan.batch} texts make no update of {plan.accumulate} batches: lower accumulate, or "
@@ -153,7 +154,7 @@ def mean_held_out(
 
 
 def _judged(trainer: Trainer, progress: TrainingProgress, rows: Rows, pad_id: int) -> TrainingProgress:
-    """``progress`` with the present parameters as the best, if they are."""
+    """``progress`` with the present parameters as the best ones, if they are."""
     losses = partial(trainer.losses, progress.state.trained)
     found = mean_held_out(losses, rows, trainer.plan.batch, pad_id)
     if found < progress.best_loss:
@@ -163,5 +164,5 @@ def _judged(trainer: Trainer, progress: TrainingProgress, rows: Rows, pad_id: in
 
 
 def _copy(trained: Trained) -> Trained:
-    """A copy that later updates, which reuse memory, leave alone."""
+    """A copy: later updates reuse the memory of the original."""
     return jax.tree.map(jnp.array, trained)

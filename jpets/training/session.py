@@ -1,4 +1,4 @@
-"""A task from labelled texts: recipe and stages of one training."""
+"""A task from labelled texts: the recipe and the stages of one training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from jpets.types import BackboneRef, Head, LoadedBackbone, Task
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A trained task; ``held_out`` its mean loss and ``scores`` on texts that it was not trained on.
+    """A trained task; ``held_out`` is its mean loss and ``scores`` are its scores on texts that it was not trained on.
 
     The task of ``full`` has no deltas: its backbone's parameters are ``outcome.trained["own"]``.
     """
@@ -42,14 +42,14 @@ class Result:
     scores: Mapping[str, float]
     outcome: Outcome
     plan: SettledPlan
-    """What was chosen for the number of texts."""
+    """The settings that were chosen for the number of texts."""
     beside: Baselines
     texts: tuple[int, int]
-    """How many were trained on, and held out."""
+    """How many texts were trained on, and how many held out."""
 
     @property
     def gained(self) -> bool:
-        """Whether training is better than what it is held against, on the texts held out."""
+        """Whether training beats its baselines on the held-out texts."""
         return self.beside.beaten(self.scores)
 
 
@@ -66,12 +66,12 @@ def run_training(
     report: Callable[[UpdateReport], None] = lambda step: None,
     begin: Callable[[Task], None] = lambda task: None,
 ) -> Result:
-    """Trains a task; with ``start`` it goes on from that one's deltas and head, where ``training`` names a method of
-    them and no settings.
+    """Trains a task; with ``start`` training continues that task's deltas and head, if ``training`` names one of its
+    methods and no settings.
 
-    ``folder`` keeps checkpoints: a run that was killed goes on from there. Several ``devices`` share every batch, whose
-    size they must divide. ``begin`` hears the head and labels that the data ask for, in a task without new deltas, and
-    may refuse them. Raises ``InvalidInput``, ``InvalidTask``.
+    ``folder`` keeps checkpoints, from which a killed run resumes. Several ``devices`` share every batch, so their
+    number must divide its size. ``begin`` is given the head and labels that the data ask for, in a task without new
+    deltas, and may refuse them. Raises ``InvalidInput``, ``InvalidTask``.
     """
     config, base = backbone.config, dict(backbone.params)
     check_settings(training.method, training.settings, config)
@@ -102,7 +102,7 @@ def concluded(
     features: FrozenFeatures,
     plan: SettledPlan,
 ) -> Result:
-    """The task that training made, with the scores of its answers to the texts held out."""
+    """The trained task, with its scores on the held-out texts."""
     judged = made.judged
     logits = predictor(params, outcome.head, [*judged.tokens, *judged.seconds], outcome.deltas)
     found = scores(outcome.head, made.labels, logits, judged.targets, cut=judged.cut)
@@ -125,7 +125,7 @@ def task_logits(task: Task, backbone: LoadedBackbone, examples: Sequence[Example
 
 
 def _answered(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> tuple[Rows, list[Answer]]:
-    """The texts and a task's answers, of pairs those to the first texts, then to the second ones."""
+    """The texts and a task's answers; for pairs first those to all first texts, then those to the second ones."""
     text, params = TextEncoder.of(backbone), dict(backbone.params)
     rows = make_rows(examples, task.head, task.labels, text, task.preprocessing)
     task = fold_pooler(task, backbone.config, params)
@@ -134,7 +134,7 @@ def _answered(task: Task, backbone: LoadedBackbone, examples: Sequence[Example])
 
 
 class _Stages:
-    """One training after the other, where a method takes several."""
+    """The trainings of a method that takes several, one after the other."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Stages:
 
 
 def _going_on(start: Task, training: Training, config: BackboneConfig, base: Params) -> Recipe | None:
-    """None where ``start`` has no deltas. Raises ``InvalidInput`` for another method than its own, or settings."""
+    """None if ``start`` has no deltas. Raises ``InvalidInput`` for a method other than its own, or for settings."""
     methods = [delta.method for delta in start.deltas]
     if not methods:
         return None

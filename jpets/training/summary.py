@@ -1,4 +1,4 @@
-"""What the end of a training says: what was chosen, what it is held against, and whether it gained anything."""
+"""The summary of a training: the chosen settings, the baselines, and whether it beat them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def chosen(result: Result, method: str) -> str:
 
 
 def held_against(result: Result) -> Mapping[str, float]:
-    """The main score of each baseline on the texts held out, beside that of the task itself."""
+    """The main score of each baseline on the texts held out, next to the task's own."""
     known = {"majority": result.beside.majority, "frozen": result.beside.frozen}
     return {f"{name}_{main_name(own)}": own[main_name(own)] for name, own in known.items() if own}

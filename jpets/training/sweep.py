@@ -1,4 +1,4 @@
-"""The same training at several learning rates, of which the best on held-out texts is kept."""
+"""The same training at several learning rates, with the best result on held-out texts kept."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def best_of(
     report: Callable[[float | None, UpdateReport], None] = lambda rate, step: None,
     **how: Any,
 ) -> tuple[Result, float | None]:
-    """``run_training`` at each rate (None: the method's own): the result of least held-out loss, and its rate.
+    """``run_training`` at each rate (None: the method's own): the result with the least held-out loss, and its rate.
 
-    One that diverged is never the best beside one that did not. Raises ``InvalidInput`` where all of them did.
+    A diverged result is never better than one that did not diverge. Raises ``InvalidInput`` if all diverged.
     """
 
     def run(number: int, rate: float | None) -> Result:
@@ -58,8 +58,8 @@ def best_of(
 
 @contextlib.contextmanager
 def shared_programs() -> Iterator[None]:
-    """Runs within it that differ in rates and seeds alone compile once: JAX's cache of compiled programs, in a folder
-    for this time where the user has named none."""
+    """Within it, runs that differ only in rates and seeds compile once: JAX's cache of compiled programs is in a
+    temporary folder if the user has named none."""
     if jax.config.values["jax_compilation_cache_dir"]:
         yield
         return

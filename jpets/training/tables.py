@@ -1,6 +1,6 @@
-"""Rows of CSV and TSV files, and lines of text files: each with the line that it stands in, or a refusal that names it.
+"""Rows of CSV and TSV files, and lines of text files: each with its line number, or an error that names the line.
 
-A quotation mark that is never closed, or closed by a later row's, must not make one text of the rows between them.
+A quotation mark that is never closed, or is closed by a later row's, must not join the rows between them to one text.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ LONGEST_FIELD = 16 << 20
 """Bytes of one field or line."""
 MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
          codecs.BOM_UTF16_BE: "UTF-16"}  # fmt: skip
-"""How files in encodings of wider units begin; that of UTF-32 begins with that of UTF-16."""
+"""Byte-order marks of wider encodings; that of UTF-32 begins with that of UTF-16."""
 SHOWN = 40
-"""Characters of a name in a message: where the line of names is missing, they are texts."""
+"""Most characters of a name in a message: if the line of names is missing, the names are texts."""
 TAB = "\t"
 
 
 class Row(NamedTuple):
-    """Fields of one row, and the lines (from 1) that it stands in."""
+    """Fields of one row, and its lines (from 1)."""
 
     fields: Sequence[str]
     first: int
@@ -57,8 +57,8 @@ def text_lines(path: Path, kind: str) -> Iterator[tuple[int, str]]:
 
 
 def read_table(path: Path, delimiter: str, label: str | None) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """(where it stands, fields by column) of each row; blank lines are none. ``label`` names the column by whose values
-    rows within a text are recognised.
+    """(place, fields by column) of each row; blank lines are skipped. ``label`` names the column by which rows within a
+    text are recognised.
 
     Raises ``InvalidInput``.
     """
@@ -106,10 +106,10 @@ def _quoted_rows(path: Path, delimiter: str, kind: str) -> Iterator[Row]:
 
 
 def _is_quoted(path: Path, kind: str) -> bool:
-    """Whether quotation marks around a TSV file's fields belong to its format, as in what spreadsheets write, and not
-    to the texts, as in exports of databases.
+    """Whether quotation marks around a TSV file's fields belong to its format, as in files of spreadsheets, or to the
+    texts, as in exports of databases.
 
-    They belong to the texts where every line is a row by itself and a field that begins with one is no quoted field.
+    They belong to the texts if every line is a row and a field that begins with one is not a quoted field.
     """
     width, all_quoted = 0, True
     for _, line in text_lines(path, kind):
@@ -124,12 +124,12 @@ def _is_quoted(path: Path, kind: str) -> bool:
 
 
 def _is_one(field: str) -> bool:
-    """Whether it is a whole quoted field: marks around it, and two for each one within it."""
+    """Whether a field is completely quoted: marks around it, and two for each one within it."""
     return len(field) > 1 and field.endswith('"') and '"' not in field[1:-1].replace('""', "")
 
 
 class _Swallowed:
-    """Rows whose text goes over several lines that look like rows themselves."""
+    """Rows with a text of several lines that look like rows themselves."""
 
     def __init__(self, path: Path, delimiter: str, names: Sequence[str], label: str | None) -> None:
         self._path, self._delimiter, self._width = path, delimiter, len(names)
@@ -149,13 +149,14 @@ class _Swallowed:
             if all(len(part) == self._width for part in parts):
                 self._suspects.append((row, set()))
             return
-        own = "".join(row.fields[: self._label]).count("\n")  # the line that has the row's own label
+        own = "".join(row.fields[: self._label]).count("\n")  # the line with the row's own label
         others = [part for at, part in enumerate(parts) if at != own and len(part) == self._width]
         if others:
             self._suspects.append((row, {part[self._label] for part in others}))
 
     def check(self) -> None:
-        """Raises ``InvalidInput`` for the first that has a label where another row has it."""
+        """Raises ``InvalidInput`` for the first of them with a line that has another row's label in the place of the
+        label."""
         for row, labels in self._suspects:
             if self._label is None or labels & self._labels:
                 raise InvalidInput(

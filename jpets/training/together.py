@@ -1,7 +1,7 @@
 """Many small tasks trained at once: one program over one backbone, which all of them share.
 
 Every step runs one batch of each task. The shared products see the tokens of several tasks together, on an accelerator
-of all of them; what is each task's own is batched beside them (``jax.vmap`` over the tasks' parameters alone).
+of all tasks; each task's own parts are batched next to them (``jax.vmap`` over the tasks' parameters only).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jpets.types import Head
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One of the tasks: where its delta and head start, its texts, and maybe others to judge it by."""
+    """One of the tasks: the start of its delta and head, its texts, and maybe other texts to judge it by."""
 
     recipe: Direct
     head: Head
@@ -47,8 +47,8 @@ def train_together(
     pad_id: int = 0,
     report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> list[Outcome]:
-    """Each task's outcome, as ``run.train`` would give it; tasks with fewer batches rest when theirs are done, and so
-    do those whose patience is at its end.
+    """Each task's outcome, as of ``run.train``. Tasks with fewer batches rest when theirs are done, and tasks that have
+    run out of patience rest too.
 
     Their deltas must be of one method and shape, their heads of one kind (``head_kind``). Raises ``InvalidInput``.
     """
@@ -89,7 +89,7 @@ def train_together(
 
 
 class _Best:
-    """``trained``: of each task what did best on the texts held out, or what came last where there are none."""
+    """``trained``: each task's best parameters on the held-out texts, or the last ones if there are no such texts."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class _Best:
         self._losses = np.full(len(members), np.inf)
         self._waited = np.zeros(len(members), np.int32)
         self.stopped: set[int] = {len(members)}
-        """Tasks whose patience is at its end; the number after the last task's stands for none."""
+        """Tasks that have run out of patience; the number after the last task's stands for no task."""
         self.trained: Trained = jax.tree.map(jnp.copy, first)
 
         def measure(base: Params, trained: Trained, at: Any, rows: TextRows, labels: Labels) -> Any:
@@ -120,7 +120,7 @@ class _Best:
         self._measure, self._keep = jax.jit(measure), jax.jit(keep, donate_argnums=0)
 
     def judge(self, trained: Trained, tasks: Sequence[int]) -> None:
-        """Hears of the parameters of these tasks after an epoch."""
+        """Judges the parameters of these tasks after an epoch."""
         better = np.zeros(len(self._members), bool)
         for at in tasks:
             if (rows := self._members[at].judged) is None:
@@ -140,7 +140,7 @@ class _Best:
             self.trained = self._keep(self.trained, trained, better)
 
     def loss(self, at: int) -> float | None:
-        """Mean loss of the best on the texts held out; None without any."""
+        """Mean loss of the best on the held-out texts; None without any."""
         return float(self._losses[at]) if self._members[at].judged is not None else None
 
 
@@ -154,7 +154,7 @@ def stacked_start(task: TaskFunctions, members: Sequence[Member]) -> tuple[Train
 
 
 def stacked_update(task: TaskFunctions) -> Callable[..., Any]:
-    """``task.update`` of one group over stacked tasks; it leaves the others as they are."""
+    """``task.update`` of one group over stacked tasks; the other tasks stay as they are."""
 
     def update(
         base: Params,
@@ -180,7 +180,7 @@ def stacked_update(task: TaskFunctions) -> Callable[..., Any]:
 
 
 def _with_width(member: Member, width: int) -> Member:
-    """Its label sets with labels that it does not have, which do not count."""
+    """The member with label sets of this width; the added labels do not count."""
     if member.head.problem != "multi-label":
         return member
     missing = (0, width - member.head.outputs)
@@ -194,7 +194,7 @@ def _with_width(member: Member, width: int) -> Member:
 
 
 def _widened(head: Head, width: int) -> dict[str, Any]:
-    """The head's tensors with outputs that it does not have, which answer nothing; of embeddings there are none."""
+    """The head's tensors with this many outputs; the added ones are never answers. Embedding heads have no tensors."""
     own = {name: jnp.asarray(array) for name, array in head.tensors.items()}
     if not head.outputs:
         return own
@@ -220,8 +220,8 @@ def _outcome(member: Member, best: _Best, at: int, losses: Sequence[float], rate
 
 
 def head_kind(head: Head, rows: Rows) -> tuple[str, str | None, int, str]:
-    """What must be the same of tasks that are trained together: type and problem of the head, the number of values (0
-    where outputs are labels), and the kind of the targets."""
+    """What must be equal for tasks to be trained together: type and problem of the head, the number of values (0 if
+    outputs are labels), and the kind of the targets."""
     outputs = head.outputs if head.problem == "regression" else 0
     return head.type, head.problem, outputs, rows.targets[0].dtype.kind
 

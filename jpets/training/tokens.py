@@ -12,11 +12,11 @@ from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.forward import PackedRows, TextRows
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Lengths that rows are padded to: a program for each is compiled once."""
+"""Lengths that rows are padded to: each has a program of its own."""
 
 
 def padded_length(longest: int) -> int:
-    """The bucket of a row's length."""
+    """The padded length of a row."""
     return next((each for each in LENGTHS if each >= longest), longest)
 
 
@@ -42,7 +42,8 @@ def packed(tokens: Sequence[Tokens], size: int, longest: int, pad_id: int) -> Pa
 def by_length(
     tokens: Sequence[Tokens], size: int, encoder: TextEncoder
 ) -> Iterator[tuple[Int[np.ndarray, " _"], TextRows]]:
-    """(their numbers, rows) of up to ``size`` texts of like length at a time; the last row repeats to fill up."""
+    """(their numbers, rows) of up to ``size`` texts of similar length at a time; the last row is repeated to fill
+    up."""
     order = np.argsort([len(own.ids) for own in tokens], kind="stable")
     for start in range(0, len(order), size):
         chosen = order[start : start + size]
