@@ -78,7 +78,7 @@ def best_shapes(needs: Iterable[Shape], most: int) -> list[Shape]:
         longest[size] = max(longest.get(size, 0), _rounded(length))
     sizes = sorted(counts)
     before = np.append(0, np.cumsum([counts[size] for size in sizes]))
-    # places[n]: the fewest for the n smallest sizes, with one more shape each round; begins: where the last shape begins.
+    # places[n]: the fewest for the n smallest sizes, with one more shape a round; begins: where the last shape begins.
     places, begins = np.where(before == 0, 0.0, np.inf), []
     for _ in range(min(most, len(sizes))):
         costs = [(before[n] - before[:n]) * sizes[n - 1] + places[:n] for n in range(1, len(sizes) + 1)]
