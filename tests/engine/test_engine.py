@@ -1,4 +1,4 @@
-"""The engine as its callers see it: answers, errors, tasks and programs that come and go."""
+"""The engine's interface: answers, errors, tasks and programs that come and go."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_batches_go_on_beside_an_arrived_programs_first_run(engine: Engine) -> N
 
 
 def test_tasks_come_and_go_beside_first_runs(engine: Engine) -> None:
-    """Writing a slot donates its bank's arrays, which a program in its first run may have been handed."""
+    """Writing a slot donates its bank's arrays, which a program in its first run may still use."""
     widest = max(engine.replica.programs, key=lambda program: len(program.key.variant.classes()))
     newcomer = like("newcomer", tasks_by_name()["several"])
     (expected,) = engine.infer([Query("several", TEXT)])

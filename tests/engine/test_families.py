@@ -51,8 +51,8 @@ SPELLED = {"tiny-bert": "a [PAD] chess [SEP] [MASK]", "tiny-roberta": "a <pad> c
 
 
 def as_the_library_counts(name: str, ids: np.ndarray, first: int = 0) -> Backbone:
-    """A backbone whose n-th position is what Hugging Face's RoBERTa gives to the n-th of ``ids``, from the
-    checkpoint's own table: padding has the row of its id, others one behind it for each that is not padding."""
+    """A backbone with the positions of Hugging Face's RoBERTa for ``ids``, taken from the checkpoint's own table:
+    padding has the row of its id, every other token the next row behind the tokens counted before it."""
     backbone = tiny(name)
     pad = backbone.config.padding_id
     counted = (ids != pad).astype(int)
@@ -64,8 +64,8 @@ def as_the_library_counts(name: str, ids: np.ndarray, first: int = 0) -> Backbon
 
 @pytest.mark.parametrize("name", SPELLED)
 def test_special_tokens_that_a_text_spells(name: str, tmp_path: pathlib.Path) -> None:
-    """They are attended to. Among RoBERTa's positions padding does not count, but where virtual tokens, which have no
-    ids, stand before the text."""
+    """Special tokens are attended to. RoBERTa's positions skip padding, except behind virtual tokens, which have no
+    ids."""
     backbone, text = tiny(name), SPELLED[name]
     config, head = backbone.config, make_head(np.random.default_rng(2), backbone.config.hidden_size, 3)
     deltas = [random_delta("bitfit", config, 1), random_delta("prefix", config), random_delta("prompt", config)]

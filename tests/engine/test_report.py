@@ -1,4 +1,4 @@
-"""What an engine says of itself, and the limit that it is given."""
+"""An engine's report, and the memory limit that it is given."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from jpets.engine.residency.residency import Residency
 
 
 class Broken(Exception):
-    """What nobody foresaw."""
+    """An unforeseen error."""
 
 
 def breaks(*_: object, **__: object) -> None:
@@ -54,7 +54,7 @@ def test_nothing_is_left_of_a_start_that_fails(
         with pytest.raises(Broken):
             engine.start()
     assert threads() == before
-    engine.close()  # again, as `with` would
+    engine.close()  # a second time, as `with` would
     del engine
     gc.collect()
     assert sum(array.nbytes for array in jax.live_arrays()) == memory

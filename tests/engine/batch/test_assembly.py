@@ -48,7 +48,7 @@ def batches(draw: st.DrawFn) -> tuple[Bucket, list[Row]]:
 
 
 def tokens_seen(view: object, ids: np.ndarray, bucket: Bucket) -> dict[int, list[int]]:
-    """slot -> token ids, in order, that a class's code meets with that slot."""
+    """slot -> token ids, in order, that a class's code sees with that slot."""
     seen: dict[int, list[int]] = {}
     if isinstance(view, RowView):
         for at, slot in enumerate(np.asarray(view.slots)):
@@ -117,7 +117,7 @@ def test_attention_sees_each_query_alone_and_whole(made: tuple[Bucket, list[Row]
 
 @settings(deadline=None)
 @given(st.integers(1, 600), st.integers(0, 2000), st.integers(1, 64), st.floats(0, 1))
-@example(129, 801, 5, 1.0)  # the bucket of most tokens has no room for the longest row
+@example(129, 801, 5, 1.0)  # the bucket with the most tokens has no room for the longest row
 def test_the_core_takes_any_single_query(max_length: int, more: int, rows: int, part: float) -> None:
     menu = bucket_menu(max_length, max_length + more, rows)
     light, heavy = widest(CLASSES, heavy=False), widest(CLASSES, heavy=True)

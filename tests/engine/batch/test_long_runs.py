@@ -1,4 +1,4 @@
-"""Heavy deltas whose rows meet in a batch are applied in long runs, those of scattered rows in short ones."""
+"""Heavy deltas of rows that meet in a batch are applied in long runs, those of scattered rows in short ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rows_that_meet_run_in_a_program_of_their_own(program_cache: Path) -> No
 
 
 def test_a_program_of_long_runs_is_for_no_other_mixture(engine: Engine) -> None:
-    """However little it takes without heavy rows."""
+    """However little the program takes without heavy rows."""
     (widest,) = [p for p in engine.replica.programs if p.key.variant.has("heavy") and p.key.bucket.tokens == 256]
     key = ProgramKey(widest.key.bucket, dataclasses.replace(widest.key.variant, run=LONG))
     programs = [*engine.replica.programs, dataclasses.replace(widest, key=key, seconds=1e-9)]

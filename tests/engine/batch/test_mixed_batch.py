@@ -1,4 +1,4 @@
-"""Any mixture of methods in one batch: right for every row, and independent of the row's companions."""
+"""Any mixture of methods in one batch: each row's answer is right, and independent of the other rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKED = Bucket(256, ((14, 16), (6, 32), (2, 128)))
 
 @functools.cache
 def bench(name: str, dtype: str = "float32") -> Bench:
-    """One for all tests: its programs are what takes long."""
+    """One for all tests: its programs take long to compile."""
     return Bench(shallow(name), method_tasks(shallow(name)), dtype)
 
 
@@ -78,7 +78,7 @@ def compare_with_dense(
         assert bool(found["finite"])
         for what in expected.keys() & found.keys():
             if what == "pooled" and task is not None:
-                continue  # with a head, the pooled vector is nobody's answer
+                continue  # with a head, the pooled vector is not an answer
             np.testing.assert_allclose(found[what].reshape(-1), expected[what].reshape(-1), atol=1e-4)
 
 
@@ -112,7 +112,7 @@ def test_a_row_keeps_its_bits_among_other_companions_and_at_other_places(bucket:
 
 @pytest.mark.parametrize("bucket", [RECTANGLE, PACKED], ids=str)
 def test_a_task_of_nan_changes_no_bit_of_the_others(bucket: Bucket) -> None:
-    """For each method in turn: its task's numbers become NaN in the bank, past every validation."""
+    """For each method in turn, its task's numbers become NaN in the bank, where no validation sees them."""
     own, rng = bench("tiny-bert"), np.random.default_rng(5)
     variant = widest(list(own.banks), heavy=True)
     names = [*own.tasks, None]

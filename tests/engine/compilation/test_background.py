@@ -40,7 +40,7 @@ def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathl
         while own.compiler.waiting and time.monotonic() < end:
             (result,) = own.infer([Query(None, "some text")])
             assert result.error is None
-            time.sleep(0.05)  # a core for the compilations
+            time.sleep(0.05)  # leaves a core to the compilations
         programs = own.replica.programs
         assert {program.key.bucket for program in programs} == set(own.menu)
         own.compiler.want(programs[0].key, own.compiler.compile_seconds)  # there already: nothing is compiled twice
@@ -72,7 +72,7 @@ def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monk
         wait_until(lambda: compiler.compiled > 0 and not compiler.waiting)
         wait_until(lambda: not compiler.child_runs)
         before, unlisted = compiler.compiled, ProgramKey(Bucket(12, ((1, 12),)), Variant())
-        for _ in range(2):  # not before batches lost by its absence what compiling it takes
+        for _ in range(2):  # only after batches without it have lost as much as compiling it costs
             assert not compiler.waiting
             compiler.want(unlisted, compiler.compile_seconds / 2)
         wait_until(lambda: compiler.compiled == before + 1)
@@ -81,7 +81,7 @@ def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monk
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundCompiler]:
-    """Of an engine that compiles nothing unless it is asked to."""
+    """The compiler of an engine that compiles only on request."""
     settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64)
     with Engine(shallow(), [], settings, cache_dir=tmp_path_factory.mktemp("programs")).start() as own:
         wait_until(lambda: own.compiler.compiled > 0 and not own.compiler.waiting)
@@ -154,7 +154,7 @@ def test_nothing_is_needed_of_a_closed_compiler(program_cache: pathlib.Path) -> 
 
 
 def test_the_process_compiles_as_the_engine_would(tmp_path: pathlib.Path) -> None:
-    """A setting of JAX that was made in this process is part of a program's name."""
+    """JAX's settings of this process are part of a program's name."""
     name = ProgramStore(tmp_path, first_device()).family_name(FAMILY)
     with jax.default_matmul_precision("highest"):
         assert ProgramStore(tmp_path, first_device()).family_name(FAMILY) != name

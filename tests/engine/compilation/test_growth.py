@@ -1,4 +1,4 @@
-"""Classes that come while others are served."""
+"""Classes that are added while others are served."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ CORE, FIRST, SECOND, THIRD = (ProgramKey(Bucket(tokens, ((1, tokens),)), Variant
 
 
 class Compiled:
-    """A program whose runs take a megabyte of the device for each stored byte."""
+    """A program with runs that take a megabyte of the device for each stored byte."""
 
     def __init__(self, size: int) -> None:
         self._found = SimpleNamespace(argument_size_in_bytes=0, temp_size_in_bytes=size * MB, output_size_in_bytes=0)
@@ -30,7 +30,7 @@ class Compiled:
 
 
 class Shelf:
-    """As much of a replica as the memory looks at."""
+    """The parts of a replica that the program memory reads."""
 
     def __init__(self) -> None:
         self.kept: dict[ProgramKey, Program] = {}
@@ -116,7 +116,7 @@ def test_programs_leave_for_memory_mappings(
 
 
 def test_runs_must_fit_on_the_device_two_at_a_time(shelf: Shelf, memory: ProgramMemory) -> None:
-    """The backbone takes 1 MB; two batches in a program of 4 MB want chunks of 4.8 each."""
+    """The backbone takes 1 MB; two batches in a program of 4 MB need chunks of 4.8 MB each."""
     replica: Any = shelf
     for limit, fits in ((10.7, True), (10.5, False)):
         device = DeviceMemory(MB, {}, limit * MB, 2)

@@ -1,4 +1,4 @@
-"""What programs are taken to cost follows what their batches take."""
+"""The costs of programs follow the times of their batches."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_a_query_weighs_what_its_delta_adds_to_its_part_of_a_full_batch(engine: 
 
 
 def test_tasks_weigh_the_same_while_nobody_knows_what_they_add(engine: Engine) -> None:
-    """Whatever the devices measured of their own programs: noise there must not look like work."""
+    """Whatever the devices measured for their own programs: noise must not look like work."""
     assert engine.query_weight("mask") == engine.query_weight("bitfit") == 1.0
     assert engine.query_weight("nobody") is None
 
 
 @pytest.mark.parametrize("block", [1, 16])
 def test_profiles_measure_sparse_differences_that_are_full(block: int) -> None:
-    """An empty slot's entries are dropped before they are added up, which is cheaper."""
+    """An empty slot's entries are dropped before the sum, which is cheaper."""
     config = shallow().config
     key = METHODS["diff"].lower(random_delta("diff", config, block=block), config)[0].key
     bench = _Bench(Family(EncoderNetwork(config), "float32", ((key, 2),)), first_device(), 64)

@@ -1,4 +1,4 @@
-"""How many slots each class gets, and that what servers remember of tasks stays true."""
+"""How many slots each class gets, and whether the remembered classes of tasks stay right."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_under_a_limit_a_batch_of_them_still_fits() -> None:
 
 
 def test_remembered_classes_are_made_anew_when_lowering_changes() -> None:
-    """Where this fails, tasks have other classes than before: raise ``LOWERING``, then write down the new digest."""
+    """If this fails, tasks have other classes than before: raise ``LOWERING``, then write down the new digest."""
     config, params = tiny().config, dict(tiny().params)
     classes = [(task.id, EncoderNetwork(config).classes(task, params)) for task in method_tasks(tiny())]
     assert all(isinstance(key, ClassKey) for _, keys in classes for key in keys)

@@ -1,4 +1,4 @@
-"""Device memory: exact accounting, a limit that holds, and batches that the device has no room for."""
+"""Device memory: exact accounting, a limit that holds, and batches without room on the device."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_bytes_of_a_bert_base_task(method: str) -> None:
     parts = METHODS[method].lower(METHODS[method].init(np.random.default_rng(0), settings, BERT, 0.02), BERT)
     sizes = {part.key.method: slot_bytes(part.key, BERT, "bfloat16") for part in parts}
     assert sizes.pop(method) <= most * 1e6
-    assert sum(sizes.values()) <= MOST_MB["bitfit"][1] * 1e6  # a difference that changes biases has whole ones besides
+    assert sum(sizes.values()) <= MOST_MB["bitfit"][1] * 1e6  # a difference that changes biases has whole biases too
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_accounting_equals_the_live_arrays(tmp_path: pathlib.Path, dtype: Any) -> None:
-    there = jax.live_arrays()  # held, or others could come to have their ids
+    there = jax.live_arrays()  # held, so that new arrays cannot get their ids
     settings = dataclasses.replace(ENGINE_SETTINGS, dtype=dtype)
     own = Engine(shallow(), method_tasks(shallow()), settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
     replica = own.replica

@@ -204,7 +204,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monke
 
 
 def test_a_pinned_task_moves_though_its_file_is_gone(group: EngineGroup) -> None:
-    """It goes from device to device, stays pinned, and is read once."""
+    """The task goes from device to device, stays pinned, and is read once."""
     reads = []
 
     def load() -> Task:
@@ -275,7 +275,7 @@ def test_copies_share_the_queries_and_new_versions_replace_them_all(group: Engin
 
 
 def test_versions_change_while_tasks_move(group: EngineGroup) -> None:
-    """Every answer is of a version that was there while its query waited."""
+    """Every answer is from a version that was served while its query waited."""
     over, wrong = threading.Event(), list[Any]()
     versions = [_dense(light_or_mask_task(n), f"{TEXT} 0", shallow()) for n in (6, 7)]
 
@@ -309,7 +309,7 @@ def test_versions_change_while_tasks_move(group: EngineGroup) -> None:
 
 def test_skewed_load_moves_tasks_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """One device's tasks are called three times as often as another's; after a while devices have equal work."""
-    monkeypatch.setattr(balancer, "HALF_LIFE", 60.0)  # few calls prove little, and on a slow machine there are few
+    monkeypatch.setattr(balancer, "HALF_LIFE", 60.0)  # few calls prove little, and a slow machine makes few
     own = make(interval=AdaptiveInterval(least=0.1, most=1.0, start=0.3))
     calls: list[int] = []
     for device in range(DEVICES):
@@ -320,7 +320,7 @@ def test_skewed_load_moves_tasks_by_itself(make: Make, monkeypatch: pytest.Monke
     seen: list[float] = []
 
     def ask() -> float:
-        """The fewest queries that a device gets, over the most. Few at a time: what waits counts as load, too."""
+        """The fewest queries that a device gets, over the most. Few at a time, as waiting queries count as load too."""
         devices = Counter(own.devices_of(f"task-{n}")[0] for n in calls)
         for first in range(0, len(calls), 27):
             some = calls[first : first + 27]
@@ -373,7 +373,7 @@ def test_one_task_may_fill_the_queue(make: Make) -> None:
 
 
 def test_a_removed_task_never_answers(group: EngineGroup) -> None:
-    """Removed right after a move, before its old place was freed."""
+    """The task is removed right after a move, before its old place is freed."""
     for turn in range(20):
         group.add_task(light_or_mask_task(3, "brief"))
         (source,) = group.devices_of("brief")

@@ -1,4 +1,4 @@
-"""Who changes a table waits for those who read the old one."""
+"""A change of a table waits for the readers of the old one."""
 
 from __future__ import annotations
 

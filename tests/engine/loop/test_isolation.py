@@ -1,4 +1,4 @@
-"""What goes wrong with one query, or one that nobody foresaw, costs no other its answer."""
+"""An error of one query, even an unforeseen one, costs no other its answer."""
 
 from __future__ import annotations
 

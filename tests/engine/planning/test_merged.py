@@ -44,7 +44,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def profile_of(engine: Engine, seconds: float) -> CostProfile:
-    """Heavy rows cost so much, whatever their number."""
+    """Heavy rows take this many seconds, whatever their number."""
     axis = np.array([1, 1000])
     grid = Grid(axis, axis, np.full((2, 2), seconds))
     heavy = {str(key) for key, _ in engine.family.slots if class_method(key.method).kind == "heavy"}
@@ -59,7 +59,7 @@ def few_tasks() -> list[Task]:
 def serving(
     folder: pathlib.Path, tasks: list[Task], copies: float, seconds: float = DEAR, **more: Any
 ) -> Iterator[Engine]:
-    """An engine that believes in these costs and has room for so many copies."""
+    """An engine with these costs and room for this many copies."""
     settings: EngineSettings = dataclasses.replace(ENGINE_SETTINGS, **more)
     shape = Engine(shallow(), tasks, settings, cache_dir=folder, buckets=ENGINE_BUCKETS[1:])
     shape.profile_path.parent.mkdir(parents=True, exist_ok=True)

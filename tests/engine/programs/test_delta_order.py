@@ -112,7 +112,7 @@ def test_a_full_class_counts_every_slot_and_token() -> None:
 
 @pytest.mark.parametrize(("bucket", "streams"), [(BUCKET, Streams(4)), (PACKED, Streams(1))], ids=str)
 def test_order_and_streams_change_no_answer(bucket: Bucket, streams: Streams) -> None:
-    """Also with calls left in place, as they would be for a GPU."""
+    """Also with the calls kept, as they are for a GPU."""
     own = crowded(("adapter", "lora", "mask", "diff"))
     expected, found = run(own, bucket, Streams(0)), run(own, bucket, streams)
     assert np.isfinite(expected.pooled).all()

@@ -1,4 +1,4 @@
-"""Memory mappings that a process may still make, and what happens when they come to an end."""
+"""Memory mappings that a process may still make, and what happens when they run out."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def limit(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 
 @needs_figures
 def test_an_engine_that_needs_more_does_not_start(tmp_path: pathlib.Path, limit: pathlib.Path) -> None:
-    """Refused in words: XLA itself would end the process."""
+    """It is refused with a message: XLA itself would end the process."""
     limit.write_text(str(SPARE_MAPPINGS))
     with pytest.raises(OutOfSpace, match=r"8,192 must be free .* vm\.max_map_count"):
         Engine(shallow(), [], ENGINE_SETTINGS, cache_dir=tmp_path).start()

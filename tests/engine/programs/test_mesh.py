@@ -1,4 +1,4 @@
-"""Several devices compute each batch together, and give what one gives."""
+"""Several devices compute each batch together, and give the answers of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs on disk: what is loaded computes what was compiled, and damage only costs a compilation."""
+"""Programs on disk: a loaded program computes the same as the compiled one, and damage only costs a compilation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_start_survives_damaged_programs(tmp_path: pathlib.Path, damage: bytes
 
 
 def test_programs_do_not_come_from_jaxs_own_cache(tmp_path: pathlib.Path) -> None:
-    """An executable that JAX's persistent cache served cannot be serialised again; ours never are."""
+    """An executable that JAX's persistent cache served cannot be serialised again; ours never come from it."""
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     try:

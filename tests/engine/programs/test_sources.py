@@ -1,4 +1,4 @@
-"""Programs are named by the code that they depend on: an edit of it is never answered by what was compiled before."""
+"""Programs are named by the code that they depend on: after an edit of it no earlier program is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.types import Classification, Query
 
 ROOTS = (PROGRAM, EncoderNetwork.__module__)
-"""What decides the program of an encoder, methods of other packages apart."""
+"""The code that decides the program of an encoder, without methods of other packages."""
 ROOT = pathlib.Path(__file__).parents[3]
 FILES = {
     "bent/__init__.py": "from bent.method import Bent\n",
@@ -89,7 +89,7 @@ def test_what_was_typed_in_is_never_the_same_in_two_processes() -> None:
     ],
 )
 def test_an_edit_recompiles_what_depends_on_it(tmp_path: pathlib.Path, file: str, counts: bool) -> None:
-    """The queue of waiting queries is no part of a program; the delta operators are."""
+    """The queue of waiting queries is not a part of a program; the delta operators are."""
     digests = []
     for text in ("", "\n# edited\n"):
         root = tmp_path / f"copy{len(text)}"

@@ -24,7 +24,7 @@ ERROR = EngineFailure("the device failed")
 
 
 class Counted(TaskTable):
-    """Counts how often a query let go of its task."""
+    """Counts how often a query released its task."""
 
     def __init__(self) -> None:
         super().__init__({})

@@ -1,4 +1,4 @@
-"""A tenant that offers ten times its share must not cost another its latency: the queue and the policy, on a clock."""
+"""A tenant that offers ten times its share must not raise another's latency: the queue and the policy, on a clock."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Seconds = Callable[[int], float]
 
 
 def gpu(tokens: int) -> float:
-    """A device whose cost is mostly a batch's, hardly a token's: batches are alike whoever is in them."""
+    """A device with costs mostly per batch, hardly per token: batches cost the same with any queries in them."""
     return 0.02 + 5e-6 * tokens
 
 
 def cpu(tokens: int) -> float:
-    """One whose cost is mostly a token's (MiniLM on two cores)."""
+    """A device with costs mostly per token (MiniLM on two cores)."""
     return 0.003 + 8e-5 * tokens
 
 
@@ -40,7 +40,7 @@ class Device:
     cost: Seconds
     fair: bool = True
     warm: float = 0.0
-    """Seconds whose arrivals do not count."""
+    """Seconds with arrivals that do not count."""
     seconds: float = 0.0
     tokens: Counter[str] = dataclasses.field(default_factory=Counter)
     """Tokens served, by tenant."""
@@ -79,7 +79,7 @@ class Device:
 
     @property
     def rate(self) -> float:
-        """Tokens a busy second."""
+        """Tokens per busy second."""
         return self.tokens.total() / self.seconds
 
     def _plan(self, window: list[Pending], now: float) -> tuple[list[Pending], float]:
@@ -126,7 +126,7 @@ def p99(took: list[float]) -> float:
 
 
 CAPACITY = {gpu: 1120.0, cpu: 376.0}
-"""About how many queries a second these devices serve when the queue is long."""
+"""Queries a second that these devices serve when the queue is long, about."""
 
 
 @pytest.mark.parametrize(("cost", "warm", "kept"), [(gpu, 0.0, 0.97), (cpu, 1.0, 0.48)])
@@ -134,10 +134,10 @@ CAPACITY = {gpu: 1120.0, cpu: 376.0}
 def test_ten_times_its_share_costs_nobody_else_their_latency(
     cost: Seconds, warm: float, kept: float, load: float, seed: int
 ) -> None:
-    """The other one uses ``load`` of its share, which is half of the device. ``kept``: part of the tokens a second.
+    """The light tenant uses ``load`` of its share, which is half of the device. ``kept``: part of the tokens a second.
 
-    Where cost is per token, what the flood had running when the other one came is much longer than its batches: it
-    takes a second until that no longer shows.
+    With costs per token, the batches that the flood runs when the light tenant comes are much longer than later ones:
+    their effect lasts for a second.
     """
     share = CAPACITY[cost] / 2
     light, heavy = poisson("light", load * share, UNTIL, seed), poisson("heavy", 10 * share, UNTIL, seed + 1)

@@ -1,4 +1,4 @@
-"""The bounded queue: order, shares, deadlines, cancellation, and that a long queue costs no more than a short one."""
+"""The bounded queue: order, shares, deadlines, cancellation; a long queue costs no more than a short one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_priority_then_deadline_then_arrival(queue: PendingQueue) -> None:
     st.integers(0, 90),
 )
 def test_against_a_plain_list(drawn: list[tuple[str, int, int | None, int]], removed: set[int], now: int) -> None:
-    """What expires and what remains, and its order, whatever was cancelled or taken before."""
+    """Which queries expire and which remain, in which order, whatever was cancelled or taken before."""
     queue = PendingQueue(1000, ignore)
     items = [query(t, 5, priority=p, deadline=d, arrived=float(a)) for t, p, d, a in drawn]
     queue.put(items)
@@ -198,7 +198,7 @@ def test_a_full_queue_makes_room_for_who_has_little_waiting() -> None:
     with pytest.raises(Saturated):
         queue.put([query("flood")])
     with pytest.raises(Saturated):
-        queue.put([query("new") for _ in range(6)])  # would have more than the flood
+        queue.put([query("new") for _ in range(6)])  # the newcomer would have more than the flood
     assert len(queue) == 10
     light = [query("light") for _ in range(3)]
     assert set(queue.put(light)) == set(flood[-3:])

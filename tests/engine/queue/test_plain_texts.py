@@ -23,7 +23,7 @@ TOO_LONG = "a library for reading files " * 40
 
 @pytest.fixture(scope="module")
 def engine(program_cache: Path) -> Iterator[Engine]:
-    """Its backbone is asked by its name too, as a server with several asks the others."""
+    """Its backbone is queried by its name too, as a server with several asks the others."""
     backbone = dataclasses.replace(tiny(), embeds=RULE)
     named = Task(backbone.name, BackboneRef.of(backbone), (), Head("embedding", pooling="cls"), (), RULE.preprocessing)
     buckets = [Bucket(128, ((2, 64),))]
@@ -42,7 +42,7 @@ def ids_of(text: str) -> list[int]:
 
 @pytest.mark.parametrize("task", [None, tiny().name])
 def test_the_vector_is_the_references(engine: Engine, task: str | None) -> None:
-    """Of the first token, and not of length 1."""
+    """The vector of the first token, not normalised."""
     kept = np.load(FIXTURES / "tiny-bert" / "outputs.npz")
     lengths = kept["attention_mask"].sum(1)
     queries = [

@@ -1,4 +1,4 @@
-"""The response cache: the same answers without a batch, and never somebody else's or an old one."""
+"""The response cache: the same answers without a batch, and never another query's or an old one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ask(engine: Engine, query: Query, tenant: str = "default") -> tuple[Result, 
 
 
 def assert_equal(a: Result, b: Result) -> None:
-    """Bit for bit, in everything but the timing."""
+    """Bit for bit, in everything except the timing."""
     assert type(a) is type(b)
     for name in vars(a).keys() - {"timing"}:
         left, right = getattr(a, name), getattr(b, name)

@@ -1,4 +1,4 @@
-"""Queries that wait: who is served next, who left, whose deadline passed."""
+"""Queries that wait: which is served next, clients that leave, deadlines that pass."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_policys_batch_makes_room_for_another_tenant(engine: Engine, monkeyp
         return Pending(None, None, Row.of_tokens(ids, np.zeros_like(ids), {}, 0), None, 0, tenant)
 
     waiting = [pending("roomy", 12), pending("narrow", 5), *(pending("roomy", 12) for _ in range(20))]
-    # Whether this counts as a flood depends on the seconds that the engine's programs took so far.
+    # Whether this counts as a flood depends on the measured times of the engine's programs.
     monkeypatch.setattr(flooding.FloodGuard, "batch", lambda *_, **__: None)
     monkeypatch.setattr(
         ready, "cheapest_split", lambda lengths, shapes, most: [[0, *range(2, 15)], [1, *range(15, 22)]]
@@ -116,7 +116,7 @@ def test_the_policys_batch_makes_room_for_another_tenant(engine: Engine, monkeyp
 
 
 def test_beside_a_flood_plans_are_made_ahead_and_never_old(engine: Engine) -> None:
-    """Who comes while a batch runs is in the next plan, and everybody gets an answer of their own."""
+    """A query that comes while a batch runs is in the next plan, and every query gets its own answer."""
     texts = [f"{TEXT} {number}" for number in range(5)]
     expected = [engine.infer([Query(None, text)])[0].embedding for text in texts]
     flood = engine.submit([Query(None, texts[i % 5]) for i in range(600)], tenant="flood")

@@ -1,4 +1,4 @@
-"""More tasks than slots, and what is asked of an engine that has them."""
+"""An engine with more tasks than slots, and queries for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jpets.types import Query, Result, Task
 
 TEXT = "a library of functions for sparse matrices"
 SLOTS = 7
-"""Of each class, beside the one that stands for no task: ``ENGINE_SETTINGS`` rounded up to a power of two."""
+"""Slots of each class, besides the one that stands for no task: ``ENGINE_SETTINGS`` rounded up to a power of two."""
 SETTINGS = dataclasses.replace(ENGINE_SETTINGS, slots=SLOTS, host_memory_gb=1.0)
 TASKS = [light_or_mask_task(number) for number in range(30)]
 
@@ -55,7 +55,7 @@ def assert_no_slot_lost(engine: Engine) -> None:
 
 
 def every_slot_in_use(engine: Engine) -> tuple[threading.Event, list[Future[Result]]]:
-    """Queries of as many tasks as there are slots, whose batches run once the event is set."""
+    """Queries of as many tasks as there are slots; their batches run once the event is set."""
     hold = threading.Event()
     engine.hooks.append(lambda pendings: hold.wait(30) and None)
     busy = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])

@@ -153,7 +153,7 @@ def test_cold_queries_have_deadlines_and_can_be_cancelled(paged: Callable[..., E
 
 
 def test_a_cold_query_is_answered_late_while_nothing_else_happens(paged: Callable[..., Engine]) -> None:
-    """Every slot is taken by queries that wait; whoever finds none hears at its deadline, not when one is free."""
+    """Waiting queries take every slot; a query without a slot is answered at its deadline, not when a slot is free."""
     engine = paged()
     hold, busy = every_slot_in_use(engine)
     (late,) = engine.submit([Query("task-20", TEXT)], deadline=0.1)
@@ -179,7 +179,7 @@ def test_closing_answers_cold_queries(paged: Callable[..., Engine]) -> None:
 
 
 def test_many_threads_and_changing_tasks(paged: Callable[..., Engine]) -> None:
-    """Every answer is of some version that was there while its query waited."""
+    """Every answer is from a version that was served while its query waited."""
     engine = paged()
     versions = [engine_answer(engine, light_or_mask_task(n)) for n in (61, 62)]
     wrong: list[Any] = []

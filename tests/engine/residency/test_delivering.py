@@ -1,4 +1,4 @@
-"""Tasks whose numbers cannot be written to the device."""
+"""Tasks that cannot be written to the device."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_a_copy_that_fails_half_way(paged: Callable[..., Engine], monkeypatch: p
 def test_a_copy_without_device_memory(
     paged: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, times: int, failed: int
 ) -> None:
-    """It is tried again without merged copies; then its queries alone are told to try again. Tasks that are written
-    between the same two batches come all the same."""
+    """The write is tried again without merged copies; then only the task's queries are told to try again. Other tasks
+    that are written between the same two batches come all the same."""
     engine = paged()
     write, left, cleared = Replica.write, [times], []
 

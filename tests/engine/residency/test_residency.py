@@ -57,7 +57,7 @@ def test_host_memory_is_bounded(paged: Callable[..., Engine]) -> None:
 
 
 def test_what_is_on_its_way_is_bounded_too(paged: Callable[..., Engine]) -> None:
-    """While the owner thread cannot write, no more is read than the setting allows; one task may always come."""
+    """While the owner thread cannot write, no more tasks are read than the setting allows; one task may always come."""
     engine = paged(host_memory_gb=0.0)
     with paused(engine):
         futures = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])
@@ -78,7 +78,7 @@ def test_a_removed_task_leaves_host_memory(paged: Callable[..., Engine]) -> None
 
 
 def test_who_always_has_queries_makes_room(paged: Callable[..., Engine]) -> None:
-    """As many tasks as there are slots never run out of queries; another one is answered all the same."""
+    """As many tasks as there are slots never run out of queries; another task is answered all the same."""
     engine = paged()
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Entities are of the text: special tokens and what a task sets around texts belong to none."""
+"""Entities belong to the text: special tokens and virtual tokens belong to no entity."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_only_tokens_of_texts_are_of_entities(
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    """It finds a person in every token."""
+    """A task that finds a person in every token."""
     head = make_head(np.random.default_rng(3), shallow().config.hidden_size, 4, kind="token-classification")
     tensors = {"kernel": np.zeros_like(head.tensors["kernel"]), "bias": np.array([0, 0, 9, 0], np.float32)}
     own = make_task(shallow(), "people", [random_delta("lora", shallow().config, 50)], Head(head.type, tensors))
@@ -104,7 +104,7 @@ def test_what_a_task_sets_around_texts_is_of_none(
 
 
 def test_a_text_that_spells_special_tokens_has_them(asked: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pipelines have it; its ids, asked as ids, are another query."""
+    """As in Hugging Face's pipelines; the same token ids are another query."""
     monkeypatch.setattr(asked, "responses", ResponseCache(1 << 20))
     query = Query("people", f"{TEXT} [SEP] {TEXT}")
     ids = asked.text.encode(query, Preprocessing()).ids.tolist()

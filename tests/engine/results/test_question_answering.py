@@ -108,7 +108,7 @@ def test_questions_share_batches_with_others(asked: Engine, task: Task) -> None:
 
 
 def test_virtual_tokens_shift_no_answer(engine: Engine, task: Task) -> None:
-    """A prompt's tokens are answered for by nobody."""
+    """A prompt's tokens are never part of an answer."""
     led = dataclasses.replace(task, id="led-questions", deltas=(random_delta("prompt", shallow().config, 51),))
     engine.add_task(led)
     (span,) = engine.infer([Query(led.id, QUESTION, CONTEXT)])
@@ -128,7 +128,7 @@ def test_a_question_may_wait_for_its_task(engine: Engine, task: Task) -> None:
 
 
 def test_a_kept_answer_has_the_words_of_each_text(asked: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts that differ in letters which the tokenizer does not see have equal tokens, and answers of their own."""
+    """Texts that differ only in letters that the tokenizer drops have equal tokens, but each its own answer."""
     monkeypatch.setattr(asked, "responses", ResponseCache(1 << 20))
     shifted = f"  {CONTEXT.upper()}"
     ids = asked.text.encode(Query("questions", QUESTION, CONTEXT), Preprocessing()).ids.tolist()
@@ -149,7 +149,7 @@ def test_a_kept_answer_has_the_words_of_each_text(asked: Engine, monkeypatch: py
 
 
 def test_the_place_of_the_context_is_part_of_what_is_kept(asked: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question that spells a separator has the ids of another question and context."""
+    """A question with a separator in its text has the token ids of another question and context."""
     monkeypatch.setattr(asked, "responses", ResponseCache(1 << 20))
     spelled = Query("questions", "which [SEP] library", "a chess engine")
     tokens = asked.text.encode(spelled, Preprocessing())

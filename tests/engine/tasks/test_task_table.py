@@ -1,4 +1,4 @@
-"""The table of tasks against a model: slots are never lost nor given out twice, whatever comes and goes."""
+"""The table of tasks against a model: slots are never lost or given out twice, whichever tasks come and go."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def task(name: str) -> Task:
 
 
 def bring(table: TaskTable, entry: Entry, keys: tuple[ClassKey, ...], turn: int | None = None) -> Resident | None:
-    """What residency does once a task is loaded; None where there was no slot or it was replaced meanwhile."""
+    """The steps of residency for a loaded task; None if there was no slot or the task was replaced meanwhile."""
     try:
         slots = table.slots.reserve(keys, entry.tenant)
     except OutOfSpace:
@@ -106,7 +106,7 @@ def test_a_task_that_costs_more_to_bring_stays_longer() -> None:
         assert dear in table.all() and cheap.removed
         cheap = bring(table, entries[1], (A,))
         assert cheap is not None and dear in table.all()
-    for _ in range(12):  # what was never asked for again leaves all the same, later
+    for _ in range(12):  # a task without further queries leaves all the same, later
         bring(table, entries[2], (A,))
         bring(table, entries[1], (A,))
     assert dear.removed
