@@ -20,7 +20,7 @@ from serving.http.settings import ServingSettings
 from serving.jobs.service import Jobs
 
 Call = Callable[..., httpx.Response]
-"""(method, path, **what httpx takes) -> the response"""
+"""(method, path, **httpx's arguments) -> the response"""
 
 
 def client_of(service: Service | Services, settings: ServingSettings, training: Jobs | None = None) -> Call:
@@ -37,7 +37,7 @@ def client_of(service: Service | Services, settings: ServingSettings, training: 
 
 
 def check_documented(app: FastAPI, method: str, response: httpx.Response) -> None:
-    """That the OpenAPI document, where it has the operation, knows the status."""
+    """Asserts that the OpenAPI document, if it has the operation, knows the status."""
     if not DOCUMENTED:
         DOCUMENTED.extend(_operations(app.openapi()))
     method = "get" if method == "HEAD" else method.lower()
@@ -58,7 +58,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[re.Pattern[str], dic
 
 
 def samples(call: Call) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """(name, labels) -> value of everything that ``/metrics`` tells."""
+    """(name, labels) -> value of every sample of ``/metrics``."""
     text = call("GET", "/metrics").text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -68,7 +68,7 @@ def samples(call: Call) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def wait_for_preparations() -> None:
-    """Until the threads that wait for classes of tasks have done what was to be done then."""
+    """Waits until the threads that wait for classes of tasks have finished."""
     end = time.monotonic() + 60
     while "jpets-prepare" in [thread.name for thread in threading.enumerate()]:
         assert time.monotonic() < end

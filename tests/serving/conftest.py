@@ -81,7 +81,7 @@ def service(
     tasks: list[Task],
     validator: Callable[[bytes, str], Task],
 ) -> Iterator[Service]:
-    """Started on a repository that holds ``tasks``; the engine also has a task of NaN, which no repository takes."""
+    """Started on a repository that holds ``tasks``; the engine also has a task of NaN, which no repository accepts."""
     repository = Repository(tmp_path_factory.mktemp("repository"), validator=validator)
     for task in tasks:
         repository.put(task.id, task_to_bytes(task))

@@ -1,4 +1,4 @@
-"""Training that goes on from a task: from what it answers, with its places and signs, and by its own method."""
+"""Training that goes on from a task: with its answers at the start, its places and signs, and its own method."""
 
 from __future__ import annotations
 

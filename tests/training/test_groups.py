@@ -1,4 +1,4 @@
-"""Batches of several tasks side by side, packed into few shapes, and what a packed batch answers."""
+"""Batches of several tasks side by side, packed into few shapes, and the answers of a packed batch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def head_of(kind: Any) -> Head:
 
 CASES = [
     ("adapter", "embedding"),
-    ("bitfit", "sequence-classification"),  # merged, as all that do not act beside the weights
+    ("bitfit", "sequence-classification"),  # merged, like all deltas that do not act next to the weights
     ("ia3", "sequence-classification"),
     ("lora", "token-classification"),
     ("prefix", "two-layer"),

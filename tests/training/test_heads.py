@@ -1,4 +1,4 @@
-"""Where heads start: at what answers best before a text is read."""
+"""Heads start at the answer that is best without reading a text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rows_of(targets: list[Any], dtype: Any, weights: list[float] | None = None) 
 
 
 def loss_of_bias(head: Head, rows: Rows, bias: Any) -> jax.Array:
-    """The loss of a head that answers its bias, whatever the text."""
+    """The loss of a head that answers with its bias for any text."""
     shape = (*np.stack(rows.targets).shape, head.outputs) if head.reads_tokens else (len(rows.targets), head.outputs)
     outputs = TaskOutputs(jnp.zeros((len(rows.targets), HIDDEN)), jnp.broadcast_to(bias, shape))
     return mean_loss(head, outputs, Labels(jnp.asarray(np.stack(rows.targets)), jnp.asarray(rows.weights)))

@@ -37,7 +37,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (package / "entry_points.txt").write_text("[jpets.methods]\nvera = vera:Vera\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = vars(METHODS)
-    found.pop("_every", None)  # looked for anew
+    found.pop("_every", None)  # looked up anew
     yield
     found.pop("_every", None)
 

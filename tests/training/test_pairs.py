@@ -89,7 +89,7 @@ def test_pairs_are_scored_by_who_is_nearest() -> None:
     first = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]], np.float32)
     second = np.array([[1, 0, 0], [0, 1, 1], [0, 2, 1], [1, 0, 0]], np.float32)
     found = scores(HEAD, (), [*first, *second], [np.int32(each) for each in (0, 1, 2, 0)])
-    # Of the second text, one other is nearer to the first one; of the third too.
+    # For the second pair, one other text is nearer to the first text; for the third too.
     assert found == {"accuracy_at_1": 0.5, "mean_reciprocal_rank": 0.75}
     rated = scores(HEAD, (), [*first[:3], *second[:3]], [np.float32(each) for each in (1.0, 0.7, 0.4)])
     assert rated["pearson"] == pytest.approx(np.corrcoef([1, 0.5**0.5, 0.2**0.5], [1, 0.7, 0.4])[0, 1])
@@ -119,7 +119,7 @@ def test_embeddings_trained_together_are_those_trained_alone(monkeypatch: pytest
         for seed, count in enumerate((3, 4))
     ]
     together = train_together(split(config), base, members, plan)
-    for member, found in zip(members, together, strict=True):  # the first one's last batch is not full
+    for member, found in zip(members, together, strict=True):  # the first member's last batch is not full
         alone = train(split(config), base, member.recipe, HEAD, member.rows, plan)
         np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-4)
         assert found.head.tensors == {}

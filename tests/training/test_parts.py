@@ -47,7 +47,7 @@ def test_an_epoch_takes_every_row_once(lengths: list[int], batch: int, epoch: in
 def test_batches_hold_rows_of_like_length() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 640).tolist()
     spans = [np.ptp([lengths[at] for at in own]) for own in batch_order(lengths, SettledPlan(batch=32), 0)]
-    assert np.mean(spans) < 8  # 97 where they are drawn at random
+    assert np.mean(spans) < 8  # 97 if batches are drawn at random
     firsts = [own[0] for own in batch_order(lengths, SettledPlan(batch=32), 0)]
     assert firsts != sorted(firsts, key=lambda at: lengths[at])
 

@@ -1,4 +1,4 @@
-"""What a training chooses by the number of texts, and what it is held against."""
+"""The settings that a training chooses by the number of texts, and its baselines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_a_plan_says_itself_stays() -> None:
     plan = TrainingPlan(epochs=2, batch=8, rate=0.5, head_rate=0.25, seed=3)
     found = settled(plan, 1000)
     assert (found.epochs, found.batch, found.rate, found.head_rate, found.seed) == (2, 8, 0.5, 0.25, 3)
-    assert found.patience is None  # who says how long to train means it
+    assert found.patience is None  # a user who says how long to train means it
     assert settled(TrainingPlan(patience=1), 1000).patience == 1
     assert settled(TrainingPlan(batch=100), 1000).per_epoch(1000) == 10
     assert settled(TrainingPlan(accumulate=4), 194).epochs == 31
@@ -103,7 +103,7 @@ def test_a_linear_head_on_tokens_skips_what_has_no_tag() -> None:
     x = np.random.default_rng(1).normal(size=(80, 3, 4)).astype(np.float32)
     targets = [np.where([False, True, True], own[:, 0] > 0, IGNORED).astype(np.int32) for own in x]
     rows = Rows(tokens(80), targets, np.ones(80, np.float32), tags=True)
-    head = new_head("token-classification", "single-label", 3, 4)  # of a tag that does not occur, too
+    head = new_head("token-classification", "single-label", 3, 4)  # also for a tag that does not occur
     fitted = linear_head(head, rows, list(x), rows, list(x))
     found = (x @ fitted.tensors["kernel"] + fitted.tensors["bias"]).argmax(-1)
     assert (found[:, 1:] == np.stack(targets)[:, 1:]).mean() > 0.9

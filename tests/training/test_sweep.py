@@ -79,7 +79,7 @@ def test_an_update_is_one_program_for_all_rates_and_seeds(fixtures: Path) -> Non
 
 @pytest.fixture
 def no_cache() -> Iterator[None]:
-    """JAX keeps no compiled programs, as where nobody asked it to."""
+    """JAX keeps no compiled programs, as if it was not asked to."""
     before = {name: jax.config.values[name] for name in ("jax_compilation_cache_dir", SHORTEST)}
     for name, value in (("jax_compilation_cache_dir", None), (SHORTEST, 0.0)):
         jax.config.update(name, value)

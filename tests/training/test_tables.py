@@ -1,4 +1,4 @@
-"""What is read of a file is what stands in it, row by row; what could be read in two ways is refused by its line."""
+"""A file is read as it is written, row by row; rows that could be read in two ways are refused with their line."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_pair_has_two_texts(tmp_path: Path) -> None:
 
 
 def test_texts_of_several_lines_without_labels(tmp_path: Path) -> None:
-    """Here only their shape tells whether lines are rows."""
+    """Here only the shape of lines tells whether they are rows."""
     columns = Columns("text", "other", None)
     content = 'text,other\n"one\ntwo, three",four\n'
     assert read_examples(written(tmp_path, "x.csv", content), columns) == [Example("one\ntwo, three", "four")]

@@ -46,14 +46,14 @@ PLAN = TrainingPlan(epochs=2, batch=8, dtype="float32", seed=1)
 
 
 def examples(count: int, seed: int = 0) -> list[Example]:
-    """Texts of 9 to 16 tokens, so that there is one program of each kind to compile."""
+    """Texts of 9 to 16 tokens, so that only one program of each kind is compiled."""
     rng = np.random.default_rng(seed)
     labels = rng.choice(sorted(WORDS), count)
     return [Example(" ".join(rng.choice(WORDS[label], rng.integers(12, 15))), None, str(label)) for label in labels]
 
 
 CONFIG = dataclasses.replace(shallow().config, layers=1)
-"""One layer, which compiles three times as fast as three."""
+"""One layer: it compiles three times as fast as three."""
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_training_together_is_training_each(base: dict[str, Any], monkeypatch: p
     monkeypatch.setattr("jpets.training.groups.PROGRAMS", 2)  # fewer to compile
     encoder, config = split(CONFIG), CONFIG
     members = []
-    for seed, count in enumerate((16, 30, 16, 16, 16)):  # more than a group of them
+    for seed, count in enumerate((16, 30, 16, 16, 16)):  # more than one group of them
         head, rows = rows_of(examples(count, seed))
         if seed == 1:
             head = new_head("sequence-classification", "single-label", 3, config.hidden_size, seed=seed)
@@ -237,7 +237,7 @@ def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_one_runs(tmp_path: Path) -> None:
-    """What is there of another run is never taken for this one's progress."""
+    """The progress of another run in the folder is never taken for this one's."""
     training = Training("frozen", {}, dataclasses.replace(PLAN, epochs=1), max_length=16)
     texts = examples(16)
 
@@ -321,7 +321,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
 
 
 def test_what_does_worse_on_texts_held_out_is_not_kept_and_ends_its_training(base: dict[str, Any]) -> None:
-    """Each task by itself, also where others go on."""
+    """Each task by itself, also if others continue."""
     encoder, config = split(CONFIG), CONFIG
     plan = dataclasses.replace(PLAN, epochs=4, patience=0, rate=0.02, head_rate=0.02)
     recipe = direct_recipe("bitfit", {}, config, base)
@@ -329,7 +329,7 @@ def test_what_does_worse_on_texts_held_out_is_not_kept_and_ends_its_training(bas
     for seed, flipped in ((0, False), (1, True)):
         head, rows = rows_of(examples(16, seed))
         judged = rows_of(examples(8, seed=7))[1]
-        if flipped:  # whatever is learnt is wrong there
+        if flipped:  # everything that is learnt is wrong there
             judged = judged._replace(targets=[1 - target for target in judged.targets])
         members.append(Member(recipe, head, rows, judged))
     together = train_together(encoder, base, members, plan)

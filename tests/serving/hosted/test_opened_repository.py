@@ -26,7 +26,7 @@ def options(tmp_path: Path, **given: Any) -> Options:
 def test_parts_may_lie_elsewhere(
     tmp_path: Path, backbone: Backbone, upload: Any, schema: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What one server stores the other has; jobs are of the one that has a folder of its own."""
+    """Tasks stored by one server are on the other too; jobs belong to the server with a folder of its own."""
     data = upload("a", seed=1)
     shared = {"catalogue": schema, "blobs": f"file://{tmp_path}/blobs"}
     alone = options(tmp_path, repository=tmp_path / "own", **shared)
@@ -53,7 +53,7 @@ def test_copies_are_in_the_cache_folder(tmp_path: Path, backbone: Backbone, uplo
 
 
 def test_a_new_catalogue_beside_old_blobs_is_refused(tmp_path: Path, backbone: Backbone, upload: Any) -> None:
-    """Collecting would remove what it does not name, as a server does when it starts."""
+    """Otherwise a server would, at its start, remove the blobs that the catalogue does not name."""
     data, blobs = upload("a", seed=1), "memory://kept/tasks"
     first, second = (options(tmp_path / name, repository=tmp_path / name, blobs=blobs) for name in ("old", "new"))
     with opened_repository(first, backbone) as old:
@@ -68,7 +68,7 @@ def test_a_new_catalogue_beside_old_blobs_is_refused(tmp_path: Path, backbone: B
 
 @pytest.mark.parametrize("given", [{"catalogue": "sqlite:////x/y"}, {"blobs": "memory://x"}])
 def test_half_a_place_is_refused(tmp_path: Path, backbone: Backbone, given: dict[str, str]) -> None:
-    """A catalogue that ends with the server would have what is kept elsewhere removed, or lose it."""
+    """A catalogue that ends with the server would remove or lose the blobs that are kept elsewhere."""
     with (
         pytest.raises(JpetsError, match="--catalogue, --blobs"),
         opened_repository(options(tmp_path, **given), backbone),

@@ -38,7 +38,8 @@ PAGED = EngineSettings(
     background_compile=False,
 )
 TASKS = 20
-"""``task-0`` to ``task-19``: topics, but every fifth has several labels, and every fifth an embedding head."""
+"""``task-0`` to ``task-19``: topics, except that every fifth has several labels, and another fifth an embedding
+head."""
 Validator = Callable[[bytes, str], Task]
 
 
@@ -178,7 +179,7 @@ def test_a_restart_reads_the_most_used_and_no_other(place: Place) -> None:
 
 
 def test_after_a_crash_the_same_tasks_are_there(place: Place) -> None:
-    """What was never closed: another process opens the same folder."""
+    """The repository is never closed: another process opens the same folder."""
     crashed = place.serve()
     call = place.call(crashed)
     expected = ask(call, *range(TASKS))

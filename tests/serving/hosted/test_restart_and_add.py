@@ -1,4 +1,4 @@
-"""A server that took a shape of tasks takes it after any restart, and one it never saw while it serves."""
+"""A server takes a known shape of tasks after any restart, and takes a new one while it serves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Start = Callable[..., Service]
 def start(
     tmp_path: Path, program_cache: Path, backbone: Backbone, validator: Callable[[bytes, str], Task]
 ) -> Iterator[Start]:
-    """Starts a server on the one repository; the one before ends."""
+    """Starts a server on the one repository; the earlier server ends."""
     repository = Repository(tmp_path / "repository", validator=validator)
     running: list[Service] = []
 
@@ -62,7 +62,7 @@ def put(call: Call, task: Task) -> Any:
 
 
 def state(call: Call, id: str, unlike: str = "preparing") -> Any:
-    """The task, once its state is another one."""
+    """The task, once its state has changed."""
     end = time.monotonic() + 60
     while (answer := call("GET", f"/v1/tasks/{id}")).json().get("state") == unlike:
         assert time.monotonic() < end
@@ -75,7 +75,7 @@ def ask(call: Call, id: str) -> Any:
 
 
 def test_restart_and_add(start: Start, make_task: Callable[..., Task], settings: ServingSettings) -> None:
-    """An empty repository takes adapters and LoRA; so does the server after a restart with one of them."""
+    """An empty repository takes adapters and LoRA; so does the server after a restart with one such task."""
     first, second, head = make_task("first", seed=1), make_task("second", seed=2, rank=16), make_task("wide", outputs=9)
     call = client(start(standard=lambda: [first, second]), settings)
     answer = put(call, first)

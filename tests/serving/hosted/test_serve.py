@@ -1,4 +1,4 @@
-"""The process: ``python -m jpets.serve`` over loopback, its start, its end, and what keeps it from starting."""
+"""The process: ``python -m jpets.serve`` over loopback, its start, its end, and errors that prevent its start."""
 
 from __future__ import annotations
 

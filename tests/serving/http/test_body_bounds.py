@@ -1,4 +1,4 @@
-"""What a body holds is counted without reading it, the same however it is cut into pieces."""
+"""The contents of a body are counted without parsing, with the same result for any cut into pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The bound of all bodies in memory: what is counted, who gives way, and that all is given back."""
+"""The bound of all bodies in memory: the bytes that are counted, the bodies that give way, and that everything is given
+back."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ LIMIT = 10 * FREE
 
 
 class Sender:
-    """A client that sends pieces of so many bytes when it is told to."""
+    """A client that sends pieces of this many bytes when it is told to."""
 
     def __init__(self) -> None:
         self._pieces: asyncio.Queue[Message] = asyncio.Queue()
@@ -29,7 +30,7 @@ class Sender:
 
 
 class Request:
-    """Reads a body of a budget, and then waits for its end."""
+    """Reads a body within a budget, and then waits for its end."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self.sender = Sender()
@@ -117,7 +118,7 @@ def test_one_alone_may_be_larger(budget: BodyBudget) -> None:
 
 
 def test_bodies_that_have_come_for_long_give_way(budget: BodyBudget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no more of them than have to; those that have come whole are kept."""
+    """And no more bodies than necessary; those that have come whole are kept."""
     monkeypatch.setattr("serving.http.body_budget.PATIENCE", -1.0)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Bodies that are not plain JSON, hold too much, or numbers that are too large: each is refused by name."""
+"""Bodies that are not plain JSON, hold too much, or numbers that are too large: each is refused with its name."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_numbers_beyond_64_bits_in_bodies(call: Call, path: str, body: str, fiel
     content = (body % number).encode()
     status, message = told(call, path, content)
     assert status == 422 and field in message and len(message) < 500
-    if len(number) >= 64:  # in a body that is long enough to be looked at first
+    if len(number) >= 64:  # in a body that is long enough to be checked first
         status, message = told(call, path, content + b" " * 5000)
         assert status == 400 and "number of 64 digits" in message
 

@@ -1,4 +1,4 @@
-"""What holds for every route: ids, limits, deadlines, errors, health; and metrics and the pages for people."""
+"""Behaviour of every route: ids, limits, deadlines, errors, health; and metrics and the pages for people."""
 
 from __future__ import annotations
 

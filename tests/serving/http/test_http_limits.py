@@ -1,4 +1,5 @@
-"""Bodies over sockets: refused before they are sent, bounded together; and what is answered when things run out."""
+"""Bodies over sockets: refused before they are sent, bounded together; and the answers when descriptors or space run
+out."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def address(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @contextlib.contextmanager
 def sent(address: tuple[str, int], head: str, body: bytes = b"") -> Iterator[http.client.HTTPResponse]:
-    """The answer to a request that is sent only so far."""
+    """The answer to a request that is sent only up to here."""
     with socket.create_connection(address, timeout=20) as connection:
         connection.sendall(f"{head}\r\nHost: x\r\n\r\n".encode() + body)
         answer = http.client.HTTPResponse(connection)
@@ -78,7 +79,7 @@ def test_who_asks_whether_to_send_is_told_to(address: tuple[str, int]) -> None:
 
 
 def test_bodies_of_all_connections_are_bounded_together(address: tuple[str, int]) -> None:
-    """Three halves do not fit; what is small does."""
+    """Three halves do not fit; a small body does."""
     head = "POST /v1/classify HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1000000"
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(3)]
@@ -131,7 +132,7 @@ def test_uploads_that_lack_descriptors_or_space_say_so(
 def test_reads_that_lack_descriptors_say_so(
     service: Service, settings: ServingSettings, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Any route, not uploads alone."""
+    """On any route, not only for uploads."""
 
     def fail(*_: object, **__: object) -> None:
         try:

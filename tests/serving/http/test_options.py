@@ -1,4 +1,4 @@
-"""Options: what a message about one names, which variables are none, and the command that is made of them."""
+"""Options: the names in messages about them, variables that are not options, and the command made of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KUBERNETES = {
     "JPETS_GRPC_SERVICE_HOST": "fd00::1",
     "JPETS_SERVER_PORT_8080_UDP_ADDR": "10.0.0.2",
 }
-"""What a pod sees of services that are called jpets, jpets-grpc and jpets-server."""
+"""Variables of a pod next to services that are called jpets, jpets-grpc and jpets-server."""
 DEMO = {"demo": True}
 
 

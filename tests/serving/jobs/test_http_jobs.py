@@ -139,7 +139,7 @@ def test_a_job_with_bad_data_fails_and_publishes_nothing(call: Call, jobs: Jobs,
 
 
 def trained(jobs: Jobs, request: FineTune, content: bytes) -> JobFolder:
-    """A job that has its task already, which a server that died may have published."""
+    """A job that already has its task; a server that died may have published it."""
     with jobs.folders.draft(request) as draft:
         draft.data.touch()
         draft.task_file.write_bytes(content)
@@ -253,7 +253,7 @@ def test_a_head_that_cannot_be_served_is_told_before_it_is_trained(call: Call, j
     item = finished(call, id)
     assert item["state"] == "failed" and "no class of this server holds ['head" in item["problem"], item
     job = jobs.folders.get(id)
-    wait_until(lambda: not job.outline_file.exists(), 10)  # files go once its end is written
+    wait_until(lambda: not job.outline_file.exists(), 10)  # files are removed once its end is written
     assert job.result is None and call("GET", "/v1/tasks/wide").status_code == 404
 
 
@@ -373,7 +373,7 @@ def test_an_archive_that_cannot_be_trusted_publishes_nothing(call: Call, jobs: J
 
 
 def test_an_archive_may_hold_files_alone(tmp_path: Path) -> None:
-    """A folder of the datasets library names the files that it is read from."""
+    """A folder of the datasets library names the files that the library reads."""
     with zipfile.ZipFile(tmp_path / "texts.zip", "w") as archive:
         archive.writestr("train/state.json", "{}")
         archive.writestr("validation.csv", "text,label\na,b\n")

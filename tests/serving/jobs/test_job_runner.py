@@ -1,4 +1,4 @@
-"""Jobs on disk and their processes, with a process that trains nothing: it does what its data tell it."""
+"""Jobs on disk and their processes, with a process that trains nothing, but does what its data say."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ problem = "the data are bad" if what == "bad" else None
 """
 REQUEST = FineTune(task="topic")
 KEPT = {"request.json", "state.json", "result.json", "pid"}
-"""What a job that has finished leaves."""
+"""Files that a finished job leaves."""
 
 
 class Published:
-    """A repository: what was published, in order; ``error`` is raised first."""
+    """A repository: the published tasks, in order; ``errors`` are raised first."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
@@ -208,7 +208,7 @@ def test_a_cancelled_job_is_not_published_though_it_is_done(
     jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
 ) -> None:
     done = add(jobs)
-    (done.path / "result.json").write_text(json.dumps({"held_out_loss": 0.5}))  # its process has yet to end
+    (done.path / "result.json").write_text(json.dumps({"held_out_loss": 0.5}))  # its process has not ended yet
     done.ask_to_end()
     runner = make_runner()
     assert (finished(done).state, published.again) == ("cancelled", [])
@@ -278,7 +278,7 @@ def test_another_server_cannot_cancel_what_is_just_being_published(
     change = JobFolder.change
 
     def changed(job: JobFolder, **changes: object) -> JobState:
-        if changes.get("publishing"):  # nobody had cancelled it
+        if changes.get("publishing"):  # it had not been cancelled
             asked.append(pool.submit(other.cancel, job))
             wait(asked, timeout=0.1)
         return change(job, **changes)
@@ -330,7 +330,7 @@ def test_one_server_of_several_runs_the_jobs(
 ) -> None:
     monkeypatch.setattr("serving.jobs.runner.LOOK", 0.02)
     first, second = make_runner(), make_runner()
-    waiting = add(jobs, "wait")  # nobody is told
+    waiting = add(jobs, "wait")  # no runner is told
     wait_for(lambda: (waiting.path / "pid").exists())
     second.cancel(waiting)
     assert finished(waiting).state == "cancelled"

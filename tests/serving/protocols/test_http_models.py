@@ -1,4 +1,4 @@
-"""``/v1/models``, and what OpenAI's clients send beside texts."""
+"""``/v1/models``, and fields that OpenAI's clients send besides texts."""
 
 from __future__ import annotations
 

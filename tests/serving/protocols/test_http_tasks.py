@@ -1,4 +1,4 @@
-"""/v1/tasks: what a client may do to the set of tasks, and that a refused change changes nothing."""
+"""/v1/tasks: a client's changes to the set of tasks; a refused one changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def classify(call: Call, id: str) -> tuple[int, object]:
 
 
 def everything(call: Call, engine: Engine) -> object:
-    """All that a change could change."""
+    """Everything that a change could affect."""
     return call("GET", "/v1/tasks").json(), engine.tasks.occupancy(), classify(call, "topic")
 
 

@@ -1,4 +1,4 @@
-"""For whom a request is reaches the queue, and the names in it are the tenant's."""
+"""A request's tenant and priority reach the queue, and the names in it are the tenant's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from serving.requests.context import Asker
 
 @pytest.fixture
 def call_for(service: Service, settings: ServingSettings, monkeypatch: pytest.MonkeyPatch) -> Callable[[Asker], Call]:
-    """A client whose requests are all for one asker."""
+    """A client with all requests for one asker."""
 
     def make(asker: Asker) -> Call:
         monkeypatch.setattr("serving.app.Context", lambda *parts: context.Context(*parts, asker=asker))

@@ -31,7 +31,7 @@ GATE = threading.Event()
 GATE.set()
 """Engines are made only while it is open."""
 SHARED: deque[int] = deque(maxlen=1)
-"""Among how many engines memory was shared last."""
+"""How many engines shared memory the last time."""
 
 
 def bitfit_task(backbone: Backbone, id: str, seed: int) -> Task:

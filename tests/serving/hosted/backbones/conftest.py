@@ -1,4 +1,4 @@
-"""One server of tiny-bert for the tests of a file; each leaves it with that backbone alone."""
+"""One server of tiny-bert for the tests of a file; each test leaves it with only that backbone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several backbones in one server: a query, an upload and a change go by the task's own."""
+"""Several backbones in one server: a query, an upload and a change go to the task's own backbone."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_uploads_go_to_their_own_backbone(call: Call, loaded: None, backbone: Ba
 def test_changes_while_the_repository_is_read_again(
     call: Call, loaded: None, services: Services, other: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes, goes or changes after the changes were read stays as it is."""
+    """Tasks that come, go or change after the changes were read stay as they are."""
     own, repository = services.all[1], services.repository
     changes, first = repository.changes, iter([True])
 

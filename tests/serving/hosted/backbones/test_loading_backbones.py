@@ -159,7 +159,7 @@ def test_changes_while_a_backbone_starts(call: Call, services: Services, backbon
 
 
 def test_one_is_unloaded_while_another_starts(call: Call, services: Services) -> None:
-    """Its memory is free, and stays that of the one that starts until that is there."""
+    """Its memory is free, and stays reserved for the starting backbone until that is ready."""
     call("PUT", f"/v1/backbones/{OTHER}")
     wait_for(call, OTHER, "ready")
     replica = weakref.ref(services.started[1].replica)

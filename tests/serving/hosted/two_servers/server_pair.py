@@ -54,7 +54,7 @@ class Server:
         return answer.json()["data"] if answer.is_success else answer.status_code
 
     def tells(self, ids: Sequence[str]) -> dict[str, Any]:
-        """Everything by which a client could tell two servers apart."""
+        """All answers by which a client could tell two servers apart."""
         gauges = samples(self.call)
         return {
             "list": self.call("GET", "/v1/tasks").json(),
@@ -72,5 +72,5 @@ def make_server(folder: Path, backbone: Backbone, validator: Any, cache: Path, s
     def make(coming: Mapping[ClassKey, int]) -> Engine:
         return Engine(backbone, (), SETTINGS, coming=coming, cache_dir=cache, buckets=BUCKETS)
 
-    services.first.start(make)  # nobody follows by themselves: the tests say when
+    services.first.start(make)  # no server follows by itself: the tests say when
     return Server(repository, services, settings, client_of(services, settings))

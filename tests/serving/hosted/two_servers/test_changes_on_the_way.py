@@ -1,4 +1,4 @@
-"""What others change while a task waits for its classes, is read, or has queries."""
+"""Changes by others while a task waits for its classes, is read, or has queries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jpets.types import Query, TaskName
 
 @pytest.fixture
 def preparations(servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> list[Future[None]]:
-    """What the second server waits for: its engine has no classes until the test says so."""
+    """Futures that the second server waits for: its engine has no classes until the test says so."""
     made: list[Future[None]] = []
 
     def prepare(classes: Sequence[ClassKey]) -> Future[None]:
@@ -82,7 +82,7 @@ def test_what_waits_for_its_classes_does_not_come_after_a_later_change(
 def test_a_server_without_room_takes_nothing_of_others_away(
     servers: tuple[Server, Server], upload: Upload, preparations: list[Future[None]]
 ) -> None:
-    """It says so, and does not answer by an old version."""
+    """It says that it has no room, and does not answer with an old version."""
     first, second = servers
     first.put("large", upload("large", seed=1))
     second.service.following.refresh()
@@ -108,7 +108,7 @@ def test_a_server_without_room_takes_nothing_of_others_away(
 def test_a_task_changes_elsewhere_before_it_is_read(
     servers: tuple[Server, Server], upload: Upload, change: str
 ) -> None:
-    """Its queries wait for it meanwhile: they get the new version, or hear that it is gone."""
+    """Its queries wait for it meanwhile: they get the new version, or are told that it is gone."""
     first, second = servers
     first.put("late", upload("late", seed=1))
     with contextlib.closing(Repository(first.repository.folder, keep_versions=1)) as beside:
@@ -131,7 +131,7 @@ def test_a_task_changes_elsewhere_before_it_is_read(
 def test_a_task_changes_elsewhere_while_it_is_read(
     servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """The query has been taken; what it asks for goes as it is being read."""
+    """The query was accepted; its task is deleted while it is read."""
     first, second = servers
     first.put("late", upload("late", seed=1))
     read, changed = second.repository.read, threading.Event()

@@ -1,4 +1,5 @@
-"""Two servers on one repository, and commands beside them: each soon answers as it lists, whoever changed a task."""
+"""Two servers on one repository, and commands beside them: each soon answers as it lists, by whichever way a task was
+changed."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def test_what_one_changes_the_other_answers(servers: tuple[Server, Server], uplo
 
 
 def test_both_hear_of_commands_beside_them(servers: tuple[Server, Server], upload: Upload, backbone: Backbone) -> None:
-    """A folder's store takes what servers of this backbone do not."""
+    """A folder's store accepts tasks that servers of this backbone refuse."""
     first, second = servers
     with contextlib.closing(Repository(first.repository.folder)) as beside:
         beside.put("new", upload("new", seed=1))
@@ -60,7 +61,7 @@ def test_both_hear_of_commands_beside_them(servers: tuple[Server, Server], uploa
         told = first.tells(ids)
         assert told == second.tells(ids)
         assert told["answers"]["foreign"] == 404 and told["answers"]["new"] != 404
-        beside.put("new", task_to_bytes(task))  # it becomes one of another backbone
+        beside.put("new", task_to_bytes(task))  # it becomes a task of another backbone
         for server in servers:
             server.service.following.refresh()
         assert first.ask("new") == second.ask("new") == 404
@@ -69,7 +70,7 @@ def test_both_hear_of_commands_beside_them(servers: tuple[Server, Server], uploa
 def test_a_refresh_takes_time_by_what_changed(
     servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was away for long looks at each changed task once, however often it changed, and at no other."""
+    """A server that was away for long looks only at changed tasks, and once at each, however often it changed."""
     first, second = servers
     with contextlib.closing(Repository(first.repository.folder)) as beside:
         for number in range(12):
@@ -142,7 +143,7 @@ def test_a_server_follows_by_itself(servers: tuple[Server, Server], upload: Uplo
 
 
 def test_both_answer_alike_under_many_changes(servers: tuple[Server, Server], make_task: Callable[..., Task]) -> None:
-    """Through both servers, and beside them; each answer is right as soon as its server has the version."""
+    """Changes go through both servers, and past them; each answer is right as soon as its server has the version."""
     files = {
         name: task_to_bytes(dataclasses.replace(make_task(name), labels=tuple(name * number for number in (1, 2, 3))))
         for name in ("one", "two")

@@ -1,4 +1,4 @@
-"""An application that does nothing behind real sockets, and a client that says every byte itself."""
+"""An application that does nothing behind real sockets, and a client that writes every byte itself."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Answer = tuple[int, Any, dict[str, str]]
 
 
 class Application:
-    """Answers how many bytes the body had, and the path and the headers; under ``/slow`` when it is told to, under
-    ``/deaf`` without reading."""
+    """Answers with the number of bytes of the body, the path and the headers; under ``/slow`` only when it is told to,
+    under ``/deaf`` without reading."""
 
     def __init__(self) -> None:
         self.may_answer = threading.Event()
@@ -78,7 +78,7 @@ class Server:
         return Client(socket.create_connection(self.address, timeout=10))
 
     def ask(self, data: bytes, count: int = 1) -> list[Answer]:
-        """So many answers to what is sent on one connection."""
+        """This many answers to bytes that are sent on one connection."""
         with self.connect() as client:
             client.send(data)
             return [client.answer() for _ in range(count)]
@@ -97,7 +97,7 @@ class Client:
         self.socket.close()
 
     def send(self, data: bytes) -> None:
-        """As far as the server takes it."""
+        """Sends as much as the server accepts."""
         with contextlib.suppress(ConnectionError):
             self.socket.sendall(data)
 
@@ -108,7 +108,7 @@ class Client:
         return status, body, {name.lower(): value for name, value in headers.items()}
 
     def rest(self) -> bytes:
-        """What comes until the server closes the connection."""
+        """The bytes that come until the server closes the connection."""
         found = b""
         with contextlib.suppress(ConnectionError):
             while part := self._file.read1():

@@ -1,4 +1,4 @@
-"""What clients may take of the server by connections alone: real sockets against an application that does nothing."""
+"""The limits of clients' connections: real sockets against an application that does nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_is_no_http_is_told_so_in_json(patient: Server, data: bytes) -> Non
 
 @pytest.mark.parametrize("start", [b"", b"GET /", HEAD, HEAD + b"X-Slow: "])
 def test_headers_that_do_not_come_are_not_waited_for(strict: Server, start: bytes) -> None:
-    """Also where a byte comes now and then."""
+    """Even if a byte comes now and then."""
     with strict.connect() as client:
         client.send(start)
         client.socket.settimeout(0.05)
@@ -66,7 +66,7 @@ def test_headers_that_do_not_come_are_not_waited_for(strict: Server, start: byte
 @pytest.mark.parametrize("framing", [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"])
 @pytest.mark.parametrize("sent", [0, 100, 100_000])
 def test_bodies_that_come_too_slowly_are_not_waited_for(strict: Server, framing: bytes, sent: int) -> None:
-    """However fast they began."""
+    """Even if they began fast."""
     with strict.connect() as client:
         size = b"%x\r\n" % sent if b"chunked" in framing and sent else b""
         client.send(HEAD + framing + size + b"a" * sent)
@@ -88,7 +88,7 @@ def test_a_body_that_comes_slowly_but_steadily_is_read() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_answers_that_nobody_takes_are_not_kept(strict: Server, caplog: pytest.LogCaptureFixture, count: int) -> None:
-    """Nor are errors logged for those that were not written yet."""
+    """And no errors are logged for answers that were not written yet."""
     with strict.connect() as client:
         client.send(GET % b"large" * count)
         wait_until(lambda: len(strict.connections) > 0)
@@ -125,7 +125,7 @@ def test_small_chunks_are_read_and_trailers_are_no_headers(patient: Server) -> N
 
 
 def test_many_requests_at_once_are_answered_in_order_and_few_are_read_at_a_time(patient: Server) -> None:
-    """Behind one that takes long, only so much is read as a piece holds."""
+    """Behind a request that takes long, no more than one piece is read."""
     patient.app.may_answer.clear()
     paths = [b"%d" % number for number in range(5000)]
     with patient.connect() as client:
@@ -159,7 +159,7 @@ def test_bodies_come_whole(patient: Server, size: int, chunked: bool, offer: byt
 
 @pytest.mark.parametrize("size", [100_000, 30_000_000])
 def test_an_early_answer_comes_while_the_body_is_still_sent(patient: Server, size: int) -> None:
-    """At once, and to a client that looks for it only behind the body."""
+    """It comes at once, and also to a client that reads it only after sending the body."""
     head = b"POST /deaf HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size
     with patient.connect() as client:
         client.send(head)

@@ -1,4 +1,4 @@
-"""Which connections make room where there are too many."""
+"""Which connections make room if there are too many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serving.http.connections import SPARE
 
 @pytest.fixture
 def crowded() -> Iterator[Server]:
-    """Room for eight connections, which all have a request that is not answered yet."""
+    """Room for eight connections, each with a request that is not answered yet."""
     with serving(dataclasses.replace(PATIENT, most=8)) as server, contextlib.ExitStack() as stack:
         for _ in range(8):
             stack.enter_context(server.connect()).send(GET % b"slow")
@@ -46,7 +46,7 @@ def test_far_beyond_the_limit_only_the_newest_connections_are_read(crowded: Serv
 
 @pytest.mark.parametrize("start", [b"", b"GET /", HEAD + b"Content-Length: 1000000\r\n\r\nabc"])
 def test_requests_that_come_slowly_make_room(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
-    """No request that has come whole does."""
+    """A request that has come whole does not."""
     monkeypatch.setattr("serving.http.connections.PATIENCE", -1.0)
     monkeypatch.setattr("serving.http.connections.IDLE_SECONDS", -1.0)
     monkeypatch.setattr("serving.http.connections.FAST", 1e9)
@@ -68,7 +68,7 @@ def test_requests_that_come_slowly_make_room(monkeypatch: pytest.MonkeyPatch, st
 
 
 def test_idle_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that never sent anything, too."""
+    """Also a connection that never sent anything."""
     monkeypatch.setattr("serving.http.connections.IDLE_SECONDS", -1.0)
     monkeypatch.setattr("serving.http.connections.LOOK_AGAIN", -1.0)
     with serving(dataclasses.replace(PATIENT, most=2)) as server, contextlib.ExitStack() as stack:
