@@ -75,7 +75,7 @@ class Backbones:
         return engines_of(self._roster.first, *others)
 
     def counted(self) -> tuple[Sequence[Serves], Counted]:
-        """The engines whose counters count, and what unloaded backbones' engines counted."""
+        """The engines that are counted, and the counts of unloaded backbones' engines."""
         with self._lock:
             others = [each.service for each in self._hosted.values() if each.state in ("ready", "draining")]
             services = (service for service in others if service is not None)

@@ -42,7 +42,7 @@ class Layouts:
         self._maker = f"jpets {LOWERING} {backbone.fingerprint}"
 
     def keep(self, digest: str, classes: Sequence[ClassKey]) -> None:
-        """Remembers the classes of a task whose file has this digest."""
+        """Stores the classes of a task with a file of this digest."""
         self._repository.keep_layouts(self._maker, {digest: _write(classes)})
 
     def tasks(self, progress: Progress) -> list[Known]:

@@ -14,7 +14,7 @@ from serving.hosted.repository import stored_as
 from serving.hosted.served import ServedTasks
 
 REMEMBERED = 8192
-"""Tasks that are not on the device whose outlines are remembered."""
+"""How many outlines of tasks that are not on the device are remembered."""
 
 
 class Outlines:

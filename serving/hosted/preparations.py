@@ -36,7 +36,7 @@ class Preparations:
         self.growing = growing
         self._tasks = tasks
         self._waiting: dict[TaskName, Preparation] = {}
-        """Tasks that were taken in and wait for their classes, or whose classes could not be had."""
+        """Tasks that were taken in and wait for their classes, or that failed to get them."""
 
     def get(self, name: TaskName) -> Preparation | None:
         """The state of a version that waits for classes which the engine does not have yet."""

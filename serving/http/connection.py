@@ -56,7 +56,7 @@ class GentleTransport:
 
 class Connection(HttpToolsProtocol):
     """Refuses headers that are too long, and reads no more requests than it has begun to answer. ``look`` is called
-    once a second, and ends a connection whose client is too slow. ``connections`` are all of the server.
+    once a second, and ends a connection with too slow a client. ``connections`` are all of the server.
 
     It has more than 20 methods, as a third of them are events of uvicorn's protocol.
     """

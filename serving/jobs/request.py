@@ -73,7 +73,7 @@ class _Asked(BaseModel):
 
 class FineTune(_Asked):
     """A task to be trained on labelled texts, with the options of ``jpets train``. ``settings``, a JSON object, are the
-    method's. ``start`` names a task whose served version training goes on from; without ``method`` it goes on by that
+    method's. ``start`` names a task: training continues its served version; without ``method`` it uses that
     task's, and a new task is trained by lora. ``sweep`` is LOW..HIGH, of which the best of four rates is kept. A zip
     archive holds ``train.csv`` (or another format) and, with held-out texts, ``validation.csv``."""
 
@@ -143,7 +143,7 @@ def _depth(value: object) -> int:
 
 class Extract(_Asked):
     """A task to be extracted from a fully fine-tuned checkpoint, with the options of ``jpets task import``. ``texts``
-    names a file in its archive on whose texts answers are compared."""
+    names a file in its archive with texts on which answers are compared."""
 
     kind: Literal["extract"] = "extract"
     task: Id

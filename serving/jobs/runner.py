@@ -27,7 +27,7 @@ Publish = Callable[[JobFolder, bool], int | None]
 Raises ``Saturated`` to be called again, another ``JpetsError`` for what cannot be published.
 """
 Check = Callable[[JobFolder], None]
-"""Is given a job whose process has written its outline.
+"""Is called with a job once its process has written its outline.
 
 Raises ``Saturated`` to be called again, another ``JpetsError`` where such a task cannot be served.
 """

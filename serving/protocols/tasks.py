@@ -61,7 +61,7 @@ async def list_tasks(
 async def put_task(
     request: Request, here: Here, id: str, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> JSONResponse:
-    """201: the next query sees it. 202: it is the first of its shape, whose programs are being compiled; `GET` says
+    """201: the next query sees it. 202: it is the first of its shape, and programs are being compiled; `GET` says
     when it is served (`state`), and until then an old version is. On any error nothing has changed, and the old version
     goes on serving."""
     name, expected = here.named(id), _expected(if_match, if_none_match)

@@ -179,7 +179,7 @@ class _Bench:
         return lambda: case.median * self._scale
 
     def light(self, key: ClassKey) -> Callable[[], Grid]:
-        """A window's cost grows with its cells, whichever rows are in it: proportional to n l."""
+        """A window's cost grows with its cells, with any rows in it: proportional to n l."""
         variant = make_variant({self._short[key]: FULL})
         buckets = self._buckets(LIGHT_SHAPES)
         pairs = [(self._case(bucket, variant), self._case(bucket)) for bucket in buckets]

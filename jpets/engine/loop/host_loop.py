@@ -191,7 +191,7 @@ class HostLoop:
     def _dispatch_next(self, plan: Plan | None) -> InFlight | None:
         """Dispatches one batch, by ``plan`` if there is one already; None if nothing was left to run.
 
-        A query whose deadline has passed is answered with that, wherever in the queue it stands, and is never computed.
+        A query with a passed deadline is answered with that, wherever in the queue it stands, and is never computed.
         """
         self._answers.fail(self._pending.expire(time.monotonic()), LATE)
         waiting = plan.pendings if plan is not None else self._pending.most_urgent(WINDOW)

@@ -21,7 +21,7 @@ Takers = Mapping[Bucket, Sequence[Program]]
 class ReadyPrograms:
     """Reads the replica's tables of programs and of generations of classes, and derives lists from them.
 
-    Rows of *usual* classes share batches: those of the latest generation whose core programs are all ready. Rows of
+    Rows of *usual* classes share batches: those of the latest generation with all core programs ready. Rows of
     other classes, the *rare* ones, run apart from them, in programs for any mixture of all classes.
     """
 

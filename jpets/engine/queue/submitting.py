@@ -60,7 +60,7 @@ class Submissions:
         return [item.future if isinstance(item, Pending) else item for item in prepared]
 
     def _look_up(self, item: Pending, responses: ResponseCache) -> Pending | Future[Result]:
-        """The kept answer to a query, or the query, whose answer will then be kept."""
+        """The kept answer to a query, or the query, so that its answer will be kept."""
         key = response_key(item.tenant, item.resident.loading if item.resident else None, item.row)
         result = responses.get(key)
         if result is None:

@@ -26,7 +26,7 @@ from jpets.errors import NotFound, OutOfSpace
 log = logging.getLogger(__name__)
 
 TOGETHER = 8
-"""Tasks whose slots are written between the same two batches, at most."""
+"""Most tasks that are written between the same two batches."""
 ON_THE_WAY = 1 / 8
 """Part of the host memory for tasks on their way to the device, besides the cached ones."""
 POLL = 0.001

@@ -1,4 +1,4 @@
-"""The table of tasks against a model: slots are never lost or given out twice, whichever tasks come and go."""
+"""The table of tasks against a model: slots are never lost or given out twice, as tasks come and go."""
 
 from __future__ import annotations
 

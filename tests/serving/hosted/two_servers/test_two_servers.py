@@ -1,4 +1,4 @@
-"""Two servers on one repository, and commands beside them: each soon answers as it lists, by whichever way a task was
+"""Two servers on one repository, and commands beside them: each soon answers as it lists, however a task was
 changed."""
 
 from __future__ import annotations
