@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 State = Literal["available", "starting", "ready", "draining", "failed"]
 POLL = 0.02
 OpenBackbone = Callable[[str, Callable[[], Sequence[Serves]]], tuple[Service, MakeEngine]]
-"""From a name, and what tells the engines that are there already how much memory is left, to a service that has not
-started."""
+"""(name, a function that gives the engines already there) -> a service that has not started, and what makes its
+engine."""
 
 
 class Hosted(NamedTuple):

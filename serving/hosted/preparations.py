@@ -79,7 +79,7 @@ class Preparations:
             self._wait_for(engine, known, done, own=False)
 
     def add_standard(self, engine: Serves, standard: Callable[[], Sequence[Task]]) -> None:
-        """Gives the engine the usual task shapes, also where it is not ``growing``; in a thread of its own."""
+        """Gives the engine the classes of the usual task shapes, if it is ``growing``; in a thread of its own."""
         if self.growing:
             threading.Thread(
                 target=self._add_standard, args=(engine, standard), name="jpets-standard", daemon=True

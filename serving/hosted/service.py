@@ -22,7 +22,7 @@ WARMING = 20.0
 """Seconds that a start waits at most for tasks to come to the device; the others come while it serves."""
 POLL = 0.02
 MakeEngine = Callable[[Mapping[ClassKey, int]], Serves]
-"""Makes the tasks of all classes that there are, of given tasks."""
+"""Makes an engine for this many tasks of each class."""
 
 
 class Service:

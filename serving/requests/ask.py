@@ -27,7 +27,7 @@ NUMBER = re.compile(r"[+-]?(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE][+-]?\d{
 Respond = Callable[[Sequence[Result]], Any]
 """Makes the response's content from results."""
 RENDERED = 16
-"""Characters of text that take as long to tokenise as a result takes to write."""
+"""The results of this many characters are written in the time that tokenising one takes."""
 EACH = 100
 """Effort of a query apart from its text, in characters."""
 LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"

@@ -38,8 +38,9 @@ CHILD_IDLE_SECONDS = 30.0
 """Seconds until an idle compiling process ends: it holds 600 MB."""
 MOST_WANTED = 1024
 COMPILE_SECONDS = 2.0
-"""Cost of compiling a program, before the first was compiled. A program is compiled once batches without it have lost
-as much: so at most twice the loss with the coming traffic known is spent (the rule of the rented skis)."""
+"""Seconds of all cores that compiling takes, until a program was compiled. A program is compiled once batches without
+it have lost as much: so at most twice the time is lost that would be if the coming traffic were known (the rule of the
+rented skis)."""
 
 TRIES = 2
 """Immediate tries of a program: the process that compiled it may have died for another reason (it was killed, memory
@@ -51,7 +52,8 @@ MOST_RETRY_SECONDS = 3600.0
 
 
 class BackgroundCompiler:
-    """Brings the programs that batches keep missing, and before those the start's ``menu`` while ``memory`` has room.
+    """Brings the programs that batches keep missing and, while there are none, the ``menu`` as far as ``memory`` has
+    room.
 
     ``add`` receives each loaded program.
     """

@@ -34,7 +34,7 @@ from jpets.types import Progress
 log = logging.getLogger(__name__)
 
 MOST_TOKENS = 65536
-"""Rows of one task in a batch, of which the cost is looked up."""
+"""Most tokens of one task in a batch for which a cost is looked up."""
 STACK_WEIGHTS = 7_000_000
 """Least weights of the measured layers: more than a core's caches hold, few enough to compile fast."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)

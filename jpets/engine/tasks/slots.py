@@ -19,7 +19,7 @@ class Slots:
 
     A registered task without queries may leave the device for another one. GreedyDual (Young 1994; Cao and Irani 1997)
     chooses it: a use sets a task's rank to the rank of the last task that left, plus the cost of bringing the task
-    again. With equal costs, this is least recently used. The first ``reserved`` tasks of a tenant never leave for
+    again. With equal costs, this is least recently used. Up to ``reserved`` tasks of a tenant never leave for
     another tenant's. ``on_idle`` is called, without the lock, when a slot may have become free.
     """
 
