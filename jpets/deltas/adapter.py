@@ -101,7 +101,7 @@ class Adapter(Method):
     def start(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
     ) -> Delta:
-        """``placement`` is a published one, Houlsby's by default. The up projection starts at zero."""
+        """``placement`` is a published one, Houlsby's by default. All but the down projection starts at zero."""
         given = dict(settings)
         placed = adapter_placement(str(given.pop("placement", "houlsby")), config)
         delta = self.init(rng, {**placed, **given}, config, INIT_SCALE)

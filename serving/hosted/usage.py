@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 PERIOD = 30.0
 """Seconds between two writes; a crash forgets what was asked since the last."""
 AGEING = 0.5
-"""Queries before a start count this much after it."""
+"""Weight of earlier counts after a start."""
 
 
 class UsageLog:

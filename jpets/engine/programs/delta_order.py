@@ -16,7 +16,7 @@ from jpets.engine.batch.bucket import Bucket, Variant, capacity, windowed
 from jpets.scheduling.costs.operators import Operator, assign_streams, interleave, stream_count
 
 ORDER_STREAMS = 2
-"""Turns on a single stream: operators alternate as if each half, memory-bound and compute-bound, had a stream."""
+"""On a single stream operators take turns as if each half, memory-bound and compute-bound, had a stream of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
