@@ -21,7 +21,7 @@ from jpets.types import Head, Task
 from serving.hosted.repository import Validator
 from serving.hosted.services import Services
 
-FIXTURES = Path(__file__).parents[3] / "fixtures"
+FIXTURES = Path(__file__).parent / "fixtures"
 SETTINGS = EngineSettings(
     dtype="float32", max_length=16, max_batch_tokens=64, max_batch_rows=4, slots=7, background_compile=False
 )
