@@ -59,7 +59,7 @@ class LookedUpNetwork(EncoderNetwork):
         state: State,
         batch: PackedBatch,
         views: Sequence[ClassView],
-    ) -> tuple[State, LookedUpOutputs]:
+    ) -> tuple[State, Any]:
         bound = bound_classes(self.config, bucket, variant, streams, banks, views)
         encoder = split(self.config)
         sites, model = forward.bind_sites(encoder, params, batch, bound), encoder.bind(params)

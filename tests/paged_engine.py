@@ -57,7 +57,11 @@ def assert_no_slot_lost(engine: Engine) -> None:
 def every_slot_in_use(engine: Engine) -> tuple[threading.Event, list[Future[Result]]]:
     """Queries of as many tasks as there are slots; their batches run once the event is set."""
     hold = threading.Event()
-    engine.hooks.append(lambda pendings: hold.wait(30) and None)
+
+    def wait(pendings: object) -> None:
+        hold.wait(30)
+
+    engine.hooks.append(wait)
     busy = engine.submit([Query(f"task-{n}", TEXT) for n in range(SLOTS)])
     wait_until(lambda: len(engine.tasks.all()) == SLOTS, 30)
     return hold, busy

@@ -35,7 +35,7 @@ from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
 from jpets.model.batch import POOLINGS
 from jpets.model.encoder import Params, cast_params, split
 from jpets.model.forward import Outputs
-from jpets.types import Delta, Head, Query, Task
+from jpets.types import Classification, Delta, Embedding, Head, Query, Regression, Result, Span, Task, Tokens
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -307,6 +307,16 @@ def dense_answer(
 
 def houlsby(config: BackboneConfig, **more: Any) -> dict[str, Any]:
     return {**adapter_placement("houlsby", config), **more}
+
+
+def logits_of(result: Result) -> np.ndarray:
+    assert isinstance(result, Classification | Regression | Tokens | Span), result
+    return result.logits
+
+
+def embedding_of(result: Result) -> np.ndarray:
+    assert isinstance(result, Embedding), result
+    return result.embedding
 
 
 def load_json(path: pathlib.Path) -> Any:

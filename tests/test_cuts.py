@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import tiny
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from jpets import tokenizing
 from jpets.cuts import Cuts
@@ -52,9 +53,7 @@ def tokenizer(kind: str) -> Tokenizer:
     return found
 
 
-def _spaces() -> object:
-    from tokenizers import Regex
-
+def _spaces() -> Regex:
     return Regex(" {2,}")
 
 
@@ -121,7 +120,12 @@ def test_no_more_is_tokenised_than_is_needed(text: str, monkeypatch: pytest.Monk
     encoder = TextEncoder(tiny().tokenizer_json, 800, 2, LIMIT)
     read: list[int] = []
     tokenize = TextEncoder._tokenize
-    monkeypatch.setattr(TextEncoder, "_tokenize", lambda self, part: read.append(len(part)) or tokenize(self, part))
+
+    def noted(self: TextEncoder, part: str) -> Any:
+        read.append(len(part))
+        return tokenize(self, part)
+
+    monkeypatch.setattr(TextEncoder, "_tokenize", noted)
     assert len(encoder.encode(Query(None, text, truncate=True), Preprocessing()).ids) == LIMIT
     with pytest.raises(InputTooLong, match=f"more than {LIMIT} tokens"):
         encoder.encode(Query(None, text), Preprocessing())

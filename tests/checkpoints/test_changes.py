@@ -120,7 +120,9 @@ def test_changes_by_releases_that_count_none_are_counted(old_folder: Path) -> No
     repository.close()
 
 
-def test_a_locked_catalogue_is_read_and_opened(tmp_path: Path, files: list[bytes], monkeypatch) -> None:
+def test_a_locked_catalogue_is_read_and_opened(
+    tmp_path: Path, files: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpoints.catalog, "BUSY_SECONDS", 0)
     repository = Repository(tmp_path)
     repository.put("a", files[0])
@@ -137,7 +139,9 @@ def test_a_locked_catalogue_is_read_and_opened(tmp_path: Path, files: list[bytes
         each.close()
 
 
-def test_a_catalogue_that_nobody_may_read_is_busy(tmp_path: Path, files: list[bytes], monkeypatch) -> None:
+def test_a_catalogue_that_nobody_may_read_is_busy(
+    tmp_path: Path, files: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpoints.catalog, "BUSY_SECONDS", 0)
     Repository(tmp_path).close()
     other = sqlite3.connect(tmp_path / "catalog.sqlite", isolation_level=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,7 +131,7 @@ def test_what_no_delta_holds_is_reported_as_lost(tmp_path: Path) -> None:
         ({"problem_type": "ordinal_regression"}, ["problem_type", "ordinal_regression"]),
     ],
 )
-def test_another_architecture_is_refused(settings: dict[str, object], named: list[str], tmp_path: Path) -> None:
+def test_another_architecture_is_refused(settings: dict[str, Any], named: list[str], tmp_path: Path) -> None:
     with pytest.raises(InvalidTask) as refused:
         read_model(write_full(tmp_path, biases, **settings), tiny(), Wishes())
     for each in named:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_a_native_folder_of_before_is_refused(tmp_path: Path) -> None:
     params = {**tiny().params, "word": tiny().params["word"].copy()}
     params["word"][5, 5] = np.nan
     broken = Backbone("own", tiny().config, params, tiny().tokenizer_json, "sha256:")
-    write_native(Backbone(*list(vars(broken).values())[:4], broken.computed_fingerprint()), tmp_path / "native")
+    write_native(dataclasses.replace(broken, fingerprint=broken.computed_fingerprint()), tmp_path / "native")
     with pytest.raises(InvalidBackbone, match="word: expected finite numbers, found NaN"):
         read_native(tmp_path / "native")
 

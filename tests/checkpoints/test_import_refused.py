@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from imported_tasks import IMPORTS, imported
 from safetensors.numpy import load_file, save_file
-from test_imported_adapters import IMPORTS, imported
 
 from checkpoints.imports import patterns
 from checkpoints.imports.heads import Wishes
 from jpets.errors import InvalidBackbone, InvalidTask
 
-Edit = Callable[[Path], None]
+Edit = Callable[[Path], object]
 
 
 def changed(file: str, **changes: Any) -> Edit:
@@ -41,10 +41,10 @@ def head(**changes: Any) -> Edit:
 
 
 def both(*edits: Edit) -> Edit:
-    return lambda folder: [edit(folder) for edit in edits] and None
+    return lambda folder: [edit(folder) for edit in edits]
 
 
-def tensors(change: Callable[[dict[str, np.ndarray]], None], files: str = "adapter*.safetensors") -> Edit:
+def tensors(change: Callable[[dict[str, np.ndarray]], object], files: str = "adapter*.safetensors") -> Edit:
     def edit(folder: Path) -> None:
         (path,) = (path for path in folder.glob(files))
         stored = load_file(path)
@@ -55,7 +55,7 @@ def tensors(change: Callable[[dict[str, np.ndarray]], None], files: str = "adapt
 
 
 def drop(end: str, files: str = "adapter*.safetensors") -> Edit:
-    return tensors(lambda stored: [stored.pop(name) for name in list(stored) if name.endswith(end)] and None, files)
+    return tensors(lambda stored: [stored.pop(name) for name in list(stored) if name.endswith(end)], files)
 
 
 def add(name: str, *shape: int, files: str = "adapter*.safetensors") -> Edit:
@@ -64,7 +64,7 @@ def add(name: str, *shape: int, files: str = "adapter*.safetensors") -> Edit:
 
 HEAD = "model_head.safetensors"
 A_MATRIX = "bert.encoder.layer.0.attention.self.query.lora_A.weight"
-NOT_FINITE = tensors(lambda stored: [each.fill(np.nan) for each in stored.values()] and None)
+NOT_FINITE = tensors(lambda stored: stored.update({name: np.full_like(each, np.nan) for name, each in stored.items()}))
 
 
 REFUSED: list[tuple[str, Edit, list[str]]] = [
@@ -85,7 +85,7 @@ REFUSED: list[tuple[str, Edit, list[str]]] = [
         tensors(lambda stored: stored.update({"base_model.model.bert.embeddings.extra": np.zeros(3, np.float32)})),
         ["bert.embeddings.extra: not understood"],
     ),
-    ("peft/lora", tensors(lambda stored: [each.fill(np.nan) for each in stored.values()] and None), ["NaN"]),
+    ("peft/lora", NOT_FINITE, ["NaN"]),
     (
         "peft/lora",
         settings(rank_pattern={"query": "8"}, alpha_pattern={"value": None, "(": 3}),
@@ -262,9 +262,11 @@ def test_what_has_no_effect_is_taken(case: str, edit: Edit, tmp_path: Path) -> N
     edit(folder)
     found, expected = imported(folder), imported(IMPORTS / case)
     assert (found.labels, found.head.activation) == (expected.labels, expected.head.activation)
-    for own, other in zip((found.head, *found.deltas), (expected.head, *expected.deltas), strict=True):
-        assert own.tensors.keys() == other.tensors.keys()
-        assert all(np.array_equal(own.tensors[name], other.tensors[name]) for name in own.tensors)
+    pairs = [(found.head.tensors, expected.head.tensors)]
+    pairs += [(a.tensors, b.tensors) for a, b in zip(found.deltas, expected.deltas, strict=True)]
+    for own, other in pairs:
+        assert own.keys() == other.keys()
+        assert all(np.array_equal(own[name], other[name]) for name in own)
 
 
 def test_a_head_may_have_no_bias(tmp_path: Path) -> None:

@@ -6,21 +6,19 @@ import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from imported_tasks import IMPORTS, backbone_of, imported
 from reference import LIVE_LENGTHS, LIVE_SEED
 from support import ENGINE_SETTINGS, FIXTURES, tiny
 
 from checkpoints.imports.heads import Wishes
-from checkpoints.imports.task import make_task, read_adapter
-from checkpoints.task_file import read_task, task_to_bytes
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
-from jpets.types import Query, Task
+from jpets.types import Query
 
-IMPORTS = FIXTURES / "imports"
 ROWS, LENGTH = 8, 32
 KEPT = {library: sorted(path.name for path in (IMPORTS / library).iterdir()) for library in ("peft", "adapters")}
 LIVE = [name for name in KEPT if find_spec("torch") is not None and find_spec(name) is not None]
@@ -29,20 +27,9 @@ ARGUMENTS: Mapping[str, Wishes] = {"multilabel": Wishes(labels=("a", "b", "c"))}
 """What a user gives beside the folder."""
 
 
-def backbone_of(case: str) -> str:
-    family = case.rpartition("-")[2]
-    return f"tiny-{family}" if family in ("distilbert", "roberta", "electra") else "tiny-bert"
-
-
-def imported(folder: Path, name: str = "own", wishes: Wishes = Wishes()) -> Task:  # noqa: B008
-    backbone = tiny(backbone_of(folder.name))
-    found = read_adapter(folder, backbone, wishes)
-    assert found is not None
-    task = make_task(name, found, backbone)
-    return read_task(task_to_bytes(task), id=name, config=backbone.config, backbone=backbone.ref())
-
-
-def written(library: str, source: str, folder: Path) -> tuple[dict[str, np.ndarray], Mapping[str, tuple[Path, Any]]]:
+def written(
+    library: Literal["peft", "adapters"], source: str, folder: Path
+) -> tuple[dict[str, np.ndarray], Mapping[str, tuple[Path, Any]]]:
     """(inputs, case -> its folder and logits), from the fixtures or made now."""
     if source == "kept":
         inputs = dict(np.load(FIXTURES / "tiny-bert" / "outputs.npz"))
@@ -61,7 +48,9 @@ def written(library: str, source: str, folder: Path) -> tuple[dict[str, np.ndarr
 
 
 @pytest.mark.parametrize(("library", "source"), SOURCES)
-def test_imported_tasks_answer_as_in_their_library(library: str, source: str, tmp_path: Path) -> None:
+def test_imported_tasks_answer_as_in_their_library(
+    library: Literal["peft", "adapters"], source: str, tmp_path: Path
+) -> None:
     inputs, cases = written(library, source, tmp_path)
     tasks = {name: imported(path, name, ARGUMENTS.get(name, Wishes())) for name, (path, _) in cases.items()}
     errors = {}

@@ -61,9 +61,15 @@ def test_put_read_delete(blobs: RemoteBlobs, tmp_path: Path) -> None:
 
 def test_a_blob_is_fetched_once(blobs: RemoteBlobs, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = blobs.put(b"one")
-    other, fetched = remote(url, tmp_path / "other"), []
+    other = remote(url, tmp_path / "other")
+    fetched: list[str] = []
     fetch = MemoryFileSystem.cat_file
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *of, **how: fetched.append(of[1]) or fetch(*of, **how))
+
+    def noted(*of: Any, **how: Any) -> Any:
+        fetched.append(of[1])
+        return fetch(*of, **how)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", noted)
     assert other.read(digest) == other.read(digest) == blobs.read(digest) == b"one"
     assert len(fetched) == 1
     assert names(tmp_path / "other") == [f"{digest}.safetensors"]

@@ -65,7 +65,7 @@ def test_invalid_file_changes_nothing(repository: Repository, files: list[bytes]
     with pytest.raises(InvalidTask):
         repository.put("sample", files[1][:-1])
 
-    def refuse(data: bytes, id: str) -> Task:
+    def refuse(data: bytes | memoryview, id: str) -> Task:
         raise InvalidTask("wrong backbone")
 
     with pytest.raises(InvalidTask, match="wrong backbone"):

@@ -264,7 +264,7 @@ def test_a_package_carries_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def _published(folder: Path, hub: Path) -> Callable[..., str]:
     """A hub with one model: what is asked for, and no more, comes to ``hub``."""
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     def download(name: str, allow_patterns: list[str]) -> str:
         files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]

@@ -86,7 +86,7 @@ def test_changes_by_other_programs_count(open_shared: Open, schema: str, files: 
     for statement in ("UPDATE versions SET state = 'active'", "DELETE FROM versions"):
         seen, _ = repository.changes(0)
         with psycopg.connect(schema, autocommit=True) as connection:
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement)
         assert repository.changes(seen)[1] == ["a"]
 
 

@@ -219,9 +219,9 @@ def test_large_files_are_refused_without_a_copy(
     entry = {"dtype": dtype, "shape": [count], "data_offsets": [0, count * size]}
     header = json.dumps({"__metadata__": {"jpets": json.dumps(document)}, name: entry}).encode()
     path = tmp_path / "large.safetensors"
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(file.tell() + count * size)
+    with path.open("wb") as written:
+        written.write(len(header).to_bytes(8, "little") + header)
+        written.truncate(written.tell() + count * size)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         tracemalloc.start()
         with pytest.raises(InvalidTask), memoryview(data) as view:

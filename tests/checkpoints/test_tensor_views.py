@@ -13,7 +13,7 @@ import safetensors.numpy
 from checkpoints.tensor_views import view_tensors
 from jpets.errors import InvalidTask
 
-TENSORS = {
+TENSORS: dict[str, np.ndarray] = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
     "b": np.arange(5, dtype=np.uint8),
     "empty": np.zeros((0, 4), np.float16),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from pathlib import Path
@@ -35,7 +36,10 @@ def test_numbers_beyond_f32_are_refused_by_name(tmp_path: Path, recwarn: pytest.
         large = good.copy()
         large[1, 1], large[0, 1] = number, np.nan
         save_file({"good": good, "large": large, "none": good[:0]}, tmp_path / SAFETENSORS)
-        for read in (lambda: read_tensors(tmp_path), lambda: read_one_of(tmp_path, [SAFETENSORS])):
+        for read in (
+            functools.partial(read_tensors, tmp_path),
+            functools.partial(read_one_of, tmp_path, [SAFETENSORS]),
+        ):
             with pytest.raises(InvalidBackbone, match="finite in f32, found larger ones in large;"):
                 read()
     save_file({"good": good, "none": good[:0]}, tmp_path / SAFETENSORS)
