@@ -12,6 +12,7 @@ from support import (
     ENGINE_BUCKETS,
     ENGINE_SETTINGS,
     dense_answer,
+    logits_of,
     make_head,
     make_task,
     method_tasks,
@@ -67,6 +68,7 @@ def test_one_call_mixes_every_task_and_the_bare_backbone(engine: Engine, all_at_
     bare = results[-1]
     assert isinstance(bare, Embedding)
     assert np.linalg.norm(bare.embedding) == pytest.approx(1, abs=1e-5)
+    assert results[0].timing is not None
     assert {result.timing.program for result in results if result.timing} == {results[0].timing.program}
 
 
@@ -75,7 +77,7 @@ def test_single_and_mixed_answers_agree(engine: Engine) -> None:
     together = engine.infer(queries)
     for query, result in zip(queries, together, strict=True):
         (alone,) = engine.infer([query])
-        np.testing.assert_allclose(alone.logits, result.logits, atol=1e-4)
+        np.testing.assert_allclose(logits_of(alone), logits_of(result), atol=1e-4)
 
 
 def test_what_is_wrong_with_one_query_is_in_its_own_result(engine: Engine) -> None:
@@ -110,11 +112,11 @@ def test_tasks_come_change_and_go(engine: Engine) -> None:
     engine.add_task(like("newcomer", tasks["adapter"]))
     (first,) = engine.infer([Query("newcomer", TEXT)])
     (original,) = engine.infer([Query("adapter", TEXT)])
-    np.testing.assert_allclose(first.logits, original.logits, atol=1e-6)
+    np.testing.assert_allclose(logits_of(first), logits_of(original), atol=1e-6)
     head = make_head(np.random.default_rng(99), 64, 3, two_layers=True)
     engine.add_task(dataclasses.replace(like("newcomer", tasks["adapter"]), head=head))
     (second,) = engine.infer([Query("newcomer", TEXT)])
-    assert not np.allclose(first.logits, second.logits)
+    assert not np.allclose(logits_of(first), logits_of(second))
     engine.remove_task("newcomer")
     (gone,) = engine.infer([Query("newcomer", TEXT)])
     assert isinstance(gone.error, NotFound)
@@ -135,7 +137,7 @@ def test_removing_a_task_with_queries_in_flight(engine: Engine) -> None:
     assert all(result.error is None for result in results)
     (reference,) = engine.infer([Query("diff", TEXT)])
     for result in results[::2]:
-        np.testing.assert_allclose(result.logits, reference.logits, atol=1e-4)
+        np.testing.assert_allclose(logits_of(result), logits_of(reference), atol=1e-4)
     assert engine.tasks.occupancy() == used
 
 
@@ -177,13 +179,13 @@ def test_a_task_of_nan_answers_with_an_error(engine: Engine) -> None:
 
 
 def test_many_threads_get_their_own_answers(engine: Engine) -> None:
-    expected = {name: engine.infer([Query(name, TEXT)])[0].logits for name in LABELLED}
+    expected = {name: logits_of(engine.infer([Query(name, TEXT)])[0]) for name in LABELLED}
     wrong: list[str] = []
 
     def ask(name: str) -> None:
         for _ in range(10):
             (result,) = engine.infer([Query(name, TEXT)])
-            if result.error or not np.allclose(result.logits, expected[name], atol=1e-4):
+            if result.error or not np.allclose(logits_of(result), expected[name], atol=1e-4):
                 wrong.append(name)
 
     threads = [threading.Thread(target=ask, args=(name,)) for name in LABELLED * 2]
@@ -251,7 +253,7 @@ def test_tasks_come_and_go_beside_first_runs(engine: Engine) -> None:
         while not all(future.done() for future in added):
             engine.add_task(newcomer)
             (result,) = engine.infer([Query("newcomer", TEXT)])
-            np.testing.assert_allclose(result.logits, expected.logits, atol=1e-4)
+            np.testing.assert_allclose(logits_of(result), logits_of(expected), atol=1e-4)
             engine.remove_task("newcomer")
         for future in added:
             future.result()

@@ -72,7 +72,7 @@ def test_special_tokens_that_a_text_spells(name: str, tmp_path: pathlib.Path) ->
     tasks = [make_task(backbone, delta.method, [delta], head) for delta in deltas]
     with Engine(backbone, tasks, ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS[1:]) as engine:
         engine.start()
-        plain, *answers = engine.infer([Query(task and task.id, text) for task in (None, *tasks)])
+        plain, *answers = engine.infer([Query(task.id if task else None, text) for task in (None, *tasks)])
     ids = np.array(tokenizers.Tokenizer.from_str(backbone.tokenizer_json).encode(text).ids)
     roberta = name == "tiny-roberta"
     assert (ids == (1 if roberta else 0)).sum() == (3 if roberta else 1)

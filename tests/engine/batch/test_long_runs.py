@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, logits_of, method_tasks, shallow
 
 from jpets.engine.batch.bucket import HEAVY_RUNS
 from jpets.engine.engine import Engine
@@ -45,7 +45,7 @@ def test_rows_that_meet_run_in_a_program_of_their_own(program_cache: Path) -> No
         def planned(batch: Sequence[Query]) -> Plan:
             return engine._planner.place(prepared(engine, batch))
 
-        before = [np.asarray(result.logits) for result in engine.infer(together)]
+        before = [np.asarray(logits_of(result)) for result in engine.infer(together)]
         assert planned(together).program.key.variant.run == SHORT
         chosen = engine.specialise(together)
         assert chosen is not None and chosen.variant.run == LONG
@@ -53,7 +53,7 @@ def test_rows_that_meet_run_in_a_program_of_their_own(program_cache: Path) -> No
         assert plan.program.key == chosen and plan.wanted is None
         assert planned(scattered).program.key.variant.run == SHORT
         for old, result in zip(before, engine.infer(together), strict=True):
-            np.testing.assert_allclose(np.asarray(result.logits), old, atol=1e-5)
+            np.testing.assert_allclose(np.asarray(logits_of(result)), old, atol=1e-5)
 
 
 def test_a_program_of_long_runs_is_for_no_other_mixture(engine: Engine) -> None:

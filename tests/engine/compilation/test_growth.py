@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow, wait_until
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, logits_of, method_tasks, shallow, wait_until
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.compilation.growth import Growth
@@ -37,7 +37,7 @@ def queries(*tasks: Task) -> list[Query]:
 
 def numbers(result: Result) -> np.ndarray:
     assert result.error is None, result.error
-    return result.logits  # type: ignore[attr-defined, no-any-return]
+    return logits_of(result)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.planning.planner import USUAL_TOKENS, Planner
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey
+from jpets.engine.tasks.entries import Resident
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.types import Query
 from pallas_kernels.sparse_matmul.columns import unpack_columns
@@ -56,13 +57,16 @@ def test_one_strange_batch_says_little(table: CostTable) -> None:
 def test_heavy_rows_teach_nothing_while_nobody_knows_what_they_add(engine: Engine) -> None:
     planner = Planner(engine.replica, engine.costs, None, ENGINE_SETTINGS, engine.menu)
     ids = np.full(5, 7, np.int32)
-    slots = {name: engine.tasks.acquire("default", name) for name in ("mask", "bitfit")}
-    for resident in slots.values():
+    slots = {}
+    for name in ("mask", "bitfit"):
+        resident = engine.tasks.acquire("default", name)
+        assert isinstance(resident, Resident)
+        slots[name] = resident.slots
         engine.tasks.done(resident)
     own = program(0.010)
-    planner.ran([Row.of_tokens(ids, ids, slots["mask"].slots, 0)], own, 0.020)
+    planner.ran([Row.of_tokens(ids, ids, slots["mask"], 0)], own, 0.020)
     assert own.seconds == 0.010
-    planner.ran([Row.of_tokens(ids, ids, slots["bitfit"].slots, 0)], own, 0.020)
+    planner.ran([Row.of_tokens(ids, ids, slots["bitfit"], 0)], own, 0.020)
     assert own.seconds > 0.010
 
 

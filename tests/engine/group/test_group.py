@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, shallow, wait_until
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, dense_answer, light_or_mask_task, logits_of, shallow, wait_until
 
 from jpets.engine.group import balancer
 from jpets.engine.group.group import EngineGroup
@@ -82,7 +82,7 @@ def _encoder() -> Any:
 def check(results: Sequence[Result], numbers: Sequence[int]) -> None:
     for number, result in zip(numbers, results, strict=True):
         assert result.error is None, result.error
-        np.testing.assert_allclose(result.logits, expected(number), atol=1e-4)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(logits_of(result), expected(number), atol=1e-4)
 
 
 def test_a_group_reports_each_device(group: EngineGroup) -> None:
@@ -151,7 +151,7 @@ def test_two_hundred_moves_while_queries_come(group: EngineGroup) -> None:
         while not over.is_set():
             numbers = [int(n) for n in rng.integers(0, 12, 4)]
             for number, result in zip(numbers, group.infer([query(n) for n in numbers]), strict=True):
-                close = result.error is None and np.allclose(result.logits, expected(number), atol=1e-4)  # type: ignore[attr-defined]
+                close = result.error is None and np.allclose(logits_of(result), expected(number), atol=1e-4)
                 answered["right" if close else "wrong"] += 1
                 wrong.extend([] if close else [result])
 
@@ -205,7 +205,7 @@ def test_a_copy_that_fails_leaves_everything_as_it_was(group: EngineGroup, monke
 
 def test_a_pinned_task_moves_though_its_file_is_gone(group: EngineGroup) -> None:
     """The task goes from device to device, stays pinned, and is read once."""
-    reads = []
+    reads: list[int] = []
 
     def load() -> Task:
         if reads:
@@ -219,7 +219,7 @@ def test_a_pinned_task_moves_though_its_file_is_gone(group: EngineGroup) -> None
     target = (source + 1) % DEVICES
     assert group.mover.move(TaskName.of("pinned"), source, target) and group.mover.wait(10)
     (result,) = group.infer([query(5, "pinned")])
-    np.testing.assert_allclose(result.logits, expected(5), atol=1e-4)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(logits_of(result), expected(5), atol=1e-4)
     resident = group._members[target].tasks.get("default", "pinned")
     assert resident is not None and not resident.pageable
     group.remove_task("pinned")
@@ -227,13 +227,13 @@ def test_a_pinned_task_moves_though_its_file_is_gone(group: EngineGroup) -> None
 
 def test_a_task_that_is_not_on_its_device_moves_without_being_read(group: EngineGroup) -> None:
     (source,) = group.devices_of("task-20")
-    reads = []
+    reads: list[int] = []
     group.register_task("late", lambda: reads.append(1) or light_or_mask_task(20, "late"))  # type: ignore[func-returns-value]
     (source,) = group.devices_of("late")
     assert group.mover.move(TaskName.of("late"), source, (source + 1) % DEVICES)
     assert not reads and group.mover.wait(10)
     (result,) = group.infer([query(20, "late")])
-    np.testing.assert_allclose(result.logits, expected(20), atol=1e-4)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(logits_of(result), expected(20), atol=1e-4)
     assert len(reads) == 1
     group.remove_task("late")
     assert isinstance(group.infer([query(20, "late")])[0].error, NotFound)
@@ -257,14 +257,14 @@ def test_copies_share_the_queries_and_new_versions_replace_them_all(group: Engin
     assert group.devices_of("hot") == (source, other)
     before = [group._members[device].stats.real_tokens for device in (source, other)]
     results = group.infer([query(1, "hot")] * 40)
-    assert {result.logits.tobytes() for result in results} and all(r.error is None for r in results)  # type: ignore[attr-defined]
+    assert {logits_of(result).tobytes() for result in results} and all(r.error is None for r in results)
     assert all(group._members[d].stats.real_tokens > old for d, old in zip((source, other), before, strict=True))
     group.add_task(light_or_mask_task(2, "hot"), version=2)
     assert len(group.devices_of("hot")) == 1
     for result in group.infer([query(2, "hot")] * 20):
-        np.testing.assert_allclose(result.logits, expected(2), atol=1e-4)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(logits_of(result), expected(2), atol=1e-4)
     assert group.mover.wait(10)
-    group.mover.move(TaskName.of("hot"), *(group.devices_of("hot")), (group.devices_of("hot")[0] + 1) % 4, copy=True)
+    group.mover.move(TaskName.of("hot"), group.devices_of("hot")[0], (group.devices_of("hot")[0] + 1) % 4, copy=True)
     first, second = group.devices_of("hot")
     group.mover.withdraw(TaskName.of("hot"), second)
     group.mover.withdraw(TaskName.of("hot"), first)
@@ -296,7 +296,7 @@ def test_versions_change_while_tasks_move(group: EngineGroup) -> None:
         thread.start()
     for _ in range(100):
         (result,) = group.infer([query(0, "changing")])
-        if result.error or not any(np.allclose(result.logits, each, atol=1e-4) for each in versions):  # type: ignore[attr-defined]
+        if result.error or not any(np.allclose(logits_of(result), each, atol=1e-4) for each in versions):
             wrong.append(result)
     over.set()
     for thread in threads:
@@ -336,11 +336,13 @@ def test_skewed_load_moves_tasks_by_itself(make: Make, monkeypatch: pytest.Monke
 
 def test_a_task_too_hot_for_one_device_is_copied_and_gathered_again(make: Make) -> None:
     own = make(devices=2, interval=AdaptiveInterval(least=0.05, most=0.2, start=0.05))
-    wait_until(lambda: check(own.infer([query(0)] * 50), [0] * 50) is None and len(own.devices_of("task-0")) == 2, 30)
-    others = list(range(1, 12))
-    wait_until(
-        lambda: check(own.infer([query(n) for n in others]), others) is None and len(own.devices_of("task-0")) == 1, 60
-    )
+
+    def devices_after(numbers: list[int]) -> int:
+        check(own.infer([query(n) for n in numbers]), numbers)
+        return len(own.devices_of("task-0"))
+
+    wait_until(lambda: devices_after([0] * 50) == 2, 30)
+    wait_until(lambda: devices_after(list(range(1, 12))) == 1, 60)
     assert own.mover.wait(10)
 
 
@@ -358,8 +360,12 @@ def test_closing_answers_everything(make: Make) -> None:
 def test_a_full_queue_refuses_a_submission_as_a_whole(make: Make) -> None:
     own = make(devices=2, settings=dataclasses.replace(SETTINGS, max_queue=20))
     hold = threading.Event()
+
+    def wait(pendings: object) -> None:
+        hold.wait(30)
+
     for member in own._members:
-        member.hooks.append(lambda pendings: hold.wait(30) and None)
+        member.hooks.append(wait)
     with pytest.raises(Saturated):
         own.submit([query(0)] * 5 + [query(1)] * 50)
     hold.set()

@@ -20,7 +20,12 @@ def test_readers_are_waited_for_and_never_wait() -> None:
     reader = threading.Thread(target=read)
     reader.start()
     inside.wait(30)
-    settler = threading.Thread(target=lambda: (readers.settle(), order.append("settled")))
+
+    def settle() -> None:
+        readers.settle()
+        order.append("settled")
+
+    settler = threading.Thread(target=settle)
     settler.start()
     time.sleep(0.05)
     with readers.reading():

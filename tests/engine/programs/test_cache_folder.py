@@ -98,9 +98,9 @@ def test_a_tilde_is_the_home_folder(
 @pytest.mark.usefixtures("no_home")
 def test_a_tilde_without_a_home_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for asked in (lambda: open_cache(Path("~/programs")), lambda: open_cache(Path("~no-such-user/programs"))):
+    for asked in ("~/programs", "~no-such-user/programs"):
         with pytest.raises(InvalidInput, match="home folder"):
-            asked()
+            open_cache(Path(asked))
     monkeypatch.setenv("JPETS_CACHE_DIR", "~/programs")
     with pytest.raises(InvalidInput, match=r"--cache-dir.*home folder"):
         open_cache()

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import re
 from collections import Counter
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +34,7 @@ ANNOTATION = re.compile(r'_xla_stream_annotation = "(\d+)"')
 def crowded(methods: tuple[str, ...] = tuple(METHODS)) -> Bench:
     """Three lora and two diff classes that meet at a site, and the other ``methods``."""
     backbone, rng = shallow(), np.random.default_rng(0)
-    drawn = [
+    drawn: list[tuple[str, dict[str, Any]]] = [
         *((method, {}) for method in methods),
         ("lora", {"rank": 7}),
         ("lora", {"rank": 30}),

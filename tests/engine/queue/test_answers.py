@@ -30,8 +30,8 @@ class Counted(TaskTable):
         super().__init__({})
         self.let_go = 0
 
-    def done(self, resident: Any) -> None:
-        del resident
+    def done(self, resident: Any, queries: int = 1) -> None:
+        del resident, queries
         self.let_go += 1
 
 
@@ -89,7 +89,8 @@ def test_a_submission_looks_a_task_up_once_and_holds_it_for_each_query(
     acquire = mock.Mock(wraps=engine.tasks.acquire)
     monkeypatch.setattr(engine.tasks, "acquire", acquire)
     hits = engine.tasks.hits
-    results = engine.infer([Query(name, "a text") for name in ("mask", "bitfit", "mask", None, "mask", ["no", "id"])])  # type: ignore[list-item]
+    names: list[Any] = ["mask", "bitfit", "mask", None, "mask", ["no", "id"]]
+    results = engine.infer([Query(name, "a text") for name in names])
     assert [result.error is None for result in results] == [True] * 5 + [False]
     assert [call.args[1:] for call in acquire.mock_calls] == [("mask", 3), ("bitfit", 1)]
     assert engine.tasks.hits == hits + 4

@@ -125,8 +125,8 @@ def p99(took: list[float]) -> float:
     return float(np.percentile(took, 99))
 
 
-CAPACITY = {gpu: 1120.0, cpu: 376.0}
-"""Queries a second that these devices serve when the queue is long, about."""
+CAPACITY: dict[Seconds, float] = {gpu: 1120.0, cpu: 376.0}
+"""About how many queries a second these devices serve when the queue is long."""
 
 
 @pytest.mark.parametrize(("cost", "warm", "kept"), [(gpu, 0.0, 0.97), (cpu, 1.0, 0.48)])

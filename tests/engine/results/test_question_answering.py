@@ -60,8 +60,9 @@ def test_no_span_is_better(question: tuple[np.ndarray, Passage, int]) -> None:
 
 def test_the_first_of_equal_spans_is_the_answer() -> None:
     logits = np.zeros((5, 2), np.float32)
-    assert best_span(logits, Passage(1, 5, False), 3) == (1, 2, pytest.approx(1 / 16))
-    assert best_span(logits, Passage(1, 5, True), 3) == (1, 2, pytest.approx(1 / 25))
+    for null, probability in ((False, 1 / 16), (True, 1 / 25)):
+        start, end, score = best_span(logits, Passage(1, 5, null), 3)
+        assert (start, end) == (1, 2) and score == pytest.approx(probability)
 
 
 def test_scores_too_small_for_a_product_still_have_an_order() -> None:
@@ -139,9 +140,10 @@ def test_a_kept_answer_has_the_words_of_each_text(asked: Engine, monkeypatch: py
         Query("questions", input_ids=ids, token_type_ids=types),
         Query("questions", QUESTION, CONTEXT),
     ]
-    first, upper, bare, again = spans = [result for query in queries for result in asked.infer([query])]
+    spans = [result for query in queries for result in asked.infer([query])]
     assert (asked.responses.hits, asked.responses.misses) == (3, 1)
-    assert all(isinstance(span, Span) and (span.start, span.end) == (first.start, first.end) for span in spans)
+    first, upper, bare, again = [span for span in spans if isinstance(span, Span)]
+    assert all((span.start, span.end) == (first.start, first.end) for span in (first, upper, bare, again))
     assert isinstance(first.answer, Answer)
     assert again.answer == first.answer
     assert upper.answer == Answer(first.answer.text.upper(), first.answer.start + 2, first.answer.end + 2)
