@@ -19,6 +19,7 @@ from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.types import Delta, Head, Preprocessing, Task
+from serving.hosted.repository import Validator
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
 
@@ -70,7 +71,7 @@ def tasks(make_task: Callable[..., Task]) -> list[Task]:
 
 
 @pytest.fixture(scope="session")
-def validator(backbone: Backbone) -> Callable[[bytes, str], Task]:
+def validator(backbone: Backbone) -> Validator:
     return lambda data, id: read_task(data, id=id, config=backbone.config, backbone=backbone.fingerprint)
 
 
@@ -79,7 +80,7 @@ def service(
     tmp_path_factory: pytest.TempPathFactory,
     backbone: Backbone,
     tasks: list[Task],
-    validator: Callable[[bytes, str], Task],
+    validator: Validator,
 ) -> Iterator[Service]:
     """Started on a repository that holds ``tasks``; the engine also has a task of NaN, which no repository accepts."""
     repository = Repository(tmp_path_factory.mktemp("repository"), validator=validator)
@@ -102,7 +103,9 @@ def broken(task: Task) -> Task:
 
 @pytest.fixture(scope="session")
 def engine(service: Service) -> Engine:
-    return service.engine
+    own = service.engine
+    assert isinstance(own, Engine)
+    return own
 
 
 @pytest.fixture

@@ -22,7 +22,9 @@ from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.interface import Serves
+from jpets.engine.tasks.entries import Resident
 from jpets.types import Task, TaskName
+from serving.hosted.repository import Validator
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
 
@@ -40,7 +42,6 @@ PAGED = EngineSettings(
 TASKS = 20
 """``task-0`` to ``task-19``: topics, except that every fifth has several labels, and another fifth an embedding
 head."""
-Validator = Callable[[bytes, str], Task]
 
 
 @dataclasses.dataclass
@@ -56,7 +57,7 @@ class Place:
     open: list[tuple[Service, Repository]] = dataclasses.field(default_factory=list)
 
     def repository(self) -> Repository:
-        def validator(data: bytes, id: str) -> Task:
+        def validator(data: bytes | memoryview, id: str) -> Task:
             self.reads[id] += 1
             return self.validator(data, id)
 
@@ -95,6 +96,11 @@ def draw(make_task: Callable[..., Task], number: int, seed: int = 0) -> Task:
     return make_task(f"task-{number}", **how)
 
 
+def engine_of(service: Service) -> Engine:
+    assert isinstance(service.engine, Engine)
+    return service.engine
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("paged-cache")
@@ -129,7 +135,7 @@ def ask(call: Call, *numbers: int) -> list[Any]:
 def test_every_stored_task_answers(place: Place) -> None:
     service = place.serve()
     call = place.call(service)
-    assert len(service.engine.tasks.all()) == SLOTS, "the start brings as many as fit"
+    assert len(engine_of(service).tasks.all()) == SLOTS, "the start brings as many as fit"
     first = ask(call, *range(TASKS))
     assert not any("error" in item for item in first)
     assert all(("labels" in item) == (number % 5 == 1) for number, item in enumerate(first))
@@ -137,7 +143,7 @@ def test_every_stored_task_answers(place: Place) -> None:
     for number in np.random.default_rng(0).permutation(TASKS):
         (again,) = ask(call, int(number))
         assert again == first[number]
-    assert len(service.engine.tasks.all()) <= SLOTS
+    assert len(engine_of(service).tasks.all()) <= SLOTS
     assert set(place.reads.values()) == {2}, "once for its classes, once to serve it: host memory keeps them all"
 
 
@@ -172,10 +178,10 @@ def test_a_restart_reads_the_most_used_and_no_other(place: Place) -> None:
     place.close()
     place.reads.clear()
     service = place.serve()
-    assert {resident.task.id for resident in service.engine.tasks.all()} == {f"task-{n}" for n in favourites}
+    assert {resident.task.id for resident in engine_of(service).tasks.all()} == {f"task-{n}" for n in favourites}
     assert place.reads == {f"task-{n}": 1 for n in favourites}
     assert ask(place.call(service), *favourites) == before
-    assert service.engine.tasks.misses == 0
+    assert engine_of(service).tasks.misses == 0
 
 
 def test_after_a_crash_the_same_tasks_are_there(place: Place) -> None:
@@ -243,13 +249,15 @@ def test_changes_of_tasks_that_are_not_on_the_device(place: Place, make_task: Ca
 
 def test_an_upload_while_every_slot_is_in_use(place: Place, make_task: Callable[..., Task]) -> None:
     service = place.serve()
-    call, tasks = place.call(service), service.engine.tasks
-    held = [tasks.acquire("default", resident.task.id) for resident in tasks.all()]
+    call, tasks = place.call(service), engine_of(service).tasks
+    taken = [tasks.acquire("default", resident.task.id) for resident in tasks.all()]
+    held = [resident for resident in taken if isinstance(resident, Resident)]
+    assert len(held) == len(taken)
     data = task_to_bytes(dataclasses.replace(draw(make_task, 0, seed=3), id="fresh"))
     answer = call("PUT", "/v1/tasks/fresh", content=data)
     assert (answer.status_code, answer.json()["tier"]) == (201, "repository")
     for resident in held:
-        tasks.done(resident)  # type: ignore[arg-type]
+        tasks.done(resident)
     assert call("POST", "/v1/classify", json={"model": "fresh", "input": "hello"}).status_code == 200
 
 

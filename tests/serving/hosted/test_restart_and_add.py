@@ -19,6 +19,7 @@ from jpets.engine.compilation.growth import Growth
 from jpets.engine.engine import Engine
 from jpets.errors import OutOfSpace
 from jpets.types import Task
+from serving.hosted.repository import Validator
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
 
@@ -30,9 +31,7 @@ Start = Callable[..., Service]
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path, program_cache: Path, backbone: Backbone, validator: Callable[[bytes, str], Task]
-) -> Iterator[Start]:
+def start(tmp_path: Path, program_cache: Path, backbone: Backbone, validator: Validator) -> Iterator[Start]:
     """Starts a server on the one repository; the earlier server ends."""
     repository = Repository(tmp_path / "repository", validator=validator)
     running: list[Service] = []
@@ -165,7 +164,7 @@ def test_a_task_that_is_deleted_meanwhile_stays_away(
 def test_what_others_add_is_served_too(start: Start, make_task: Callable[..., Task], settings: ServingSettings) -> None:
     service = start()
     call = client(service, settings)
-    service.repository.put("beside", task_to_bytes(make_task("beside")))  # type: ignore[attr-defined]
+    service.repository.put("beside", memoryview(task_to_bytes(make_task("beside"))))
     end = time.monotonic() + 60
     while ask(call, "beside").status_code != 200:
         service.following.refresh()

@@ -28,7 +28,7 @@ def test_it_is_served_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(WORKLOADS, "looked-up", LookedUpWorkload)
     backbone, tasks = dataclasses.replace(shallow(), kind="looked-up"), two_tasks()
 
-    def validator(data: bytes, id: str) -> Task:
+    def validator(data: bytes | memoryview, id: str) -> Task:
         return read_task(data, id=id, config=backbone.config, backbone=backbone.fingerprint)
 
     repository = Repository(tmp_path / "repository", validator=validator)

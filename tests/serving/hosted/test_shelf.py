@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shelf_of(folder: Path) -> Shelf:
-    return Shelf(Options(demo=True, backbones=folder), cast(Repository, None))
+    return Shelf(Options.model_validate({"demo": True, "backbones": folder}), cast(Repository, None))
 
 
 def test_what_was_taken_in_before_a_crash_is_taken_in_once(folder: Path) -> None:

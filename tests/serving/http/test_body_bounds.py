@@ -37,9 +37,9 @@ def count(value: Any) -> tuple[int, int, int, int]:
         digits = len(str(abs(value))) if isinstance(value, int) and not isinstance(value, bool) else 0
         return 0, 0, 0, digits
     inside = [count(each) for each in (value.values() if isinstance(value, dict) else value)]
-    commas, colons, containers, digits = (tuple(zip(*inside, strict=True))) if inside else ((0,),) * 4
+    commas, colons, containers, numbers = zip(*inside, strict=True) if inside else ((0,),) * 4
     own = max(0, len(value) - 1), len(value) if isinstance(value, dict) else 0
-    return own[0] + sum(commas), own[1] + sum(colons), 1 + sum(containers), max(digits)
+    return own[0] + sum(commas), own[1] + sum(colons), 1 + sum(containers), max(numbers)
 
 
 @given(document=documents, piece=st.integers(2, 40), indent=st.sampled_from([None, 1]), ascii_only=st.booleans())

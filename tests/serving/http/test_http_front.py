@@ -250,13 +250,13 @@ def test_metrics(call: Call) -> None:
     assert ("jpets_queue_depth", ()) in after and ("jpets_background_compiles_waiting", ()) in after
 
 
-def test_metrics_of_the_response_cache(call: Call, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service.engine, "responses", ResponseCache(1 << 20))
+def test_metrics_of_the_response_cache(call: Call, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "responses", ResponseCache(1 << 20))
     first, again = (call("POST", "/v1/classify", json=BODY).json()["data"] for _ in range(2))
     assert first == again
     found = samples(call)
     assert (found["jpets_response_cache_hits_total", ()], found["jpets_response_cache_misses_total", ()]) == (1, 1)
-    assert found["jpets_response_cache_bytes", ()] == service.engine.responses.bytes > 0
+    assert found["jpets_response_cache_bytes", ()] == engine.responses.bytes > 0
 
 
 def test_status_page_escapes_and_loads_nothing(call: Call, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,10 +105,11 @@ def test_a_job_that_is_killed_goes_on_and_publishes_its_task(
     assert (answer.status_code, answer.json()["state"], answer.json()["backbone"]) == (202, "queued", "tiny-bert")
     id = answer.json()["id"]
     job = jobs.folders.get(id)
-    examples = read_examples(job.data, Columns("text", None, "verdict"))
+    request, examples = job.request, read_examples(job.data, Columns("text", None, "verdict"))
+    assert isinstance(request, FineTune)
     jobs.runner.start()
     with ThreadPoolExecutor(1) as beside:
-        whole = beside.submit(run_training, "trained", backbone, training_of(job.request), examples)
+        whole = beside.submit(run_training, "trained", backbone, training_of(request), examples)
         wait_for(lambda: any(each.name.isdigit() for each in job.checkpoints.glob("0/0/*")))
         os.kill(int(job.lock_file.read_text()), signal.SIGKILL)
         item, expected = finished(call, id), whole.result()

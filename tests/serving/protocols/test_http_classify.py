@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,9 @@ def test_one_text_needs_no_list(call: Call) -> None:
 def test_mixed_request_shares_a_batch_and_answers_by_head(call: Call, engine: Engine, all_at_once: None) -> None:
     models = ["topic", "tags", "price", "names", "vectors", None, "tiny-bert", "questions"]
     batches = engine.stats.batches
-    texts = [{"text": "hello world", **({"text_pair": "a world"} if m == "questions" else {})} for m in models]
+    texts: list[dict[str, Any]] = [
+        {"text": "hello world", **({"text_pair": "a world"} if m == "questions" else {})} for m in models
+    ]
     answer = call("POST", PATH, json={"inputs": [{"model": m, **own} for m, own in zip(models, texts, strict=True)]})
     assert answer.status_code == 200
     data = answer.json()["data"]

@@ -13,8 +13,8 @@ from clients import Call
 
 from jpets.engine.engine import Engine
 from jpets.types import Embedding, Query
+from serving.http.aside import SHORT
 from serving.http.responses import FastJSONResponse
-from serving.requests.ask import SHORT
 
 PATH = "/v1/embeddings"
 
@@ -47,7 +47,7 @@ def test_base64_is_little_endian_f32(call: Call, engine: Engine) -> None:
 def test_numbers_are_written_with_all_their_bits() -> None:
     vector = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)[:, 3]
     written = FastJSONResponse({"embedding": np.ascontiguousarray(vector)}).body
-    assert np.array(json.loads(written)["embedding"], np.float32).tobytes() == vector.tobytes()
+    assert np.array(json.loads(bytes(written))["embedding"], np.float32).tobytes() == vector.tobytes()
 
 
 def test_many_or_long_texts_are_prepared_in_another_thread(

@@ -26,6 +26,7 @@ def test_hugging_faces_client_understands_the_answer(
     with listening(create_app(service)) as url:
         client = huggingface_hub.InferenceClient(model=url + PATH, token="none")
         found = client.question_answering(QUESTION, CONTEXT)
+        assert not isinstance(found, list)
         again = client.question_answering(QUESTION, CONTEXT, top_k=1, align_to_words=False)
         huggingface_hub.close_session()
     assert (found.answer, found.start, found.end) == (span.answer.text, span.answer.start, span.answer.end)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from clients import Call, client_of
 
+from checkpoints.repository import Repository
 from jpets.engine.engine import Engine
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.errors import OutOfSpace
@@ -82,6 +83,7 @@ def test_versions_and_rollback(call: Call, upload: Upload, service: Service) -> 
 def test_versions_are_listed_a_page_at_a_time(call: Call, upload: Upload, service: Service) -> None:
     for seed in range(4):
         call("PUT", "/v1/tasks/many", content=upload("many", seed=seed))
+    assert isinstance(service.repository, Repository)
     service.repository.put("many", upload("many", seed=9), activate=False)
     call("POST", "/v1/tasks/many/rollback", json={"version": 3})
     page = call("GET", "/v1/tasks/many/versions").json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ def call_for(service: Service, settings: ServingSettings, monkeypatch: pytest.Mo
     """A client with all requests for one asker."""
 
     def make(asker: Asker) -> Call:
-        monkeypatch.setattr("serving.app.Context", lambda *parts: context.Context(*parts, asker=asker))
+        monkeypatch.setattr("serving.app.Context", functools.partial(context.Context, asker=asker))
         return client_of(service, settings)
 
     return make

@@ -17,6 +17,7 @@ from support import wait_until
 from checkpoints.backbone import Backbone
 from checkpoints.repository import Repository
 from checkpoints.task_file import task_to_bytes
+from jpets.engine.engine import Engine
 from jpets.engine.interface import Serves
 from jpets.errors import Saturated
 from serving.hosted.service import Service
@@ -28,7 +29,10 @@ def test_unloading_answers_what_runs_and_keeps_the_tasks(call: Call, services: S
     call("PUT", f"/v1/backbones/{OTHER}")
     wait_for(call, OTHER, "ready")
     before = classify(call, "second")
-    replica = weakref.ref(services.started[1].replica)
+    second = services.started[1]
+    assert isinstance(second, Engine)
+    replica = weakref.ref(second.replica)
+    del second  # it would keep the replica
     codes: list[int] = []
     over = threading.Event()
 
@@ -162,7 +166,10 @@ def test_one_is_unloaded_while_another_starts(call: Call, services: Services) ->
     """Its memory is free, and stays reserved for the starting backbone until that is ready."""
     call("PUT", f"/v1/backbones/{OTHER}")
     wait_for(call, OTHER, "ready")
-    replica = weakref.ref(services.started[1].replica)
+    second = services.started[1]
+    assert isinstance(second, Engine)
+    replica = weakref.ref(second.replica)
+    del second  # it would keep the replica
     GATE.clear()
     try:
         call("PUT", "/v1/backbones/third")

@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from faults.two_servers import measure
@@ -78,7 +79,12 @@ def test_a_refresh_takes_time_by_what_changed(
         beside.delete("task-3")
     looked: list[str] = []
     indexed = second.repository.indexed
-    monkeypatch.setattr(second.repository, "indexed", lambda id, maker: looked.append(id) or indexed(id, maker))
+
+    def noted(id: str, maker: Any) -> Any:
+        looked.append(id)
+        return indexed(id, maker)
+
+    monkeypatch.setattr(second.repository, "indexed", noted)
     second.service.following.refresh()
     assert looked == ["task-0", "task-1", "task-2", "task-3"]
     second.service.following.refresh()
@@ -126,6 +132,10 @@ def test_an_older_copy_of_the_catalogue(
     assert first.tells(["one"]) == second.tells(["one"])
 
 
+def follows(server: Server, version: int) -> None:
+    wait_until(lambda: server.service.tasks.version(TaskName.of("followed")) == version, 30)
+
+
 def test_a_server_follows_by_itself(servers: tuple[Server, Server], upload: Upload) -> None:
     first, second = servers
     follower = Follower(second.services.refresh, period=0.01)
@@ -133,8 +143,7 @@ def test_a_server_follows_by_itself(servers: tuple[Server, Server], upload: Uplo
     follower.start()
     try:
         for seed in (1, 2):
-            version = first.put("followed", upload("followed", seed=seed))
-            wait_until(lambda version=version: second.service.tasks.version(TaskName.of("followed")) == version, 30)
+            follows(second, first.put("followed", upload("followed", seed=seed)))
         first.call("DELETE", "/v1/tasks/followed")
         wait_until(lambda: not second.services.knows(TaskName.of("followed")), 30)
     finally:
