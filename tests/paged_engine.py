@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-from support import ENGINE_SETTINGS, dense_answer, light_or_mask_task, shallow, wait_until
+from support import ENGINE_SETTINGS, dense_answer, light_or_mask_task, logits_of, shallow, wait_until
 
 from jpets.engine.engine import Engine
 from jpets.types import Query, Result, Task
@@ -36,7 +36,7 @@ def check_answers(engine: Engine, numbers: list[int], **more: Any) -> None:
         assert result.error is None, result.error
         task = TASKS[number]
         ids = engine.text.encode(Query(task.id, f"{TEXT} {number}"), task.preprocessing).ids
-        np.testing.assert_allclose(result.logits, dense_answer(shallow(), task, ids)["logits"][0], atol=1e-4)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(logits_of(result), dense_answer(shallow(), task, ids)["logits"][0], atol=1e-4)
 
 
 def engine_answer(engine: Engine, task: Task) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from imported_tasks import IMPORTS, backbone_of, imported
 from reference import LIVE_LENGTHS, LIVE_SEED
-from support import ENGINE_SETTINGS, FIXTURES, tiny
+from support import ENGINE_SETTINGS, FIXTURES, logits_of, tiny
 
 from checkpoints.imports.heads import Wishes
 from jpets.engine.batch.bucket import Bucket
@@ -76,7 +76,7 @@ def error(engine: Engine, task: str, inputs: Mapping[str, np.ndarray], logits: n
     worst, width = 0.0, inputs["input_ids"].shape[1]
     for row, result in enumerate(engine.infer(queries)):
         assert result.error is None, result.error
-        found = result.logits  # type: ignore[attr-defined]
+        found = logits_of(result)
         expected = logits[row] if found.ndim == 1 else logits[row, -width:][: len(found)]  # virtual tokens stand first
         worst = max(worst, float(np.abs(found - expected).max()))
     return worst

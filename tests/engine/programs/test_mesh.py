@@ -10,14 +10,14 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, shallow
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, embedding_of, logits_of, method_tasks, shallow
 
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.programs.mesh import MeshSlice, first_device
 from jpets.engine.workloads.encoder_network import SPLIT_AXES
 from jpets.errors import InvalidInput
-from jpets.types import Query, Result, Task
+from jpets.types import Embedding, Query, Result, Task
 
 TEXT = "a library of functions for sparse matrices"
 BUCKETS = ENGINE_BUCKETS[1:]
@@ -39,7 +39,7 @@ def pair(cache: Path) -> Iterator[Engine]:
 
 def numbers(result: Result) -> np.ndarray:
     assert result.error is None, result.error
-    return np.asarray(result.logits if hasattr(result, "logits") else result.embedding)  # type: ignore[attr-defined]
+    return embedding_of(result) if isinstance(result, Embedding) else logits_of(result)
 
 
 def test_answers_are_those_of_one_device(pair: Engine, engine: Engine) -> None:

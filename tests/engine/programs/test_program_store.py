@@ -7,7 +7,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from support import method_tasks, shallow
+from support import logits_of, method_tasks, shallow
 
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu
@@ -34,7 +34,7 @@ def start(folder: pathlib.Path) -> Engine:
 def answer(engine: Engine) -> bytes:
     (result,) = engine.infer([Query("lora", "some text")])
     assert result.error is None
-    return result.logits.tobytes()  # type: ignore[attr-defined]
+    return logits_of(result).tobytes()
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["empty", "garbage", "truncated"])

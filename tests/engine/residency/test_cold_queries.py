@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 from collections import Counter
@@ -190,7 +191,7 @@ def test_many_threads_and_changing_tasks(paged: Callable[..., Engine]) -> None:
         while not over.is_set():
             turn += 1
             number = 61 + turn % 2
-            engine.register_task("changing", lambda n=number: light_or_mask_task(n, "changing"))  # type: ignore[misc]
+            engine.register_task("changing", functools.partial(light_or_mask_task, number, "changing"))
             time.sleep(0.005)
 
     def ask(seed: int) -> None:
@@ -198,7 +199,7 @@ def test_many_threads_and_changing_tasks(paged: Callable[..., Engine]) -> None:
         for _ in range(15):
             names = ["changing", *(f"task-{n}" for n in rng.integers(0, 30, 4))]
             changing, *others = engine.infer([Query(name, TEXT) for name in names])
-            if changing.error or not any(np.allclose(changing.logits, each, atol=1e-4) for each in versions):  # type: ignore[attr-defined]
+            if changing.error or not any(np.allclose(logits_of(changing), each, atol=1e-4) for each in versions):
                 wrong.append(changing)
             wrong.extend(other for other in others if other.error)
 

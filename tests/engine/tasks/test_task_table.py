@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 
@@ -61,7 +62,7 @@ def test_slots_are_kept_whatever_comes_and_goes(data: st.DataObject) -> None:
             st.sampled_from(["register", "ask", "ask", "ask", "done", "done", "remove", "publish", "late"])
         )
         if step == "register":
-            table.register(tenant, name, lambda n=name: task(n), pinned=data.draw(st.booleans()))  # type: ignore[misc]
+            table.register(tenant, name, functools.partial(task, name), pinned=data.draw(st.booleans()))
         elif step in ("ask", "late"):
             try:
                 found = table.acquire(tenant, name)
@@ -72,7 +73,9 @@ def test_slots_are_kept_whatever_comes_and_goes(data: st.DataObject) -> None:
             elif step == "late":
                 assert bring(table, found, wanted[name], found.turn - 1) is None
             elif bring(table, found, wanted[name]) is not None:
-                held[table.acquire(tenant, name)] += 1  # type: ignore[index]
+                again = table.acquire(tenant, name)
+                assert isinstance(again, Resident)
+                held[again] += 1
         elif step == "done" and +held:
             resident = data.draw(st.sampled_from(list(+held)))
             table.done(resident)
@@ -96,7 +99,7 @@ def test_slots_are_kept_whatever_comes_and_goes(data: st.DataObject) -> None:
 
 def test_a_task_that_costs_more_to_bring_stays_longer() -> None:
     table = TaskTable({A: 3})
-    entries = [table.register("t", f"task-{n}", lambda n=n: task(f"task-{n}")) for n in range(3)]  # type: ignore[misc]
+    entries = [table.register("t", f"task-{n}", functools.partial(task, f"task-{n}")) for n in range(3)]
     for entry, cost in zip(entries, (20.0, 1.0, 1.0), strict=True):
         entry.cost = cost
     dear, cheap = (bring(table, entry, (A,)) for entry in entries[:2])
