@@ -34,8 +34,8 @@ def tasks() -> list[Task]:
 
 
 @pytest.fixture
-def engine(backbone: Backbone, tasks: list[Task], tmp_path: Path) -> Iterator[Engine]:
-    with Engine(backbone, tasks, ENGINE_SETTINGS, cache_dir=tmp_path, buckets=BUCKETS) as own:
+def engine(backbone: Backbone, tasks: list[Task], program_cache: Path) -> Iterator[Engine]:
+    with Engine(backbone, tasks, ENGINE_SETTINGS, cache_dir=program_cache, buckets=BUCKETS) as own:
         yield own.start()
 
 

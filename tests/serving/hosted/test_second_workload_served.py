@@ -24,7 +24,7 @@ BUCKETS = [Bucket(32, ((4, 8), (2, 16)))]
 TEXTS = ["a chess engine", "the library that it needs", "chess"]
 
 
-def test_it_is_served_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_served_over_http(tmp_path: Path, program_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WORKLOADS, "looked-up", LookedUpWorkload)
     backbone, tasks = dataclasses.replace(shallow(), kind="looked-up"), two_tasks()
 
@@ -36,9 +36,7 @@ def test_it_is_served_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         repository.put(task.id, task_to_bytes(task))
     service = Service(repository, backbone, validator, growing=False)
     service.start(
-        lambda coming: Engine(
-            backbone, (), ENGINE_SETTINGS, coming=coming, cache_dir=tmp_path / "cache", buckets=BUCKETS
-        )
+        lambda coming: Engine(backbone, (), ENGINE_SETTINGS, coming=coming, cache_dir=program_cache, buckets=BUCKETS)
     )
     try:
         call = client_of(service, ServingSettings(upload_folder=tmp_path))
