@@ -14,7 +14,7 @@ from jpets.config import NAMED_BACKBONES
 from jpets.deltas import METHODS
 from jpets.deltas.entries import diff_delta
 from jpets.engine.batch.bucket import Bucket, make_variant
-from jpets.engine.batch.layout import class_needs
+from jpets.engine.batch.layout import Layout
 from jpets.errors import InvalidTask
 from jpets.types import Task
 
@@ -39,7 +39,7 @@ def test_blocks_of_two_sizes_and_single_entries_share_a_batch() -> None:
     own, rng = Bench(shallow(), tasks()), np.random.default_rng(1)
     names = [*own.tasks, None, *own.tasks]
     rows = [own.row(name, rng.integers(5, 800, int(rng.integers(3, 17)))) for name in names]
-    assembled, outputs = own.run(rows, BUCKET, make_variant(class_needs(rows, BUCKET)))
+    assembled, outputs = own.run(rows, BUCKET, make_variant(Layout(rows, BUCKET).needs))
     for query, (name, row) in enumerate(zip(names, rows, strict=True)):
         task = own.tasks[name] if name else None
         found = row_answer(assembled, outputs, query, 3 if task else 0)

@@ -46,23 +46,27 @@ class Layout:
         else:
             self.starts = (np.cumsum(self.lengths) - self.lengths).astype(np.int32)
 
-    def members(self, key: ClassKey) -> Ints:
-        """Places in packing order of the rows that use a class."""
-        return np.array([at for at, q in enumerate(self.queries) if key in self.rows[q].slots], np.int32)
+    @functools.cached_property
+    def _slots(self) -> Mapping[ClassKey, Mapping[int, int]]:
+        found: dict[ClassKey, dict[int, int]] = {}
+        for at, q in enumerate(self.queries):
+            for key, slot in self.rows[q].slots.items():
+                found.setdefault(key, {})[at] = slot
+        return found
 
-    def slots(self, key: ClassKey) -> dict[int, int]:
-        """The slot of each of ``members``."""
-        return {int(at): self.rows[self.queries[at]].slots[key] for at in self.members(key)}
+    def slots(self, key: ClassKey) -> Mapping[int, int]:
+        """The slot of each row that uses a class, by its place in packing order."""
+        return self._slots.get(key, {})
 
     @functools.cached_property
     def needs(self) -> Mapping[ClassKey, int]:
         """The level of room that each class needs."""
-        return {key: self._level(key) for key in sorted({key for row in self.rows for key in row.slots})}
+        return {key: self._level(key) for key in sorted(self._slots)}
 
     def _level(self, key: ClassKey) -> int:
         if not windowed(key):
             return FULL
-        units, span = self._units(self.members(key))
+        units, span = self._units(np.array(list(self.slots(key)), np.int32))
         return next(
             level
             for level in LEVELS
@@ -81,8 +85,7 @@ class Layout:
     def run_work(self) -> Mapping[int, int]:
         """By length of run: the tokens that steps over the rows' heavy classes cover, with their set-up counted as
         tokens."""
-        classes = {key for row in self.rows for key in row.slots if class_method(key.method).kind == "heavy"}
-        slots_of = [self.slots(key) for key in classes]
+        slots_of = [slots for key, slots in self._slots.items() if class_method(key.method).kind == "heavy"]
 
         def work(size: int) -> int:
             spans = (span for slot_of in slots_of for span in self.spans(slot_of, size))
@@ -106,16 +109,6 @@ class Layout:
                 spans.append((slot, first, end))
             before = at
         return spans
-
-
-def class_needs(rows: Sequence[Row], bucket: Bucket) -> Mapping[ClassKey, int]:
-    """The level of room that each class needs when these rows run in ``bucket``."""
-    return Layout(rows, bucket).needs
-
-
-def run_work(rows: Sequence[Row], bucket: Bucket) -> Mapping[int, int]:
-    """``Layout.run_work`` of these rows."""
-    return Layout(rows, bucket).run_work
 
 
 def best_run(work: Mapping[int, int]) -> int:

@@ -20,7 +20,7 @@ from benches.shared import console, interleave, random_backbone, random_tasks, r
 from jpets.config import LINEAR_SITES, BackboneConfig, EngineSettings
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket, make_variant
-from jpets.engine.batch.layout import class_needs
+from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
@@ -78,7 +78,7 @@ def attention_alone(config: BackboneConfig, rows: int, length: int) -> Run:
 
 def program_run(replica: Replica, rows: Sequence[Row], bucket: Bucket) -> Run:
     """These rows in the program that fits them best."""
-    program = compile_program(replica.family, ProgramKey(bucket, make_variant(class_needs(rows, bucket))))
+    program = compile_program(replica.family, ProgramKey(bucket, make_variant(Layout(rows, bucket).needs)))
     assembled = replica.assemble(rows, program)
     return lambda: jax.block_until_ready(replica.dispatch(program, assembled))
 

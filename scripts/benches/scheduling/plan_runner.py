@@ -12,7 +12,7 @@ from jpets.deltas import class_method
 from jpets.deltas.bank import lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import HEAVY_RUNS, Bucket, make_variant
-from jpets.engine.batch.layout import all_replaced, best_run, class_needs, run_work
+from jpets.engine.batch.layout import Layout, all_replaced, best_run
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import first_device
@@ -64,10 +64,10 @@ class PlanRunner:
         for batch in plan:
             bucket = Bucket(batch.tokens, batch.groups)
             members = [rows[q] for q in batch.queries]
-            own = class_needs(members, bucket)
-            heavy = any(class_method(key.method).kind == "heavy" for key in own)
-            shape = bucket, best_run(run_work(members, bucket)) if heavy else 0, all_replaced(members)
-            for key, level in own.items():
+            layout = Layout(members, bucket)
+            heavy = any(class_method(key.method).kind == "heavy" for key in layout.needs)
+            shape = bucket, best_run(layout.run_work) if heavy else 0, all_replaced(members)
+            for key, level in layout.needs.items():
                 needs[shape][key] = max(level, needs[shape].get(key, 0))
             kept.append((shape, batch))
         keys = {

@@ -20,7 +20,7 @@ from jpets.engine.batch.bucket import (
     parse_bucket,
     widest,
 )
-from jpets.engine.batch.layout import class_needs
+from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Row, TokenInput
 from jpets.engine.workloads.encoder_network import INPUTS
 
@@ -72,7 +72,7 @@ def tokens_seen(view: object, ids: np.ndarray, bucket: Bucket) -> dict[int, list
 @given(batches(), st.booleans())
 def test_every_class_meets_exactly_its_rows(made: tuple[Bucket, list[Row]], tight: bool) -> None:
     bucket, rows = made
-    variant = make_variant(class_needs(rows, bucket)) if tight else widest(CLASSES, heavy=True)
+    variant = make_variant(Layout(rows, bucket).needs) if tight else widest(CLASSES, heavy=True)
     assembled = assemble(rows, bucket, variant, INPUTS)
     ids = np.asarray(assembled.batch.ids)
     for key, view in zip(variant.classes(), assembled.views, strict=True):

@@ -12,7 +12,7 @@ from support import Bench, dense_answer, method_tasks, row_answer, shallow
 
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket, Variant, make_variant, widest
-from jpets.engine.batch.layout import all_replaced, class_needs
+from jpets.engine.batch.layout import Layout, all_replaced
 from jpets.engine.batch.rows import Row
 from jpets.types import Task
 
@@ -52,7 +52,7 @@ def test_every_row_agrees_with_dense_computation(name: str, bucket: Bucket, tigh
     lengths = lengths_for(bucket, rng)
     chosen = [tasks[i % len(tasks)] for i in range(len(lengths))]
     rows = [own.row(task, draw_ids(rng, n)) for task, n in zip(chosen, lengths, strict=True)]
-    variant = make_variant(class_needs(rows, bucket), run=128) if tight else widest(list(own.banks), heavy=True)
+    variant = make_variant(Layout(rows, bucket).needs, run=128) if tight else widest(list(own.banks), heavy=True)
     compare_with_dense(own, chosen, rows, bucket, variant)
 
 
@@ -60,7 +60,7 @@ def test_every_row_agrees_with_dense_computation(name: str, bucket: Bucket, tigh
 def test_masked_rows_alone_need_no_shared_product(bucket: Bucket) -> None:
     own, rng = bench("tiny-bert"), np.random.default_rng(6)
     rows = [own.row("mask", draw_ids(rng, n)) for n in lengths_for(bucket, rng)]
-    variant = make_variant(class_needs(rows, bucket), replaced=True)
+    variant = make_variant(Layout(rows, bucket).needs, replaced=True)
     compare_with_dense(own, ["mask"] * len(rows), rows, bucket, variant)
     assert all_replaced(rows) and not variant.covers({})
     with pytest.raises(AssertionError, match="shared products"):
