@@ -24,7 +24,7 @@ from jpets.engine.batch.rows import TokenInput
 from jpets.engine.programs.delta_order import Streams, delta_order
 from jpets.engine.programs.network import BankArrays, Network, Params, State
 from jpets.model.batch import PackedBatch
-from jpets.model.encoder import cast_params, random_params, split
+from jpets.model.encoder import SplitEncoder, cast_params, random_params, split
 from jpets.model.forward import Outputs, forward
 from jpets.scheduling.costs.measured_profile import attention_cells
 from jpets.types import Task
@@ -55,12 +55,17 @@ class EncoderNetwork(Network):
     def split_axes(self) -> Mapping[str, Sequence[str | None]]:
         return SPLIT_AXES
 
+    @functools.cached_property
+    def _encoder(self) -> SplitEncoder:
+        """Taken apart once: every program that is loaded or traced needs it."""
+        return split(self.config)
+
     def cast(self, params: Params, dtype: DType) -> Params:
         return cast_params(params, dtype)
 
     def abstract_params(self, dtype: DType) -> Params:
         cast = functools.partial(cast_params, dtype=dtype)
-        return jax.eval_shape(cast, split(self.config).abstract_params())
+        return jax.eval_shape(cast, self._encoder.abstract_params())
 
     def run(
         self,
@@ -74,7 +79,7 @@ class EncoderNetwork(Network):
         views: Sequence[ClassView],
     ) -> tuple[State, Outputs]:
         bound = bound_classes(self.config, bucket, variant, streams, banks, views)
-        return state, forward(split(self.config), params, batch, bound)
+        return state, forward(self._encoder, params, batch, bound)
 
     def outputs(self, variant: Variant) -> Outputs:
         heads = sum(class_method(of.method).kind == "head" for of in variant.classes())
