@@ -52,17 +52,16 @@ class Completion:
         """``outputs`` are the batch's, in host memory. An error of one query costs no other its answer."""
         done = time.monotonic()
         self._count(batch, done)
+        program, fallback = batch.plan.program, batch.plan.wanted is not None
+        bucket, seconds = str(program.key.bucket), done - batch.dispatched
         again = []
         for at, pending in enumerate(batch.plan.pendings):
-            waited = batch.dispatched - pending.arrived
-            program, fallback = batch.plan.program, batch.plan.wanted is not None
-            timing = Timing(waited, done - batch.dispatched, str(program.key.bucket), program.label, fallback)
+            timing = Timing(batch.dispatched - pending.arrived, seconds, bucket, program.label, fallback)
             if self._needs_more(batch.assembled, outputs, at, pending, timing):
                 again.append(pending)
         if again:
             self._answers.fail(self._pending.put_back(again), Saturated(SHUTTING_DOWN))
-        seconds = done - max(batch.dispatched, self._fetched)
-        self._planner.ran(batch.plan.rows, batch.plan.program, seconds)
+        self._planner.ran(batch.plan.rows, program, done - max(batch.dispatched, self._fetched))
         self._fetched = done
 
     def _count(self, batch: InFlight, done: float) -> None:
