@@ -23,9 +23,11 @@ def claim(catalog: Catalog, blobs: Blobs) -> None:
         has_tasks = connection.execute(sa.select(VERSIONS.c.digest).limit(1)).scalar() is not None
     if identity is None:
         identity = _named(catalog)
-    if blobs.owner() is None and (has_tasks or next(iter(blobs.list()), None) is None):
+    owner = blobs.owner()
+    if owner is None and (has_tasks or next(iter(blobs.list()), None) is None):
         blobs.own(identity)
-    if blobs.owner() != identity:
+        owner = blobs.owner()  # another catalogue may have been as fast
+    if owner != identity:
         raise InvalidInput(
             "the storage of task files belongs to another catalogue, whose files would be removed as unknown; "
             "give each catalogue a storage of its own (--blobs)"

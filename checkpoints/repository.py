@@ -291,7 +291,7 @@ class Repository:
     def collect(self, stale_seconds: float = STALE_SECONDS) -> int:
         """Removes blobs that no version names and files that dead writers left; returns how many.
 
-        A catalogue that has never had a task removes no blob: the blobs must belong to another catalogue.
+        A catalogue that has never had a task removes no blob: it may stand in the place of one that was lost.
         """
         stored = list(self._blobs.list())
         with self._catalog.read() as connection:

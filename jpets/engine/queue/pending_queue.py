@@ -118,13 +118,15 @@ class PendingQueue:
         """Queries that were served and need another step wait again, with the turn that they had; the limit does not
         apply to them. Returns those that cannot wait: the queue is closed, or their clients have left."""
         with self.changed:
-            refused = [pending for pending in items if self.closed or pending.future.cancelled()]
+            refused = []
             for pending in items:
-                if pending not in refused:
-                    self._waiting[pending.number] = pending
-                    self._become_ready(pending)
-                    if pending.deadline is not None:
-                        self._deadlines.add((pending.deadline, pending.number))
+                if self.closed or pending.future.cancelled():
+                    refused.append(pending)
+                    continue
+                self._waiting[pending.number] = pending
+                self._become_ready(pending)
+                if pending.deadline is not None:
+                    self._deadlines.add((pending.deadline, pending.number))
             self.arrivals += 1
             self.changed.notify_all()
             return refused
