@@ -58,11 +58,13 @@ class Batch:
     """Queries (their numbers) that run together, in the static shape that they were costed in.
 
     ``tokens`` packed tokens and attention ``groups`` ((N, L), ...); padded batches have one group and T = N L.
+    ``seconds`` is its predicted time, NaN where that is not known.
     """
 
     queries: Ints
     tokens: int
     groups: Groups
+    seconds: float = np.nan
 
     @property
     def padded(self) -> bool:

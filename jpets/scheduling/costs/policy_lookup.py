@@ -1,44 +1,37 @@
-"""Costs as the policies look them up: dense tables over the static shapes that there are programs for."""
+"""Costs over exact shapes: for every batch there is a program of its own shape, as the papers assume.
+
+A server compiles few shapes and plans by ``ReadyCosts``; these costs are the upper bound that it is compared to.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
+from jpets.scheduling.costs.batch_costs import BatchCosts, Limits
+from jpets.scheduling.costs.deltas import ClassNames, DeltaTables
+from jpets.scheduling.costs.exact_packing import attention_groups, fill, rounded_tokens
 from jpets.scheduling.costs.measured_profile import CostProfile, attention_cells, ceil_to
 from jpets.scheduling.queue import Batch, Batches, Bools, Floats, Ints, Queue
 
+__all__ = ["Costs", "Limits"]
+
 ROW_STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 LENGTH_STEP = 8
-ClassNames = tuple[str, ...]
-"""The delta classes of a task, as the profile names them."""
+BUDGET_SHARES = (1.0, 0.5, 0.25)
+"""Token budgets that ``pack`` tries, as shares of the limit."""
+SMALL_QUEUE = 128
+"""Most queries for which ``auto`` tries every policy: trying batch sizes takes longer than all others, and wins only by
+what rounding leaves over."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What one batch may hold. ``longest`` is the longest query in tokens."""
-
-    rows: int
-    tokens: int
-    longest: int
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or self.longest < 1 or self.tokens < self.longest:
-            raise ValueError(
-                f"a batch must take at least one query of {self.longest} tokens, got {self.rows} rows and "
-                f"{self.tokens} tokens"
-            )
-
-
-class Costs:
+class Costs(BatchCosts):
     """A profile's costs within ``limits``.
 
     ``alpha`` [rows + 1, longest + 1] is the cost of n rows of up to l tokens, rounded up to a padded shape; infinite
-    beyond the limits. ``beta`` [kinds + 1, rows + 1, longest + 1] is the delta cost of one task's padded rows,
-    ``beta_packed`` [kinds + 1, tokens + 1] that of its packed tokens. The last entry of both, for the bare backbone
-    (kind -1), is zero.
+    beyond the limits.
     """
 
     def __init__(
@@ -58,26 +51,59 @@ class Costs:
         beyond[1] = False  # a single query always has a shape, even where rounding it up passes the limit
         self.alpha = np.where(beyond, np.inf, alpha)
         self.alpha[0] = 0.0
-        self.beta = np.zeros((len(kinds) + 1, limits.rows + 1, limits.longest + 1))
-        self.beta_packed = np.zeros((len(kinds) + 1, limits.tokens + 1))
-        for index, kind in enumerate(kinds):
-            for name in kind:
-                self.beta[index, 1:] += profile.beta[name].at(n[1:], length)
-                self.beta_packed[index] += profile.packed_delta_seconds(name, limits.tokens)
-        self.heavy = np.array([*(not profile.heavy.isdisjoint(kind) for kind in kinds), False])
-        self.replaced = np.array(
-            [*(max((profile.replaced.get(name, 0.0) for name in kind), default=0.0) for kind in kinds), 0.0]
-        )
+        self.deltas = DeltaTables(profile, kinds, rows=limits.rows, longest=limits.longest, tokens=limits.tokens)
 
-    def padded_batch(self, queries: Ints, longest: int) -> Batch:
-        """These queries of up to ``longest`` tokens, in the padded shape that holds them."""
-        n, length = int(self.rows_up[len(queries)]), int(self.lengths_up[longest])
+    @property
+    def beta(self) -> Floats:
+        """The delta cost of one task's padded rows [kinds + 1, rows + 1, longest + 1]."""
+        return self.deltas.padded
+
+    @property
+    def alone(self) -> Bools:
+        return np.isfinite(self.alpha)
+
+    def prefix(self, lengths: Ints) -> int:
+        longest = np.maximum.accumulate(lengths[: self.limits.rows])
+        fits = np.isfinite(self.alpha[np.arange(1, len(longest) + 1), longest])
+        return len(fits) if fits.all() else int(fits.argmin())
+
+    def spans(self, queue: Queue, parts: Sequence[Ints], most: int) -> Floats:
+        rows = min(most, self.limits.rows)
+        sums = np.concatenate([[0], np.cumsum([len(each) for each in parts])])
+        longest = np.array([int(queue.lengths[each[-1]]) for each in parts])
+        n = len(parts)
+        ends, back = np.arange(n)[:, None], np.arange(min(n, rows))[None, :]
+        starts = np.maximum(ends - back, 0)
+        size = sums[ends + 1] - sums[starts]
+        valid = (ends >= back) & (size <= rows)
+        return np.where(valid, self.alpha[np.minimum(size, rows), longest[:, None]], np.inf)
+
+    def batch(self, queue: Queue, queries: Ints) -> Batch:
+        """These queries in the padded shape that holds them."""
+        n, length = int(self.rows_up[len(queries)]), int(self.lengths_up[queue.lengths[queries].max()])
         return Batch(queries, n * length, ((n, length),))
 
-    def check(self, length: int) -> None:
-        """Raises ``ValueError`` for a query that no shape holds."""
-        if length > self.limits.longest:
-            raise ValueError(f"a query of {length} tokens is longer than every shape holds ({self.limits.longest})")
+    def pack(self, queue: Queue, order: Ints, aparts: Sequence[Ints]) -> list[Batches]:
+        lengths = queue.lengths[order]
+        budgets = sorted({max(self.limits.longest, int(share * self.limits.tokens)) for share in BUDGET_SHARES})
+        plans = []
+        for apart in aparts:
+            filled = [fill(lengths, apart, budget, self.limits.rows) for budget in budgets]
+            batch = min(filled, key=lambda each: self._estimate(queue, order, each))
+            parts = np.split(order, np.flatnonzero(np.diff(batch)) + 1)
+            shapes = zip(parts, rounded_tokens(lengths, batch), attention_groups(lengths, batch), strict=True)
+            plans.append([Batch(part, int(tokens), groups) for part, tokens, groups in shapes])
+        return plans
+
+    def further_policies(self, queue: Queue, seconds: float) -> Literal["all", "quick", "none"]:
+        return "all" if len(queue) <= SMALL_QUEUE else "quick"
+
+    def _estimate(self, queue: Queue, order: Ints, batch: Ints) -> float:
+        """Predicted seconds, with attention reckoned without padding."""
+        lengths = queue.lengths[order]
+        cells = np.bincount(batch, weights=lengths.astype(float) ** 2)
+        shared = self.profile.packed_seconds(rounded_tokens(lengths, batch), cells)
+        return self.with_deltas(queue, order, batch, shared, np.ones(len(shared), bool))
 
     def shared(self, plan: Batches) -> Floats:
         """Predicted seconds of each batch's shared part: alpha."""
@@ -100,11 +126,11 @@ class Costs:
         costs ``shared[batch[i]]``: more with loops over heavy classes, less where all rows have one kind, and it
         replaces weights. Deltas in a ``packed`` batch see no padding."""
         kinds, tasks = queue.kinds[queries], queue.tasks[queries]
-        loops = np.bincount(batch, weights=self.heavy[kinds], minlength=len(shared)) > 0
-        first, last = np.full(len(shared), len(self.heavy)), np.full(len(shared), -2)
+        loops = np.bincount(batch, weights=self.deltas.heavy[kinds], minlength=len(shared)) > 0
+        first, last = np.full(len(shared), len(self.deltas.heavy)), np.full(len(shared), -2)
         np.minimum.at(first, batch, kinds)
         np.maximum.at(last, batch, kinds)
-        saved = np.where(first == last, self.replaced[np.where(first == last, first, 0)], 0.0)
+        saved = np.where(first == last, self.deltas.replaced[np.where(first == last, first, 0)], 0.0)
         most = int(tasks.max()) + 2
         pairs, at = np.unique(batch * most + tasks + 1, return_inverse=True)
         rows = np.bincount(at, minlength=len(pairs))
@@ -113,7 +139,7 @@ class Costs:
         np.maximum.at(longest, at, queue.lengths[queries])
         kind[at] = kinds
         own = packed[pairs // most]
-        delta = self.beta_packed[kind[own], tokens[own]].sum() + self.beta[kind, rows, longest][~own].sum()
+        delta = self.deltas.packed[kind[own], tokens[own]].sum() + self.beta[kind, rows, longest][~own].sum()
         return float((shared * (1 + self.profile.heavy_loop * loops - saved)).sum() + delta)
 
     def total(self, queue: Queue, plan: Batches) -> float:

@@ -1,16 +1,15 @@
-"""What a batch costs: the cheapest shape that holds it, for every span of length-sorted queries at once."""
+"""Static shapes that can run now: which spans of ordered queries they hold, and what those cost."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from jpets.scheduling.queue import Floats, Groups, Ints
-
-CELLS = 1 << 14
-"""Spans times shapes that are computed together: few NumPy calls for few queries, arrays that fit a cache for many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,47 +17,105 @@ class Shape:
     """A static shape that can run now and its profiled cost (alpha, PetS section 4.1) in seconds.
 
     ``padded`` shapes hold N rows of up to L tokens each whatever their sum; packed ones also bound the sum of lengths.
+    ``run`` is how many tokens one step over a heavy delta covers; 0 where the shape takes no heavy rows.
     """
 
     tokens: int
     groups: Groups
     seconds: float
     padded: bool = False
+    run: int = 0
+
+    @functools.cached_property
+    def rows(self) -> int:
+        return sum(rows for rows, _ in self.groups)
+
+    @functools.cached_property
+    def longest(self) -> int:
+        return self.groups[-1][1]
+
+    def groups_hold(self, lengths: Sequence[int]) -> bool:
+        """Whether the groups have room for these ascending lengths, each in the shortest group that is long enough."""
+        first = 0
+        for rows, limit in self.groups:
+            past = bisect.bisect_right(lengths, limit)
+            if past - first > rows:
+                return False
+            first = past
+        return first == len(lengths)
 
 
-def span_costs(lengths: Ints, shapes: Sequence[Shape], most: int) -> Floats:
-    """Costs [n, min(n, most)] of batching sorted queries: entry (i, k) is queries i - k .. i; infinite where no shape
-    fits.
+class ShapeTable:
+    """Some shapes, the cheapest first."""
 
-    ``lengths`` ascend. A span fits a shape when each group has a row for every query that is too long for the group
+    def __init__(self, shapes: Iterable[Shape]) -> None:
+        self.shapes = sorted(shapes, key=lambda shape: shape.seconds)
+        self._room = np.array([np.inf if shape.padded else shape.tokens for shape in self.shapes])
+        self._rows = np.array([shape.rows for shape in self.shapes])
+        self._longest = np.array([shape.longest for shape in self.shapes])
+
+    def holding(self, lengths: Sequence[int]) -> Iterator[Shape]:
+        """Those that hold these ascending lengths, the cheapest first."""
+        room = (self._room >= sum(lengths)) & (self._rows >= len(lengths)) & (self._longest >= lengths[-1])
+        return (shape for at in np.flatnonzero(room) if (shape := self.shapes[at]).groups_hold(lengths))
+
+    def taking(self, longest: int) -> list[Shape]:
+        """Those that hold a query of ``longest`` tokens, the cheapest first."""
+        return [self.shapes[at] for at in np.flatnonzero(self._longest >= longest)]
+
+
+def reach(lengths: Ints, shape: Shape, most: int) -> Ints:
+    """For each of n queries in a given order the end [n] of the longest span that begins there and fits ``shape``, with
+    at most ``most`` rows; its own place where not even the query alone fits."""
+    n = len(lengths)
+    ends = np.minimum(np.arange(n) + min(shape.rows, most), n)
+    if not shape.padded:
+        sums = np.concatenate([[0], np.cumsum(lengths)])
+        if sums[-1] > shape.tokens:
+            ends = np.minimum(ends, np.searchsorted(sums, sums[:-1] + shape.tokens, side="right") - 1)
+    if len(shape.groups) == 1 and (not n or lengths.max() <= shape.longest):
+        return ends
+    group_of = np.searchsorted([limit for _, limit in shape.groups], lengths)
+    for group, rows in enumerate([*(rows for rows, _ in shape.groups), 0]):
+        taken = np.concatenate([[0], np.cumsum(group_of == group)])
+        if taken[-1] > rows:
+            ends = np.minimum(ends, np.searchsorted(taken, taken[:-1] + rows, side="right") - 1)
+    return ends
+
+
+def span_costs(parts: Sequence[Ints], shapes: Sequence[Shape], most: int) -> Floats:
+    """Costs [n, m] of neighbours of n ordered parts as one batch: entry (i, k) is parts i - k .. i; infinite where no
+    shape fits.
+
+    A part holds the lengths of one query or of several (a mini-batch); a batch has at most ``most`` queries, so m is at
+    most n and ``most``. A batch fits a shape when each group has a row for every query that is too long for the group
     before it and not for this one.
     """
-    n = len(lengths)
+    n, sizes = len(parts), np.array([len(part) for part in parts])
+    lengths = np.concatenate(parts)
     ends = np.arange(n)[:, None]
     starts = ends - np.arange(min(n, most))[None, :]
     valid = starts >= 0
     starts = np.maximum(starts, 0)
-    sums = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = sums[ends + 1] - sums[starts]
-    seconds, room, rows, limits = (table[..., None, None] for table in _tables(shapes))
-    pasts = np.searchsorted(lengths, limits, side="right")
-    firsts = np.concatenate([np.zeros_like(pasts[:, :1]), pasts[:, :-1]], axis=1)
+
+    def in_spans(each: Ints) -> Ints:
+        """Sums over the parts of each span of a number that each query has."""
+        sums = np.concatenate([[0], np.add.reduceat(each, np.cumsum(sizes) - sizes).cumsum()])
+        return sums[ends + 1] - sums[starts]
+
+    rows = in_spans(np.ones(len(lengths), np.int_))
+    tokens = in_spans(lengths)
+    valid &= rows <= most
+    limits = sorted({limit for shape in shapes for _, limit in shape.groups})
+    upto = {0: np.zeros_like(rows)} | {limit: in_spans((lengths <= limit).astype(np.int_)) for limit in limits}
     costs = np.full(tokens.shape, np.inf)
-    step = max(1, CELLS // max(1, costs.size))
-    for part in (slice(first, first + step) for first in range(0, len(shapes), step)):
-        fits = valid & (tokens <= room[part]) & (ends < pasts[part, -1])
-        for group in range(limits.shape[1]):
-            members = np.minimum(ends + 1, pasts[part, group]) - np.maximum(starts, firsts[part, group])
-            fits &= members <= rows[part, group]
-        np.minimum(costs, np.where(fits, seconds[part], np.inf).min(axis=0), out=costs)
+    for shape in sorted(shapes, key=lambda shape: -shape.seconds):
+        fits = valid & (upto[shape.longest] == rows)
+        if not shape.padded:
+            fits &= tokens <= shape.tokens
+        before = 0
+        for count, limit in shape.groups:
+            fits &= upto[limit] - upto[before] <= count
+            before = limit
+        costs[fits] = shape.seconds  # the cheapest comes last
     return costs
-
-
-def _tables(shapes: Sequence[Shape]) -> tuple[Floats, Floats, Ints, Ints]:
-    """Of S shapes the seconds [S], room for tokens [S] (infinite where padded), and rows and limits of their groups
-    [S, most groups]: shapes with fewer end in groups without rows."""
-    most = max(len(shape.groups) for shape in shapes)
-    groups = [[*shape.groups, *[(0, shape.groups[-1][1])] * (most - len(shape.groups))] for shape in shapes]
-    rows, limits = np.moveaxis(np.array(groups), -1, 0)
-    room = [np.inf if shape.padded else shape.tokens for shape in shapes]
-    return np.array([shape.seconds for shape in shapes]), np.array(room), rows, limits

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from jpets.scheduling.costs.policy_lookup import Costs
+from jpets.scheduling.costs.batch_costs import BatchCosts
 from jpets.scheduling.policies.offline import BUFFER_SIZES, alpha, beta, coordinated, fixed, length_buffer, turbo
 from jpets.scheduling.policies.packed import packed
 from jpets.scheduling.queue import Batches, Queue
@@ -15,7 +15,7 @@ FIXED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Policy(Protocol):
-    def __call__(self, queue: Queue, costs: Costs) -> Batches: ...
+    def __call__(self, queue: Queue, costs: BatchCosts) -> Batches: ...
 
 
 class Chosen(NamedTuple):
@@ -26,7 +26,7 @@ class Chosen(NamedTuple):
 
 
 def best_size(
-    policy: Callable[[Queue, Costs, int], Batches], sizes: tuple[int, ...], queue: Queue, costs: Costs
+    policy: Callable[[Queue, BatchCosts, int], Batches], sizes: tuple[int, ...], queue: Queue, costs: BatchCosts
 ) -> Batches:
     """The cheapest plan, as predicted, over a policy's batch sizes."""
     usable = [size for size in sizes if size <= costs.limits.rows]
@@ -43,15 +43,18 @@ POLICIES: Mapping[str, Policy] = {
     "length-buffer": partial(best_size, length_buffer, BUFFER_SIZES),
 }
 """Policies by name. ``fixed`` and ``length-buffer`` take the size that is predicted to be best."""
-SMALL_QUEUE = 128
 QUICK = ("packed", "alpha", "coordinated", "beta")
-"""What ``auto`` chooses from for more than ``SMALL_QUEUE`` queries; trying batch sizes takes longer than all of these,
-and wins only by what rounding leaves over."""
+"""The policies of one pass over the queue."""
 
 
-def auto(queue: Queue, costs: Costs) -> Chosen:
-    """The plan that is predicted to take least time."""
-    names = POLICIES if len(queue) <= SMALL_QUEUE else QUICK
-    plans = {name: POLICIES[name](queue, costs) for name in names}
-    best = min(plans, key=lambda name: costs.total(queue, plans[name]))
+def auto(queue: Queue, costs: BatchCosts) -> Chosen:
+    """The plan that is predicted to take least time, as far as comparing plans pays."""
+    plans = {"packed": packed(queue, costs)}
+    seconds = {"packed": costs.total(queue, plans["packed"])}
+    names = {"all": tuple(POLICIES), "quick": QUICK, "none": ()}[costs.further_policies(queue, seconds["packed"])]
+    for name in names:
+        if name not in plans:
+            plans[name] = POLICIES[name](queue, costs)
+            seconds[name] = costs.total(queue, plans[name])
+    best = min(plans, key=seconds.__getitem__)
     return Chosen(best, plans[best])

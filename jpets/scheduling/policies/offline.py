@@ -10,8 +10,8 @@ from collections import deque
 
 import numpy as np
 
-from jpets.scheduling.costs.policy_lookup import Costs
-from jpets.scheduling.policies.dynamic import split_by_cost
+from jpets.scheduling.costs.batch_costs import BatchCosts
+from jpets.scheduling.policies.dynamic import last_least, split_by_cost
 from jpets.scheduling.queue import Batches, Ints, Queue
 
 TURBO_ROWS = 20
@@ -21,33 +21,30 @@ BUFFER_BIN = 8
 """Tokens of one length bin (Student Parallelism section B.4.2)."""
 
 
-def fixed(queue: Queue, costs: Costs, size: int) -> Batches:
+def fixed(queue: Queue, costs: BatchCosts, size: int) -> Batches:
     """Batches of ``size`` in order of arrival, cut short where no shape holds the next query as well."""
     plan: Batches = []
     first = 0
     while first < len(queue):
-        longest = np.maximum.accumulate(queue.lengths[first : first + min(size, costs.limits.rows)])
-        costs.check(int(longest[0]))
-        fits = np.isfinite(costs.alpha[np.arange(1, len(longest) + 1), np.minimum(longest, costs.limits.longest)])
-        fits &= longest <= costs.limits.longest
-        count = len(fits) if fits.all() else int(fits.argmin())
-        if count == 0:
-            raise ValueError("some query is longer than every shape holds")
-        plan.append(costs.padded_batch(np.arange(first, first + count), int(longest[count - 1])))
+        lengths = queue.lengths[first : first + size]
+        costs.check(int(lengths[0]))
+        beyond = lengths > costs.limits.longest
+        count = costs.prefix(lengths[: int(beyond.argmax())] if beyond.any() else lengths)
+        plan.append(costs.batch(queue, np.arange(first, first + count)))
         first += count
     return plan
 
 
-def alpha(queue: Queue, costs: Costs, most: int | None = None) -> Batches:
+def alpha(queue: Queue, costs: BatchCosts, most: int | None = None) -> Batches:
     """Batches that minimise the summed cost of the shared part alone (PetS section 6.4, "alpha-only").
 
     A query is a mini-batch of its own; ``most`` bounds the rows of a batch.
     """
     order = np.argsort(queue.lengths, kind="stable")
-    return _macro_batches(queue, [np.array([q]) for q in order], costs, most)
+    return _macro_batches(queue, np.split(order, np.arange(1, len(order))), costs, most)
 
 
-def turbo(queue: Queue, costs: Costs) -> Batches:
+def turbo(queue: Queue, costs: BatchCosts) -> Batches:
     """TurboTransformers Algorithm 3: least sum of cost per request times size, at most 20 a batch.
 
     A batch's cost over its size, times its size, is its cost: done rightly the algorithm is ``alpha`` with a cap.
@@ -55,18 +52,18 @@ def turbo(queue: Queue, costs: Costs) -> Batches:
     return alpha(queue, costs, TURBO_ROWS)
 
 
-def beta(queue: Queue, costs: Costs) -> Batches:
+def beta(queue: Queue, costs: BatchCosts) -> Batches:
     """Every mini-batch of step 1 as a batch of its own (PetS section 6.4, "beta-only")."""
-    return [costs.padded_batch(each, int(queue.lengths[each].max())) for each in mini_batches(queue, costs)]
+    return [costs.batch(queue, each) for each in mini_batches(queue, costs)]
 
 
-def coordinated(queue: Queue, costs: Costs) -> Batches:
+def coordinated(queue: Queue, costs: BatchCosts) -> Batches:
     """PetS Algorithm 1: mini-batches within tasks by beta, then macro-batches of those by alpha."""
     minis = mini_batches(queue, costs)
     return _macro_batches(queue, sorted(minis, key=lambda each: int(queue.lengths[each].max())), costs, None)
 
 
-def length_buffer(queue: Queue, costs: Costs, size: int) -> Batches:
+def length_buffer(queue: Queue, costs: BatchCosts, size: int) -> Batches:
     """Student Parallelism section B.4.2: a query joins the newest element of its length bin while that has less than
     ``size`` rows, else it becomes the tail; elements run first in, first out.
 
@@ -79,16 +76,16 @@ def length_buffer(queue: Queue, costs: Costs, size: int) -> Batches:
         element = newest.get(end)
         padded = min(end, costs.limits.longest)
         costs.check(length)
-        if element is None or len(element) >= size or not np.isfinite(costs.alpha[len(element) + 1, padded]):
+        if element is None or len(element) >= size or not costs.alone[len(element) + 1, padded]:
             element = newest[end] = []
             elements.append(element)
         element.append(q)
-    return [costs.padded_batch(np.array(each), int(queue.lengths[each].max())) for each in elements]
+    return [costs.batch(queue, np.array(each)) for each in elements]
 
 
-def mini_batches(queue: Queue, costs: Costs) -> list[Ints]:
+def mini_batches(queue: Queue, costs: BatchCosts) -> list[Ints]:
     """Step 1 of PetS Algorithm 1 (equation 4): each task's queries, ordered by length, split so that the summed delta
-    cost is least. Ties go to the smaller mini-batch.
+    cost is least. Ties go to the larger mini-batch, as in the listing.
 
     All tasks advance together, one query of each a step.
     """
@@ -107,10 +104,10 @@ def mini_batches(queue: Queue, costs: Costs) -> list[Ints]:
         longest = queue.lengths[order[firsts[active] + j]]
         kinds = queue.kinds[order[firsts[active] + j]]
         sizes = np.arange(1, min(most, j + 1) + 1)
-        price = costs.beta[kinds[:, None], sizes[None, :], longest[:, None]]
-        price = np.where(np.isfinite(costs.alpha[sizes[None, :], longest[:, None]]), price, np.inf)
+        price = costs.deltas.padded[kinds[:, None], sizes[None, :], longest[:, None]]
+        price = np.where(costs.alone[sizes[None, :], longest[:, None]], price, np.inf)
         totals = state[active][:, j + 1 - sizes] + price
-        best = totals.argmin(axis=1)
+        best = last_least(totals)
         state[active, j + 1] = totals[np.arange(len(active)), best]
         back[active, j + 1] = best + 1
     found: list[Ints] = []
@@ -121,22 +118,11 @@ def mini_batches(queue: Queue, costs: Costs) -> list[Ints]:
     return found
 
 
-def _macro_batches(queue: Queue, minis: list[Ints], costs: Costs, most: int | None) -> Batches:
+def _macro_batches(queue: Queue, minis: list[Ints], costs: BatchCosts, most: int | None) -> Batches:
     """Step 2 of PetS Algorithm 1 (equation 5): neighbours of ``minis``, which ascend in their longest query, batched so
     that the summed cost of the shared part is least."""
-    if not minis:
+    if not len(queue):
         return []
     costs.check(int(queue.lengths.max()))
-    rows = min(most or costs.limits.rows, costs.limits.rows)
-    sums = np.concatenate([[0], np.cumsum([len(each) for each in minis])])
-    longest = np.array([int(queue.lengths[each[-1]]) for each in minis])
-    n = len(minis)
-    ends, back = np.arange(n)[:, None], np.arange(min(n, rows))[None, :]
-    starts = np.maximum(ends - back, 0)
-    size = sums[ends + 1] - sums[starts]
-    valid = (ends >= back) & (size <= rows)
-    shared = np.where(valid, costs.alpha[np.minimum(size, rows), longest[:, None]], np.inf)
-    return [
-        costs.padded_batch(np.concatenate(minis[first:end]), int(longest[end - 1]))
-        for first, end in split_by_cost(shared)
-    ]
+    shared = costs.spans(queue, minis, most or costs.limits.rows)
+    return [costs.batch(queue, np.concatenate(minis[first:end])) for first, end in split_by_cost(shared)]

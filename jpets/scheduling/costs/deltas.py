@@ -1,0 +1,89 @@
+"""The cost of delta work by kind (beta, PetS section 4.1), as dense tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from jpets.scheduling.costs.measured_profile import CostProfile
+from jpets.scheduling.queue import BARE, Bools, Floats, Ints, Queue
+
+ClassNames = tuple[str, ...]
+"""The delta classes of a task, as the profile names them."""
+SETUP_TOKENS = 50
+"""Tokens with a heavy product as long as every step's fixed work for its weights (mask, CPU: 48 to 62)."""
+
+
+class DeltaTables:
+    """What a profile says of some kinds of tasks, up to ``rows`` rows, ``longest`` tokens of one of them and ``tokens``
+    in all. A class that the profile does not know costs nothing.
+
+    The last entry of every table, for the bare backbone (kind -1), is zero.
+    """
+
+    def __init__(
+        self, profile: CostProfile, kinds: Sequence[ClassNames], *, rows: int, longest: int, tokens: int
+    ) -> None:
+        self._profile = profile
+        self._kinds = [[name for name in kind if name in profile.beta] for kind in kinds]
+        self._rows, self._longest, self._tokens = rows, longest, tokens
+        self._heavy_names = [[name for name in kind if name in profile.heavy] for kind in self._kinds]
+        self._by_run: dict[int, Floats] = {}
+
+    @functools.cached_property
+    def heavy(self) -> Bools:
+        """Whether a kind has heavy deltas [kinds + 1]."""
+        return np.array([*map(bool, self._heavy_names), False])
+
+    @functools.cached_property
+    def replaced(self) -> Floats:
+        """The share of the shared part that a batch of one kind alone saves [kinds + 1]."""
+        shares = self._profile.replaced
+        return np.array([*(max((shares.get(name, 0.0) for name in kind), default=0.0) for kind in self._kinds), 0.0])
+
+    @functools.cached_property
+    def padded(self) -> Floats:
+        """The cost of one task's padded rows [kinds + 1, rows + 1, longest + 1]."""
+        table = np.zeros((len(self._kinds) + 1, self._rows + 1, self._longest + 1))
+        n, length = np.arange(1, self._rows + 1), np.arange(self._longest + 1)
+        for index, kind in enumerate(self._kinds):
+            for name in kind:
+                table[index, 1:] += self._profile.beta[name].at(n, length)
+        return table
+
+    @functools.cached_property
+    def packed(self) -> Floats:
+        """The cost of one task's packed tokens [kinds + 1, tokens + 1]."""
+        return self._of_tokens(self._kinds)
+
+    def _of_tokens(self, kinds: Sequence[Sequence[str]]) -> Floats:
+        table = np.zeros((len(kinds) + 1, self._tokens + 1))
+        for index, kind in enumerate(kinds):
+            for name in kind:
+                table[index] += self._profile.packed_delta_seconds(name, self._tokens)
+        return table
+
+    @functools.cached_property
+    def _heavy_packed(self) -> Floats:
+        return self._of_tokens(self._heavy_names)
+
+    def heavy_by_run(self, run: int, runs: Sequence[int]) -> Floats:
+        """The cost of one task's packed tokens [kinds + 1, tokens + 1] by heavy deltas alone, in steps of ``run``
+        tokens. The profile has the least over ``runs``."""
+        if run not in self._by_run:
+            tokens = np.maximum(np.arange(self._tokens + 1), 1)
+            work = {size: -(-tokens // size) * (SETUP_TOKENS + size) for size in {run, *runs}}
+            self._by_run[run] = self._heavy_packed * (work[run] / np.min(list(work.values()), axis=0))
+        return self._by_run[run]
+
+
+def task_tokens(queue: Queue, queries: Ints) -> tuple[Ints, Ints]:
+    """The kinds [m] and the tokens [m] of the m tasks of some queries of a queue."""
+    tasks = queue.tasks[queries] - BARE
+    tokens = np.bincount(tasks, weights=queue.lengths[queries]).astype(np.int_)
+    kinds = np.empty(len(tokens), np.int_)
+    kinds[tasks] = queue.kinds[queries]
+    present = np.flatnonzero(tokens)
+    return kinds[present], tokens[present]

@@ -1,0 +1,213 @@
+"""Costs over the static shapes that can run now: a server's menu, with what was measured of its programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from jpets.scheduling.costs.batch_costs import BatchCosts, Limits
+from jpets.scheduling.costs.deltas import DeltaTables, task_tokens
+from jpets.scheduling.costs.shape import Shape, ShapeTable, reach, span_costs
+from jpets.scheduling.queue import BARE, Batch, Batches, Bools, Floats, Groups, Ints, Queue
+
+STEP = 2.0
+"""Factor between the costs of shapes that ``pack`` uses beside each other for queries of one sort."""
+
+PLANNING_SECONDS = 5e-5
+"""Seconds for each query that further policies take to plan, about."""
+PLANNING_SHARE = 0.01
+"""Share of a plan's time that they may take: the device waits for the plan."""
+MOST_COMPARED = 512
+"""Most queries for which plans are compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadyShapes:
+    """``light`` shapes take any rows without heavy deltas, ``heavy`` ones any rows, ``own[k]`` rows that all have the
+    heavy deltas of kind k; ``heavy`` is empty where no row has heavy deltas."""
+
+    light: Sequence[Shape]
+    heavy: Sequence[Shape] = ()
+    own: Mapping[int, Sequence[Shape]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def any(self) -> Sequence[Shape]:
+        return self.heavy or self.light
+
+
+class ReadyCosts(BatchCosts):
+    """Costs of batches of at most ``most`` queries in ``shapes``.
+
+    A shape's seconds contain the work of its light classes, whether rows use them or not. Heavy deltas cost more, by
+    each task's tokens. ``runs`` are the lengths of heavy steps between which the profile chose.
+    """
+
+    def __init__(self, shapes: ReadyShapes, deltas: DeltaTables, most: int, runs: Sequence[int]) -> None:
+        self._shapes = shapes
+        self._runs = runs
+        self.deltas = deltas
+        every = [*shapes.light, *shapes.heavy]
+        self.limits = Limits(
+            min(most, max(shape.rows for shape in shapes.any)),
+            max(shape.tokens for shape in every),
+            max(shape.longest for shape in shapes.any),
+        )
+        self._tables: dict[int, ShapeTable] = {}
+
+    @functools.cached_property
+    def alone(self) -> Bools:
+        n, length = np.arange(self.limits.rows + 1)[:, None], np.arange(self.limits.longest + 1)[None, :]
+        fits = np.zeros((n.size, length.size), bool)
+        for shape in self._shapes.any:
+            rows, limits = np.array(shape.groups).T
+            room = np.minimum.accumulate(rows)[np.minimum(np.searchsorted(limits, length), len(rows) - 1)]
+            fits |= (n <= room) & (length <= shape.longest) & (shape.padded | (n * length <= shape.tokens))
+        return fits
+
+    def prefix(self, lengths: Ints) -> int:
+        return int(max(reach(lengths, shape, self.limits.rows)[0] for shape in self._shapes.any))
+
+    def spans(self, queue: Queue, parts: Sequence[Ints], most: int) -> Floats:
+        heavy = bool(self.deltas.heavy[queue.kinds].any())
+        shapes = self._shapes.heavy if heavy else self._shapes.light
+        return span_costs([queue.lengths[part] for part in parts], shapes, min(most, self.limits.rows))
+
+    def batch(self, queue: Queue, queries: Ints) -> Batch:
+        lengths = np.sort(queue.lengths[queries]).tolist()
+        added = self._added(queue, queries)
+        best, least = None, np.inf
+        for shape in self._table(queue, queries).holding(lengths):
+            if shape.seconds >= least:
+                break
+            if (seconds := shape.seconds + added(shape.run)) < least:
+                best, least = shape, seconds
+        if best is None:
+            raise ValueError(f"{len(lengths)} queries of up to {lengths[-1]} tokens fit no shape")
+        return Batch(queries, best.tokens, best.groups, least)
+
+    def total(self, queue: Queue, plan: Batches) -> float:
+        return sum(batch.seconds if batch.seconds == batch.seconds else self.seconds(queue, batch) for batch in plan)
+
+    def seconds(self, queue: Queue, batch: Batch) -> float:
+        """Predicted time of one batch."""
+        own = [s for s in self.shapes_for(queue, batch.queries) if (s.tokens, s.groups) == (batch.tokens, batch.groups)]
+        added = self._added(queue, batch.queries)
+        return min(shape.seconds + added(shape.run) for shape in own)
+
+    def shapes_for(self, queue: Queue, queries: Ints) -> Sequence[Shape]:
+        """The shapes that take the deltas of these queries, the cheapest first."""
+        return self._table(queue, queries).shapes
+
+    def further_policies(self, queue: Queue, seconds: float) -> Literal["all", "quick", "none"]:
+        quick = len(queue) <= MOST_COMPARED and len(queue) * PLANNING_SECONDS <= PLANNING_SHARE * seconds
+        return "quick" if quick else "none"
+
+    def _table(self, queue: Queue, queries: Ints) -> ShapeTable:
+        kinds = queue.kinds[queries]
+        if not self.deltas.heavy[kinds].any():
+            sort = BARE
+        else:
+            sort = int(kinds[0]) if (kinds == kinds[0]).all() else len(self.deltas.heavy)  # past the last: a mixture
+        if sort not in self._tables:
+            light, heavy, own = self._shapes.light, self._shapes.heavy, self._shapes.own
+            self._tables[sort] = ShapeTable(light if sort == BARE else [*heavy, *own.get(sort, ())])
+        return self._tables[sort]
+
+    def _added(self, queue: Queue, queries: Ints) -> Callable[[int], float]:
+        """What the heavy deltas of these queries add, by the run of a shape."""
+        heavy = queries[self.deltas.heavy[queue.kinds[queries]]]
+        if not len(heavy):
+            return lambda run: 0.0
+        kinds, tokens = task_tokens(queue, heavy)
+
+        def added(run: int) -> float:
+            return float(self.deltas.heavy_by_run(run, self._runs)[kinds, tokens].sum())
+
+        return functools.cache(added)
+
+    def pack(self, queue: Queue, order: Ints, aparts: Sequence[Ints]) -> list[Batches]:
+        lengths = queue.lengths[order]
+        reached: dict[tuple[int, Groups], list[int]] = {}
+
+        def ends(shape: Shape) -> list[int]:
+            name = shape.tokens, shape.groups
+            if name not in reached:
+                reached[name] = reach(lengths, shape, self.limits.rows).tolist()
+            return reached[name]
+
+        again = self._paid_again(queue, order)
+        plans: list[Batches] = []
+        made: dict[tuple[int, int], Batches] = {}
+        for apart in aparts:
+            borders = [0, *(np.flatnonzero(np.diff(apart)) + 1).tolist(), len(order)]
+            plan: Batches = []
+            for part in itertools.pairwise(borders):
+                if part not in made:
+                    made[part] = self._pack(queue, order, *part, ends, again)
+                plan += made[part]
+            plans.append(plan)
+        return plans
+
+    def _pack(
+        self, queue: Queue, order: Ints, first: int, last: int, ends: Callable[[Shape], list[int]], again: list[float]
+    ) -> Batches:
+        """The cheapest way from place ``first`` of ``order`` to ``last`` where every batch is the longest span that its
+        shape holds from where the one before it ended. ``again`` [n] is paid where a batch begins."""
+        steps = [(shape.seconds, ends(shape)) for shape in self._useful(queue, order[first:last])]
+        best = {first: 0.0}
+        back: dict[int, int] = {}
+        waiting = [first]
+        while (at := heapq.heappop(waiting)) < last:
+            so_far = best[at] + again[at]
+            for seconds, end_of in steps:
+                end = min(end_of[at], last)
+                if end not in best:
+                    heapq.heappush(waiting, end)
+                elif so_far + seconds >= best[end]:
+                    continue
+                best[end], back[end] = so_far + seconds, at
+        spans = []
+        while at > first:
+            spans.append(order[back[at] : at])
+            at = back[at]
+        return [self.batch(queue, span) for span in reversed(spans)]
+
+    def _useful(self, queue: Queue, order: Ints) -> Sequence[Shape]:
+        """Shapes for these queries that hold the longest one, of rising cost and size; steps of less than ``STEP`` are
+        left out, but not the shape that costs least for its size."""
+        lengths = queue.lengths[order]
+        longest, tokens, rows = int(lengths.max()), int(lengths.sum()), len(order)
+        holding = self._table(queue, order).taking(longest)
+        if not holding:
+            raise ValueError(f"a query of {longest} tokens is longer than every shape holds")
+        room = [min(tokens, shape.tokens) * min(rows, shape.rows) for shape in holding]
+        best = max(range(len(holding)), key=lambda at: room[at] / holding[at].seconds)
+        kept, most, seconds = [holding[best]], 0, 0.0
+        for shape, own in zip(holding, room, strict=True):
+            if own > most and shape.seconds >= seconds:
+                kept.append(shape)
+                most, seconds = own, STEP * shape.seconds
+        return kept
+
+    def _paid_again(self, queue: Queue, order: Ints) -> list[float]:
+        """What heavy deltas cost more [n] where a batch begins between the queries of one task, in ``order``."""
+        tasks, kinds, lengths = queue.tasks[order], queue.kinds[order], queue.lengths[order]
+        if not self.deltas.heavy[kinds].any():
+            return [0.0] * len(order)
+        table = self.deltas.heavy_by_run(min(self._runs), self._runs)
+        most = table.shape[1] - 1
+        sums = np.concatenate([[0], np.cumsum(lengths)])
+        first = np.diff(tasks, prepend=tasks[0] - 1) != 0
+        run = np.cumsum(first) - 1
+        begins = np.flatnonzero(first)
+        begin, end = begins[run], np.append(begins[1:], len(order))[run]
+        before = np.minimum(sums[:-1] - sums[begin], most)
+        after = np.minimum(sums[end] - sums[:-1], most - before)
+        more: list[float] = (table[kinds, before] + table[kinds, after] - table[kinds, before + after]).tolist()
+        return more
