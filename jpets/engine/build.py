@@ -16,7 +16,7 @@ from jpets.engine.compilation.growth import Growth
 from jpets.engine.compilation.program_memory import ProgramMemory
 from jpets.engine.compilation.readiness import Programs
 from jpets.engine.costs.cost_table import CostTable
-from jpets.engine.costs.profile_measurement import DeltaCosts, load_profile
+from jpets.engine.costs.live_profile import LiveProfile
 from jpets.engine.device.classes import class_slots
 from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, tree_bytes
 from jpets.engine.device.replica import Replica
@@ -70,9 +70,7 @@ class Compilation:
     """The costs of programs, and the parts that make programs ready."""
 
     costs: CostTable
-    profile_path: pathlib.Path
-    deltas: DeltaCosts | None
-    """The time that heavy rows add to a program; None until ``jpets profile`` has measured it."""
+    profile: LiveProfile
     programs: Programs
     compiler: BackgroundCompiler
     growth: Growth
@@ -147,10 +145,10 @@ def make_parts(
     responses = ResponseCache(settings.response_cache_mb * 2**20)
 
     compilation = _compilation(replica, tasks, memory, liveness, settings, frame.menu, folder)
-    budget = copies_budget(settings, profiled=compilation.deltas is not None)
+    budget = copies_budget(settings)
     merged = MergedCopies(replica, dict(backbone.params), budget, memory)
     planner, own = (
-        Planner(replica, compilation.costs, compilation.deltas, settings, frame.menu, merged) for _ in range(2)
+        Planner(replica, compilation.costs, compilation.profile, settings, frame.menu, merged) for _ in range(2)
     )
 
     def want(plan: Plan) -> None:
@@ -205,8 +203,7 @@ def _compilation(
     store = ProgramStore(programs_folder, replica.mesh)
     name = folder / "costs" / store.family_name(family)
     costs = CostTable(name.with_suffix(".json"), family)
-    profile_path = name.with_suffix(".profile.json")
-    profile = load_profile(profile_path)
+    profile = LiveProfile(replica, costs, folder / "costs" / f"{store.shape_name(family)}.profile.json")
     programs = Programs(replica, store, costs, liveness.wait)
     room = ProgramMemory(replica, settings.program_memory_mb * 2**20, memory)
     compiler = BackgroundCompiler(replica, store, programs_folder, programs.add, room)
@@ -220,6 +217,4 @@ def _compilation(
         1 << settings.slots.bit_length(),
         liveness.wait,
     )
-    return Compilation(
-        costs, profile_path, DeltaCosts(profile, family) if profile else None, programs, compiler, growth
-    )
+    return Compilation(costs, profile, programs, compiler, growth)

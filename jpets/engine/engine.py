@@ -69,8 +69,7 @@ class Engine(Serves):
         self.intake = parts.intake
         self.pending = parts.pending
         self.responses = parts.responses
-        self.costs, self.profile_path = parts.compilation.costs, parts.compilation.profile_path
-        self.deltas = parts.compilation.deltas
+        self.costs, self.profile = parts.compilation.costs, parts.compilation.profile
         self.compiler, self.growth = parts.compilation.compiler, parts.compilation.growth
         self.merged = parts.merged
         self.residency = parts.residency

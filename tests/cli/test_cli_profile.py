@@ -11,7 +11,6 @@ from checkpoints.task_file import read_task
 from jpets.config import EngineSettings
 from jpets.engine import build
 from jpets.engine.costs import profile_measurement
-from jpets.engine.costs.profile_measurement import load_profile
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import ProgramKey
 
@@ -52,15 +51,13 @@ def test_costs_and_the_cost_profile_are_what_the_next_engine_reads(
         program["bucket"]: program["seconds"] for program in report["programs"]
     }
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert engine.deltas is not None
-    kept = load_profile(engine.profile_path)
-    assert kept is not None
     expected = {str(key) for key, _ in engine.family.slots if key.method != "head"}
-    assert set(kept.beta) == expected and all(name in result.stdout for name in expected)
+    assert engine.profile.measured == expected and all(name in result.stdout for name in expected)
 
-    engine.profile_path.write_text(kept.to_json()[:100])
-    assert Engine(backbone, [read_task(task_file)], EngineSettings(), cache_dir=cache).deltas is None
-    assert not engine.profile_path.exists()
+    (path,) = (cache / "costs").glob("*.profile.json")
+    path.write_text(path.read_text()[:100])
+    again = Engine(backbone, [read_task(task_file)], EngineSettings(), cache_dir=cache)
+    assert again.profile.coarse == expected and not path.exists()
 
 
 def test_a_task_of_another_backbone(run: Run, fixtures: Path, task_file: Path, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import time
 
 import jax
 import numpy as np
+from scipy.optimize import nnls
 
 from jpets.engine.batch.assembly import Assembled
-from jpets.engine.batch.bucket import Bucket
+from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.network import Network
@@ -30,6 +31,10 @@ SURPRISE = 2.0
 """Factor by which a batch may differ from the expected time; beyond it, something else took the time."""
 FIRST_RATE = 1e-11
 """Seconds per multiply-add before anything was measured."""
+LEAST_SECONDS = 1e-7
+"""A program that takes less was not timed."""
+USUAL_LOOP = 0.1
+"""Share by which loops over heavy classes make programs slower, before it was measured."""
 
 
 class CostTable:
@@ -42,8 +47,12 @@ class CostTable:
         self._path = path
         self._network = family.network
         self._seconds: dict[str, float] = {}
-        self._rates: dict[str, float] = {}
-        self._rate = FIRST_RATE
+        self._timed: dict[ProgramKey, float] = {}
+        """Programs whose times estimates rest on."""
+        self.base, self.rate = 0.0, FIRST_RATE
+        """Seconds of a program without any arithmetic, and of each multiply-add, as the timed programs say."""
+        self.version = 0
+        """Rises whenever estimates change."""
         sweep(path.parent, TEMPORARY, STALE_WRITE_SECONDS)
         self.reload()
 
@@ -60,13 +69,39 @@ class CostTable:
         return self._seconds.get(str(key))
 
     def set(self, key: ProgramKey, seconds: float) -> None:
+        """Keeps a program's measured time, and uses it for the estimates of others."""
         self._seconds[str(key)] = seconds
-        self.rate(key, seconds)
+        self._timed[key] = seconds
+        self.base, self.rate = self._line()
+        self.version += 1
 
-    def rate(self, key: ProgramKey, seconds: float) -> None:
-        """Uses a measured program for the estimates of others."""
-        self._rates[str(key)] = seconds / self._network.arithmetic(key.bucket, key.variant)
-        self._rate = statistics.median(self._rates.values())
+    def _line(self) -> tuple[float, float]:
+        """The line through the timed programs with the least sum of squared relative errors."""
+        work = np.array([self._network.arithmetic(key.bucket, key.variant) for key in self._timed])
+        seconds = np.maximum(np.array(list(self._timed.values())), LEAST_SECONDS)
+        if len(work) > 1:
+            (base, rate), _ = nnls(np.stack([1 / seconds, work / work.max() / seconds], axis=1), np.ones(len(work)))
+            if rate > 0:
+                return float(base), float(rate / work.max())
+        return 0.0, float(np.median(seconds / work))
+
+    def of_arithmetic(self, multiply_adds: float) -> float:
+        """Estimated seconds of a program by its arithmetic."""
+        return self.base + multiply_adds * self.rate
+
+    @property
+    def loop_share(self) -> float:
+        """By which share of the bare part loops over heavy classes make a program slower, with no row in them: the
+        median of the timed programs of one bucket with and without loops."""
+        light, heavy = (
+            {k.bucket: s for k, s in self._timed.items() if k.variant.has("heavy") == looped}
+            for looped in (False, True)
+        )
+        shares = [
+            (heavy[bucket] - light[bucket]) / self.of_arithmetic(self._network.arithmetic(bucket, Variant()))
+            for bucket in heavy.keys() & light.keys()
+        ]
+        return min(1.0, max(0.0, statistics.median(shares))) if shares else USUAL_LOOP
 
     def follow(self, program: Program, seconds: float) -> None:
         """Counts the time of a batch in ``program``."""
@@ -75,10 +110,10 @@ class CostTable:
         program.followed = True
 
     def estimate(self, key: ProgramKey) -> float:
-        """Measured seconds, or arithmetic times the median rate of the measured programs."""
+        """Measured seconds, or what the program's arithmetic says."""
         if (seconds := self.get(key)) is not None:
             return seconds
-        return self._network.arithmetic(key.bucket, key.variant) * self._rate
+        return self.of_arithmetic(self._network.arithmetic(key.bucket, key.variant))
 
     def save(self) -> None:
         """Writes the file. A full or read-only disk only makes the next start slower."""

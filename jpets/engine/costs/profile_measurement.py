@@ -7,12 +7,9 @@ initialised stack of the first few layers is measured, which compiles in a fract
 from __future__ import annotations
 
 import dataclasses
-import logging
-import pathlib
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -23,22 +20,17 @@ from jpets.deltas.bank import slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, parse_bucket, replaces_weights
 from jpets.engine.batch.rows import Row
+from jpets.engine.costs.coarse_profile import LENGTHS, ROWS, SIZES, priced, typical
 from jpets.engine.costs.cost_table import full_rows
+from jpets.engine.costs.figures import ClassFigures, Figures, profile_of
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_programs
 from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
-from jpets.scheduling.queue import Groups
 from jpets.types import Progress
 
-log = logging.getLogger(__name__)
-
-MOST_TOKENS = 65536
-"""Most tokens of one task in a batch for which a cost is looked up."""
 STACK_WEIGHTS = 7_000_000
 """Least weights of the measured layers: more than a core's caches hold, few enough to compile fast."""
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 LIGHT_SHAPES = ("8x32", "8x128", "1024:32x32+16x64")
 """Padded and packed: in packed shapes a class gathers its window."""
 LOOP_SHAPES = ("8x32", "512:16x32+8x64")
@@ -52,85 +44,38 @@ HEAVY_CASES: Mapping[int, tuple[OfTasks, ...]] = {
 HEAVY_TOKENS = 256
 
 
-def measure_profile(
+def measure_figures(
     family: Family, mesh: MeshSlice, *, max_tokens: int, rounds: int = 7, progress: Progress
-) -> CostProfile:
-    """A profile of ``family``'s classes for shapes of up to ``max_tokens`` tokens. Needs the device to itself.
+) -> Figures:
+    """Figures of ``family``'s classes and of shapes of up to ``max_tokens`` tokens. Needs the device to itself.
 
     Every point is timed once in each round, so that a device that slows down for a while does so for all points.
     """
     bench = _Bench(family, mesh, max_tokens)
     longest = [n for n in LENGTHS if n <= min(family.config.max_positions, max_tokens)]
     shapes = [(n, length) for length in longest for n in ROWS if n * length <= max_tokens]
-    sizes = [tokens for tokens in (64, 128, 256, 512, 1024, 2048, 4096) if tokens <= max_tokens]
-    keys = [key for key, _ in family.slots if class_method(key.method).kind != "head"]
-    heavies = [key for key in keys if class_method(key.method).kind == "heavy"]
-
+    sizes = [tokens for tokens in SIZES if tokens <= max_tokens]
     padded = {(n, length): bench.bare(Bucket(n * length, ((n, length),))) for n, length in shapes}
-    packed = [(tokens, groups, bench.bare(Bucket(tokens, groups))) for tokens, groups in _typical(sizes, longest[-1])]
-    beta = {str(key): bench.heavy(key) if key in heavies else bench.light(key) for key in keys}
-    loop = bench.loop_share(heavies) if heavies else lambda: 0.0
-    replaced = {str(key): bench.replaced_share(key) for key in heavies if replaces_weights(key)}
+    packed = [(tokens, groups, bench.bare(Bucket(tokens, groups))) for tokens, groups in typical(sizes, longest[-1])]
+    classes = {str(key): bench.of_class(key) for key in priced(key for key, _ in family.slots)}
     bench.measure(rounds, progress)
 
     seconds = np.full((len(ROWS), len(longest)), np.nan)
     for (n, length), found in padded.items():
         seconds[ROWS.index(n), longest.index(length)] = found()
-    return CostProfile(
+    return Figures(
         Grid(np.array(ROWS), np.array(longest), seconds),
         tuple(PackedPoint(tokens, groups, found()) for tokens, groups, found in packed),
-        {name: found() for name, found in beta.items()},
-        frozenset(map(str, heavies)),
-        loop(),
-        {name: found() for name, found in replaced.items()},
+        {name: found() for name, found in classes.items()},
     )
 
 
-class DeltaCosts:
-    """The time that rows of heavy classes add to a program, by a cost profile (beta, PetS section 4.1).
-
-    The time of a program was measured with its windows for light classes, whether rows use them or not. Rows of a task
-    stand next to each other, so only their number of tokens counts.
-    """
-
-    def __init__(self, profile: CostProfile, family: Family) -> None:
-        heavy = [key for key, _ in family.slots if class_method(key.method).kind == "heavy"]
-        self._tables = {
-            key: profile.packed_delta_seconds(str(key), MOST_TOKENS) for key in heavy if str(key) in profile.beta
-        }
-
-    def seconds(self, rows: Sequence[Row]) -> float:
-        """The cost of each task's rows (PetS equation 2). Packed rows need no padding to the longest."""
-        tokens: Counter[tuple[ClassKey, int]] = Counter()
-        for row in rows:
-            for key, slot in row.slots.items():
-                if key in self._tables:
-                    tokens[key, slot] += row.length
-        return float(sum(self._tables[key][min(count, MOST_TOKENS)] for (key, _), count in tokens.items()))
-
-
-def load_profile(path: pathlib.Path) -> CostProfile | None:
-    """The profile stored in ``path``; None where there is none. A damaged file is removed, to be measured again.
-
-    The name contains the device, the backbone's shape, the delta classes and the versions, so a stale profile has
-    another.
-    """
-    try:
-        return CostProfile.from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        log.warning("the cost profile cannot be used and is measured again by `jpets profile`: %s", error)
-        path.unlink(missing_ok=True)
-        return None
-
-
-def _typical(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, Groups]]:
-    """Packed shapes of these numbers of tokens: many short rows, half as many of medium length, a few longer ones."""
-    for tokens in sizes:
-        wanted = {32: max(1, tokens // 32), 48: max(1, tokens // 64), 64: max(1, tokens // 512)}
-        groups = {min(length, longest): n for length, n in wanted.items()}
-        yield tokens, tuple((n, length) for length, n in sorted(groups.items()))
+def measure_profile(
+    family: Family, mesh: MeshSlice, *, max_tokens: int, rounds: int = 7, progress: Progress
+) -> CostProfile:
+    """``measure_figures`` as the profile of ``family``'s classes."""
+    figures = measure_figures(family, mesh, max_tokens=max_tokens, rounds=rounds, progress=progress)
+    return profile_of(figures, priced(key for key, _ in family.slots))
 
 
 @dataclasses.dataclass
@@ -229,20 +174,25 @@ class _Bench:
         bare = self._case(bucket)
         return lambda: float(np.clip((product.median - replaced.median) / bare.median, 0.0, 1.0))
 
-    def loop_share(self, keys: Sequence[ClassKey]) -> Callable[[], float]:
-        """How much slower light programs become by having loops over these classes, without any row in the loops."""
-        light = {self._short[key]: FULL for key in self._short if class_method(key.method).kind == "light"}
-        every = light | {self._short[key]: FULL for key in keys}
-        cases = [
-            (self._case(bucket, make_variant(every)), self._case(bucket, make_variant(light)), self._case(bucket))
-            for bucket in self._buckets(LOOP_SHAPES)
-        ]
+    def loop_share(self, key: ClassKey) -> Callable[[], float]:
+        """How much slower programs become by having a loop over this class, without any row in it."""
+        looped = make_variant({self._short[key]: FULL})
+        pairs = [(self._case(bucket, looped), self._case(bucket)) for bucket in self._buckets(LOOP_SHAPES)]
 
         def found() -> float:
-            looped, without, bare = (sum(case.median for case in column) for column in zip(*cases, strict=True))
-            return max(0.0, (looped - without) / bare)
+            with_loop, bare = (sum(case.median for case in column) for column in zip(*pairs, strict=True))
+            return max(0.0, with_loop / bare - 1)
 
         return found
+
+    def of_class(self, key: ClassKey) -> Callable[[], ClassFigures]:
+        """All figures of a class."""
+        if class_method(key.method).kind != "heavy":
+            light = self.light(key)
+            return lambda: ClassFigures(light())
+        beta, loop = self.heavy(key), self.loop_share(key)
+        replaced = self.replaced_share(key) if replaces_weights(key) else lambda: 0.0
+        return lambda: ClassFigures(beta(), loop(), replaced())
 
     def measure(self, rounds: int, progress: Progress) -> None:
         """Compiles what the cases need, and times them all in turn, ``rounds`` times after one to warm up."""

@@ -31,12 +31,10 @@ CLEARLY = 2.0
 """A copy leaves for another one that would have saved at least this many times as much."""
 
 
-def copies_budget(settings: EngineSettings, *, profiled: bool) -> float:
-    """Bytes for copies; 0 if it is not known what they save, or if answers must not depend on traffic."""
-    if settings.merged_memory_gb and not (profiled and settings.policy != "steady"):
-        log.warning(
-            "no task gets merged weights: that takes a cost profile (`jpets profile`), and another policy than steady"
-        )
+def copies_budget(settings: EngineSettings) -> float:
+    """Bytes for copies; 0 if answers must not depend on traffic."""
+    if settings.merged_memory_gb and settings.policy == "steady":
+        log.warning("no task gets merged weights: that takes another policy than steady")
         return 0.0
     return settings.merged_memory_gb * GIGABYTE
 

@@ -10,7 +10,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_table import CostTable
-from jpets.engine.costs.profile_measurement import DeltaCosts
+from jpets.engine.costs.live_profile import LiveProfile
 from jpets.engine.device.replica import Replica
 from jpets.engine.planning.flood import FloodGuard
 from jpets.engine.planning.hot_tasks import part_to_run
@@ -37,13 +37,13 @@ class Planner:
         self,
         replica: Replica,
         costs: CostTable,
-        deltas: DeltaCosts | None,
+        profile: LiveProfile,
         settings: EngineSettings,
         menu: Sequence[Bucket],
         merged: MergedCopies | None = None,
     ) -> None:
         self.ready = ReadyPrograms(replica)
-        self._predictions = Predictions(costs, deltas)
+        self._predictions = Predictions(costs, profile)
         self._placer = Placer(replica, self._predictions, menu)
         self._flood = FloodGuard(self.ready, settings.flood_stretch, settings.max_batch_rows)
         self._settings = settings
@@ -78,7 +78,7 @@ class Planner:
         batch = [waiting[q] for q in chosen]
         if self._merged is None or not self._merged.enabled:
             return self.place(batch)
-        part = part_to_run(batch, waiting[0], self._merged.copies, self._predictions.added, light, shapes)
+        part = part_to_run(batch, waiting[0], self._merged.copies, self._predictions.certainly_added, light, shapes)
         return dataclasses.replace(self.place(part.pendings, part.copy), saved=part.saves)
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
@@ -124,5 +124,5 @@ class Planner:
         return self._predictions.seconds(rows, program)
 
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
-        """Learns from a batch what its program costs, as far as the cost of heavy rows is known."""
+        """Learns from a batch what its program costs."""
         self._predictions.ran(rows, program, seconds)

@@ -6,20 +6,24 @@ from collections.abc import Sequence
 
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_table import CostTable
-from jpets.engine.costs.profile_measurement import DeltaCosts
+from jpets.engine.costs.live_profile import LiveProfile
 from jpets.engine.programs.program import Program, ProgramKey
 
 
 class Predictions:
-    """``costs`` are programs' costs; ``deltas`` the costs that heavy rows add, None if they were not measured."""
+    """``costs`` are programs' costs; ``profile`` has the costs that heavy rows add."""
 
-    def __init__(self, costs: CostTable, deltas: DeltaCosts | None) -> None:
+    def __init__(self, costs: CostTable, profile: LiveProfile) -> None:
         self._costs = costs
-        self._deltas = deltas
+        self._profile = profile
 
     def added(self, rows: Sequence[Row]) -> float:
         """Time that the heavy deltas of these rows add to a program's."""
-        return self._deltas.seconds(rows) if self._deltas else 0.0
+        return self._profile.seconds(rows)
+
+    def certainly_added(self, rows: Sequence[Row]) -> float:
+        """``added``, where coarse figures count by half."""
+        return self._profile.certain_seconds(rows)
 
     def seconds(self, rows: Sequence[Row], program: Program) -> float:
         """Time of these rows in a program that is ready."""
@@ -30,6 +34,5 @@ class Predictions:
         return self._costs.estimate(key)
 
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
-        """Learns from a batch what its program costs, as far as the cost of heavy rows is known."""
-        if self._deltas is not None or not any(row.heavy for row in rows):
-            self._costs.follow(program, seconds - self.added(rows))
+        """Learns from a batch what its program costs."""
+        self._costs.follow(program, seconds - self.added(rows))

@@ -86,6 +86,10 @@ class ProgramStore:
         code.append(digest_of_code(PROGRAM, *modules_of(type(family.network))))
         return hashlib.sha256("\0".join([*self._base, *code, family.to_json()]).encode()).hexdigest()[:40]
 
+    def shape_name(self, family: Family) -> str:
+        """``family_name`` without the classes: for figures that are kept by class."""
+        return self.family_name(dataclasses.replace(family, slots=()))
+
     def _path(self, family: Family, key: ProgramKey) -> pathlib.Path:
         devices = [device.id for device in self._mesh.devices]
         name = hashlib.sha256(f"{devices} {key_to_json(key)}".encode()).hexdigest()[:24]

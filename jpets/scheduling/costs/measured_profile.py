@@ -57,6 +57,21 @@ class Grid:
         along = np.stack([_interpolate(np.asarray(lengths), self.lengths, line) for line in self.filled])
         return np.stack([_interpolate(np.asarray(rows), self.rows, column) for column in along.T], axis=1)
 
+    def times(self, factor: float) -> Grid:
+        return dataclasses.replace(self, seconds=self.seconds * factor)
+
+    def to_document(self) -> dict[str, Any]:
+        seconds = [[None if np.isnan(cell) else cell for cell in line] for line in self.seconds.tolist()]
+        return {"rows": self.rows.tolist(), "lengths": self.lengths.tolist(), "seconds": seconds}
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Grid:
+        """The inverse of ``to_document``. Raises ``ValueError``, ``KeyError``, ``TypeError``."""
+        seconds = [[np.nan if cell is None else float(cell) for cell in line] for line in document["seconds"]]
+        return cls(
+            np.array(document["rows"], np.int_), np.array(document["lengths"], np.int_), np.array(seconds, float)
+        )
+
 
 def _interpolate(at: Ints, points: Ints, values: Floats) -> Floats:
     """Linear between points, held below the first, proportional beyond the last."""
@@ -75,6 +90,12 @@ class PackedPoint:
     def cells(self) -> int:
         """Attention positions: the sum of N L^2."""
         return attention_cells(self.groups)
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> PackedPoint:
+        """The inverse of ``dataclasses.asdict``, after JSON made lists of its tuples."""
+        groups = tuple((int(n), int(length)) for n, length in document["groups"])
+        return cls(int(document["tokens"]), groups, float(document["seconds"]))
 
 
 def attention_cells(groups: Groups) -> int:
@@ -150,15 +171,11 @@ class CostProfile:
         return np.append(0.0, self.beta[kind].at([1], np.arange(1, most + 1))[0])
 
     def to_json(self) -> str:
-        def grid(each: Grid) -> dict[str, Any]:
-            seconds = [[None if np.isnan(cell) else cell for cell in line] for line in each.seconds.tolist()]
-            return {"rows": each.rows.tolist(), "lengths": each.lengths.tolist(), "seconds": seconds}
-
         document = {
             "format": FORMAT,
-            "alpha": grid(self.alpha),
+            "alpha": self.alpha.to_document(),
             "packed": [dataclasses.asdict(point) for point in self.packed],
-            "beta": {name: grid(each) for name, each in self.beta.items()},
+            "beta": {name: each.to_document() for name, each in self.beta.items()},
             "heavy": sorted(self.heavy),
             "heavy_loop": self.heavy_loop,
             "replaced": dict(self.replaced),
@@ -173,27 +190,17 @@ class CostProfile:
             document = json.loads(text)
             if document["format"] != FORMAT:
                 raise ValueError(f"cost profile of format {document['format']!r}, expected {FORMAT}")
-            packed = [
-                PackedPoint(
-                    int(p["tokens"]), tuple((int(n), int(length)) for n, length in p["groups"]), float(p["seconds"])
-                )
-                for p in document["packed"]
-            ]
+            packed = map(PackedPoint.of_document, document["packed"])
             return cls(
-                _grid(document["alpha"]),
+                Grid.of_document(document["alpha"]),
                 tuple(packed),
-                {str(name): _grid(each) for name, each in document["beta"].items()},
+                {str(name): Grid.of_document(each) for name, each in document["beta"].items()},
                 frozenset(document["heavy"]),
                 float(document["heavy_loop"]),
                 {str(name): float(share) for name, share in document["replaced"].items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a cost profile: {type(error).__name__} {error}") from error
-
-
-def _grid(document: Mapping[str, Any]) -> Grid:
-    seconds = [[np.nan if cell is None else float(cell) for cell in line] for line in document["seconds"]]
-    return Grid(np.array(document["rows"], np.int_), np.array(document["lengths"], np.int_), np.array(seconds, float))
 
 
 def ceil_to(steps: Sequence[int] | Ints, values: Ints) -> Ints:

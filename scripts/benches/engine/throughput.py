@@ -27,7 +27,7 @@ from benches.shared import (
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS, task_lead
 from jpets.engine.batch.bucket import Bucket
-from jpets.engine.costs.profile_measurement import measure_profile
+from jpets.engine.costs.profile_measurement import measure_figures
 from jpets.engine.engine import Engine
 from jpets.types import Query, Task
 from jpets.xla_flags import set_xla_flags
@@ -58,11 +58,10 @@ def fitting_bucket(lengths: Sequence[int]) -> Bucket:
 def keep_profile(engine: Engine, max_tokens: int) -> None:
     """Measures the cost profile of an engine that is not started, for the next one with the same classes."""
     console.log("cost profile")
-    profile = measure_profile(
+    figures = measure_figures(
         engine.family, engine.replica.mesh, max_tokens=max_tokens, progress=lambda what, done, total: None
     )
-    engine.profile_path.parent.mkdir(parents=True, exist_ok=True)
-    engine.profile_path.write_text(profile.to_json())
+    engine.profile.add(figures)
 
 
 def merge_hot_tasks(engine: Engine, queries: Sequence[Query]) -> None:

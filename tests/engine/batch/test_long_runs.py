@@ -63,7 +63,7 @@ def test_a_program_of_long_runs_is_for_no_other_mixture(engine: Engine) -> None:
     programs = [*engine.replica.programs, dataclasses.replace(widest, key=key, seconds=1e-9)]
     known = {name: getattr(engine.replica, name) for name in ("family", "classes", "generations")}
     replica: Any = types.SimpleNamespace(programs=programs, has_program=lambda key: True, **known)
-    planner = Planner(replica, engine.costs, None, ENGINE_SETTINGS, engine.menu)
+    planner = Planner(replica, engine.costs, engine.profile, ENGINE_SETTINGS, engine.menu)
     assert all(shape.seconds > 1e-9 for shape in planner.ready.shapes(heavy=True))
     for tasks, run in ((["mask", None, "bitfit", "adapter"], SHORT), (["mask"] * 4, LONG)):
         plan = planner.place(prepared(engine, queries(tasks, 60 if run == LONG else 12)))

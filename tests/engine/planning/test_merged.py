@@ -26,11 +26,12 @@ from support import (
 
 from jpets.config import EngineSettings
 from jpets.deltas import class_method
+from jpets.engine.costs.figures import ClassFigures, Figures
 from jpets.engine.device.memory import tree_bytes
 from jpets.engine.engine import Engine
 from jpets.engine.planning.merged import MergedCopies
 from jpets.engine.workloads.encoder_network import EncoderNetwork
-from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.costs.measured_profile import Grid
 from jpets.types import Query, Task
 
 TEXT = "a library of functions for sparse matrices"
@@ -44,12 +45,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return tmp_path_factory.mktemp("merged")
 
 
-def profile_of(engine: Engine, seconds: float) -> CostProfile:
+def figures_of(engine: Engine, seconds: float) -> Figures:
     """Heavy rows take this many seconds, whatever their number."""
     axis = np.array([1, 1000])
     grid = Grid(axis, axis, np.full((2, 2), seconds))
-    heavy = {str(key) for key, _ in engine.family.slots if class_method(key.method).kind == "heavy"}
-    return CostProfile(grid, (PackedPoint(32, ((4, 8),), 0.01),), dict.fromkeys(heavy, grid), frozenset(heavy))
+    heavy = [str(key) for key, _ in engine.family.slots if class_method(key.method).kind == "heavy"]
+    return Figures(classes=dict.fromkeys(heavy, ClassFigures(grid)))
 
 
 def few_tasks() -> list[Task]:
@@ -63,8 +64,7 @@ def serving(
     """An engine with these costs and room for this many copies."""
     settings: EngineSettings = dataclasses.replace(ENGINE_SETTINGS, **more)
     shape = Engine(shallow(), tasks, settings, cache_dir=folder, buckets=ENGINE_BUCKETS[1:])
-    shape.profile_path.parent.mkdir(parents=True, exist_ok=True)
-    shape.profile_path.write_text(profile_of(shape, seconds).to_json())
+    shape.profile.add(figures_of(shape, seconds))
     one = tree_bytes(shape.replica.params["layers"])
     settings = dataclasses.replace(settings, merged_memory_gb=copies * one / 1e9)
     with Engine(shallow(), tasks, settings, cache_dir=folder, buckets=ENGINE_BUCKETS[1:]) as own:

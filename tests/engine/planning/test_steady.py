@@ -19,7 +19,7 @@ from jpets.types import Query
 @pytest.fixture
 def planner(engine: Engine) -> Planner:
     settings = dataclasses.replace(ENGINE_SETTINGS, policy="steady")
-    return Planner(engine.replica, engine.costs, None, settings, engine.menu)
+    return Planner(engine.replica, engine.costs, engine.profile, settings, engine.menu)
 
 
 def pending(engine: Engine, task: str | None, length: int) -> Pending:

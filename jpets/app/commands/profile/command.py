@@ -121,15 +121,13 @@ def measured(engine: Engine, repeats: int) -> list[dict[str, Any]]:
 
 def profiled(engine: Engine, max_tokens: int, repeats: int) -> CostProfile:
     """Measures the cost profile of an engine that is closed, and keeps it for the next one."""
-    from jpets.engine.costs.profile_measurement import measure_profile
-    from jpets.files import write_atomic
+    from jpets.engine.costs.profile_measurement import measure_figures
 
     replica = engine.replica
     with reporting() as report:
-        found = measure_profile(engine.family, replica.mesh, max_tokens=max_tokens, rounds=repeats, progress=report)
-    engine.profile_path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(engine.profile_path, found.to_json().encode())
-    return found
+        found = measure_figures(engine.family, replica.mesh, max_tokens=max_tokens, rounds=repeats, progress=report)
+    engine.profile.add(found)
+    return engine.profile.current
 
 
 def _check_ids(tasks: Sequence[Task]) -> None:

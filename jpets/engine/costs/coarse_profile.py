@@ -1,0 +1,85 @@
+"""A coarse cost profile: arithmetic, at the speed that the start measured. It is there before anything else is.
+
+Its figures are good to about a factor of two on a CPU: they rank classes and shapes until better ones come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from jpets.deltas import class_method
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import HEAVY_RUNS, SEGMENT, SETUP_TOKENS, Bucket, Variant, replaces_weights
+from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.programs.program import Family
+from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.queue import Floats, Groups
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+LENGTHS = (8, 16, 32, 64, 128, 256, 512)
+SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
+"""Tokens of the packed shapes whose costs are figured."""
+BYTE = 15.0
+"""Multiply-adds of a dense product that take as long as moving a byte (CPU: 10 GB/s beside 300 GFLOP/s)."""
+SPARSE_SETUP = 6000
+"""``SETUP_TOKENS`` of a class that multiplies entry by entry: on a CPU a step over an entry takes 20 to 40 ns, for any
+number of tokens."""
+
+
+def coarse_profile(family: Family, costs: CostTable) -> CostProfile:
+    """Figures for all classes of ``family``, at the speed of the programs that ``costs`` knows."""
+    network = family.network
+    lengths = [n for n in LENGTHS if n <= network.config.max_positions] or [network.config.max_positions]
+    keys = priced(key for key, _ in family.slots)
+    heavy = [key for key in keys if class_method(key.method).kind == "heavy"]
+
+    def bare(tokens: int, groups: Groups) -> float:
+        return costs.of_arithmetic(network.arithmetic(Bucket(tokens, groups), Variant()))
+
+    alpha = [[bare(n * length, ((n, length),)) for length in lengths] for n in ROWS]
+    return CostProfile(
+        Grid(np.array(ROWS), np.array(lengths), np.array(alpha)),
+        tuple(PackedPoint(tokens, groups, bare(tokens, groups)) for tokens, groups in typical(SIZES, lengths[-1])),
+        {str(key): _beta(key, family, costs.rate) for key in keys},
+        frozenset(map(str, heavy)),
+        costs.loop_share if heavy else 0.0,
+        {str(key): 0.0 for key in heavy if replaces_weights(key)},
+    )
+
+
+def priced(classes: Iterable[ClassKey]) -> list[ClassKey]:
+    """The classes that have a beta: heads are part of the shared work."""
+    return [key for key in classes if class_method(key.method).kind != "head"]
+
+
+def typical(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, Groups]]:
+    """Packed shapes of these numbers of tokens: many short rows, half as many of medium length, a few longer ones."""
+    for tokens in sizes:
+        wanted = {32: max(1, tokens // 32), 48: max(1, tokens // 64), 64: max(1, tokens // 512)}
+        groups = {min(length, longest): n for length, n in wanted.items()}
+        yield tokens, tuple((n, length) for length, n in sorted(groups.items()))
+
+
+def _beta(key: ClassKey, family: Family, rate: float) -> Grid:
+    """Delta costs over rows of one task and their length; ``rate`` is in seconds a multiply-add."""
+    rows, lengths = np.array(ROWS), np.array(LENGTHS)
+    tokens = rows[:, None] * lengths[None, :]
+    layers = len(key.layers) or family.config.layers
+    return Grid(rows, lengths, rate * layers * _multiply_adds(key, family, tokens))
+
+
+def _multiply_adds(key: ClassKey, family: Family, tokens: np.ndarray) -> Floats:
+    """Of a layer, and what takes as long, for numbers of tokens of one task."""
+    method, config = class_method(key.method), family.config
+    each = method.work(key, config, 1, 0)
+    if method.kind == "heavy":  # a loop with fixed work for each step
+        dense = replaces_weights(key) or not any(size for _, size in key.sites)
+        setup = SETUP_TOKENS if dense else SPARSE_SETUP
+        steps = [-(-tokens // run) * (setup + run) for run in HEAVY_RUNS]
+        return each.flops / 2 * np.min(steps, axis=0)
+    if method.kind == "row":  # element by element, fused into other operators
+        return each.flops / 2 * tokens.astype(float)
+    slot = method.work(key, config, 0, 1).bytes / SEGMENT  # each segment gathers its task's matrices
+    return (each.flops / 2 + BYTE * (each.bytes + slot)) * tokens.astype(float)

@@ -1,0 +1,102 @@
+"""The cost profile of a running engine: coarse when it is ready, better with every figure that is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import threading
+from collections.abc import Sequence
+
+from jpets.engine.batch.rows import Row
+from jpets.engine.costs.coarse_profile import coarse_profile, priced
+from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.costs.delta_costs import DeltaCosts
+from jpets.engine.costs.figures import Figures, profile_of
+from jpets.engine.costs.shared_file import SharedFile
+from jpets.engine.device.replica import Replica
+from jpets.engine.programs.program import Family
+from jpets.scheduling.costs.measured_profile import CostProfile
+
+CERTAIN = 0.5
+"""Part of a coarse figure that rows cost at least."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """A profile and what it was made of. ``classes`` are the measured ones."""
+
+    family: Family
+    speed: int
+    profile: CostProfile
+    deltas: DeltaCosts
+    classes: frozenset[str]
+
+
+class LiveProfile:
+    """Of one replica, with the classes that came after the start. Any thread may ask and add.
+
+    ``path`` is the file of measured figures; its name holds the device, the backbone's shape, the number format and the
+    versions, so a stale file has another name.
+    """
+
+    def __init__(self, replica: Replica, costs: CostTable, path: pathlib.Path) -> None:
+        self._replica = replica
+        self._costs = costs
+        self._file = SharedFile(path, Figures.from_json, Figures.to_json)
+        self._figures = self._file.read() or Figures()
+        self._lock = threading.Lock()
+        self._state = self._composed()
+
+    @property
+    def current(self) -> CostProfile:
+        """The profile of all classes that the replica has. It never changes; a new one takes its place."""
+        return self._now().profile
+
+    @property
+    def measured(self) -> frozenset[str]:
+        """The classes whose beta was measured; that of the others is coarse."""
+        return self._now().classes
+
+    @property
+    def coarse(self) -> frozenset[str]:
+        state = self._now()
+        return frozenset(state.profile.beta) - state.classes
+
+    def seconds(self, rows: Sequence[Row]) -> float:
+        """The time that the heavy deltas of these rows add to a program."""
+        return self._now().deltas.seconds(rows)
+
+    def certain_seconds(self, rows: Sequence[Row]) -> float:
+        """``seconds``, of which coarse figures count by half: for what does not pay if they are too high."""
+        state = self._now()
+        parts = state.deltas.parts(rows).items()
+        return sum(seconds * (1.0 if str(key) in state.classes else CERTAIN) for key, seconds in parts)
+
+    def add(self, figures: Figures) -> None:
+        """Measured figures take the place of others, here and in the file."""
+        with self._lock:
+            self._figures = self._figures.with_later(figures)
+            self._state = self._composed()
+        self._file.update(lambda stored: (stored or Figures()).with_later(figures))
+
+    def reload(self) -> None:
+        """Takes over what another process, or another engine of this one, has measured."""
+        stored = self._file.read()
+        with self._lock:
+            self._figures = (stored or Figures()).with_later(self._figures)
+            self._state = self._composed()
+
+    def _now(self) -> _State:
+        state = self._state
+        if state.family is self._replica.family and state.speed == self._costs.version:
+            return state
+        with self._lock:
+            self._state = self._composed()
+            return self._state
+
+    def _composed(self) -> _State:
+        family, speed = self._replica.family, self._costs.version
+        classes = priced(key for key, _ in family.slots)
+        profile = profile_of(self._figures, classes, coarse_profile(family, self._costs))
+        measured = self._figures.classes.keys() & profile.beta.keys()
+        return _State(family, speed, profile, DeltaCosts(profile, classes), frozenset(measured))

@@ -1,0 +1,64 @@
+"""A file of figures that several processes add to: none of them loses what another one wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from jpets.engine.programs.store import STALE_WRITE_SECONDS
+from jpets.errors import OutOfSpace
+from jpets.files import TEMPORARY, sweep, write_atomic
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class SharedFile(Generic[T]):
+    """``parse`` raises ``ValueError`` for a damaged text: the file is then removed, to be measured again."""
+
+    def __init__(self, path: pathlib.Path, parse: Callable[[str], T], write: Callable[[T], str]) -> None:
+        self.path = path
+        self._parse = parse
+        self._write = write
+        sweep(path.parent, TEMPORARY, STALE_WRITE_SECONDS)
+
+    def read(self) -> T | None:
+        """None where there is nothing to read."""
+        try:
+            return self._parse(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (ValueError, OSError) as error:
+            log.warning("stored costs cannot be used and are measured again: %s", error)
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            return None
+
+    def update(self, merge: Callable[[T | None], T]) -> T | None:
+        """Replaces the file by ``merge`` of what is in it now, and returns that; None where the file could not be
+        written. A full or read-only disk only makes the next start slower."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._alone():
+                merged = merge(self.read())
+                write_atomic(self.path, self._write(merged).encode())
+                return merged
+        except (OSError, OutOfSpace) as error:
+            log.warning("measured costs could not be kept: %s", error)
+            return None
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time reads, merges and writes. The lock ends with its process."""
+        descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
