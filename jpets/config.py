@@ -17,7 +17,7 @@ ADAPTER_SITES = ("after_attn_out", "after_ffn_out")
 PADDING_SKIPPED = ("roberta", "xlm-roberta", "camembert")
 """Families in which positions do not count padding tokens: a padding token in a text has a position of its own."""
 
-Policy = Literal["fixed", "alpha", "auto", "steady"]
+Policy = Literal["fixed", "alpha", "beta", "coordinated", "turbo", "packed", "length-buffer", "auto", "steady"]
 Trigger = Literal["hungry", "lazy"]
 DType = Literal["bfloat16", "float32"]
 
@@ -150,11 +150,12 @@ class EngineSettings:
     )
     """Most task slots that a class's bank is made with for tasks that may leave the device for others."""
     policy: Policy = field(default="auto", metadata=about("how waiting texts are batched"))
-    """How waiting queries are batched. ``fixed``: so many in order of arrival. ``alpha``: the least summed cost of the
-    shared part (PetS, TurboTransformers). ``auto``: like ``alpha``, with heavy deltas in batches of their own if that
-    is predicted to be faster. ``steady``: a query's length and task choose its program, so that its bits never depend
-    on other waiting queries; it wants ``bucket.steady_menu``, no background compilation, and traffic that fills its
-    buckets."""
+    """How waiting queries are batched (``jpets.scheduling.policies``), over the shapes of the programs that are ready.
+    ``fixed``: ``fixed_batch`` in order of arrival. ``alpha``: the least summed cost of the shared part. ``beta``: each
+    task's mini-batches by themselves. ``coordinated``: PetS's Algorithm 1. ``turbo``: TurboTransformers' Algorithm 3.
+    ``length-buffer``: bins of like length. ``packed``: batches as full as they get, by length or task by task.
+    ``auto``: the plan that is predicted to take least. ``steady``: a query's length and task choose its program, so
+    that its bits never depend on the traffic."""
     fixed_batch: int = field(default=16, metadata=about("texts in a batch of the policy fixed", ge=1))
     trigger: Trigger = field(
         default="hungry", metadata=about("when a batch starts: at once, or after waiting for company")

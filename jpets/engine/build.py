@@ -10,7 +10,7 @@ import jax
 
 from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import Bucket, bucket_menu, core_programs, widest
+from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, core_programs, widest
 from jpets.engine.compilation.background import BackgroundCompiler
 from jpets.engine.compilation.growth import Growth
 from jpets.engine.compilation.program_memory import ProgramMemory
@@ -22,8 +22,8 @@ from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, tre
 from jpets.engine.device.replica import Replica
 from jpets.engine.liveness import Liveness
 from jpets.engine.loop.host_loop import HostLoop
+from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.merged import MergedCopies, copies_budget
-from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.planner import Planner
 from jpets.engine.programs.cache_folder import open_cache
 from jpets.engine.programs.delta_order import delta_streams
@@ -59,6 +59,8 @@ class Frame:
     """Bytes that the engine may take of each device."""
     family: Family
     menu: Sequence[Bucket]
+    chosen: bool
+    """Whether the buckets of the menu were given: then there are no others."""
     every: Sequence[ProgramKey]
     """Each bucket of the menu, once with the light classes and once with all."""
     core: Sequence[ProgramKey]
@@ -92,6 +94,7 @@ class Parts:
     submissions: Submissions
     compilation: Compilation
     merged: MergedCopies
+    menu: Menu
     planner: Planner
     """For questions outside the traffic; the loop has a planner of its own."""
     loop: HostLoop
@@ -125,7 +128,14 @@ def make_frame(
     light, heavy = (widest([key for key, _ in slots], heavy=each) for each in (False, True))
     every = [ProgramKey(bucket, variant) for variant in dict.fromkeys([light, heavy]) for bucket in menu]
     core = every if buckets else [ProgramKey(*pair) for pair in core_programs(menu, light, heavy)]
-    return Frame(workload, mesh, limit, family, menu, every, core)
+    return Frame(workload, mesh, limit, family, menu, bool(buckets), every, core)
+
+
+def make_menu(frame: Frame, settings: EngineSettings) -> Menu:
+    """The buckets that programs may be compiled for; those that were given are all."""
+    most = 0 if frame.chosen else max(bucket.tokens for bucket in frame.menu)
+    network = frame.family.network
+    return Menu(frame.menu, lambda bucket: network.arithmetic(bucket, Variant()), settings.max_batch_rows, most)
 
 
 def make_parts(
@@ -147,14 +157,11 @@ def make_parts(
     compilation = _compilation(replica, tasks, memory, liveness, settings, frame.menu, folder)
     budget = copies_budget(settings)
     merged = MergedCopies(replica, dict(backbone.params), budget, memory)
+    want, menu = compilation.compiler.want, make_menu(frame, settings)
     planner, own = (
-        Planner(replica, compilation.costs, compilation.profile, settings, frame.menu, merged) for _ in range(2)
+        Planner(replica, compilation.costs, compilation.profile, settings, menu, merged, wishes)
+        for wishes in (None, want)
     )
-
-    def want(plan: Plan) -> None:
-        if plan.wanted is not None:
-            compilation.compiler.want(plan.wanted, plan.missed)
-
     loop = HostLoop(replica, workload, own, pending, answers, stats, settings, want)
     loader = TaskLoader(backbone, family, workload.longest)
     writer = SlotWriter(replica, stats, lambda: merged.clear())
@@ -181,6 +188,7 @@ def make_parts(
         submissions,
         compilation,
         merged,
+        menu,
         planner,
         loop,
         residency,

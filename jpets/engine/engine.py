@@ -56,7 +56,7 @@ class Engine(Serves):
         frame = make_frame(backbone, self._start_tasks, self.settings, reserve, coming or {}, buckets, devices)
         self.workload = frame.workload
         self.text = frame.workload.text
-        self.menu, self.core, self._every = frame.menu, frame.core, frame.every
+        self.core, self._every = frame.core, frame.every
 
         parts = make_parts(backbone, frame, self.settings, cache_dir)
         self.cache_dir = parts.cache_dir
@@ -72,6 +72,7 @@ class Engine(Serves):
         self.costs, self.profile = parts.compilation.costs, parts.compilation.profile
         self.compiler, self.growth = parts.compilation.compiler, parts.compilation.growth
         self.merged = parts.merged
+        self.menu = parts.menu
         self.residency = parts.residency
         self._answers = parts.answers
         self._submissions = parts.submissions

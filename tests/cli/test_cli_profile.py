@@ -46,7 +46,7 @@ def test_costs_and_the_cost_profile_are_what_the_next_engine_reads(
 
     engine = Engine(backbone, [read_task(task_file)], EngineSettings(), cache_dir=cache)
     variant = engine.core[0].variant
-    known = {str(bucket): engine.costs.get(ProgramKey(bucket, variant)) for bucket in engine.menu}
+    known = {str(bucket): engine.costs.get(ProgramKey(bucket, variant)) for bucket in engine.menu.buckets}
     assert {name: seconds for name, seconds in known.items() if seconds is not None} == {
         program["bucket"]: program["seconds"] for program in report["programs"]
     }

@@ -148,10 +148,18 @@ class Variant:
 
     def covers(self, needs: Mapping[ClassKey, int]) -> bool:
         """Whether all rows with these needs can run; where products are left out, only some of them can."""
-        return not self.replaced and all(self.level(key) >= level for key, level in needs.items())
+        return not self.replaced and self.has_room(needs)
+
+    def has_room(self, needs: Mapping[ClassKey, int]) -> bool:
+        return all(self.level(key) >= level for key, level in needs.items())
 
     def classes(self) -> tuple[ClassKey, ...]:
         return (*(key for key, _ in self.light), *self.others)
+
+    def least_slots(self) -> Mapping[ClassKey, int]:
+        """Slots with which any row can run, for measurements: where products are left out, a row must have weights of
+        its own."""
+        return {key: 1 for key in self.classes() if replaces_weights(key)} if self.replaced else {}
 
     def has(self, kind: Kind) -> bool:
         return any(class_method(key.method).kind == kind for key in self.classes())

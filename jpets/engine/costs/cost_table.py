@@ -3,6 +3,7 @@ stored."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import pathlib
@@ -137,8 +138,10 @@ def full_rows(bucket: Bucket, network: Network) -> list[Row]:
 
 
 def full_batch(replica: Replica, program: Program) -> Assembled:
-    """Rows without deltas that fill a program's bucket."""
-    return replica.assemble(full_rows(program.key.bucket, replica.family.network), program)
+    """Rows without deltas, as far as the program takes them, that fill its bucket."""
+    slots = program.key.variant.least_slots()
+    rows = [dataclasses.replace(row, slots=slots) for row in full_rows(program.key.bucket, replica.family.network)]
+    return replica.assemble(rows, program)
 
 
 def measure(replica: Replica, program: Program, repeats: int) -> float:

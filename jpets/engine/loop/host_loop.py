@@ -24,6 +24,7 @@ from jpets.engine.loop.completion import Completion, InFlight
 from jpets.engine.loop.trigger import Trigger
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.planner import Planner
+from jpets.engine.programs.program import ProgramKey
 from jpets.engine.queue.answers import LATE, Answers
 from jpets.engine.queue.pending import Pending
 from jpets.engine.queue.pending_queue import WINDOW, PendingQueue
@@ -46,7 +47,7 @@ def _as_failure(error: Exception) -> JpetsError:
 
 
 class HostLoop:
-    """Runs one replica. ``want`` is told of programs that batches miss."""
+    """Runs one replica. ``want`` is told of programs that batches miss, and of the seconds lost."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class HostLoop:
         answers: Answers,
         stats: Stats,
         settings: EngineSettings,
-        want: Callable[[Plan], None],
+        want: Callable[[ProgramKey, float], None],
     ) -> None:
         self.hooks: list[PrefetchHook] = []
         """Called on the owner thread with every batch's queries before it is assembled."""
@@ -217,7 +218,7 @@ class HostLoop:
             self._failed(taken, error)
             return None
         if plan.wanted is not None:
-            self._want(plan)
+            self._want(plan.wanted, plan.missed)
         return started
 
     def _plan(self, waiting: Sequence[Pending]) -> Plan | None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jpets.engine.batch.bucket import HEAVY_RUNS, Bucket
-from jpets.engine.batch.layout import Layout, best_run
+from jpets.engine.batch.bucket import HEAVY_RUNS, LEVELS, Bucket, Variant, make_variant, replaces_weights
+from jpets.engine.batch.layout import Layout, all_replaced, best_run
 from jpets.engine.batch.rows import Row
 from jpets.engine.programs.program import Program
 
@@ -40,5 +40,20 @@ class Needs:
     def met_by(self, program: Program) -> bool:
         """Long runs are mostly empty if few rows of a task meet, so they are only for rows with long runs."""
         bucket, variant = program.key.bucket, program.key.variant
-        held = bucket.holds(self.lengths) and variant.covers(self.layout(bucket).needs)
-        return held and variant.run in (HEAVY_RUNS[0], self.run(bucket))
+        if not bucket.holds(self.lengths) or (variant.replaced and not self._all_have(variant)):
+            return False
+        if self._heavy and variant.run not in (HEAVY_RUNS[0], self.run(bucket)):
+            return False
+        return variant.has_room(self.layout(bucket).needs)
+
+    def _all_have(self, variant: Variant) -> bool:
+        """Whether every row has the variant's classes that replace weights."""
+        replacing = [key for key in variant.classes() if replaces_weights(key)]
+        return all(key in row.slots for row in self.rows for key in replacing)
+
+    def variant(self, bucket: Bucket, levels: Sequence[int] = LEVELS) -> Variant:
+        """The tightest variant for the rows, with room in steps of ``levels``."""
+        needs = {
+            key: next(step for step in levels if step >= level) for key, level in self.layout(bucket).needs.items()
+        }
+        return make_variant(needs, self.run(bucket), replaced=self._heavy and all_replaced(self.rows))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from jpets.engine.batch.bucket import Bucket, Variant, make_variant
+from jpets.engine.batch.bucket import FULL, LEVELS
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
+from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.needs import Needs
 from jpets.engine.planning.plan import Plan, without_heavy
 from jpets.engine.planning.predictions import Predictions
@@ -17,46 +19,49 @@ from jpets.errors import EngineFailure
 
 WORTHWHILE = 0.9
 """A program is wanted when its predicted time is below this share of the best ready one's."""
+COARSE_LEVELS = (2, 4, FULL)
+"""Room that programs for coming traffic give light classes, in eighths: few steps, so that few programs are enough."""
 
 
 class Placer:
     """For one replica. ``menu`` are the buckets that programs may be compiled for."""
 
-    def __init__(self, replica: Replica, predictions: Predictions, menu: Sequence[Bucket]) -> None:
+    def __init__(self, replica: Replica, predictions: Predictions, menu: Menu) -> None:
         self._replica = replica
         self._predictions = predictions
-        self._menu = sorted(menu, key=lambda bucket: replica.family.network.arithmetic(bucket, Variant()))
+        self._menu = menu
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
         needs = Needs([pending.row if copy is None else without_heavy(pending) for pending in pendings])
-        best, ideal = self._ready(needs), self._ideal(needs)
-        layout = needs.layout(best.key.bucket)
-        if ideal is None:
-            return Plan(pendings, layout, best, copy=copy)
         added = self._predictions.added(needs.rows)
+        best, known = self._ready(needs, added)
+        layout = needs.layout(best.key.bucket)
+        ideal = self._ideal(needs, COARSE_LEVELS)
+        if ideal is None or self._replica.has_program(ideal):
+            return Plan(pendings, layout, best, copy=copy)
         seconds = self._predictions.estimate(ideal) + added
-        known = best.seconds + added * needs.excess(best)
-        if seconds >= WORTHWHILE * known or self._replica.has_program(ideal):
+        if seconds >= WORTHWHILE * known:
             return Plan(pendings, layout, best, copy=copy)
         return Plan(pendings, layout, best, ideal, known - seconds, copy)
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
         """The best program for these rows, compiled or not; None where the menu has no bucket for them."""
-        return self._ideal(Needs(rows))
+        return self._ideal(Needs(rows), LEVELS)
 
-    def _ready(self, needs: Needs) -> Program:
-        """A program of the cheapest bucket, with the best length of heavy runs if there is one."""
-        programs = sorted(self._replica.programs, key=lambda program: program.seconds)
-        best = next((program for program in programs if needs.met_by(program)), None)
+    def _ready(self, needs: Needs, added: float) -> tuple[Program, float]:
+        """The ready program in which these rows are predicted to take least time, and that time. ``added`` is what
+        heavy deltas add in runs of the best length."""
+        best, least = None, math.inf
+        for program in sorted(self._replica.programs, key=lambda program: program.seconds):
+            if program.seconds >= least:
+                break
+            if needs.met_by(program) and (seconds := program.seconds + added * needs.excess(program)) < least:
+                best, least = program, seconds
         if best is None:
             raise EngineFailure(f"no ready program takes {len(needs.rows)} rows of up to {needs.lengths.max()} tokens")
-        run = needs.run(best.key.bucket)
-        alike = (p for p in programs if p.key.bucket == best.key.bucket and p.key.variant.run == run)
-        return next((program for program in alike if needs.met_by(program)), best)
+        return best, least
 
-    def _ideal(self, needs: Needs) -> ProgramKey | None:
-        bucket = next((bucket for bucket in self._menu if bucket.holds(needs.lengths)), None)
-        if bucket is None:
-            return None
-        return ProgramKey(bucket, make_variant(needs.layout(bucket).needs, needs.run(bucket)))
+    def _ideal(self, needs: Needs, levels: Sequence[int]) -> ProgramKey | None:
+        bucket = next((bucket for bucket in self._menu.buckets if bucket.holds(needs.lengths)), None)
+        return ProgramKey(bucket, needs.variant(bucket, levels)) if bucket is not None else None

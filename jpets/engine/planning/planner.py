@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 
 from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import Bucket
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.live_profile import LiveProfile
 from jpets.engine.device.replica import Replica
 from jpets.engine.planning.flood import FloodGuard
 from jpets.engine.planning.hot_tasks import part_to_run
+from jpets.engine.planning.kept_plan import KeptPlan
+from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.merged import MergedCopies
 from jpets.engine.planning.placing import Placer
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.predictions import Predictions
 from jpets.engine.planning.ready_programs import ReadyPrograms
 from jpets.engine.planning.steady import steady_plan
+from jpets.engine.planning.window import Pricing, read_window
+from jpets.engine.planning.wishes import Wishes
 from jpets.engine.programs.network import Params
 from jpets.engine.programs.program import Program, ProgramKey
 from jpets.engine.queue.pending import Pending
 from jpets.scheduling.order.fairness import fair_batch
 from jpets.scheduling.policies import ready as policies
+from jpets.scheduling.policies.auto import POLICIES, auto
+from jpets.scheduling.policies.offline import fixed
 
 USUAL_TOKENS = 32
 """Tokens of a text, to compare tasks by."""
@@ -39,13 +44,18 @@ class Planner:
         costs: CostTable,
         profile: LiveProfile,
         settings: EngineSettings,
-        menu: Sequence[Bucket],
+        menu: Menu,
         merged: MergedCopies | None = None,
+        want: Callable[[ProgramKey, float], None] | None = None,
     ) -> None:
         self.ready = ReadyPrograms(replica)
         self._predictions = Predictions(costs, profile)
         self._placer = Placer(replica, self._predictions, menu)
         self._flood = FloodGuard(self.ready, settings.flood_stretch, settings.max_batch_rows)
+        self._pricing = Pricing(lambda: profile.current, settings.max_batch_rows)
+        self._wishes = Wishes(menu, self._predictions, self._pricing, want) if want is not None else None
+        self._kept = KeptPlan()
+        self._replica = replica
         self._settings = settings
         self._merged = merged
 
@@ -61,25 +71,38 @@ class Planner:
         lengths = [pending.row.length for pending in waiting]
         heavy = [pending.row.heavy for pending in waiting]
         if (contended := self._flood.batch(waiting, lengths, heavy, rare=rare)) is not None:
+            self._kept.forget()
             return self.place(contended)
-        light, most = self.ready.shapes(heavy=False, rare=rare), self._settings.max_batch_rows
-        shapes = self.ready.shapes(heavy=True, rare=rare) if any(heavy) else light
-        if self._settings.policy == "fixed":
-            batches = policies.in_turn(lengths, shapes, most, self._settings.fixed_batch)
-        elif self._settings.policy == "alpha":
-            batches = policies.cheapest_split(lengths, shapes, most)
-        else:
-            batches = policies.heavy_apart(lengths, heavy, light, shapes, most)
-        chosen = next(batch for batch in batches if 0 in batch)
+        chosen = self._kept.batch(waiting)
+        if chosen is None:
+            batches = self._batches(waiting)
+            self._kept.keep(waiting, batches)
+            chosen = next(batch for batch in batches if 0 in batch)
+        loops, most = any(heavy[q] for q in chosen), self._settings.max_batch_rows
+        shapes = self.ready.shapes(heavy=loops, rare=rare)
         chosen = fair_batch(chosen, [pending.party for pending in waiting], lengths, shapes, most)
         if busy and self._settings.policy == "auto":
-            own = shapes if any(heavy[q] for q in chosen) else light
-            chosen = policies.well_filled(chosen, lengths, own, most)
+            chosen = policies.well_filled(chosen, lengths, shapes, most)
         batch = [waiting[q] for q in chosen]
         if self._merged is None or not self._merged.enabled:
             return self.place(batch)
+        light = self.ready.shapes(heavy=False, rare=rare)
         part = part_to_run(batch, waiting[0], self._merged.copies, self._predictions.certainly_added, light, shapes)
         return dataclasses.replace(self.place(part.pendings, part.copy), saved=part.saves)
+
+    def _batches(self, waiting: Sequence[Pending]) -> list[list[int]]:
+        """The plan of the window, as places in it."""
+        window = read_window(waiting)
+        costs = self._pricing.costs(window.sorts, self.ready.shapes_for(window.sorts))
+        if self._settings.policy == "auto":
+            plan = auto(window.queue, costs).plan
+        elif self._settings.policy == "fixed":
+            plan = fixed(window.queue, costs, self._settings.fixed_batch)
+        else:
+            plan = POLICIES[self._settings.policy](window.queue, costs)
+        if self._wishes is not None:
+            self._wishes.planned(window, costs.total(window.queue, plan), self._replica.has_program)
+        return [batch.queries.tolist() for batch in plan]
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""

@@ -4,18 +4,24 @@ too."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket
+from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, replaces_weights
 from jpets.engine.device.replica import Generation, Replica
 from jpets.engine.programs.program import Program
 from jpets.engine.queue.pending import Pending
+from jpets.engine.tasks.sorts import Sort
+from jpets.scheduling.costs.ready_lookup import ReadyShapes
 from jpets.scheduling.costs.shape import Shape
 
 Takers = Mapping[Bucket, Sequence[Program]]
 """Programs for any mixture of some classes, by bucket."""
+KEPT_SECONDS = 1.0
+"""Seconds for which shapes keep their costs: programs follow their batches slowly."""
+MOST_KEPT = 256
 
 
 class ReadyPrograms:
@@ -35,6 +41,8 @@ class ReadyPrograms:
         self._all_takers: Takers = {}
         """The programs that take any mixture of all classes."""
         self._rate = 0.0
+        self._shapes: dict[frozenset[Sort], ReadyShapes] = {}
+        self._shapes_until = 0.0
 
     @property
     def rate(self) -> float:
@@ -54,6 +62,18 @@ class ReadyPrograms:
             for bucket, own in self.takers(heavy=heavy, rare=rare).items()
         ]
 
+    def shapes_for(self, sorts: frozenset[Sort]) -> ReadyShapes:
+        """The shapes that batches of tasks of these sorts may have, with their costs. The kinds of ``ReadyShapes`` are
+        the places of the sorts' kinds in ``kinds_of(sorts)``."""
+        self._read()
+        if time.monotonic() >= self._shapes_until or len(self._shapes) >= MOST_KEPT:
+            self._shapes.clear()
+            self._shapes_until = time.monotonic() + KEPT_SECONDS
+        if sorts not in self._shapes:
+            programs = [(p.key.bucket, p.key.variant, p.seconds) for p in self._programs]
+            self._shapes[sorts] = shapes_for(sorts, programs)
+        return self._shapes[sorts]
+
     def together(self, waiting: Sequence[Pending]) -> tuple[Sequence[Pending], bool]:
         """The queries that may share a batch with the most urgent one, and whether their classes are rare."""
         self._read()
@@ -71,6 +91,7 @@ class ReadyPrograms:
         self._usual = ready[-1].classes
         self._takers = {heavy: self._covering(self._usual, heavy=heavy) for heavy in (False, True)}
         self._all_takers = self._covering(self._replica.classes, heavy=True)
+        self._shapes.clear()
         rates = (b.tokens / p.seconds for b, own in self._takers[False].items() for p in own if p.seconds)
         self._rate = max(rates, default=0.0)
 
@@ -83,3 +104,57 @@ class ReadyPrograms:
 
 def _bucket(program: Program) -> Bucket:
     return program.key.bucket
+
+
+def kinds_of(sorts: Iterable[Sort]) -> list[tuple[str, ...]]:
+    """The kinds of tasks of these sorts, each once."""
+    return sorted({sort.kind for sort in sorts})
+
+
+def shapes_for(sorts: Set[Sort], programs: Iterable[tuple[Bucket, Variant, float]]) -> ReadyShapes:
+    """The shapes of programs (bucket, variant, seconds) for rows of these sorts: a program is one for them if it has
+    all their classes. A program with little room for a light class may not take a batch that uses it much."""
+    light = frozenset[ClassKey]().union(*(sort.classes for sort in sorts if not sort.heavy))
+    every = frozenset[ClassKey]().union(*(sort.classes for sort in sorts))
+    kinds = kinds_of(sorts)
+    own = {
+        kind: [sort for sort in sorts if sort.kind == kinds[kind]]
+        for kind in range(len(kinds))
+        if any(sort.heavy for sort in sorts if sort.kind == kinds[kind])
+    }
+    any_light: dict[tuple[Bucket, int], Shape] = {}
+    looped: dict[tuple[Bucket, int], Shape] = {}
+    """Shapes with loops over heavy classes: light rows of classes that came lately may have no others."""
+    any_heavy: dict[tuple[Bucket, int], Shape] = {}
+    of_kind: dict[int, dict[tuple[Bucket, int], Shape]] = {kind: {} for kind in own}
+    for bucket, variant, seconds in programs:
+        has = frozenset(variant.classes())
+        loops = variant.has("heavy")
+        shape = Shape(
+            bucket.tokens, bucket.groups, seconds, bucket.rectangular, bucket.run(variant.run) if loops else 0
+        )
+        if has >= light and not variant.replaced:
+            _keep(looped if loops else any_light, bucket, shape)
+        if own and has >= every and loops and not variant.replaced:
+            _keep(any_heavy, bucket, shape)
+        for kind, members in own.items():
+            needed = frozenset[ClassKey]().union(*(sort.classes for sort in members))
+            shared = frozenset.intersection(*(sort.classes for sort in members))
+            if has >= needed and (not variant.replaced or _replaces(variant, shared)):
+                _keep(of_kind[kind], bucket, shape)
+    return ReadyShapes(
+        list(any_light.values()),
+        list(any_heavy.values()),
+        {kind: list(each.values()) for kind, each in of_kind.items()},
+    )
+
+
+def _keep(shapes: dict[tuple[Bucket, int], Shape], bucket: Bucket, shape: Shape) -> None:
+    name = bucket, shape.run
+    if name not in shapes or shape.seconds < shapes[name].seconds:
+        shapes[name] = shape
+
+
+def _replaces(variant: Variant, shared: frozenset[ClassKey]) -> bool:
+    """Whether rows that all have these classes may run where the backbone's own products are left out."""
+    return all(key in shared for key in variant.classes() if replaces_weights(key))

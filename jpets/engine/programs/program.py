@@ -22,7 +22,7 @@ from jpets.deltas import class_method
 from jpets.deltas.bank import storage_dtype
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.assembly import Assembled, assemble
-from jpets.engine.batch.bucket import Bucket, Variant, replaces_weights
+from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.rows import Row
 from jpets.engine.programs.delta_order import ORDERED, Streams
 from jpets.engine.programs.mappings import mappings_left, spare_mappings
@@ -101,8 +101,7 @@ def abstract_arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tupl
     slots = dict(family.slots)
     banks = tuple(bank(of, slots[of]) for of in key.variant.classes())
     token = network.sample(np.random.default_rng(0), 1)
-    slots_used = {of: 1 for of in key.variant.classes() if replaces_weights(of)} if key.variant.replaced else {}
-    empty = assemble([Row(token, slots_used, 0, 1)], key.bucket, key.variant, network.inputs)
+    empty = assemble([Row(token, key.variant.least_slots(), 0, 1)], key.bucket, key.variant, network.inputs)
     arrays = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, mesh.everywhere), (empty.batch, empty.views))
     placed = jax.tree.map(
         lambda leaf, own: shape(leaf.shape, leaf.dtype, own), params, mesh.params(params, network.split_axes)

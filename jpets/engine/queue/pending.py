@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from jpets.engine.batch.rows import Row
 from jpets.engine.tasks.entries import Entry, Resident
+from jpets.engine.tasks.sorts import Sort, sort_of
 from jpets.types import Query, Result
 
 
@@ -45,6 +46,11 @@ class Pending:
     @property
     def tokens(self) -> int:
         return self.row.length
+
+    @property
+    def sort(self) -> Sort:
+        """The sort of its task; for the bare backbone that without classes."""
+        return self.resident.sort if self.resident is not None else sort_of(self.row.slots)
 
     @property
     def party(self) -> tuple[int, str]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from jpets.deltas import class_method
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
+from jpets.engine.tasks.sorts import Sort, sort_of
 from jpets.types import Pooling, Task
 
 Tier = Literal["device", "host", "repository"]
@@ -60,6 +61,10 @@ class Resident:
     task."""
     loading: object = None
     """That of its entry; the response cache finds its answers by it."""
+
+    @functools.cached_property
+    def sort(self) -> Sort:
+        return sort_of(self.slots)
 
     @functools.cached_property
     def light_slots(self) -> Mapping[ClassKey, int]:

@@ -56,7 +56,7 @@ def attention_groups(lengths: Ints, batch: Ints) -> list[Groups]:
     sizes = np.stack([upto[:, i], upto[:, j] - upto[:, i], upto[np.arange(count), last][:, None] - upto[:, j]], axis=-1)
     ends = np.append(0, ladder)
     lengths_at = np.stack(np.broadcast_arrays(ends[i][None], ends[j][None], ends[last][:, None]), axis=-1)
-    rows = _rows_up(np.maximum(sizes, 0))
+    rows = rows_up(np.maximum(sizes, 0))
     cells: Floats = (rows * lengths_at.astype(float) ** 2).sum(-1) * (1 + GROUP_PRICE * ((rows > 0).sum(-1) - 1))
     cells[j[None, :] > last[:, None]] = np.inf
     chosen = cells.argmin(1)
@@ -66,7 +66,7 @@ def attention_groups(lengths: Ints, batch: Ints) -> list[Groups]:
     ]
 
 
-def _rows_up(rows: Ints) -> Ints:
+def rows_up(rows: Ints) -> Ints:
     """Rows that a group gets: the next sixteenth of a power of two, at most an eighth too many."""
     step = 2 ** np.maximum(np.ceil(np.log2(np.maximum(rows, 1))).astype(np.int_) - 4, 0)
     return -(-rows // step) * step

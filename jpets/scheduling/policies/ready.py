@@ -1,16 +1,12 @@
-"""Batching over the static shapes that can run now: how a server plans, which has a fixed menu of programs.
-
-Shapes are packed or padded, with up to three attention groups; ``span_costs`` says what each span of queries costs.
-"""
+"""Batches over the shapes that can run now, for what is decided beside a policy: floods, and what is put off."""
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 
 import numpy as np
 
-from jpets.scheduling.costs.shape import Shape, span_costs
+from jpets.scheduling.costs.shape import Shape, ShapeTable, span_costs
 from jpets.scheduling.order.fairness import fill
 from jpets.scheduling.policies.dynamic import split_by_cost
 from jpets.scheduling.queue import Ints
@@ -29,42 +25,9 @@ def cheapest_split(lengths: Sequence[int], shapes: Sequence[Shape], most: int) -
     if not len(lengths):
         return []
     order = np.argsort(np.asarray(lengths), kind="stable")
-    spans = split_by_cost(span_costs(np.asarray(lengths)[order], shapes, most))
+    ordered = np.split(np.asarray(lengths)[order], np.arange(1, len(order)))
+    spans = split_by_cost(span_costs(ordered, shapes, most))
     return [[int(q) for q in order[first:end]] for first, end in spans]
-
-
-def in_turn(lengths: Sequence[int], shapes: Sequence[Shape], most: int, size: int) -> Batches:
-    """Batches of ``size`` in order of arrival, cut short where no shape holds the next query as well."""
-    values: Ints = np.asarray(lengths)
-    batches: Batches = []
-    current: list[int] = []
-    for q in range(len(values)):
-        grown = [*current, q]
-        if current and (len(grown) > min(size, most) or not _holds(values[grown], shapes)):
-            batches.append(current)
-            grown = [q]
-        current = grown
-    return [*batches, current] if current else batches
-
-
-def heavy_apart(
-    lengths: Sequence[int], heavy: Sequence[bool], light_shapes: Sequence[Shape], shapes: Sequence[Shape], most: int
-) -> Batches:
-    """The cheaper of two plans by ``cheapest_split``: all queries together, or those with heavy deltas by themselves.
-
-    ``light_shapes`` take any query that is not heavy, ``shapes`` take all. Batches without heavy queries are spared the
-    loops over heavy classes.
-    """
-    values, apart = np.asarray(lengths, np.int_), np.asarray(heavy, bool)
-    if apart.all() or not apart.any():
-        return cheapest_split(lengths, shapes if apart.any() else light_shapes, most)
-    together = cheapest_split(lengths, shapes, most)
-    parts = [
-        [members[batch].tolist() for batch in cheapest_split(values[members].tolist(), own, most)]
-        for members, own in ((np.flatnonzero(~apart), light_shapes), (np.flatnonzero(apart), shapes))
-    ]
-    separate = sum(_cost(values, part, own) for part, own in zip(parts, (light_shapes, shapes), strict=True))
-    return [*parts[0], *parts[1]] if separate < _cost(values, together, shapes) else together
 
 
 def well_filled(batch: Sequence[int], lengths: Sequence[int], shapes: Sequence[Shape], most: int) -> list[int]:
@@ -91,28 +54,6 @@ def well_filled(batch: Sequence[int], lengths: Sequence[int], shapes: Sequence[S
     return max((option for option in reversed(tried) if urgent[0] in option[1]), key=gain)[1]
 
 
-def _cost(lengths: Ints, batches: Batches, shapes: Sequence[Shape]) -> float:
-    return sum(batch_cost(lengths[batch], shapes) for batch in batches)
-
-
 def batch_cost(lengths: Ints, shapes: Sequence[Shape]) -> float:
     """The cost of these queries as one batch; infinite where no shape holds them."""
-    ordered = sorted(map(int, lengths))
-    return min((shape.seconds for shape in shapes if _fits(ordered, shape)), default=np.inf)
-
-
-def _fits(lengths: Sequence[int], shape: Shape) -> bool:
-    """Whether a shape has room for these ascending lengths, each in the shortest group that is long enough."""
-    if lengths[-1] > shape.groups[-1][1] or not (shape.padded or sum(lengths) <= shape.tokens):
-        return False
-    first = 0
-    for rows, limit in shape.groups:
-        past = bisect.bisect_right(lengths, limit)
-        if past - first > rows:
-            return False
-        first = past
-    return True
-
-
-def _holds(lengths: Ints, shapes: Sequence[Shape]) -> bool:
-    return bool(np.isfinite(batch_cost(lengths, shapes)))
+    return min((shape.seconds for shape in ShapeTable(shapes).holding(sorted(map(int, lengths)))), default=np.inf)

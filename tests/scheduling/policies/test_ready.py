@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jpets.scheduling.costs.shape import Shape, span_costs
+from jpets.scheduling.costs.shape import Shape
 from jpets.scheduling.order.trigger import MARGIN, lazy_wait
 from jpets.scheduling.policies.dynamic import split_by_cost
-from jpets.scheduling.policies.ready import PUT_OFF, cheapest_split, heavy_apart, in_turn, well_filled
+from jpets.scheduling.policies.ready import PUT_OFF, cheapest_split, well_filled
 
 SHAPES = [
     Shape(16, ((1, 16),), 1.0, padded=True),
@@ -41,15 +41,6 @@ def cheapest(lengths: tuple[int, ...]) -> float:
 lists = st.lists(st.integers(1, 128), min_size=1, max_size=9)
 
 
-@given(lists)
-def test_span_costs_are_the_cheapest_shape_that_holds_each_span(lengths: list[int]) -> None:
-    ordered = sorted(lengths)
-    costs = span_costs(np.array(ordered), SHAPES, len(ordered))
-    for i, k in itertools.product(range(len(ordered)), repeat=2):
-        expected = cheapest(tuple(ordered[i - k : i + 1])) if k <= i else float("inf")
-        assert costs[i, k] == expected
-
-
 def best_split(lengths: list[int], most: int) -> float:
     """The least cost over all 2^(n-1) splits of the sorted queries into neighbours."""
     ordered, n = sorted(lengths), len(lengths)
@@ -69,15 +60,6 @@ def test_cheapest_split_is_the_best_split(lengths: list[int], most: int) -> None
     assert all(len(batch) <= most for batch in batches)
     cost = sum(cheapest(tuple(lengths[q] for q in batch)) for batch in batches)
     assert cost == pytest.approx(best_split(lengths, most))
-
-
-@given(lists, st.integers(1, 9), st.integers(1, 9))
-def test_in_turn_keeps_the_order_and_the_limits(lengths: list[int], most: int, size: int) -> None:
-    batches = in_turn(lengths, SHAPES, most, size)
-    assert [q for batch in batches for q in batch] == list(range(len(lengths)))
-    for batch, following in itertools.pairwise(batches):
-        whole = tuple(lengths[q] for q in [*batch, following[0]])
-        assert len(batch) == min(size, most) or cheapest(whole) == float("inf")
 
 
 def test_the_papers_five_requests() -> None:
@@ -136,26 +118,6 @@ def test_lazy_waits_as_long_as_it_may() -> None:
 
     assert wait(left=float("inf")) == wait(left=60.0) == 2.0
     assert wait(left=1.0) == pytest.approx(1.0 - 0.1 - MARGIN)
-
-
-LIGHT = [Shape(shape.tokens, shape.groups, shape.seconds * 0.5, shape.padded) for shape in SHAPES]
-
-
-@given(st.lists(st.tuples(st.integers(1, 128), st.booleans()), min_size=1, max_size=9), st.integers(1, 9))
-def test_heavy_apart_is_the_cheaper_of_two_plans(queries: list[tuple[int, bool]], most: int) -> None:
-    lengths, heavy = [length for length, _ in queries], [each for _, each in queries]
-    batches = heavy_apart(lengths, heavy, LIGHT, SHAPES, most)
-    assert sorted(q for batch in batches for q in batch) == list(range(len(lengths)))
-
-    def cost(batches: list[list[int]]) -> float:
-        """A batch without heavy queries runs in half the time."""
-        costs = [cheapest(tuple(lengths[q] for q in batch)) for batch in batches]
-        halves = [0.5 if not any(heavy[q] for q in batch) else 1.0 for batch in batches]
-        return sum(a * b for a, b in zip(costs, halves, strict=True))
-
-    together = best_split(lengths, most) * (1.0 if any(heavy) else 0.5)
-    split = [best_split(own, most) if (own := [n for n, h in queries if h == kind]) else 0.0 for kind in (False, True)]
-    assert cost(batches) <= min(together, 0.5 * split[0] + split[1]) + 1e-9
 
 
 @given(lists)

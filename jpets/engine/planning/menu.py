@@ -1,0 +1,89 @@
+"""The buckets that programs may be compiled for: a fixed ladder, and shapes of the mixtures of lengths that came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from jpets.engine.batch.bucket import Bucket
+from jpets.scheduling.costs.exact_packing import attention_groups, rows_up
+from jpets.scheduling.queue import Ints
+
+SIZES = (1.0, 0.5, 0.25)
+"""Tokens of the learnt shapes, as shares of the most that a batch may have."""
+SPREAD = 1.5
+"""Standard deviations of a batch's number of rows of some length for which a learnt shape has room."""
+SEEN = 4096
+"""Lengths of the latest queries from which shapes are learnt."""
+LEAST_SEEN = 256
+BETTER = 0.93
+"""Learnt shapes give way to others that cost less than this share of them."""
+
+
+class Menu:
+    """``cost`` is the arithmetic of a bucket without deltas, ``most_rows`` and ``most_tokens`` bound learnt shapes."""
+
+    def __init__(
+        self, buckets: Iterable[Bucket], cost: Callable[[Bucket], float], most_rows: int, most_tokens: int
+    ) -> None:
+        self._cost = cost
+        self._most_rows = most_rows
+        self._most_tokens = most_tokens
+        self._fixed = sorted(buckets, key=cost)
+        self._learnt: Sequence[Bucket] = ()
+        self._lengths: Ints = np.zeros(0, np.int_)
+        self._new = 0
+        self.buckets: Sequence[Bucket] = tuple(self._fixed)
+        """The cheapest first; a new tuple at every change."""
+
+    @property
+    def learnt(self) -> Sequence[Bucket]:
+        return self._learnt
+
+    def saw(self, lengths: Ints) -> None:
+        """Learns from the lengths [n] of queries that came, unless there is no room for learnt shapes."""
+        if not self._most_tokens:
+            return
+        self._lengths = np.concatenate([self._lengths, lengths])[-SEEN:]
+        self._new += len(lengths)
+        if self._new < LEAST_SEEN or self._new < len(self._lengths) // 4:
+            return
+        self._new = 0
+        found = learn_buckets(self._lengths, self._most_rows, self._most_tokens)
+        if self._efficiency(found) < BETTER * self._efficiency(self._learnt or self._fixed):
+            self._learnt = found
+            self.buckets = tuple(sorted({*self._fixed, *found}, key=self._cost))
+
+    def _efficiency(self, buckets: Sequence[Bucket]) -> float:
+        """Arithmetic of the best of these buckets for each query that it can be expected to hold."""
+        return min(self._cost(bucket) / expected_rows(bucket, self._lengths) for bucket in buckets)
+
+
+def learn_buckets(lengths: Ints, most_rows: int, most_tokens: int) -> Sequence[Bucket]:
+    """Shapes for batches of queries with lengths like these [n]."""
+    (groups,) = attention_groups(lengths, np.zeros(len(lengths), np.int_))
+    found = []
+    for share in SIZES:
+        tokens = int(share * most_tokens) // 64 * 64
+        count = min(most_rows, tokens / lengths.mean())
+        expected = count / len(lengths) * np.diff([0, *(int((lengths <= limit).sum()) for _, limit in groups)])
+        rows = rows_up(np.ceil(expected + SPREAD * np.sqrt(expected)).astype(np.int_))
+        own = tuple((int(n), limit) for n, (_, limit) in zip(rows, groups, strict=True) if n and limit <= tokens)
+        if own:
+            found.append(Bucket(min(tokens, sum(n * limit for n, limit in own)), own))
+    return list(dict.fromkeys(found))
+
+
+def expected_rows(bucket: Bucket, lengths: Ints) -> float:
+    """How many queries of lengths like these [n] a bucket can be expected to hold: until its tokens or the places of
+    one group are taken."""
+    n, mean = len(lengths), float(lengths.mean())
+    most = min(float(bucket.rows), np.inf if bucket.rectangular else bucket.tokens / mean)
+    before = 0
+    for rows, limit in bucket.groups:
+        upto = int((lengths <= limit).sum())
+        if upto > before:
+            most = min(most, rows * n / (upto - before))
+        before = upto
+    return max(most if before == n else most * before / n, 1e-3)
