@@ -16,6 +16,7 @@ from jpets.engine.compilation.growth import Growth
 from jpets.engine.compilation.program_memory import ProgramMemory
 from jpets.engine.compilation.readiness import Programs
 from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.costs.idle_measurement import IdleMeasurement
 from jpets.engine.costs.live_profile import LiveProfile
 from jpets.engine.device.classes import class_slots
 from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, tree_bytes
@@ -93,6 +94,7 @@ class Parts:
     responses: ResponseCache
     submissions: Submissions
     compilation: Compilation
+    measurement: IdleMeasurement
     merged: MergedCopies
     menu: Menu
     planner: Planner
@@ -163,6 +165,15 @@ def make_parts(
         for wishes in (None, want)
     )
     loop = HostLoop(replica, workload, own, pending, answers, stats, settings, want)
+    measurement = IdleMeasurement(
+        replica,
+        compilation.profile,
+        memory,
+        compilation.compiler.compile_other,
+        lambda: loop.idle_seconds,
+        lambda: {key: used for key, (used, _) in tasks.occupancy().items()},
+        liveness.wait,
+    )
     loader = TaskLoader(backbone, family, workload.longest)
     writer = SlotWriter(replica, stats, lambda: merged.clear())
     host_bytes = settings.host_memory_gb * GIGABYTE
@@ -187,6 +198,7 @@ def make_parts(
         responses,
         submissions,
         compilation,
+        measurement,
         merged,
         menu,
         planner,

@@ -16,7 +16,15 @@ from jpets.engine.build import make_frame, make_parts
 from jpets.engine.interface import Serves
 from jpets.engine.programs.program import Family, ProgramKey
 from jpets.engine.queue.pending import Pending
-from jpets.engine.report import ClassReport, DeviceReport, EngineReport, ProgramsReport, ResponsesReport, TasksReport
+from jpets.engine.report import (
+    ClassReport,
+    CostsReport,
+    DeviceReport,
+    EngineReport,
+    ProgramsReport,
+    ResponsesReport,
+    TasksReport,
+)
 from jpets.engine.residency.loading import LoadedTask
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
@@ -81,6 +89,7 @@ class Engine(Serves):
         self._loop = parts.loop
         self._adder = parts.adder
         self._liveness = parts.liveness
+        self._measurement = parts.measurement
         self._ready = False
 
     @property
@@ -119,6 +128,7 @@ class Engine(Serves):
                     waiting=len(self.pending),
                     busy=self.busy,
                     programs=ProgramsReport.of(self.compiler),
+                    costs=CostsReport.of(self.profile),
                     responses=ResponsesReport.of(self.responses),
                     tasks=TasksReport.of(self.tasks, self.residency, self.merged),
                     classes={
@@ -204,11 +214,13 @@ class Engine(Serves):
             rest = [key for key in self._every if key not in self.core]
             lone = [key for key in rest if key.bucket.rectangular and key.variant.has("heavy")]
             self.compiler.start(key for key in rest if key not in lone)
+            self._measurement.start()
 
     def close(self) -> None:
         self._ready = False
         with contextlib.ExitStack() as last_first:  # each is done even if another one raises
             last_first.callback(self._programs.keep_costs)
+            last_first.callback(self._measurement.close)
             last_first.callback(self.residency.join)
             last_first.callback(self._loop.join)
             last_first.callback(lambda: self._answers.fail(self.pending.close(), Saturated(SHUTTING_DOWN)))

@@ -12,6 +12,7 @@ from jpets.engine.tasks.entries import Tier
 
 if TYPE_CHECKING:
     from jpets.engine.compilation.background import BackgroundCompiler
+    from jpets.engine.costs.live_profile import LiveProfile
     from jpets.engine.planning.merged import MergedCopies
     from jpets.engine.queue.response_cache import ResponseCache
     from jpets.engine.residency.residency import Residency
@@ -41,6 +42,18 @@ class ProgramsReport:
     def of(cls, compiler: BackgroundCompiler) -> Self:
         memory = compiler.memory
         return cls(compiler.compiled, compiler.failed, compiler.waiting, memory.evicted, memory.used)
+
+
+@dataclass(frozen=True)
+class CostsReport:
+    """Classes whose costs were measured on this kind of device, and those whose costs are coarse until they are."""
+
+    measured: int
+    coarse: int
+
+    @classmethod
+    def of(cls, profile: LiveProfile) -> Self:
+        return cls(len(profile.measured), len(profile.coarse))
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,7 @@ class DeviceReport:
     busy: bool
     """A batch is on the device."""
     programs: ProgramsReport
+    costs: CostsReport
     responses: ResponsesReport
     tasks: TasksReport
     classes: Mapping[ClassKey, ClassReport]

@@ -33,6 +33,8 @@ COUNTERS: Sequence[tuple[str, str, Callable[[DeviceReport], float]]] = (
 )
 GAUGES: Sequence[tuple[str, str, Callable[[DeviceReport], float]]] = (
     ("background_compiles_waiting", "Programs yet to be compiled", lambda d: d.programs.waiting),
+    ("cost_classes_measured", "Classes of deltas whose costs were measured", lambda d: d.costs.measured),
+    ("cost_classes_coarse", "Classes of deltas whose costs are estimates so far", lambda d: d.costs.coarse),
     ("program_bytes", "Host memory of programs, estimated", lambda d: d.programs.host_bytes),
     ("response_cache_bytes", "Host memory of kept answers, estimated", lambda d: d.responses.bytes),
     ("host_bytes", "Host memory of tasks, in the device's form", lambda d: d.tasks.host_bytes),
@@ -88,7 +90,7 @@ def _residency(devices: Sequence[TasksReport]) -> Iterator[Metric]:
 
 
 def _classes(devices: Sequence[DeviceReport]) -> Iterator[Metric]:
-    """Classes that differ only in their layers share a label, and are added up."""
+    """Devices have the same classes, which are added up."""
     used, total, size = Counter[str](), Counter[str](), Counter[str]()
     for device in devices:
         for key, found in device.classes.items():

@@ -68,6 +68,8 @@ def _counters(here: Context) -> dict[str, str]:
     devices = [device for engine in engines for device in engine.devices]
     answers = sum((Counter(device.answers) for device in devices), Counter[str]())
     computed, real = sum(device.computed_tokens for device in devices), sum(device.real_tokens for device in devices)
+    measured = sum(device.costs.measured for device in devices)
+    classes = measured + sum(device.costs.coarse for device in devices)
     return {
         "queries answered": f"{answers['ok']:,}",
         "queries failed": f"{answers.total() - answers['ok']:,}",
@@ -75,6 +77,7 @@ def _counters(here: Context) -> dict[str, str]:
         "batches": f"{sum(device.batches for device in devices):,}",
         "tokens that were not padding": f"{real / computed:.0%}" if computed else "-",
         "compilations that a query waited for": f"{sum(device.request_path_compiles for device in devices):,}",
+        "kinds of deltas with measured costs": f"{measured:,} of {classes:,}",
         "devices": f"{max(len(engine.devices) for engine in engines):,}",
         "tasks on them": f"{sum(device.tasks.tiers['device'] for device in devices):,}",
         "tasks that are known": f"{sum(engine.known for engine in engines):,}",

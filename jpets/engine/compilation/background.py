@@ -1,14 +1,15 @@
 """Background compilation in a child process of low priority, so that traffic hardly notices it.
 
 The child compiles and writes to the program store; the parent only loads the result. Run as
-``python -m jpets.engine.compilation.background STORE DEVICE...``, with the devices' numbers; the first line of standard
-input is the family, each further one a program.
+``python -m jpets.engine.compilation.background STORE DEVICE...``, with the devices' numbers; each line of standard
+input is a family, or a program of the latest one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import heapq
+import json
 import logging
 import math
 import os
@@ -27,7 +28,7 @@ import jax
 from jpets.engine.compilation.program_memory import IDLE_SECONDS, ProgramMemory
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import MeshSlice
-from jpets.engine.programs.program import Program, ProgramKey, compile_program, key_from_json, key_to_json
+from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program, key_from_json, key_to_json
 from jpets.engine.programs.store import ProgramStore, compiler_settings
 from jpets.engine.workloads.registry import family_from_json
 from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, Saturated
@@ -87,7 +88,10 @@ class BackgroundCompiler:
         self._closed = False
         self._busy = False
         self._child: subprocess.Popen[str] | None = None
-        self._child_family = replica.family
+        self._child_family: Family | None = None
+        """The family that the child was told last."""
+        self._child_lock = threading.Lock()
+        """Held while the child compiles a program, or ends."""
         self._thread = threading.Thread(target=self._work, name="jpets-compile", daemon=True)
         self.compiled = 0
         self.failed = 0
@@ -129,6 +133,18 @@ class BackgroundCompiler:
             self._menu += menu
             self._changed.notify()
 
+    def compile_other(self, family: Family, key: ProgramKey) -> Program | None:
+        """A program of another family than the engine's, which is not kept, in turn with the engine's. None where it
+        could not be had, or the engine closes."""
+        seconds = self._compile_in_child(family, key)
+        with self._changed:
+            self._changed.notify()  # the child may now have to end
+        if seconds is None:
+            return None
+        program = self._store.load(family, key)
+        self._store.forget(family, key)
+        return program
+
     @property
     def waiting(self) -> int:
         return len(self._menu) + len(self._queue) + len(self._needed) + self._busy
@@ -153,6 +169,13 @@ class BackgroundCompiler:
             if not done.done():
                 done.set_exception(Saturated(SHUTTING_DOWN))
 
+    def _end_idle_child(self) -> None:
+        if self._child_lock.acquire(blocking=False):
+            try:
+                self._end_child()
+            finally:
+                self._child_lock.release()
+
     def _end_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
@@ -165,7 +188,7 @@ class BackgroundCompiler:
             with self._changed:
                 while not (self._needed or self._menu or self._queue or self._closed):
                     if not self._changed.wait(CHILD_IDLE_SECONDS if self._child else None):
-                        self._end_child()
+                        self._end_idle_child()
                 if self._closed:
                     return
                 needed = next(iter(self._needed), None)
@@ -247,26 +270,35 @@ class BackgroundCompiler:
                 self._menu.clear()  # the rest of it comes only if batches miss it
 
     def _compile(self, key: ProgramKey) -> Program | None:
-        for _ in range(TRIES):
-            if self._closed:
-                return None
-            child = self._running_child()
-            assert child.stdin is not None and child.stdout is not None
-            with contextlib.suppress(OSError):  # the child died
-                child.stdin.write(key_to_json(key) + "\n")
-                child.stdin.flush()
-                if taken := child.stdout.readline():
-                    self._timed += 1
-                    self.compile_seconds += (float(taken) / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
-                    return self._store.load(self._replica.family, key)
-            self._end_child()
-            self._store.sweep_of(child.pid)
+        family = self._replica.family
+        seconds = self._compile_in_child(family, key)
+        if seconds is None:
+            return None
+        self._timed += 1
+        self.compile_seconds += (seconds / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
+        return self._store.load(family, key)
+
+    def _compile_in_child(self, family: Family, key: ProgramKey) -> float | None:
+        """Processor seconds that it took; None where the child died, or the engine closes."""
+        with self._child_lock:
+            for _ in range(TRIES):
+                if self._closed:
+                    return None
+                child = self._running_child()
+                assert child.stdin is not None and child.stdout is not None
+                with contextlib.suppress(OSError):  # the child died
+                    if self._child_family != family:
+                        child.stdin.write(family.to_json() + "\n")
+                    child.stdin.write(key_to_json(key) + "\n")
+                    child.stdin.flush()
+                    self._child_family = family
+                    if taken := child.stdout.readline():
+                        return float(taken)
+                self._end_child()
+                self._store.sweep_of(child.pid)
         return None
 
     def _running_child(self) -> subprocess.Popen[str]:
-        family = self._replica.family
-        if self._child_family != family:
-            self._end_child()
         if self._child is None or self._child.poll() is not None:
             numbers = [jax.local_devices().index(device) for device in self._mesh.devices]
             root = str(pathlib.Path(__file__).parents[3])
@@ -292,9 +324,7 @@ class BackgroundCompiler:
                     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the parent
                 },
             )
-            assert self._child.stdin is not None
-            self._child.stdin.write(family.to_json() + "\n")
-            self._child_family = family
+            self._child_family = None
         return self._child
 
 
@@ -311,9 +341,13 @@ def main() -> None:
     devices = jax.local_devices()
     mesh = MeshSlice([devices[int(number)] for number in sys.argv[2:]])
     store = ProgramStore(folder, mesh)
-    family = family_from_json(sys.stdin.readline())
+    family: Family | None = None
     with contextlib.suppress(BrokenPipeError):  # the parent was killed
         for line in sys.stdin:
+            if "kind" in json.loads(line):
+                family = family_from_json(line)
+                continue
+            assert family is not None
             begun = time.process_time()
             store.save(family, compile_program(family, key_from_json(line), mesh))
             sys.stdout.write(f"{time.process_time() - begun}\n")

@@ -26,7 +26,7 @@ WORKING_SHARE = 1 / 16
 
 class DeviceUse(NamedTuple):
     """Bytes of one device: shared parameters, all banks with their free slots, merged copies of hot tasks, and running
-    programs."""
+    programs, those that are measured included."""
 
     backbone: int
     banks: int
@@ -122,11 +122,14 @@ class DeviceMemory:
         self.limit = limit
         self.merged = 0
         """Bytes of merged copies of hot tasks, while they are kept."""
+        self.measuring = 0
+        """Bytes that measuring of costs takes, while it lasts."""
 
     def use(self, programs: Iterable[Program]) -> DeviceUse:
         """Arrays exactly; programs by their compiler's figures, in chunks in which any of them can run."""
         needs = [self._need(program) for program in programs]
-        return DeviceUse(self._backbone, sum(self.banks.values()), self.merged, working_bytes(needs, self._at_a_time))
+        working = working_bytes(needs, self._at_a_time) + self.measuring
+        return DeviceUse(self._backbone, sum(self.banks.values()), self.merged, working)
 
     def holds(self, programs: Sequence[Program]) -> bool:
         """Whether these programs may be resident together."""

@@ -116,6 +116,11 @@ class HostLoop:
         """Whether a batch is in flight."""
         return self._dispatched > self._completed
 
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the last work; 0 while some runs or waits."""
+        return 0.0 if self.busy or self._pending.ready else time.monotonic() - self._progress
+
     def _wake(self) -> None:
         with self._pending.changed:
             self._pending.changed.notify_all()

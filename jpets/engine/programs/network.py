@@ -105,12 +105,8 @@ class Network(abc.ABC):
         """``merge_target`` with the heavy deltas of ``task`` folded in, in the form of the device."""
 
     @abc.abstractmethod
-    def random_params(self) -> Params:
-        """Random parameters, for measurements."""
-
-    @abc.abstractmethod
     def shortened(self, layers: int) -> Self:
-        """The same network with this many layers, for measurements: every layer costs the same."""
+        """The same network with this many layers and few words, for measurements: every layer costs the same."""
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, length: int) -> Mapping[str, npt.NDArray[Any]]:

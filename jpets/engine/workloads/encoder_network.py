@@ -24,7 +24,7 @@ from jpets.engine.batch.rows import TokenInput
 from jpets.engine.programs.delta_order import Streams, delta_order
 from jpets.engine.programs.network import BankArrays, Network, Params, State
 from jpets.model.batch import PackedBatch
-from jpets.model.encoder import SplitEncoder, cast_params, random_params, split
+from jpets.model.encoder import SplitEncoder, cast_params, split
 from jpets.model.forward import Outputs, forward
 from jpets.scheduling.costs.measured_profile import attention_cells
 from jpets.types import Task
@@ -33,6 +33,8 @@ HEAVY_LOOP = 0.2
 """Cost of the loops over heavy classes without any heavy row, as a share of the bare cost (measured on a CPU)."""
 ATTENTION = 5
 """Time of a multiply-add in attention over one in a linear site (measured on a CPU); softmax is included."""
+FEW_WORDS = 4096
+"""Words of a network that is only measured: a token looks up one of them, however many there are."""
 INPUTS = {"ids": TokenInput(), "types": TokenInput()}
 SPLIT_AXES: Mapping[str, tuple[str | None, ...]] = {
     "qkv": ("hidden", "heads"),
@@ -114,11 +116,9 @@ class EncoderNetwork(Network):
         merged = merge_deltas(heavy, self.config, jax.tree.map(jnp.asarray, params))
         return cast_params(self.merge_target(merged), dtype)
 
-    def random_params(self) -> Params:
-        return random_params(self.config)
-
     def shortened(self, layers: int) -> Self:
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, layers=layers))
+        words = min(FEW_WORDS, self.config.vocab_size)
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, layers=layers, vocab_size=words))
 
     def sample(self, rng: np.random.Generator, length: int) -> Mapping[str, npt.NDArray[Any]]:
         ids = rng.integers(0, self.config.vocab_size, length).astype(np.int32)

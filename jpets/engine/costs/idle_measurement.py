@@ -1,0 +1,161 @@
+"""Measures the figures of classes while an engine serves: one short batch at a time, when nothing else runs or waits.
+
+The programs that are timed are compiled by the process of low priority that compiles in the background. They are timed
+here, by the owner of the device, whose moments without work are free of charge: a query that comes meanwhile waits for
+one short batch at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.costs.bench import Bench, Case
+from jpets.engine.costs.coarse_profile import priced
+from jpets.engine.costs.figures import Figures
+from jpets.engine.costs.live_profile import LiveProfile
+from jpets.engine.device.memory import DeviceMemory, tree_bytes
+from jpets.engine.device.replica import Replica
+from jpets.engine.programs.program import Family, Program, ProgramKey
+from jpets.errors import SHUTTING_DOWN, EngineFailure, OutOfSpace, Saturated
+from jpets.free_memory import return_free_memory
+
+log = logging.getLogger(__name__)
+
+TOKENS = 512
+"""Most tokens of a timed batch: it takes about as long as that of a single long text."""
+ROUNDS = 7
+QUIET = 0.05
+"""Seconds without any work before a batch is timed: gaps within a burst of queries are shorter."""
+LOOK_AGAIN = 5.0
+"""Seconds between looks for classes that came since."""
+REST = 60.0
+"""Seconds after which a class that could not be measured is tried again."""
+
+
+class IdleMeasurement:
+    """For one replica, in a thread of its own. ``compile`` gives a program of another family, or None. ``idle`` gives
+    the seconds since the device had work, 0 while it has. ``used`` tells how many tasks each class has: classes of
+    tasks come first. ``wait`` waits for staged work."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        profile: LiveProfile,
+        memory: DeviceMemory,
+        compile: Callable[[Family, ProgramKey], Program | None],
+        idle: Callable[[], float],
+        used: Callable[[], Mapping[ClassKey, int]],
+        wait: Callable[[Future[None]], None],
+    ) -> None:
+        self._replica = replica
+        self._profile = profile
+        self._memory = memory
+        self._compile = compile
+        self._idle = idle
+        self._used = used
+        self._wait = wait
+        self._not_before: dict[ClassKey, float] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="jpets-costs", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def _work(self) -> None:
+        while not self._closed.is_set():
+            try:
+                if self._missing():
+                    self._profile.reload()  # another server may have measured them
+                if missing := self._missing():
+                    self._measure(missing)
+            except Saturated:
+                return  # the engine closes
+            except Exception:  # figures stay coarse
+                log.exception("costs could not be measured")
+                self._put_off(self._missing())
+            self._closed.wait(LOOK_AGAIN)
+
+    def _missing(self) -> list[ClassKey]:
+        """Classes to measure now, those with most tasks first."""
+        now, used, coarse = time.monotonic(), self._used(), self._profile.coarse
+        wanted = [key for key in priced(self._replica.classes) if str(key) in coarse]
+        return sorted(
+            (key for key in wanted if self._not_before.get(key, 0.0) <= now), key=lambda key: (-used.get(key, 0), key)
+        )
+
+    def _put_off(self, keys: list[ClassKey]) -> None:
+        self._not_before.update(dict.fromkeys(keys, time.monotonic() + REST))
+
+    def _measure(self, keys: list[ClassKey]) -> None:
+        """All that measuring takes in memory is gone at the end."""
+        family = self._replica.family
+        bench = Bench(Family(family.network, family.dtype, tuple((key, 1) for key in keys)), self._replica.mesh, TOKENS)
+        taken = tree_bytes([bench.replica.params, [bank.arrays for bank in bench.replica.banks.values()]])
+        self._memory.measuring = taken
+        try:
+            if self._memory.use(self._replica.programs).total > self._memory.limit:
+                raise OutOfSpace(f"measuring costs takes {taken / 1e6:.0f} MB of device memory, and there is no room")
+            bare: dict[ProgramKey, Program] = {}
+            for key in keys:
+                self._measure_class(key, bench, bare)
+        finally:
+            del bench
+            self._memory.measuring = 0
+            return_free_memory()
+
+    def _measure_class(self, key: ClassKey, bench: Bench, bare: dict[ProgramKey, Program]) -> None:
+        """``bare`` are programs without classes, which each class is compared with."""
+        bench.cases.clear()
+        found = bench.of_class(key)
+        programs = dict(bare)
+        for wanted in dict.fromkeys(case.program for case in bench.cases.values()):
+            if wanted in programs:
+                continue
+            program = self._compile(bench.family, wanted)
+            if program is None:
+                if self._closed.is_set():
+                    raise Saturated(SHUTTING_DOWN)
+                raise EngineFailure("a program to measure could not be compiled")
+            programs[wanted] = program
+            if not wanted.variant.classes():
+                bare[wanted] = program
+        runs = [(case, bench.run_of(case, programs[case.program])) for case in bench.cases.values()]
+        for _, run in runs:
+            self._first_run(run)
+        for _ in range(ROUNDS):
+            for case, run in runs:
+                self._time(case, run)
+        self._profile.add(Figures(classes={str(key): found()}))
+        log.info("costs of a class were measured", extra={"class": str(key)})
+
+    def _first_run(self, run: Callable[[], object]) -> None:
+        """It takes several times as long as later ones. Several devices must all start the same runs in the same order:
+        the owner's."""
+        if len(self._replica.mesh.devices) == 1:
+            run()
+        else:
+            self._wait(self._replica.staging.stage(run))
+
+    def _time(self, case: Case, run: Callable[[], object]) -> None:
+        def timed() -> None:
+            if self._idle() > 0:  # else a query came in between
+                start = time.perf_counter()
+                run()
+                case.seconds.append(time.perf_counter() - start)
+
+        count = len(case.seconds)
+        while len(case.seconds) == count:
+            while (quiet := self._idle()) < QUIET:
+                if self._closed.wait(QUIET - quiet):
+                    raise Saturated(SHUTTING_DOWN)
+            self._wait(self._replica.staging.stage(timed))
