@@ -8,10 +8,8 @@ input is a family, or a program of the latest one.
 from __future__ import annotations
 
 import contextlib
-import heapq
 import json
 import logging
-import math
 import os
 import pathlib
 import subprocess
@@ -21,11 +19,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from operator import itemgetter
 
 import jax
 
 from jpets.engine.compilation.program_memory import IDLE_SECONDS, ProgramMemory
+from jpets.engine.compilation.wanted import Wanted
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program, key_from_json, key_to_json
@@ -37,12 +35,12 @@ log = logging.getLogger(__name__)
 
 CHILD_IDLE_SECONDS = 30.0
 """Seconds until an idle compiling process ends: it holds 600 MB."""
-MOST_WANTED = 1024
 COMPILE_SECONDS = 2.0
 """Seconds of all cores that compiling takes, until a program was compiled. A program is compiled once batches without
 it have lost as much: so at most twice the time is lost that would be if the coming traffic were known (the rule of the
 rented skis)."""
-
+IDLE_SHARE = 0.1
+"""Share of that loss at which a program is compiled while no other one is to be."""
 TRIES = 2
 """Immediate tries of a program: the process that compiled it may have died for another reason (it was killed, memory
 was short)."""
@@ -75,14 +73,9 @@ class BackgroundCompiler:
         self._mesh = replica.mesh
         self._settings = settings_as_variables()
         self._menu: list[ProgramKey] = []
-        self._queue: list[ProgramKey] = []
+        self._wanted = Wanted()
         self._needed: dict[ProgramKey, Future[None]] = {}
         """Programs that are to stay, each with the future that waits for it; they are compiled before all others."""
-        self._missed: dict[ProgramKey, float] = {}
-        """Seconds that batches lost because a program was not there."""
-        self._not_before: dict[ProgramKey, float] = {}
-        """When a program may be asked for again: never while it is queued or loaded, later if it had to leave or could
-        not be had."""
         self._failures: Counter[ProgramKey] = Counter()
         self._changed = threading.Condition()
         self._closed = False
@@ -106,15 +99,7 @@ class BackgroundCompiler:
     def want(self, key: ProgramKey, seconds: float) -> None:
         """Notes that a batch would have been ``seconds`` faster in ``key``."""
         with self._changed:
-            if time.monotonic() < self._not_before.get(key, 0.0):
-                return
-            if len(self._missed) > MOST_WANTED:
-                self._missed = dict(heapq.nlargest(MOST_WANTED // 2, self._missed.items(), key=itemgetter(1)))
-            self._missed[key] = self._missed.get(key, 0.0) + seconds
-            if self._missed[key] >= self.compile_seconds:
-                del self._missed[key]
-                self._not_before[key] = math.inf
-                self._queue.append(key)
+            if self._wanted.miss(key, seconds) >= self.compile_seconds * IDLE_SHARE:
                 self._changed.notify()
 
     def need(self, key: ProgramKey) -> Future[None]:
@@ -147,7 +132,9 @@ class BackgroundCompiler:
 
     @property
     def waiting(self) -> int:
-        return len(self._menu) + len(self._queue) + len(self._needed) + self._busy
+        with self._changed:
+            wanted = self._wanted.count(self.compile_seconds)
+            return len(self._menu) + wanted + len(self._needed) + self._busy
 
     @property
     def child_runs(self) -> bool:
@@ -186,14 +173,15 @@ class BackgroundCompiler:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not (self._needed or self._menu or self._queue or self._closed):
+                while not (self._closed or (next_one := self._next())):
                     if not self._changed.wait(CHILD_IDLE_SECONDS if self._child else None):
                         self._end_idle_child()
                 if self._closed:
                     return
-                needed = next(iter(self._needed), None)
-                wanted = bool(self._queue)
-                key = needed or (self._queue.pop(0) if wanted else self._menu.pop(0))
+                assert next_one is not None
+                key, wanted = next_one
+                needed = key if key in self._needed else None
+                self._wanted.bring(key)
                 self._busy = True
             problem: JpetsError | None = None
             try:
@@ -211,11 +199,24 @@ class BackgroundCompiler:
                 self._tell(needed, problem)
             self._busy = False
 
+    def _next(self) -> tuple[ProgramKey, bool] | None:
+        """The program to bring next, and whether others may leave for it: one that is to stay, one that batches miss,
+        one of the menu, or else the one that was missed most."""
+        if self._needed:
+            return next(iter(self._needed)), False
+        if (key := self._wanted.most(self.compile_seconds)) is not None:
+            return key, True
+        if self._menu:
+            return self._menu.pop(0), False
+        key = self._wanted.most(self.compile_seconds * IDLE_SHARE)
+        return (key, True) if key is not None else None
+
     def _failed(self, key: ProgramKey) -> None:
         self.failed += 1
         wait = min(MOST_RETRY_SECONDS, RETRY_SECONDS * 2 ** self._failures[key])
         self._failures[key] += 1
-        self._not_before[key] = time.monotonic() + wait
+        with self._changed:
+            self._wanted.put_off(key, wait)
 
     def _bring_needed(self, key: ProgramKey) -> JpetsError | None:
         """Adds a program that is to stay, if it is still missing. Returns the error that keeps it from coming, or
@@ -243,7 +244,6 @@ class BackgroundCompiler:
 
     def _bring(self, key: ProgramKey, wanted: bool) -> None:
         """Adds a program if it is still missing and there is room. Idle programs leave only for a wanted one."""
-        self._not_before[key] = math.inf
         if self.memory.has(key):
             return
         gone: list[ProgramKey] | None = None
@@ -263,10 +263,12 @@ class BackgroundCompiler:
                     self._add(program)
                     self.memory.added(program)
                     self.compiled += 1
-        for absent in [key] if gone is None else gone:
-            self._not_before[absent] = time.monotonic() + IDLE_SECONDS
-        if gone is None and not wanted:
-            with self._changed:
+                    with self._changed:
+                        self._wanted.brought()
+        with self._changed:
+            for absent in [key] if gone is None else gone:
+                self._wanted.put_off(absent, IDLE_SECONDS)
+            if gone is None and not wanted:
                 self._menu.clear()  # the rest of it comes only if batches miss it
 
     def _compile(self, key: ProgramKey) -> Program | None:

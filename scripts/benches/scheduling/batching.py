@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,6 +15,7 @@ import numpy as np
 import typer
 
 from benches.scheduling.plan_runner import PlanRunner, PreparedBatch
+from benches.scheduling.served import ServedEngine
 from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
 from jpets.engine.costs.profile_measurement import measure_profile
 from jpets.scheduling.costs.measured_profile import CostProfile
@@ -76,10 +79,18 @@ def batching(
     max_rows: int = 128,
     max_tokens: int = 4096,
     rounds: int = 9,
+    served: Annotated[
+        str, typer.Option(help="policies that engines serve with beside the exact plans: auto,alpha,coordinated")
+    ] = "",
+    warm_up: Annotated[float, typer.Option(help="seconds of traffic for each engine before it is timed")] = 180.0,
     profile: Annotated[pathlib.Path | None, typer.Option(help="cost profile to read, or to write")] = None,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Queries a second by batching policy. The papers' policies pad (T = N L); lengths go in steps of 8."""
+    """Queries a second by batching policy. The papers' policies pad (T = N L); lengths go in steps of 8.
+
+    Plans have programs of exactly their shapes. With ``--served`` engines serve the same queries in the same rounds, by
+    default settings and in the programs that they have made for such traffic.
+    """
     set_xla_flags()
     loaded = random_backbone(backbone)
     made = random_tasks(loaded, methods.split(","), tasks)
@@ -94,13 +105,27 @@ def batching(
     rows = runner.rows(drawn.tolist(), task.tolist())
 
     prepared, plans, planning = _prepare(runner, rows, queue, window, costs, policies.split(","))
-    seconds = interleave({name: partial(runner.run, steps) for name, steps in prepared.items()}, rounds)
+    systems: dict[str, Callable[[], object]] = {name: partial(runner.run, steps) for name, steps in prepared.items()}
+    with contextlib.ExitStack() as stack:
+        engines = {}
+        for policy in filter(None, served.split(",")):
+            folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            own = ServedEngine(loaded, made, policy, folder, window)
+            stack.callback(own.engine.close)
+            own.warm_up(drawn, task, warm_up)
+            engines[f"served {policy}"] = own
+            systems[f"served {policy}"] = partial(own.run, own.queries(drawn.tolist(), task.tolist()))
+        seconds = interleave(systems, rounds)
+        measured = {name: own.figures() for name, own in engines.items()}
     sizes = [name for name in seconds if name.startswith("fixed")]
     fixed_name = min(sizes, key=lambda name: statistics.median(seconds[name]), default=None)
     figures = {
         name: _figures(name, times, seconds, queue, plans[name], planning[name], costs, fixed_name)
         for name, times in seconds.items()
+        if name in plans
     }
+    for name, own_figures in measured.items():
+        figures[name] = _served_figures(name, seconds, len(queue)) | own_figures
     settings = {
         "backbone": backbone,
         "queries": queries,
@@ -112,6 +137,7 @@ def batching(
         "max_rows": max_rows,
         "max_tokens": max_tokens,
         "rounds": rounds,
+        "warm_up": warm_up if served else None,
         "best_fixed": fixed_name,
     }
     report("batching", settings, figures, json_out)
@@ -150,6 +176,16 @@ def _prepare(
         prepared[name] = runner.prepare(plans[name], rows)
         console.log(f"{name}: {len(plans[name])} batches, compiled in {time.perf_counter() - start:.0f} s")
     return prepared, plans, planning
+
+
+def _served_figures(name: str, seconds: Mapping[str, list[float]], count: int) -> dict[str, Any]:
+    """A served policy beside exact plans and beside served ``alpha``."""
+    median = statistics.median(seconds[name])
+    found: dict[str, Any] = {"qps": count / median, "seconds": median}
+    for other in ("packed", name.removeprefix("served "), "served alpha"):
+        if other in seconds and other != name:
+            found[f"over_{other.replace(' ', '_')}"] = paired_ratio(seconds[name], seconds[other])
+    return found
 
 
 def _figures(

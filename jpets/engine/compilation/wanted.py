@@ -1,0 +1,55 @@
+"""The programs that batches miss, and what that cost them."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from operator import itemgetter
+
+from jpets.engine.programs.program import ProgramKey
+
+MOST_WANTED = 1024
+
+
+class Wanted:
+    """Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._missed: dict[ProgramKey, float] = {}
+        """Seconds that batches lost because a program was not there."""
+        self._not_before: dict[ProgramKey, float] = {}
+        """When a program may be asked for again: never while it is being brought or loaded, later if it had to leave
+        or could not be had."""
+
+    def miss(self, key: ProgramKey, seconds: float) -> float:
+        """Notes that batches would have been ``seconds`` faster in a program. Returns all that they lost."""
+        if time.monotonic() < self._not_before.get(key, 0.0):
+            return 0.0
+        if len(self._missed) > MOST_WANTED:
+            self._missed = dict(heapq.nlargest(MOST_WANTED // 2, self._missed.items(), key=itemgetter(1)))
+        self._missed[key] = self._missed.get(key, 0.0) + seconds
+        return self._missed[key]
+
+    def most(self, least: float) -> ProgramKey | None:
+        """The program that is missed most, if batches lost at least so many seconds."""
+        key = max(self._missed, key=self._missed.__getitem__, default=None)
+        return key if key is not None and self._missed[key] >= least else None
+
+    def count(self, least: float) -> int:
+        """The programs without which batches lost at least so many seconds."""
+        return sum(seconds >= least for seconds in self._missed.values())
+
+    def bring(self, key: ProgramKey) -> None:
+        """The program is being brought."""
+        self._missed.pop(key, None)
+        self._not_before[key] = math.inf
+
+    def brought(self) -> None:
+        """A program came: what batches lost without others, they might not have lost with it."""
+        self._missed.clear()
+
+    def put_off(self, key: ProgramKey, seconds: float) -> None:
+        """The program may be asked for again after so many seconds."""
+        self._missed.pop(key, None)
+        self._not_before[key] = time.monotonic() + seconds
