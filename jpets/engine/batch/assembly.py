@@ -5,87 +5,90 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from jpets.deltas.view import ClassView
+from jpets.engine.batch.arguments import BatchArguments, Buffers
 from jpets.engine.batch.bucket import Bucket, Variant
-from jpets.engine.batch.layout import Layout, all_replaced
+from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Ints, Row, TokenInput
-from jpets.engine.batch.views import HeadPlace, class_view
-from jpets.model.batch import PackedBatch, Rows
-from pallas_kernels.packed_attention import AttentionGroup
+from jpets.engine.batch.views import HeadPlaces, fill_view
+from jpets.model.batch import PackedBatch
 
 
 @dataclasses.dataclass(frozen=True)
 class Assembled:
-    """A batch ready to run. ``order[i]`` is where query i stands among the output rows."""
+    """A batch ready to run: ``buffers`` are a program's arguments, ``batch`` and ``views`` are parts of them.
+    ``order[i]`` is where query i stands among the output rows, ``heads[i]`` where its logits do."""
 
+    buffers: Buffers
     batch: PackedBatch
     views: tuple[ClassView, ...]
     order: Ints
-    heads: tuple[HeadPlace | None, ...]
+    heads: HeadPlaces
 
 
 def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, inputs: Mapping[str, TokenInput]) -> Assembled:
     """Arrays for ``rows`` in ``bucket``, with a view for every class of ``variant``, in its order."""
-    return fill(Layout(rows, bucket), rows, variant, inputs)
+    return fill(Layout(rows, bucket), rows, BatchArguments(bucket, variant, inputs))
 
 
-def fill(layout: Layout, rows: Sequence[Row], variant: Variant, inputs: Mapping[str, TokenInput]) -> Assembled:
-    """``assemble`` for rows that were laid out before. ``rows`` are the layout's, with the inputs that were looked up
-    since.
+def fill(layout: Layout, rows: Sequence[Row], arguments: BatchArguments) -> Assembled:
+    """``assemble`` for rows that were laid out before, and arguments that were made for the program. ``rows`` are the
+    layout's, with the inputs that were looked up since.
 
     The bucket must hold the rows and the variant cover their needs; both are asserted.
     """
-    bucket, t = layout.bucket, layout.bucket.tokens
+    bucket, variant = arguments.bucket, arguments.variant
     assert bucket.holds(layout.lengths), (bucket, layout.lengths)
-    assert not variant.replaced or all_replaced(rows), "rows without weights of their own need the shared products"
-    given = {name: np.full((t, *own.shape), own.fill, own.dtype) for name, own in inputs.items()}
-    positions = np.zeros(t, np.int32)
-    for at, q in enumerate(layout.queries):
-        span = slice(layout.starts[at], layout.starts[at] + layout.lengths[at])
-        for name, array in given.items():
-            array[span] = rows[q].inputs[name]
-        positions[span] = rows[q].positions
-    groups, cells, row_of_token, row_at = _attention(layout)
+    assert not variant.replaced or layout.table.replaced, "rows without weights of their own need the shared products"
+    buffers, batch, views = arguments.blank()
+    packed = [rows[q] for q in layout.queries.tolist()]
+    _fill_tokens(batch, layout, packed)
+    row_at = _fill_attention(batch, layout)
     order = np.empty(len(rows), np.int32)
     order[layout.queries] = row_at
-    first_token = np.full(bucket.rows, t, np.int32)
-    pooling = np.zeros(bucket.rows, np.int32)
-    first_token[row_at] = layout.starts
-    pooling[order] = [row.pooling for row in rows]
-    batch = PackedBatch(given, positions, groups, cells, row_of_token, Rows(first_token, pooling))  # type: ignore[arg-type]
-    views: list[ClassView] = []
-    heads: list[HeadPlace | None] = [None] * len(rows)
-    head = -1
-    for key in variant.classes():
-        head += key.method == "head"
-        views.append(class_view(layout, key, variant, row_at, heads, head))
-    return Assembled(batch, tuple(views), order, tuple(heads))
+    place: Any = batch.rows
+    place.first_token[row_at] = layout.starts
+    place.pooling[row_at] = [row.pooling for row in packed]
+    heads = HeadPlaces(len(rows))
+    for key, view in zip(variant.classes(), views, strict=True):
+        fill_view(view, layout, key, row_at, heads)
+    return Assembled(buffers, batch, views, order, heads)
 
 
-def _attention(layout: Layout) -> tuple[tuple[AttentionGroup, ...], Ints | None, Ints | None, Ints]:
-    """Groups, cells and row_of_token as ``PackedBatch`` has them, and each packed row's number in row order."""
-    bucket, t = layout.bucket, layout.bucket.tokens
+def _fill_tokens(batch: Any, layout: Layout, packed: Sequence[Row]) -> None:
+    """Inputs and positions; ``packed`` are the rows in packing order."""
+    at = layout.tokens
+    for name, array in batch.inputs.items():
+        array[at] = np.concatenate([row.inputs[name] for row in packed])
+    firsts = layout.table.first_positions
+    counted = layout.within
+    batch.positions[at] = counted + np.repeat(firsts, layout.lengths) if firsts.any() else counted
+    for start, row in zip(layout.starts.tolist(), packed, strict=True):
+        if row.places is not None:
+            batch.positions[start : start + row.length] = row.places
+
+
+def _fill_attention(batch: Any, layout: Layout) -> Ints:
+    """Groups, cells and row_of_token as ``PackedBatch`` has them; returns each packed row's number in row order."""
+    bucket, lengths = layout.bucket, layout.lengths
     if bucket.rectangular:
-        lengths = np.zeros(bucket.rows, np.int32)
-        lengths[: len(layout.lengths)] = layout.lengths
-        return (AttentionGroup(None, lengths),), None, None, np.arange(len(layout.lengths), dtype=np.int32)  # type: ignore[arg-type]
-    row_of_token, cells = np.zeros(t, np.int32), np.zeros(t, np.int32)
-    row_at = np.empty(len(layout.lengths), np.int32)
-    group_of = bucket.group_of(layout.lengths)
-    groups: list[AttentionGroup] = []
+        batch.groups[0].lengths[: len(lengths)] = lengths
+        return np.arange(len(lengths), dtype=np.int32)
+    row_at, cell_at = np.empty((2, len(lengths)), np.int32)
+    group_of = bucket.group_of(lengths)
     row_base = cell_base = 0
-    for number, (n, longest) in enumerate(bucket.groups):
-        tokens = np.zeros((n, longest), np.int32)
-        lengths = np.zeros(n, np.int32)
-        for j, at in enumerate(np.flatnonzero(group_of == number)):
-            start, length = layout.starts[at], layout.lengths[at]
-            span = np.arange(start, start + length, dtype=np.int32)
-            tokens[j], lengths[j], row_at[at] = start, length, row_base + j
-            tokens[j, :length] = span
-            cells[span], row_of_token[span] = cell_base + j * longest + np.arange(length), row_base + j
-        groups.append(AttentionGroup(tokens, lengths))  # type: ignore[arg-type]
+    for number, ((n, longest), group) in enumerate(zip(bucket.groups, batch.groups, strict=True)):
+        at = np.flatnonzero(group_of == number)
+        count, own, starts = np.arange(longest, dtype=np.int32), lengths[at, None], layout.starts[at, None]
+        group.tokens[: len(at)] = np.where(count < own, starts + count, starts)
+        group.lengths[: len(at)] = lengths[at]
+        row_at[at] = np.arange(row_base, row_base + len(at))
+        cell_at[at] = np.arange(cell_base, cell_base + len(at) * longest, longest)
         row_base, cell_base = row_base + n, cell_base + n * longest
-    return tuple(groups), cells, row_of_token, row_at
+    batch.cells[layout.tokens] = layout.within + np.repeat(cell_at, lengths)
+    batch.row_of_token[layout.tokens] = np.repeat(row_at, lengths)
+    return row_at

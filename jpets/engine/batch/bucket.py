@@ -54,12 +54,12 @@ class Bucket:
         if not 1 <= len(self.groups) <= MAX_GROUPS or lengths != sorted(set(lengths)):
             raise ValueError(f"a bucket has one to {MAX_GROUPS} groups of rising length, got {self.groups}")
 
-    @property
+    @functools.cached_property
     def rectangular(self) -> bool:
         """T = N L in one group: the tokens are padded rows already, and nothing is gathered."""
         return len(self.groups) == 1 and self.tokens == self.groups[0][0] * self.groups[0][1]
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         return sum(n for n, _ in self.groups)
 
@@ -90,6 +90,11 @@ class Bucket:
     def most_runs(self, most: int) -> int:
         return self.rows + self.tokens // self.run(most)
 
+    @functools.cached_property
+    def rooms(self) -> npt.NDArray[np.int32]:
+        """What each of ``LEVELS`` holds: ``capacity`` [levels]."""
+        return np.array([capacity(self, level) for level in LEVELS], np.int32)
+
     def holds(self, lengths: npt.NDArray[np.integer]) -> bool:
         """Whether rows of these lengths fit: each in the shortest group that is long enough, and all in ``tokens``.
 
@@ -99,13 +104,19 @@ class Bucket:
             return False
         if not self.rectangular and int(lengths.sum()) > self.tokens:
             return False
-        groups = self.group_of(lengths)
-        taken = np.bincount(groups, minlength=len(self.groups) + 1)
+        if len(self.groups) == 1:
+            return int(lengths.max()) <= self.longest
+        taken = np.bincount(self.group_of(lengths), minlength=len(self.groups) + 1).tolist()
         return not taken[-1] and all(count <= n for count, (n, _) in zip(taken, self.groups, strict=False))
 
     def group_of(self, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
         """Each row's group; the number of groups for a row that is too long."""
-        return np.searchsorted([length for _, length in self.groups], lengths)
+        return np.searchsorted(self._longest, lengths)
+
+    @functools.cached_property
+    def _longest(self) -> npt.NDArray[np.int32]:
+        """Each group's longest row."""
+        return np.array([length for _, length in self.groups], np.int32)
 
     def __str__(self) -> str:
         return f"{self.tokens}:" + "+".join(f"{n}x{length}" for n, length in self.groups)

@@ -1,114 +1,129 @@
-"""Where the rows of a batch stand in a bucket: order and packing, and the room that each class needs. Pure numpy.
-
-Rows are ordered by the set of light classes they use (Gray-code order, so that each class's rows are mostly
-neighbours), and packed one after the other in that order.
-"""
+"""Where the rows of a batch stand in a bucket, and the room that each class needs. Pure numpy."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import (
-    FULL,
-    HEAVY_RUNS,
-    LEVELS,
-    SETUP_TOKENS,
-    Bucket,
-    capacity,
-    replaces_weights,
-    windowed,
-)
+from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, LEVELS, SETUP_TOKENS, Bucket
+from jpets.engine.batch.row_table import RowTable
 from jpets.engine.batch.rows import Ints, Row
 
 
-class Layout:
-    """``rows`` in the packing order of ``bucket``: ``queries`` are their numbers, ``lengths`` their tokens, ``leads``
-    how many of these are virtual, ``starts`` their first tokens, all [N] in that order. It never changes."""
+class Spans(NamedTuple):
+    """Neighbouring rows with one slot (PetS's mini-batches): their slots, first tokens, and the tokens past their last
+    ones, all [spans]."""
 
-    def __init__(self, rows: Sequence[Row], bucket: Bucket) -> None:
-        used = {key for row in rows for key in row.slots if windowed(key)}
-        counts = {key: sum(key in row.slots for row in rows) for key in used}
-        keys = sorted(used, key=lambda key: (-counts[key], key))
-        ranks = [_gray_rank([key in row.slots for key in keys]) for row in rows]
-        heavy = [_heavy_slots(row) for row in rows]
-        self.rows = rows
+    slots: Ints
+    firsts: Ints
+    ends: Ints
+
+
+class Layout:
+    """``rows`` in a bucket, one after the other in the order of their table: ``queries``, ``lengths`` and ``leads`` are
+    the table's, ``starts`` [N] the rows' first tokens in its order. It never changes.
+
+    Rows that are laid out in several buckets are made a table once.
+    """
+
+    def __init__(self, rows: Sequence[Row] | RowTable, bucket: Bucket) -> None:
+        self.table = rows if isinstance(rows, RowTable) else RowTable(rows)
+        self.rows = self.table.rows
         self.bucket = bucket
-        self.queries = np.array(sorted(range(len(rows)), key=lambda q: (ranks[q], heavy[q], q)), np.int32)
-        self.lengths = np.array([rows[q].length for q in self.queries], np.int32)
-        self.leads = np.array([rows[q].lead.tokens for q in self.queries], np.int32)
+        self.queries, self.lengths, self.leads = self.table.queries, self.table.lengths, self.table.leads
         if bucket.rectangular:
-            self.starts = np.arange(len(rows), dtype=np.int32) * bucket.longest
+            self.starts = np.arange(len(self.rows), dtype=np.int32) * np.int32(bucket.longest)
         else:
             self.starts = (np.cumsum(self.lengths) - self.lengths).astype(np.int32)
 
     @functools.cached_property
-    def _slots(self) -> Mapping[ClassKey, Mapping[int, int]]:
-        found: dict[ClassKey, dict[int, int]] = {}
-        for at, q in enumerate(self.queries):
-            for key, slot in self.rows[q].slots.items():
-                found.setdefault(key, {})[at] = slot
-        return found
+    def within(self) -> Ints:
+        """For each token of each row, in packing order, how many of its row come before it [tokens]."""
+        ends = np.cumsum(self.lengths, dtype=np.int32)
+        return np.arange(ends[-1], dtype=np.int32) - np.repeat(ends - self.lengths, self.lengths)
 
-    def slots(self, key: ClassKey) -> Mapping[int, int]:
-        """The slot of each row that uses a class, by its place in packing order."""
-        return self._slots.get(key, {})
+    @functools.cached_property
+    def tokens(self) -> slice | Ints:
+        """Where these tokens stand in the bucket: one after the other, unless there is padding between rows."""
+        first, last = int(self.starts[0]), int(self.starts[-1] + self.lengths[-1])
+        if last - first == len(self.within):
+            return slice(first, last)
+        return self.within + np.repeat(self.starts, self.lengths)
+
+    def members(self, key: ClassKey) -> tuple[Ints, Ints]:
+        """The places, in packing order, of the rows that use a class, and their slots."""
+        return self.table.members(key)
 
     @functools.cached_property
     def needs(self) -> Mapping[ClassKey, int]:
         """The level of room that each class needs."""
-        return {key: self._level(key) for key in sorted(self._slots)}
+        columns = self.table.columns
+        levels = np.full(len(columns.keys), FULL)
+        if len(columns.windowed):
+            levels[columns.windowed] = self._levels()
+        return dict(zip(columns.keys, levels.tolist(), strict=True))
 
-    def _level(self, key: ClassKey) -> int:
-        if not windowed(key):
-            return FULL
-        units, span = self._units(np.array(list(self.slots(key)), np.int32))
-        return next(
-            level
-            for level in LEVELS
-            if units <= (room := capacity(self.bucket, level)) and (level == FULL or span <= room * self.bucket.segment)
-        )
-
-    def _units(self, members: Ints) -> tuple[int, int]:
-        """(segments or rows that a class takes, tokens that its window spans)."""
-        first, last = members[0], members[-1]
-        if self.bucket.rectangular:
-            return int(last - first + 1), 0
-        segments = int((-(-self.lengths[members] // self.bucket.segment)).sum())
-        return segments, int(self.starts[last] + self.lengths[last] - self.starts[first])
+    def _levels(self) -> Ints:
+        """The levels of the windowed classes."""
+        used, bucket = self.table.used[:, self.table.columns.windowed], self.bucket
+        first, last = used.argmax(0), len(used) - 1 - used[::-1].argmax(0)
+        rooms = bucket.rooms[:, None]
+        if bucket.rectangular:
+            held = last - first + 1 <= rooms
+        else:
+            segments = -(-self.lengths // bucket.segment) @ used
+            span = self.starts[last] + self.lengths[last] - self.starts[first]
+            held = (segments <= rooms) & (span <= rooms * bucket.segment)
+            held[-1] = segments <= rooms[-1]
+        assert held[-1].all(), f"rows of {self.lengths.tolist()} tokens are too many for {bucket}"
+        return np.array(LEVELS, np.int32)[held.argmax(0)]
 
     @functools.cached_property
     def run_work(self) -> Mapping[int, int]:
         """By length of run: the tokens that steps over the rows' heavy classes cover, with their set-up counted as
         tokens."""
-        slots_of = [slots for key, slots in self._slots.items() if class_method(key.method).kind == "heavy"]
+        sizes = {most: self.bucket.run(most) for most in HEAVY_RUNS}
+        return {most: self._steps(size) * (SETUP_TOKENS + size) for most, size in sizes.items()}
 
-        def work(size: int) -> int:
-            spans = (span for slot_of in slots_of for span in self.spans(slot_of, size))
-            return sum(-(-(end - first) // size) for _, first, end in spans) * (SETUP_TOKENS + size)
+    def _steps(self, size: int) -> int:
+        """Steps of this many tokens over all heavy classes."""
+        spans = self._joined if self._joinable(size) else self._single
+        return int((-(-(spans.ends - spans.firsts) // size)).sum())
 
-        return {most: work(self.bucket.run(most)) for most in HEAVY_RUNS}
+    def spans(self, key: ClassKey, run: int) -> Spans:
+        """The spans of a heavy class. In a rectangular bucket one includes the padding between rows if a run is not
+        shorter than a row; in shorter runs, each row is a span."""
+        column = self.table.columns.at.get(key)
+        if column is None:
+            return Spans(*np.empty((3, 0), np.int32))
+        return self._spans(self.table.slots[:, [column]], joined=self._joinable(run))
 
-    def spans(self, slot_of: Mapping[int, int], run: int) -> list[tuple[int, int, int]]:
-        """(slot, first token, past the last token) of neighbouring rows with one slot (PetS's mini-batches).
+    def _joinable(self, run: int) -> bool:
+        return not self.bucket.rectangular or run >= self.bucket.longest
 
-        In a rectangular bucket a span includes the padding between rows if a run is not shorter than a row.
-        """
-        joinable = not self.bucket.rectangular or run >= self.bucket.longest
-        spans: list[tuple[int, int, int]] = []
-        before = -1
-        for at, slot in slot_of.items():
-            first, end = int(self.starts[at]), int(self.starts[at] + self.lengths[at])
-            if joinable and spans and at == before + 1 and spans[-1][0] == slot:
-                spans[-1] = (slot, spans[-1][1], end)
-            else:
-                spans.append((slot, first, end))
-            before = at
-        return spans
+    @functools.cached_property
+    def _joined(self) -> Spans:
+        return self._spans(self.table.slots[:, self.table.columns.heavy], joined=True)
+
+    @functools.cached_property
+    def _single(self) -> Spans:
+        return self._spans(self.table.slots[:, self.table.columns.heavy], joined=False)
+
+    def _spans(self, slots: Ints, *, joined: bool) -> Spans:
+        """The spans of classes of which ``slots`` [N, classes] are the columns, one class after the other."""
+        begins = ends = slots > 0
+        if joined:
+            same = slots[1:] == slots[:-1]
+            begins, ends = begins.copy(), ends.copy()
+            begins[1:] &= ~same
+            ends[:-1] &= ~same
+        of, first = np.nonzero(begins.T)
+        last = np.nonzero(ends.T)[1]
+        return Spans(slots[first, of], self.starts[first], self.starts[last] + self.lengths[last])
 
 
 def best_run(work: Mapping[int, int]) -> int:
@@ -118,20 +133,4 @@ def best_run(work: Mapping[int, int]) -> int:
 
 def all_replaced(rows: Sequence[Row]) -> bool:
     """Whether one class that replaces weights serves every row."""
-    common = set.intersection(*(set(row.slots) for row in rows))
-    return any(replaces_weights(key) for key in common)
-
-
-def _gray_rank(members: Sequence[bool]) -> int:
-    code = 0
-    for member in members:
-        code = code << 1 | member
-    rank = code
-    while code := code >> 1:
-        rank ^= code
-    return rank
-
-
-def _heavy_slots(row: Row) -> tuple[tuple[ClassKey, int], ...]:
-    """Rows with equal keys stand together, so that a heavy delta is applied to all of them at once."""
-    return tuple((key, slot) for key, slot in sorted(row.slots.items()) if class_method(key.method).kind == "heavy")
+    return RowTable(rows).replaced

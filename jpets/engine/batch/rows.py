@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from jpets.deltas import class_method
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
+from jpets.deltas.task_slots import TaskSlots, task_slots
 from jpets.passage import Passage
 
 Ints = npt.NDArray[np.int32]
@@ -68,9 +68,14 @@ class Row:
         return self.length - self.lead.tokens
 
     @functools.cached_property
+    def task_slots(self) -> TaskSlots:
+        """``slots``, with their arrays: one object for all queries of a task that is on the device."""
+        return task_slots(self.slots)
+
+    @property
     def heavy(self) -> bool:
         """Whether its task has heavy deltas, which need a pass of their own; asked anew for every plan."""
-        return any(class_method(key.method).kind == "heavy" for key in self.slots)
+        return self.task_slots.heavy
 
 
 def led(row: Row, lead: Lead, inputs: Mapping[str, TokenInput]) -> Row:

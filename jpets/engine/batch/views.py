@@ -1,16 +1,20 @@
-"""Where the rows of each class stand in a batch, and where their heads' outputs will stand. Pure numpy."""
+"""Where the rows of each class stand in a batch, and where their heads' outputs will stand. Pure numpy.
+
+The arrays of a view are parts of a batch's buffer: ``blank_view`` says what they hold where there are no rows, and
+``fill_view`` writes the rows' places into them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.deltas.view import ClassView, HeadView, HeavyView, RowView, SegmentView, SlotView
-from jpets.engine.batch.bucket import Variant, capacity, windowed
+from jpets.engine.batch.bucket import Bucket, Variant, capacity, windowed
 from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Ints
 from pallas_kernels.windows import Runs
@@ -21,93 +25,122 @@ class HeadPlace:
     """Where a row's logits stand: array ``head`` of the outputs, and one cell, or one per token of its text."""
 
     head: int
-    cells: tuple[Ints, Ints]
+    cells: tuple[int | Ints, slice | Ints]
 
 
-def class_view(
-    layout: Layout,
-    key: ClassKey,
-    variant: Variant,
-    row_at: Ints,
-    heads: list[HeadPlace | None],
-    head: int,
-) -> ClassView:
-    """The view of one class. ``heads``, by query, is filled with the places of the rows of head class number ``head``;
-    ``row_at`` gives each packed row's number in row order."""
-    bucket, kind = layout.bucket, class_method(key.method).kind
-    slot_of = layout.slots(key)
-    members = np.array(list(slot_of), np.int32)
+class HeadPlaces:
+    """The places of each query's logits, None for a query without a head. Heads are counted in the variant's order."""
+
+    def __init__(self, queries: int) -> None:
+        self._head = np.full(queries, -1, np.int32)
+        self._first, self._cells = np.zeros((2, queries), np.int32)
+        self._widths: list[int] = []
+        """By head: cells of a row of its array."""
+
+    def add_head(self, queries: Ints, firsts: Ints, cells: Ints | int, width: int) -> None:
+        """Some queries have this many cells from ``firsts`` on in the next head's array, rows of ``width`` cells."""
+        self._head[queries] = len(self._widths)
+        self._first[queries], self._cells[queries] = firsts, cells
+        self._widths.append(width)
+
+    def __len__(self) -> int:
+        return len(self._head)
+
+    def __getitem__(self, query: int) -> HeadPlace | None:
+        head = int(self._head[query])
+        if head < 0:
+            return None
+        width, count = self._widths[head], int(self._cells[query])
+        row, column = divmod(int(self._first[query]), width)
+        if column + count <= width:
+            return HeadPlace(head, (row, slice(column, column + count)))
+        cells = np.arange(self._first[query], self._first[query] + count, dtype=np.int32)
+        return HeadPlace(head, (cells // width, cells % width))
+
+
+def blank_view(bucket: Bucket, key: ClassKey, variant: Variant) -> ClassView:
+    """The view of a class that no row uses."""
+    kind = class_method(key.method).kind
     if windowed(key):
-        make = _row_view if bucket.rectangular else _segment_view
-        return make(
-            layout, members, slot_of, capacity(bucket, variant.level(key)), heads if kind == "head" else None, head
-        )
+        room = capacity(bucket, variant.level(key))
+        if bucket.rectangular:
+            return RowView(blanks(), blanks(room), bucket.longest)
+        cells = room * bucket.segment
+        tokens = blanks(room, bucket.segment, of=bucket.tokens)
+        return SegmentView(tokens, blanks(room), blanks(), blanks(min(bucket.tokens, cells), of=cells))
     if kind == "heavy":
-        return _heavy_view(layout, slot_of, variant.run)
+        most = bucket.most_runs(variant.run)
+        return HeavyView(Runs(blanks(), *(blanks(most) for _ in range(4))), bucket.run(variant.run))
     if kind == "row":
-        slots = np.zeros(bucket.rows, np.int32)
-        slots[row_at[members]] = list(slot_of.values())
-        return SlotView(slots)  # type: ignore[arg-type]
-    at_rows, slots = np.full(bucket.rows, bucket.rows, np.int32), np.zeros(bucket.rows, np.int32)
-    for j, at in enumerate(members):
-        at_rows[j], slots[j] = row_at[at], slot_of[int(at)]
-        heads[layout.queries[at]] = HeadPlace(head, (np.array([j], np.int32), np.zeros(1, np.int32)))
-    return HeadView(at_rows, slots)  # type: ignore[arg-type]
+        return SlotView(blanks(bucket.rows))
+    return HeadView(blanks(bucket.rows, of=bucket.rows), blanks(bucket.rows))
 
 
-def _row_view(
-    layout: Layout,
-    members: Ints,
-    slot_of: Mapping[int, int],
-    room: int,
-    heads: list[HeadPlace | None] | None,
-    head: int,
-) -> RowView:
-    first = min(int(members[0]), layout.bucket.rows - room) if len(members) else 0
-    slots = np.zeros(room, np.int32)
-    for at in members:
-        slots[at - first] = slot_of[int(at)]
-        if heads is not None:
-            cells = np.arange(layout.leads[at], layout.lengths[at], dtype=np.int32)
-            heads[layout.queries[at]] = HeadPlace(head, (np.full(len(cells), at - first, np.int32), cells))
-    return RowView(np.int32(first), slots, layout.bucket.longest)  # type: ignore[arg-type]
+def blanks(*shape: int, of: int = 0) -> Any:
+    """An array of the host, int32; it takes the place of a device's."""
+    return np.full(shape, of, np.int32)
 
 
-def _segment_view(
-    layout: Layout,
-    members: Ints,
-    slot_of: Mapping[int, int],
-    room: int,
-    heads: list[HeadPlace | None] | None,
-    head: int,
-) -> SegmentView:
-    t, size = layout.bucket.tokens, layout.bucket.segment
-    width = min(t, room * size)
-    first = min(int(layout.starts[members[0]]), t - width) if len(members) else 0
-    tokens, slots = np.full((room, size), t, np.int32), np.zeros(room, np.int32)
-    cells = np.full(width, room * size, np.int32)
-    segment = 0
-    for at in members:
-        start, length = int(layout.starts[at]), int(layout.lengths[at])
-        flat = segment * size + np.arange(length, dtype=np.int32)
-        tokens.reshape(-1)[flat] = np.arange(start, start + length)
-        cells[start - first : start - first + length] = flat
-        taken = -(-length // size)
-        slots[segment : segment + taken] = slot_of[int(at)]
-        if heads is not None:
-            cell = flat[layout.leads[at] :]
-            heads[layout.queries[at]] = HeadPlace(head, (cell // size, cell % size))
-        segment += taken
-    return SegmentView(tokens, slots, np.int32(first), cells)  # type: ignore[arg-type]
+def fill_view(view: Any, layout: Layout, key: ClassKey, row_at: Ints, heads: HeadPlaces) -> None:
+    """Writes the rows of a class into its blank view, and their heads' places if it is a class of heads. ``row_at``
+    gives each packed row's number in row order."""
+    places, slots = layout.members(key)
+    if isinstance(view, HeavyView):
+        _fill_runs(view.runs, layout, key, view.size)
+    elif isinstance(view, SlotView):
+        view.slots[row_at[places]] = slots
+    elif isinstance(view, HeadView):
+        count = len(places)
+        view.rows[:count], view.slots[:count] = row_at[places], slots
+        heads.add_head(layout.queries[places], np.arange(count, dtype=np.int32), 1, 1)
+    else:
+        firsts = (_fill_rows if isinstance(view, RowView) else _fill_segments)(view, layout, places, slots)
+        if class_method(key.method).kind == "head":
+            leads, width = layout.leads[places], layout.bucket.longest
+            if isinstance(view, SegmentView):
+                width = layout.bucket.segment
+            heads.add_head(layout.queries[places], firsts + leads, layout.lengths[places] - leads, width)
 
 
-def _heavy_view(layout: Layout, slot_of: Mapping[int, int], run: int) -> HeavyView:
-    bucket, size, most = layout.bucket, layout.bucket.run(run), layout.bucket.most_runs(run)
-    slots, starts, offsets, lengths = (np.zeros(most, np.int32) for _ in range(4))
-    k = 0
-    for slot, first, end in layout.spans(slot_of, size):
-        for begin in range(first, end, size):
-            starts[k] = min(begin, bucket.tokens - size)
-            slots[k], offsets[k], lengths[k] = slot, begin - starts[k], min(size, end - begin)
-            k += 1
-    return HeavyView(Runs(np.int32(k), slots, starts, offsets, lengths), size)  # type: ignore[arg-type]
+def _fill_rows(view: Any, layout: Layout, places: Ints, slots: Ints) -> Ints:
+    """Writes a window of whole rows; returns each row's first cell."""
+    if not len(places):
+        return places
+    first = min(int(places[0]), layout.bucket.rows - len(view.slots))
+    view.first[...] = first
+    view.slots[places - first] = slots
+    return (places - first) * np.int32(layout.bucket.longest)
+
+
+def _fill_segments(view: Any, layout: Layout, places: Ints, slots: Ints) -> Ints:
+    """Writes a window of segments; returns each row's first cell."""
+    if not len(places):
+        return places
+    size = np.int32(layout.bucket.segment)
+    starts, lengths = layout.starts[places], layout.lengths[places]
+    taken = -(-lengths // size)
+    firsts = (np.cumsum(taken, dtype=np.int32) - taken) * size
+    before = np.cumsum(lengths, dtype=np.int32) - lengths
+    count = np.arange(before[-1] + lengths[-1], dtype=np.int32)
+    tokens, cells = count + np.repeat(starts - before, lengths), count + np.repeat(firsts - before, lengths)
+    first = min(int(starts[0]), layout.bucket.tokens - len(view.cells))
+    view.first[...] = first
+    view.tokens.reshape(-1)[cells] = tokens
+    view.cells[tokens - np.int32(first)] = cells
+    own = np.repeat(slots, taken)
+    view.slots[: len(own)] = own
+    return firsts
+
+
+def _fill_runs(runs: Any, layout: Layout, key: ClassKey, size: int) -> None:
+    """Cuts the spans of a heavy class into runs."""
+    spans = layout.spans(key, size)
+    cut = -(-(spans.ends - spans.firsts) // np.int32(size))
+    before = np.cumsum(cut, dtype=np.int32) - cut
+    used = int(cut.sum())
+    begins = np.repeat(spans.firsts - before * np.int32(size), cut) + np.arange(used, dtype=np.int32) * np.int32(size)
+    starts = np.minimum(begins, np.int32(layout.bucket.tokens - size))
+    runs.used[...] = used
+    runs.slots[:used] = np.repeat(spans.slots, cut)
+    runs.starts[:used], runs.offsets[:used] = starts, begins - starts
+    runs.lengths[:used] = np.minimum(np.repeat(spans.ends, cut) - begins, size)

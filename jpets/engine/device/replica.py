@@ -127,7 +127,7 @@ class Replica:
     def fill(self, layout: Layout, rows: Sequence[Row], program: Program) -> Assembled:
         """``assemble`` for rows that were laid out before; ``rows`` are the layout's, with the inputs looked up
         since."""
-        return fill(layout, rows, program.key.variant, self._inputs)
+        return fill(layout, rows, program.arguments(self._inputs))
 
     def dispatch(self, program: Program, assembled: Assembled, params: Params | None = None) -> Outputs:
         """Starts the program, on other parameters of the same shapes if given, and returns before it is done. Owner
@@ -146,7 +146,8 @@ class Replica:
 
     def _start(self, program: Program, assembled: Assembled, params: Params, state: State) -> tuple[State, Outputs]:
         program.last_used = time.monotonic()
-        return program(params, {key: bank.arrays for key, bank in self.banks.items()}, state, assembled)
+        own = {key: self.banks[key].arrays for key in program.key.variant.classes()}
+        return program(params, own, state, assembled)
 
     def _blank_state(self) -> State:
         return jax.device_put(self.family.network.initial_state(), self.mesh.everywhere)

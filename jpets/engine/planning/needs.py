@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jpets.engine.batch.bucket import HEAVY_RUNS, LEVELS, Bucket, Variant, make_variant, replaces_weights
-from jpets.engine.batch.layout import Layout, all_replaced, best_run
+from jpets.engine.batch.layout import Layout, best_run
+from jpets.engine.batch.row_table import RowTable
 from jpets.engine.batch.rows import Row
 from jpets.engine.programs.program import Program
 
 
 class Needs:
-    """Rows are laid out in a bucket when it is first asked for, and only once."""
+    """Rows are made a table once, and laid out in a bucket when it is first asked for, and only once."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
-        self.lengths = np.array([row.length for row in rows])
-        self._heavy = any(row.heavy for row in rows)
+        self._table = RowTable(rows)
+        self.lengths = self._table.lengths
+        self._heavy = len(self._table.columns.heavy) > 0
         self._layouts: dict[Bucket, Layout] = {}
 
     def layout(self, bucket: Bucket) -> Layout:
         if bucket not in self._layouts:
-            self._layouts[bucket] = Layout(self.rows, bucket)
+            self._layouts[bucket] = Layout(self._table, bucket)
         return self._layouts[bucket]
 
     def run(self, bucket: Bucket) -> int:
@@ -48,12 +48,12 @@ class Needs:
 
     def _all_have(self, variant: Variant) -> bool:
         """Whether every row has the variant's classes that replace weights."""
-        replacing = [key for key in variant.classes() if replaces_weights(key)]
-        return all(key in row.slots for row in self.rows for key in replacing)
+        columns = [self._table.columns.at.get(key) for key in variant.classes() if replaces_weights(key)]
+        return None not in columns and bool(self._table.used[:, columns].all())
 
     def variant(self, bucket: Bucket, levels: Sequence[int] = LEVELS) -> Variant:
         """The tightest variant for the rows, with room in steps of ``levels``."""
         needs = {
             key: next(step for step in levels if step >= level) for key, level in self.layout(bucket).needs.items()
         }
-        return make_variant(needs, self.run(bucket), replaced=self._heavy and all_replaced(self.rows))
+        return make_variant(needs, self.run(bucket), replaced=self._table.replaced)

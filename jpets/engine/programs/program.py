@@ -9,21 +9,21 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from jpets.config import BackboneConfig, DType
 from jpets.deltas import class_method
 from jpets.deltas.bank import storage_dtype
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.assembly import Assembled, assemble
+from jpets.engine.batch.arguments import BatchArguments
+from jpets.engine.batch.assembly import Assembled
 from jpets.engine.batch.bucket import Bucket, Variant
-from jpets.engine.batch.rows import Row
+from jpets.engine.batch.rows import TokenInput
 from jpets.engine.programs.delta_order import ORDERED, Streams
 from jpets.engine.programs.mappings import mappings_left, spare_mappings
 from jpets.engine.programs.mesh import MeshSlice, first_device
@@ -85,7 +85,7 @@ def key_from_json(text: str) -> ProgramKey:
 
 
 def abstract_arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tuple[Any, ...]:
-    """Shapes and placement of a program's arguments, in the order of ``Network.run``."""
+    """Shapes and placement of a program's arguments: parameters, banks, state, and the buffers of a batch."""
     network, config = family.network, family.config
 
     def shape(dims: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
@@ -100,14 +100,15 @@ def abstract_arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tupl
     params = network.abstract_params(family.dtype)
     slots = dict(family.slots)
     banks = tuple(bank(of, slots[of]) for of in key.variant.classes())
-    token = network.sample(np.random.default_rng(0), 1)
-    empty = assemble([Row(token, key.variant.least_slots(), 0, 1)], key.bucket, key.variant, network.inputs)
-    arrays = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, mesh.everywhere), (empty.batch, empty.views))
+    batch = BatchArguments(key.bucket, key.variant, network.inputs)
+    buffers = tuple(
+        shape((size,), dtype, mesh.everywhere) for size, dtype in zip(batch.sizes, batch.dtypes, strict=True)
+    )
     placed = jax.tree.map(
         lambda leaf, own: shape(leaf.shape, leaf.dtype, own), params, mesh.params(params, network.split_axes)
     )
     state = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, mesh.everywhere), network.initial_state())
-    return (placed, banks, state, *arrays)
+    return placed, banks, state, buffers
 
 
 @dataclasses.dataclass
@@ -124,11 +125,18 @@ class Program:
     """Memory mappings of its code; mappings that other threads made while it was loaded count too."""
     last_used: float = dataclasses.field(default_factory=time.monotonic)
     """Time of the last batch (``time.monotonic``)."""
+    _arguments: BatchArguments | None = None
 
     @property
     def host_bytes(self) -> int:
         """Estimated host memory: XLA does not tell what it takes."""
         return self.stored_bytes * HOST_BYTES_PER_STORED_BYTE
+
+    def arguments(self, inputs: Mapping[str, TokenInput]) -> BatchArguments:
+        """Those of its batches; ``inputs`` are always the same."""
+        if self._arguments is None:
+            self._arguments = BatchArguments(self.key.bucket, self.key.variant, inputs)
+        return self._arguments
 
     @functools.cached_property
     def memory(self) -> Any:
@@ -147,15 +155,21 @@ class Program:
     ) -> tuple[State, Outputs]:
         """Starts a run and returns before it is done. ``state`` is donated."""
         chosen = tuple(banks[key] for key in self.key.variant.classes())
-        after, outputs = self.compiled(params, chosen, state, assembled.batch, assembled.views)
+        after, outputs = self.compiled(params, chosen, state, assembled.buffers)
         return after, outputs
 
 
 def trace_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None) -> jax.stages.Traced:
     """The program, for the first device by default, before it is lowered for a platform."""
     mesh = mesh or first_device()
-    function = functools.partial(family.network.run, key.bucket, key.variant, family.streams)
-    return jax.jit(function, out_shardings=mesh.everywhere, donate_argnums=STATE).trace(
+    network, batch = family.network, BatchArguments(key.bucket, key.variant, family.network.inputs)
+
+    def run(
+        params: Params, banks: Sequence[BankArrays], state: State, buffers: Sequence[jax.Array]
+    ) -> tuple[State, Outputs]:
+        return network.run(key.bucket, key.variant, family.streams, params, banks, state, *batch.unpacked(buffers))
+
+    return jax.jit(run, out_shardings=mesh.everywhere, donate_argnums=STATE).trace(
         *abstract_arguments(family, key, mesh)
     )
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from jpets.deltas import class_method
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
+from jpets.deltas.task_slots import TaskSlots, task_slots
 from jpets.engine.tasks.sorts import Sort, sort_of
 from jpets.types import Pooling, Task
 
@@ -62,14 +63,17 @@ class Resident:
     loading: object = None
     """That of its entry; the response cache finds its answers by it."""
 
+    def __post_init__(self) -> None:
+        self.slots = task_slots(self.slots)  # made here, for all queries of the task
+
     @functools.cached_property
     def sort(self) -> Sort:
         return sort_of(self.slots)
 
     @functools.cached_property
-    def light_slots(self) -> Mapping[ClassKey, int]:
+    def light_slots(self) -> TaskSlots:
         """Its slots that are still needed when its heavy deltas are merged into the weights."""
-        return {key: slot for key, slot in self.slots.items() if class_method(key.method).kind != "heavy"}
+        return TaskSlots({key: slot for key, slot in self.slots.items() if class_method(key.method).kind != "heavy"})
 
     @property
     def pageable(self) -> bool:

@@ -1,0 +1,86 @@
+"""How the arrays of a batch are passed to a program: those of one dtype as one buffer.
+
+Every array that is passed costs a program's call some microseconds on the host, and a transfer to a device that has
+memory of its own. A batch has thirty arrays and more, almost all of them of integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from jpets.deltas.view import ClassView
+from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.rows import TokenInput
+from jpets.engine.batch.views import blank_view, blanks
+from jpets.model.batch import PackedBatch, Rows
+from pallas_kernels.packed_attention import AttentionGroup
+
+Buffers = tuple[npt.NDArray[Any], ...]
+A = TypeVar("A")
+
+
+class Part(NamedTuple):
+    """An array in a buffer."""
+
+    buffer: int
+    first: int
+    end: int
+    shape: tuple[int, ...]
+
+
+class BatchArguments:
+    """For one bucket and variant, and a network's ``inputs``. ``dtypes`` are those of the buffers, in order.
+
+    A batch's buffers are its own. JAX may let a program read them where they are, so they could be written again only
+    after the program ended, which the host does not wait for; and they are no larger than any of the program's
+    outputs that could take a donated buffer's place.
+    """
+
+    def __init__(self, bucket: Bucket, variant: Variant, inputs: Mapping[str, TokenInput]) -> None:
+        self.bucket = bucket
+        self.variant = variant
+        views = tuple(blank_view(bucket, key, variant) for key in variant.classes())
+        tree: Any
+        leaves, tree = jax.tree.flatten((_blank_batch(bucket, inputs), views))
+        self._tree = tree
+        self.dtypes = tuple(sorted({leaf.dtype for leaf in leaves}, key=str))
+        self._parts: list[Part] = []
+        sizes = [0] * len(self.dtypes)
+        for leaf in leaves:
+            buffer = self.dtypes.index(leaf.dtype)
+            first, sizes[buffer] = sizes[buffer], sizes[buffer] + leaf.size
+            self._parts.append(Part(buffer, first, sizes[buffer], leaf.shape))
+        own = [[leaf.ravel() for leaf in leaves if leaf.dtype == dtype] for dtype in self.dtypes]
+        self._blank: Buffers = tuple(map(np.concatenate, own))
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The lengths of the buffers."""
+        return [len(buffer) for buffer in self._blank]
+
+    def blank(self) -> tuple[Buffers, PackedBatch, tuple[ClassView, ...]]:
+        """New buffers of a batch without rows, and the batch and the views that are parts of them."""
+        buffers = tuple(buffer.copy() for buffer in self._blank)
+        return buffers, *self._cut(buffers, lambda buffer, part: buffer[part.first : part.end])
+
+    def unpacked(self, buffers: Sequence[jax.Array]) -> tuple[PackedBatch, tuple[ClassView, ...]]:
+        """The batch and the views inside a program."""
+        return self._cut(buffers, lambda buffer, part: jax.lax.slice(buffer, (part.first,), (part.end,)))
+
+    def _cut(self, buffers: Sequence[A], take: Callable[[A, Part], Any]) -> tuple[PackedBatch, tuple[ClassView, ...]]:
+        leaves = [take(buffers[part.buffer], part).reshape(part.shape) for part in self._parts]
+        batch, views = self._tree.unflatten(leaves)
+        return batch, views
+
+
+def _blank_batch(bucket: Bucket, inputs: Mapping[str, TokenInput]) -> PackedBatch:
+    t, n, packed = bucket.tokens, bucket.rows, not bucket.rectangular
+    given: Any = {name: np.full((t, *own.shape), own.fill, own.dtype) for name, own in inputs.items()}
+    groups = tuple(AttentionGroup(blanks(*group) if packed else None, blanks(group[0])) for group in bucket.groups)
+    cells, row_of_token = (blanks(t) if packed else None for _ in range(2))
+    return PackedBatch(given, blanks(t), groups, cells, row_of_token, Rows(blanks(n, of=t), blanks(n)))
