@@ -72,7 +72,7 @@ def known_costs() -> Iterator[Callable[..., None]]:
     programs took on a busy machine. Gives what follows batches otherwise, for ``learning_costs``.
     """
     from jpets.engine.compilation import readiness  # after the import hook
-    from jpets.engine.costs import cost_table
+    from jpets.engine.costs import cost_table, idle_measurement, live_profile
 
     def measure(replica: Replica, program: Program, repeats: int) -> float:
         cost_table.measure(replica, program, 0)
@@ -86,6 +86,8 @@ def known_costs() -> Iterator[Callable[..., None]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readiness, "measure", measure)
         patch.setattr(cost_table.CostTable, "follow", lambda *_: None)
+        patch.setattr(live_profile.LiveProfile, "ran", lambda *_: None)
+        patch.setattr(idle_measurement.IdleMeasurement, "start", lambda *_: None)
         yield follow
 
 

@@ -10,7 +10,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.task_file import read_task
 from jpets.config import EngineSettings
 from jpets.engine import build
-from jpets.engine.costs import profile_measurement
+from jpets.engine.costs import bench, profile_measurement
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import ProgramKey
 
@@ -18,15 +18,11 @@ from jpets.engine.programs.program import ProgramKey
 @pytest.fixture(autouse=True)
 def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """One bucket instead of five, a small cost profile: compiling is not what these tests are about."""
-    small = {
-        "ROWS": (1, 2),
-        "LENGTHS": (8, 16),
-        "LIGHT_SHAPES": ("2x8",),
-        "LOOP_SHAPES": ("2x8",),
-        "HEAVY_CASES": {32: ((1, 1, 8), (2, 1, 8)), 128: ((1, 1, 8),)},
-    }
-    for name, values in small.items():
-        monkeypatch.setattr(profile_measurement, name, values)
+    monkeypatch.setattr(profile_measurement, "ROWS", (1, 2))
+    monkeypatch.setattr(profile_measurement, "LENGTHS", (8, 16))
+    monkeypatch.setattr(bench, "LIGHT_SHAPES", ("2x8",))
+    monkeypatch.setattr(bench, "LOOP_SHAPES", ("2x8",))
+    monkeypatch.setattr(bench, "HEAVY_CASES", {32: ((1, 1, 8), (2, 1, 8)), 128: ((1, 1, 8),)})
     monkeypatch.setattr(build, "core_programs", lambda menu, light, heavy: [(menu[0], light)])
 
 
@@ -79,8 +75,8 @@ def test_an_unknown_dtype_is_a_usage_error(run: Run) -> None:
 def test_a_limit_smaller_than_every_shape_that_light_classes_are_measured_in(
     run: Run, shallow_folder: Path, task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profile_measurement, "LIGHT_SHAPES", ("8x32",))
-    monkeypatch.setattr(profile_measurement, "LOOP_SHAPES", ("8x32",))
+    monkeypatch.setattr(bench, "LIGHT_SHAPES", ("8x32",))
+    monkeypatch.setattr(bench, "LOOP_SHAPES", ("8x32",))
     arguments = ("profile", "--backbone", shallow_folder, task_file, "--repeats", 1, "--max-tokens", 32)
     result = run(*arguments, "--cache-dir", tmp_path / "cache")
     assert result.exit_code == 0, result.stderr

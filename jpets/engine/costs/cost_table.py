@@ -69,6 +69,10 @@ class CostTable:
     def get(self, key: ProgramKey) -> float | None:
         return self._seconds.get(str(key))
 
+    def timed(self, key: ProgramKey) -> float | None:
+        """The seconds of a program that estimates rest on."""
+        return self._timed.get(key)
+
     def set(self, key: ProgramKey, seconds: float) -> None:
         """Keeps a program's measured time, and uses it for the estimates of others."""
         self._seconds[str(key)] = seconds

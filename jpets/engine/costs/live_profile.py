@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import threading
 from collections.abc import Sequence
 
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.coarse_profile import coarse_profile, priced
+from jpets.engine.costs.correction import Correction
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.delta_costs import DeltaCosts
 from jpets.engine.costs.figures import Figures, profile_of
 from jpets.engine.costs.shared_file import SharedFile
 from jpets.engine.device.replica import Replica
-from jpets.engine.programs.program import Family
+from jpets.engine.programs.program import Family, Program
 from jpets.scheduling.costs.measured_profile import CostProfile
 
 CERTAIN = 0.5
 """Part of a coarse figure that rows cost at least."""
+WORTH_TELLING = 0.05
+"""Relative change of a figure from which on there is a new profile."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """A profile and what it was made of. ``classes`` are the measured ones."""
+    """A profile and what it was made of: ``raw`` has no correction. ``classes`` are the measured ones."""
 
     family: Family
-    speed: int
+    version: int
+    raw: CostProfile
+    correction: Correction
     profile: CostProfile
     deltas: DeltaCosts
     classes: frozenset[str]
@@ -44,6 +50,8 @@ class LiveProfile:
         self._costs = costs
         self._file = SharedFile(path, Figures.from_json, Figures.to_json)
         self._figures = self._file.read() or Figures()
+        self._correction = Correction()
+        self._correction.known(self._figures.classes)
         self._lock = threading.Lock()
         self._state = self._composed()
 
@@ -72,31 +80,56 @@ class LiveProfile:
         parts = state.deltas.parts(rows).items()
         return sum(seconds * (1.0 if str(key) in state.classes else CERTAIN) for key, seconds in parts)
 
+    def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
+        """Learns from the time of a batch. One thread at a time."""
+        state = self._now()
+        parts = {str(key): part for key, part in state.deltas.parts(rows).items()}
+        with self._lock:
+            if parts:
+                self._correction.heavy(program.seconds, parts, seconds)
+            elif (measured := self._costs.timed(program.key)) is not None:
+                self._correction.light(measured, seconds)
+            if self._correction.moved(state.correction) > WORTH_TELLING:
+                self._state = self._corrected(state.family, state.version, state.raw)
+
     def add(self, figures: Figures) -> None:
         """Measured figures take the place of others, here and in the file."""
         with self._lock:
             self._figures = self._figures.with_later(figures)
+            self._correction.known(figures.classes)
             self._state = self._composed()
         self._file.update(lambda stored: (stored or Figures()).with_later(figures))
 
     def reload(self) -> None:
         """Takes over what another process, or another engine of this one, has measured."""
-        stored = self._file.read()
+        stored = self._file.read() or Figures()
         with self._lock:
-            self._figures = (stored or Figures()).with_later(self._figures)
+            self._correction.known(stored.classes.keys() - self._figures.classes.keys())
+            self._figures = stored.with_later(self._figures)
             self._state = self._composed()
 
     def _now(self) -> _State:
         state = self._state
-        if state.family is self._replica.family and state.speed == self._costs.version:
+        if state.family is self._replica.family and state.version == self._costs.version:
             return state
         with self._lock:
             self._state = self._composed()
             return self._state
 
     def _composed(self) -> _State:
-        family, speed = self._replica.family, self._costs.version
+        family, version = self._replica.family, self._costs.version
         classes = priced(key for key, _ in family.slots)
-        profile = profile_of(self._figures, classes, coarse_profile(family, self._costs))
-        measured = self._figures.classes.keys() & profile.beta.keys()
-        return _State(family, speed, profile, DeltaCosts(profile, classes), frozenset(measured))
+        return self._corrected(family, version, profile_of(self._figures, classes, coarse_profile(family, self._costs)))
+
+    def _corrected(self, family: Family, version: int, raw: CostProfile) -> _State:
+        correction = self._correction.copy()
+        speed = math.exp(correction.speed)
+        profile = dataclasses.replace(
+            raw,
+            alpha=raw.alpha.times(speed),
+            packed=tuple(dataclasses.replace(point, seconds=point.seconds * speed) for point in raw.packed),
+            beta={name: grid.times(correction.factor(name)) for name, grid in raw.beta.items()},
+        )
+        deltas = DeltaCosts(profile, (key for key, _ in family.slots))
+        measured = frozenset(self._figures.classes.keys() & raw.beta.keys())
+        return _State(family, version, raw, correction, profile, deltas, measured)

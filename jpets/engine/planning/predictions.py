@@ -34,5 +34,7 @@ class Predictions:
         return self._costs.estimate(key)
 
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
-        """Learns from a batch what its program costs."""
-        self._costs.follow(program, seconds - self.added(rows))
+        """Learns from a batch what its program costs, and what its heavy rows add."""
+        added = self.added(rows)
+        self._profile.ran(rows, program, seconds)
+        self._costs.follow(program, seconds - added)

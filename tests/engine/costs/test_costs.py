@@ -13,9 +13,9 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, shallow
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.rows import Row
+from jpets.engine.costs.bench import Bench
 from jpets.engine.costs.cost_table import SURPRISE, CostTable
 from jpets.engine.costs.live_profile import LiveProfile
-from jpets.engine.costs.profile_measurement import _Bench
 from jpets.engine.engine import Engine
 from jpets.engine.planning.planner import USUAL_TOKENS, Planner
 from jpets.engine.programs.mesh import first_device
@@ -79,7 +79,8 @@ def test_a_query_weighs_what_its_delta_adds_to_its_part_of_a_full_batch(engine: 
 def test_tasks_weigh_what_arithmetic_says_before_anything_was_measured(engine: Engine) -> None:
     """Noise must not look like work: tasks of one kind weigh the same."""
     assert engine.query_weight("bitfit") == 1.0
-    assert 1.0 < engine.query_weight("mask") < 100.0
+    weight = engine.query_weight("mask")
+    assert weight is not None and 1.0 < weight < 100.0
     assert engine.query_weight("nobody") is None
 
 
@@ -88,8 +89,8 @@ def test_profiles_measure_sparse_differences_that_are_full(block: int) -> None:
     """An empty slot's entries are dropped before the sum, which is cheaper."""
     config = shallow().config
     key = METHODS["diff"].lower(random_delta("diff", config, block=block), config)[0].key
-    bench = _Bench(Family(EncoderNetwork(config), "float32", ((key, 2),)), first_device(), 64)
-    ((short, bank),) = bench._replica.banks.items()
+    bench = Bench(Family(EncoderNetwork(config), "float32", ((key, 2),)), first_device(), 64)
+    ((short, bank),) = bench.replica.banks.items()
     for site, _ in short.sites:
         rows, *packed = (bank.arrays[f"{site}/{name}"][1:] for name in ("rows", "cols", "ends"))
         cols = np.asarray(unpack_columns(*packed))

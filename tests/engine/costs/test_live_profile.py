@@ -1,0 +1,213 @@
+"""The cost profile of a running engine: coarse at first, then measured, corrected by what batches take."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, method_tasks, random_delta, shallow
+
+from jpets.deltas import METHODS, class_method
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.rows import Row
+from jpets.engine.costs.correction import Correction
+from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.costs.figures import ClassFigures, Figures
+from jpets.engine.costs.live_profile import CERTAIN, LiveProfile
+from jpets.engine.costs.shared_file import SharedFile
+from jpets.engine.device.replica import Replica
+from jpets.engine.engine import Engine
+from jpets.engine.programs.mesh import first_device
+from jpets.engine.programs.program import Family
+from jpets.engine.workloads.encoder_network import EncoderNetwork
+from jpets.scheduling.costs.measured_profile import Grid
+
+
+def grid(seconds: float) -> Grid:
+    axis = np.array([1, 1000])
+    return Grid(axis, axis, np.full((2, 2), seconds))
+
+
+def figures(*names: str, seconds: float = 0.1) -> Figures:
+    return Figures(classes={name: ClassFigures(grid(seconds), 0.25) for name in names})
+
+
+def class_of(method: str, **settings: Any) -> ClassKey:
+    config = shallow().config
+    return METHODS[method].lower(random_delta(method, config, **settings), config)[0].key
+
+
+def replica_of(*keys: ClassKey) -> Replica:
+    family = Family(EncoderNetwork(shallow().config), "float32", tuple((key, 2) for key in sorted(keys)))
+    return Replica(family, shallow().params, first_device())
+
+
+def profile_of(replica: Replica, folder: Path) -> LiveProfile:
+    return LiveProfile(replica, CostTable(folder / "a.json", replica.family), folder / "a.profile.json")
+
+
+def row(key: ClassKey, length: int = 5) -> Row:
+    return Row({}, {key: 1}, 0, length)
+
+
+def test_an_engine_has_costs_of_all_its_classes_when_it_is_made(engine: Engine) -> None:
+    keys = [key for key, _ in engine.family.slots if key.method != "head"]
+    profile = engine.profile.current
+    assert profile.beta.keys() == engine.profile.coarse == set(map(str, keys)) and not engine.profile.measured
+    assert all((each.filled >= 0).all() for each in profile.beta.values())
+    for key in keys:
+        heavy = class_method(key.method).kind == "heavy"
+        assert (str(key) in profile.heavy) == heavy == (engine.profile.seconds([row(key)]) > 0)
+    assert profile.alpha.at([8], [32]) > profile.alpha.at([1], [8]) > 0
+    assert profile.packed_seconds(1024, 1024 * 32) > profile.packed_seconds(64, 64 * 32) > 0
+
+
+def test_coarse_costs_follow_the_speed_that_the_start_measured(tmp_path: Path) -> None:
+    """Twice the time of every program: twice the cost of every class."""
+    mask = class_of("mask")
+    fast, slow = (profile_of(replica_of(mask), tmp_path / name) for name in ("fast", "slow"))
+    with Engine(shallow(), [], ENGINE_SETTINGS, cache_dir=tmp_path, buckets=ENGINE_BUCKETS) as shape:
+        for profile, seconds in ((fast, 1e-9), (slow, 2e-9)):
+            for key in shape.core:
+                work = shape.family.network.arithmetic(key.bucket, key.variant)
+                profile._costs.set(key, seconds * work)
+    assert slow.seconds([row(mask)]) == pytest.approx(2 * fast.seconds([row(mask)]))
+
+
+def test_classes_that_come_later_have_costs_too(tmp_path: Path) -> None:
+    mask, diff = class_of("mask"), class_of("diff")
+    replica = replica_of(mask)
+    profile = profile_of(replica, tmp_path)
+    before = profile.current
+    assert profile.current is before, "the same until something changes"
+    replica.add_banks({diff: 2})
+    assert profile.current.beta.keys() == {str(mask), str(diff)}
+    assert profile.seconds([row(diff)]) > 0
+
+
+def test_measured_figures_take_the_place_of_coarse_ones(tmp_path: Path) -> None:
+    mask, diff = class_of("mask"), class_of("diff")
+    profile = profile_of(replica_of(mask, diff), tmp_path)
+    coarse = profile.seconds([row(diff)])
+    assert profile.certain_seconds([row(diff)]) == pytest.approx(CERTAIN * coarse)
+    profile.add(figures(str(mask)))
+    assert profile.measured == {str(mask)} and profile.coarse == {str(diff)}
+    assert profile.seconds([row(mask)]) == profile.certain_seconds([row(mask)]) == pytest.approx(0.1)
+    assert profile.seconds([row(mask)] * 2) == pytest.approx(0.1), "rows of a task share its cost"
+    assert profile.seconds([row(mask), row(diff)]) == pytest.approx(0.1 + coarse)
+
+
+def test_layers_tell_classes_apart(tmp_path: Path) -> None:
+    """Two adapters in different layers, of another width, at another site, with another activation."""
+    keys = [
+        class_of("adapter", layers=(0,)),
+        class_of("adapter", layers=(1,)),
+        class_of("adapter", layers=(0, 1)),
+        class_of("adapter", layers=(0,), bottleneck=32),
+        class_of("adapter", layers=(0,), sites=("after_ffn_out",)),
+        class_of("adapter", layers=(0,), activation="relu"),
+    ]
+    assert len(set(keys)) == len(set(map(str, keys))) == len(keys)
+    profile = profile_of(replica_of(*keys), tmp_path)
+    for number, key in enumerate(keys):
+        profile.add(figures(str(key), seconds=1.0 + number))
+    again = profile_of(replica_of(*keys), tmp_path)
+    for number, key in enumerate(keys):
+        assert again.current.beta[str(key)].at([1], [8])[0, 0] == 1.0 + number
+
+
+def test_figures_are_found_whatever_slots_and_other_classes_there_are(tmp_path: Path) -> None:
+    tasks = [task for task in method_tasks(shallow()) if task.id in ("mask", "bitfit")]
+
+    def engine(number: int, slots: int) -> Engine:
+        settings = dataclasses.replace(ENGINE_SETTINGS, slots=slots)
+        return Engine(shallow(), tasks[:number], settings, cache_dir=tmp_path, buckets=ENGINE_BUCKETS)
+
+    first = engine(2, 10)
+    first.profile.add(figures(*first.profile.current.beta))
+    for number in (1, 2):
+        other = engine(number, 1000)
+        assert other.profile.measured and not other.profile.coarse
+    smaller = dataclasses.replace(ENGINE_SETTINGS, dtype="bfloat16")
+    assert not Engine(shallow(), tasks, smaller, cache_dir=tmp_path, buckets=ENGINE_BUCKETS).profile.measured
+
+
+def test_servers_that_measure_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    mask, diff = class_of("mask"), class_of("diff")
+    one, two = (profile_of(replica_of(mask, diff), tmp_path) for _ in range(2))
+    one.add(figures(str(mask), seconds=0.1))
+    two.add(figures(str(diff), seconds=0.2))
+    assert two.coarse == {str(mask)}, "not read yet"
+    two.reload()
+    assert two.seconds([row(mask), row(diff)]) == pytest.approx(0.3)
+    assert profile_of(replica_of(mask, diff), tmp_path).measured == {str(mask), str(diff)}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 2, "alpha": null}'])
+def test_a_damaged_file_is_measured_again(tmp_path: Path, text: str) -> None:
+    mask = class_of("mask")
+    (tmp_path / "a.profile.json").write_text(text)
+    profile = profile_of(replica_of(mask), tmp_path)
+    assert profile.coarse == {str(mask)} and not (tmp_path / "a.profile.json").exists()
+    profile.add(figures(str(mask)))
+    assert profile_of(replica_of(mask), tmp_path).measured == {str(mask)}
+
+
+@pytest.mark.parametrize("shares", [(-0.1, 0.0), (np.inf, 0.0), (0.0, 1.5), (np.nan, 0.0)])
+def test_figures_without_sense_are_refused(shares: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="finite and not negative"):
+        ClassFigures(grid(0.1), *shares)
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    kept = SharedFile(tmp_path / "file" / "a.json", Figures.from_json, Figures.to_json)
+    assert kept.update(lambda stored: stored or Figures()) is None
+
+
+def simulate(correction: Correction, truth: dict[str, float], slow: float, batches: int, seed: int = 0) -> None:
+    """Batches of two heavy classes and light ones, on a machine that is ``slow`` times slower, with noise. Each
+    program's own time follows its batches, as in ``CostTable``."""
+    rng = np.random.default_rng(seed)
+    own = {"light": 0.010, "heavy": 0.012}
+    for _ in range(batches):
+        noise = slow * rng.lognormal(0, 0.05)
+        if rng.random() < 0.3:
+            seconds = noise * 0.010
+            correction.light(0.010, seconds)
+            own["light"] += 0.1 * (seconds - own["light"])
+            continue
+        raw = {name: 0.004 * rng.integers(0, 4) for name in truth}
+        seconds = noise * (0.012 + sum(truth[name] * cost for name, cost in raw.items()))
+        parts = {name: correction.factor(name) * cost for name, cost in raw.items() if cost}
+        if parts:
+            correction.heavy(own["heavy"], parts, seconds)
+            own["heavy"] += 0.1 * (seconds - sum(parts.values()) - own["heavy"])
+
+
+def test_costs_of_classes_go_where_batches_say() -> None:
+    correction, truth = Correction(), {"mask": 2.0, "diff": 0.6}
+    simulate(correction, truth, slow=1.0, batches=600)
+    for name, factor in truth.items():
+        assert correction.factor(name) == pytest.approx(factor, rel=0.1)
+    assert correction.factor("another") == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_slow_machine_changes_no_ratios() -> None:
+    correction, truth = Correction(), {"mask": 1.0, "diff": 1.0}
+    correction.known(truth)
+    simulate(correction, truth, slow=1.0, batches=300)
+    simulate(correction, truth, slow=2.0, batches=600, seed=1)
+    for name in (*truth, "another"):
+        assert correction.factor(name) == pytest.approx(2.0, rel=0.12)
+
+
+def test_factors_are_bounded() -> None:
+    correction = Correction()
+    for _ in range(1000):
+        correction.heavy(0.01, {"mask": 0.01}, 60.0)
+        correction.light(0.01, 60.0)
+    assert correction.factor("mask") == pytest.approx(16.0)
