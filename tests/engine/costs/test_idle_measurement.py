@@ -1,0 +1,123 @@
+"""Costs of classes that are measured while an engine serves."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import wait_until
+
+from jpets.deltas.bitfit import BIAS_CLASS
+from jpets.engine.costs import bench, idle_measurement
+from jpets.engine.costs.figures import ClassFigures, Figures
+from jpets.engine.costs.idle_measurement import IdleMeasurement
+from jpets.engine.costs.live_profile import LiveProfile
+from jpets.engine.engine import Engine
+from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program
+from jpets.scheduling.costs.measured_profile import Grid
+from jpets.types import Query
+
+Compile = Callable[[Family, ProgramKey], Program | None]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "LIGHT_SHAPES", ("2x8",))
+    monkeypatch.setattr(bench, "LOOP_SHAPES", ("2x8",))
+    monkeypatch.setattr(bench, "HEAVY_CASES", {32: ((1, 1, 8), (2, 1, 8)), 128: ((1, 1, 8),)})
+    monkeypatch.setattr(bench, "HEAVY_TOKENS", 32)
+    monkeypatch.setattr(idle_measurement, "QUIET", 0.001)
+    monkeypatch.setattr(idle_measurement, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(idle_measurement, "ROUNDS", 2)
+
+
+@functools.cache
+def compiled(family: Family, key: ProgramKey) -> Program:
+    """Once for all tests."""
+    return compile_program(family, key)
+
+
+@pytest.fixture
+def profile(engine: Engine, tmp_path: Path) -> LiveProfile:
+    """All classes but two are measured."""
+    own = LiveProfile(engine.replica, engine.costs, tmp_path / "a.profile.json")
+    axis = np.array([1, 1000])
+    known = ClassFigures(Grid(axis, axis, np.full((2, 2), 0.01)))
+    keys = {key: str(key) for key in engine.replica.classes}
+    missing = min(name for key, name in keys.items() if key.method == "mask"), str(BIAS_CLASS)
+    own.add(Figures(classes=dict.fromkeys(set(keys.values()) - set(missing), known)))
+    assert own.coarse == set(missing)
+    return own
+
+
+@contextlib.contextmanager
+def measuring(engine: Engine, profile: LiveProfile, compile: Compile) -> Iterator[IdleMeasurement]:
+    own = IdleMeasurement(
+        engine.replica,
+        profile,
+        engine.memory,
+        compile,
+        lambda: engine._loop.idle_seconds,
+        lambda: {BIAS_CLASS: 1},
+        engine._liveness.wait,
+    )
+    own._thread.start()
+    try:
+        yield own
+    finally:
+        own.close()
+        assert not own._thread.is_alive() and not engine.memory.measuring
+
+
+def test_all_classes_are_measured_beside_queries_and_nothing_is_left(
+    engine: Engine, profile: LiveProfile, tmp_path: Path
+) -> None:
+    coarse, before, asked = profile.coarse, engine.replica.programs, list[ProgramKey]()
+
+    def compile(family: Family, key: ProgramKey) -> Program:
+        asked.append(key)
+        return compiled(family, key)
+
+    with measuring(engine, profile, compile):
+        while profile.coarse:
+            (result,) = engine.infer([Query("mask", input_ids=[5, 6, 7])])
+            assert result.error is None
+    assert coarse < profile.measured
+    assert len(asked) == len(set(asked)), "bare programs are compared with each class"
+    assert next(key for key in asked if key.variant.classes()).variant.classes() == (BIAS_CLASS,), "it has tasks"
+    assert engine.replica.programs == before and engine.stats.request_path_compiles == 0
+    again = LiveProfile(engine.replica, engine.costs, tmp_path / "a.profile.json")
+    assert again.measured == profile.measured
+
+
+def test_what_cannot_be_compiled_stays_coarse_for_a_while(
+    engine: Engine, profile: LiveProfile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    coarse = profile.coarse
+    with measuring(engine, profile, lambda family, key: None) as own:
+        wait_until(lambda: not own._missing())
+        assert profile.coarse == coarse and not engine.memory.measuring
+        monkeypatch.setattr(own, "_compile", compiled)
+        own._not_before.clear()
+        wait_until(lambda: not profile.coarse, 60)
+    assert "costs could not be measured" in caplog.text
+
+
+def test_a_device_without_room_is_left_alone(
+    engine: Engine, profile: LiveProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.memory, "limit", engine.memory.use(engine.replica.programs).total + 1)
+    with measuring(engine, profile, compiled) as own:
+        wait_until(lambda: not own._missing())
+    assert profile.coarse
+
+
+def test_an_engine_that_closes_does_not_wait_for_quiet(engine: Engine, profile: LiveProfile) -> None:
+    with measuring(engine, profile, compiled) as own:
+        own._idle = lambda: 0.0
+        wait_until(lambda: engine.memory.measuring > 0)
+    assert profile.coarse
