@@ -1,4 +1,9 @@
-"""A loop over the runs of tokens that belong to heavy tasks: one program for any number of them."""
+"""Runs of tokens that belong to heavy tasks: one program for any number of them.
+
+A loop over the runs computes no more than there are; it is for CPUs. On a GPU every step of a loop with a traced count
+goes back to the host, so the other forms compute a fixed number of runs at once: each takes the runs' tokens as
+[k, s, i], returns [k, s, o], and the tokens gather their rows from there.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
+
+from pallas_kernels.numerics import take_rows
+
+REFERENCE = "reference"
+"""The name of each operator's candidate that is plain XLA and right on every device; over runs it loops."""
+SCRATCH_BYTES = 256 << 20
+"""Most bytes of dense weights that a form without loops unpacks at a time."""
 
 
 class Runs(NamedTuple):
@@ -48,3 +60,52 @@ def over_runs(
         return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
 
     return jax.lax.fori_loop(0, runs.used, step, y)
+
+
+def replace(old: Array, new: Array) -> Array:
+    """For ``combine_runs``: the runs' products instead of what was there."""
+    del old
+    return new
+
+
+def take_runs(x: Float[Array, "t i"], runs: Runs, size: int) -> Float[Array, "k s i"]:
+    """Each run's tokens, first ones first; past its length any tokens of the batch."""
+    return take_rows(x, (runs.starts + runs.offsets)[:, None] + jnp.arange(size))
+
+
+def run_cells(runs: Runs, size: int, tokens: int) -> Int[Array, " t"]:
+    """Each token's place among the runs' rows, flattened [k s]; -1 for a token of no run."""
+    token, first = jnp.arange(tokens)[:, None], runs.starts + runs.offsets
+    number = jnp.arange(len(runs.slots))
+    own = (token >= first) & (token < first + runs.lengths) & (number < runs.used)  # runs do not overlap
+    return jnp.where(own, number * size + token - first + 1, 0).sum(1, dtype=jnp.int32) - 1
+
+
+def combine_runs(
+    y: Float[Array, "t o"],
+    how: Callable[[Array, Array], Array],
+    values: Float[Array, "k s o"],
+    runs: Runs,
+) -> Float[Array, "t o"]:
+    """``y`` with ``how(y, values)`` at the runs' tokens; others keep their bits."""
+    cells = run_cells(runs, values.shape[1], len(y))
+    own = how(y, take_rows(values.reshape(-1, y.shape[1]), cells))
+    return jnp.where(cells[:, None] >= 0, own, y)
+
+
+def in_chunks(
+    product: Callable[[Float[Array, "c s i"], Int[Array, " c"]], Float[Array, "c s o"]],
+    x: Float[Array, "k s i"],
+    slots: Int[Array, " k"],
+    bytes_each: int,
+) -> Float[Array, "k s o"]:
+    """``product(x, slots)`` of a few runs at a time: it takes ``bytes_each`` of scratch memory for a run."""
+    chunks = -(-len(slots) * bytes_each // SCRATCH_BYTES)
+    size = max(1, -(-len(slots) // max(1, chunks)))
+    done: list[Array] = []
+    for first in range(0, len(slots), size):
+        rows, own = x[first : first + size], slots[first : first + size]
+        if done:  # one after the other: otherwise the scratch of all chunks could be taken at once
+            rows, own, done[-1] = jax.lax.optimization_barrier((rows, own, done[-1]))
+        done.append(product(rows, own))
+    return done[0] if len(done) == 1 else jnp.concatenate(done)

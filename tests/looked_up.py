@@ -19,7 +19,7 @@ from jpets.deltas.view import ClassView
 from jpets.engine.batch.assembly import assemble
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.rows import Row, TokenInput
-from jpets.engine.programs.delta_order import Streams
+from jpets.engine.programs.delta_order import Execution
 from jpets.engine.programs.network import BankArrays, Network, Params, State
 from jpets.engine.tasks.entries import Resident
 from jpets.engine.workloads.encoder import EncoderWorkload
@@ -53,14 +53,14 @@ class LookedUpNetwork(EncoderNetwork):
         self,
         bucket: Bucket,
         variant: Variant,
-        streams: Streams,
+        execution: Execution,
         params: Params,
         banks: Sequence[BankArrays],
         state: State,
         batch: PackedBatch,
         views: Sequence[ClassView],
     ) -> tuple[State, Any]:
-        bound = bound_classes(self.config, bucket, variant, streams, banks, views)
+        bound = bound_classes(self.config, bucket, variant, execution, banks, views)
         encoder = split(self.config)
         sites, model = forward.bind_sites(encoder, params, batch, bound), encoder.bind(params)
         hidden = model.upper(self.config.layers - 1, batch.inputs["vectors"], batch, sites)

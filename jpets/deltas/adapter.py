@@ -147,9 +147,11 @@ class Adapter(Method):
         assert isinstance(view, (RowView, SegmentView))
         read = {"output": y, "normed": normed, "residual": residual}[bound.key.option("input")]
         at, activation = bound.key.layers.index(layer), bound.key.option("activation")
+        candidate = bound.operators["low_rank"]
 
         def operator(x: Array, slots: Array, down: Array, down_bias: Array, up: Array, up_bias: Array) -> Array:
-            return low_rank(x, down, up, slots, at, activation=activation, down_bias=down_bias, up_bias=up_bias)
+            biases = {"down_bias": down_bias, "up_bias": up_bias}
+            return low_rank(x, down, up, slots, at, activation=activation, candidate=candidate, **biases)
 
         # Cut out first, so that only the window's rows are converted.
         x = view.segments(read).astype(value_dtype(bank[f"{site}/down"]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -52,7 +52,7 @@ from jpets.deltas.recipe import Course, Lesson, Stage, Tree, WithoutPenalty
 from jpets.deltas.view import HeavyView
 from jpets.errors import InvalidInput, InvalidTask
 from jpets.types import Delta
-from pallas_kernels.sparse_matmul import block_sparse_matmul, sparse_matmul, tiles_of
+from pallas_kernels.sparse_matmul import BLOCKS, SPARSE, block_sparse_matmul, sparse_matmul, tiles_of
 
 
 def count_step(count: int, block: int = 1) -> int:
@@ -326,14 +326,23 @@ class Diff(Method):
         moved = sum(PARAM_BYTES * inputs + 2 * SUM_BYTES * outputs for inputs, outputs in dims)
         return Work(flops, tasks * layer_bytes(self.bank_arrays(key, config)) + tokens * moved)
 
-    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
-        view, bank = bound.view, bound.bank
+    def addition(self, bound: Bound, place: Place, x: Float[Array, "t i"]) -> Float[Array, "k s p"] | None:
+        blocks = _block_of(bound.key) > 1
+        name, found = ("block_sparse_matmul", BLOCKS) if blocks else ("sparse_matmul", SPARSE)
+        compute = found.get(bound.operators[name])
+        if compute is None:
+            return None
+        return self._launch(functools.partial(compute, outputs=place.outputs), bound, place, x)
+
+    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t p"]) -> Float[Array, "t p"]:
+        compute = block_sparse_matmul if _block_of(bound.key) > 1 else sparse_matmul
+        return self._launch(compute, bound, place, x, y)
+
+    def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, *arrays: Array) -> Array:
+        view, at = bound.view, bound.key.layers.index(place.layer)
         assert isinstance(view, HeavyView)
-        lists = (bank[f"{place.site}/{name}"] for name in ("rows", "cols", "ends", "values"))
-        at = bound.key.layers.index(place.layer)
-        product = block_sparse_matmul if _block_of(bound.key) > 1 else sparse_matmul
-        operator = functools.partial(product, size=view.size, layer=at)
-        return bound.launch(operator, x, y, *lists, view.runs)
+        lists = (bound.bank[f"{place.site}/{name}"] for name in ("rows", "cols", "ends", "values"))
+        return bound.launch(functools.partial(compute, size=view.size, layer=at), *arrays, *lists, view.runs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers, layout = covered_layers(delta.settings, config), config.bias_layout()

@@ -68,6 +68,7 @@ def apply_head(bound: Bound, hidden: Float[Array, "t d"], pooled: Float[Array, "
             activation=bound.key.option("activation"),
             down_bias=bank["dense_bias"],
             up_bias=bank["bias"],
+            candidate=bound.operators["low_rank"],
         )
     y = batched_dot(x, take_slots(bank["kernel"], view.slots, 0))
     return y + take_slots(bank["bias"], view.slots, 0).astype(jnp.float32)[:, None]

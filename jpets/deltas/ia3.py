@@ -113,11 +113,10 @@ class Ia3(Method):
         assert isinstance(view, (RowView, SegmentView))
         at = bound.key.layers.index(layer)
 
-        def scaled(values: Array, bank: Array) -> Array:
-            factors = take_slots(bank, view.slots, at)[:, None].astype(values.dtype)
-            return view.combine(values, operator.mul, factors)
+        def take(bank: Array, slots: Array) -> Array:
+            return take_slots(bank, slots, at)[:, None].astype(values.dtype)
 
-        return bound.launch(scaled, values, bound.bank[f"{site}/scale"])
+        return view.combine(values, operator.mul, bound.launch(take, bound.bank[f"{site}/scale"], view.slots))
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers, layout = covered_layers(delta.settings, config), config.bias_layout()

@@ -161,13 +161,13 @@ class Lora(Method):
         moved = sum(PARAM_BYTES * inputs + 2 * SUM_BYTES * outputs for inputs, outputs in dims.values())
         return Work(flops, tasks * layer_bytes(self.bank_arrays(key, config)) + tokens * moved)
 
-    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
+    def addition(self, bound: Bound, place: Place, x: Float[Array, "t i"]) -> Float[Array, "g s p"] | None:
         view = bound.view
         assert isinstance(view, (RowView, SegmentView))
         at = bound.key.layers.index(place.layer)
         a, b = bound.bank[f"{place.site}/A"], bound.bank[f"{place.site}/B"]
-        operator = functools.partial(low_rank, layer=at)
-        return view.add(y, bound.launch(operator, view.segments(x), a, b, view.slots))
+        operator = functools.partial(low_rank, layer=at, candidate=bound.operators["low_rank"])
+        return bound.launch(operator, view.segments(x), a, b, view.slots)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         products = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -36,7 +36,7 @@ from jpets.deltas.recipe import Course, Lesson, Recipe, Stage, Tree, WithoutPena
 from jpets.deltas.view import HeavyView
 from jpets.errors import InvalidInput
 from jpets.types import Delta
-from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes, signs
+from pallas_kernels.masked_matmul import MASKED, apply_mask, masked_matmul, pack_planes, signs
 
 KEPT = 0.95
 """Share of each weight matrix that a mask keeps (PetS Table 4)."""
@@ -161,19 +161,27 @@ class Mask(Method):
         slot = layer_bytes(self.bank_arrays(key, config)) + PARAM_BYTES * weights
         return Work(2 * tokens * weights, tasks * slot + tokens * moved)
 
+    def product(
+        self, bound: Bound, place: Place, x: Float[Array, "t i"], w: Float[Array, "i p"]
+    ) -> Float[Array, "k s p"] | None:
+        compute = MASKED.get(bound.operators["masked_matmul"])
+        return None if compute is None else self._launch(compute, bound, place, x, w)
+
     def weight(
         self,
         bound: Bound,
         place: Place,
         x: Float[Array, "t i"],
-        y: Float[Array, "t o"],
+        y: Float[Array, "t p"],
         w: Float[Array, "i p"],
-    ) -> Float[Array, "t o"]:
+    ) -> Float[Array, "t p"]:
+        return self._launch(masked_matmul, bound, place, x, y, w)
+
+    def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, *arrays: Array) -> Array:
         view = bound.view
         assert isinstance(view, HeavyView)
         bits, at = bound.bank[f"{place.site}/bits"], bound.key.layers.index(place.layer)
-        operator = functools.partial(masked_matmul, size=view.size, layer=at)
-        return bound.launch(operator, x, y, w, bits, view.runs)
+        return bound.launch(functools.partial(compute, size=view.size, layer=at), *arrays, bits, view.runs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         bits = {

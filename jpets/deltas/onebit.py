@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from jpets.deltas.protocol import (
 from jpets.deltas.recipe import Course, Direct, Full, Lesson, Stage, Tree
 from jpets.deltas.view import HeavyView
 from jpets.types import Delta
-from pallas_kernels.masked_matmul import pack_planes, sign_matmul, signs
+from pallas_kernels.masked_matmul import SIGNED, pack_planes, sign_matmul, signs
 
 Differences = Mapping[str, Mapping[int, Float[np.ndarray, "_ _"]]]
 TENSORS = ("signs", "scale")
@@ -125,11 +125,18 @@ class Onebit(Method):
         moved = sum(PARAM_BYTES * inputs + 2 * SUM_BYTES * outputs for inputs, outputs in dims)
         return Work(flops, tasks * layer_bytes(self.bank_arrays(key, config)) + tokens * moved)
 
-    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
+    def addition(self, bound: Bound, place: Place, x: Float[Array, "t i"]) -> Float[Array, "k s p"] | None:
+        compute = SIGNED.get(bound.operators["sign_matmul"])
+        return None if compute is None else self._launch(compute, bound, place, x)
+
+    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t p"]) -> Float[Array, "t p"]:
+        return self._launch(sign_matmul, bound, place, x, y)
+
+    def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, *arrays: Array) -> Array:
         view, at = bound.view, bound.key.layers.index(place.layer)
         assert isinstance(view, HeavyView)
-        operator = functools.partial(sign_matmul, size=view.size, layer=at)
-        return bound.launch(operator, x, y, *(bound.bank[f"{place.site}/{name}"] for name in TENSORS), view.runs)
+        own = (bound.bank[f"{place.site}/{name}"] for name in TENSORS)
+        return bound.launch(functools.partial(compute, size=view.size, layer=at), *arrays, *own, view.runs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         parts = {

@@ -3,8 +3,8 @@
 Data goes three ways through it. A task file's tensors are checked against ``tensors``. ``lower`` turns a delta into
 *contributions*, the arrays of one bank slot for one or more classes (a sparse difference gives one to ``diff`` and one
 to ``bias``). Inside a program ``Sites`` calls the hooks of every class in the batch in the order of the unified
-representation: ``inputs``, ``weight``, ``total``, then the bias, then ``scale`` and ``after``. Two hooks act once for
-each row: ``embed`` before the first layer, ``context`` in each layer's attention.
+representation: ``inputs``, ``product``, ``addition``, then the bias, then ``scale`` and ``after``. Two hooks act once
+for each row: ``embed`` before the first layer, ``context`` in each layer's attention.
 
 ``merge`` is the independent, dense form of the same delta: it serves one-copy-a-task baselines, tests and training.
 
@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int, Num, Shaped
 
 from jpets.config import OUTSIDE_SITES, BackboneConfig
 from jpets.deltas.merge import Params
+from jpets.deltas.operators import Operators
 from jpets.deltas.recipe import INIT_SCALE, Course
 from jpets.deltas.view import ClassView
 from jpets.errors import InvalidInput, InvalidTask
@@ -127,10 +128,11 @@ class TensorSpec:
 
 
 class Place(NamedTuple):
-    """A linear site inside a program."""
+    """A linear site inside a program, and the size of its outputs."""
 
     layer: int
     site: str
+    outputs: int
 
 
 class Work(NamedTuple):
@@ -166,6 +168,11 @@ class Bound(Protocol):
     def bank(self) -> Mapping[str, Num[Array, "slots ..."]]: ...
     @property
     def view(self) -> ClassView: ...
+    @property
+    def operators(self) -> Operators:
+        """The candidate of each operator that the program calls."""
+        ...
+
     def launch(self, operator: Callable[..., Array], *arguments: Any) -> Num[Array, " ..."]:
         """``operator(*arguments)``, on the class's own stream if it has one."""
         ...
@@ -255,19 +262,31 @@ class Method:
         """Before step 1, for classes with a site ``into_...``: the input of a linear site that no other site reads."""
         return x
 
+    def product(
+        self, bound: Bound, place: Place, x: Float[Array, "t i"], w: Float[Array, "i p"]
+    ) -> Float[Array, "g s p"] | None:
+        """Step 1, for rows with changed weights: the outputs of the view's cells, in the place of the shared product;
+        ``w`` is the shared weight. None: ``weight`` takes the step."""
+        return None
+
+    def addition(self, bound: Bound, place: Place, x: Float[Array, "t i"]) -> Float[Array, "g s p"] | None:
+        """Step 2: what the site adds to the outputs of the view's cells. It reads no outputs, so the operators of
+        several classes can run at the same time. None: ``total`` takes the step."""
+        return None
+
     def weight(
         self,
         bound: Bound,
         place: Place,
         x: Float[Array, "t i"],
-        y: Float[Array, "t o"],
+        y: Float[Array, "t p"],
         w: Float[Array, "i p"],
-    ) -> Float[Array, "t o"]:
-        """Step 1, for rows with changed weights; ``w`` is the shared weight."""
+    ) -> Float[Array, "t p"]:
+        """Step 1 within the site's outputs, where that is faster (loops on a CPU): ``y`` with some rows replaced."""
         return y
 
-    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
-        """Step 2: adds to the site's outputs."""
+    def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t p"]) -> Float[Array, "t p"]:
+        """Step 2 within the site's outputs: ``y`` with something added to some rows."""
         return y
 
     def scale(self, bound: Bound, place: Place, y: Float[Array, "t o"]) -> Float[Array, "t o"]:

@@ -16,8 +16,9 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array, Float, Int, Num
 
 from jpets.config import BackboneConfig
+from jpets.deltas.operators import REFERENCES, Operators
 from jpets.deltas.protocol import ClassKey, Method, Place
-from jpets.deltas.view import ClassView, SlotView
+from jpets.deltas.view import ClassView, SlotView, TokenView
 from pallas_kernels.numerics import dot, take_rows, take_slots
 from pallas_kernels.packed_attention import Prefix
 
@@ -37,6 +38,13 @@ class BoundClass:
     replaces: bool = False
     """Every row of the batch has a delta of this class, which has weights of its own: the shared product is not
     needed."""
+    operators: Operators = REFERENCES
+
+    @property
+    def tokens(self) -> TokenView:
+        """The view of a light or heavy class."""
+        assert isinstance(self.view, TokenView)
+        return self.view
 
     def acts_on(self, layer: int, site: str) -> bool:
         return layer in self.key.layers and any(name == site for name, _ in self.key.sites)
@@ -53,6 +61,7 @@ class BoundClass:
 
 class Sites:
     """``rows`` is the number of rows N; ``row_of_token`` [T] is None in a rectangular bucket, where T = N L.
+    ``operators`` are those that the model itself calls.
 
     Within one step the classes act in the order of ``bound``.
     """
@@ -64,8 +73,10 @@ class Sites:
         rows: int,
         row_of_token: Int[Array, " t"] | None,
         bound: Sequence[BoundClass] = (),
+        operators: Operators = REFERENCES,
     ) -> None:
         self.config = config
+        self.operators = operators
         self.rows = rows
         self.row_of_token = row_of_token
         self.classes = [b for b in bound if b.method.kind in ("light", "heavy")]
@@ -96,25 +107,28 @@ class Sites:
         if len(sites) == 1:
             for bound in self.classes:
                 if bound.acts_on(layer, f"into_{sites[0]}"):
-                    x = bound.method.inputs(bound, Place(layer, sites[0]), x)
+                    x = bound.method.inputs(bound, Place(layer, sites[0], w.shape[1]), x)
         x = x.astype(w.dtype)
         needed = not all(any(b.replaces and b.acts_on(layer, site) for b in self.classes) for site in sites)
         y = dot(x, w) if needed else jnp.zeros((x.shape[0], w.shape[1]), jnp.float32)
         outputs = []
         column = 0
         for site in sites:
-            columns = slice(column, column := column + self.config.dims(site)[1])
-            outputs.append(self._at_site(Place(layer, site), x, y[:, columns], w[:, columns]))
+            place = Place(layer, site, self.config.dims(site)[1])
+            columns = slice(column, column := column + place.outputs)
+            outputs.append(self._at_site(place, x, y[:, columns], w[:, columns]))
         return tuple(outputs)
 
     def _at_site(
         self, place: Place, x: Float[Array, "t i"], y: Float[Array, "t p"], w: Float[Array, "i p"]
     ) -> Float[Array, "t p"]:
         acting = [bound for bound in self.classes if bound.acts_on(place.layer, place.site)]
-        for bound in acting:
-            y = bound.method.weight(bound, place, x, y, w)
-        for bound in acting:
-            y = bound.method.total(bound, place, x, y)
+        products = [bound.method.product(bound, place, x, w) for bound in acting]
+        additions = [bound.method.addition(bound, place, x) for bound in acting]
+        for bound, product in zip(acting, products, strict=True):
+            y = bound.method.weight(bound, place, x, y, w) if product is None else bound.tokens.replace(y, product)
+        for bound, addition in zip(acting, additions, strict=True):
+            y = bound.method.total(bound, place, x, y) if addition is None else bound.tokens.add(y, addition)
         y = y + self.bias(place.layer, place.site, y.shape[0])
         for bound in acting:
             y = bound.method.scale(bound, place, y)

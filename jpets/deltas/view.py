@@ -5,7 +5,7 @@ of the batch, at a place that changes from batch to batch without a new compilat
 
 ``RowView``      rectangular bucket: ``R`` rows of ``L`` tokens from row ``first`` on; nothing is gathered.
 ``SegmentView``  packed bucket: ``G`` segments of at most ``S`` tokens, gathered from the window and gathered back.
-``Runs``         heavy classes: one run of tokens a query, looped over (``pallas_kernels.windows``).
+``HeavyView``    heavy classes: runs of one task's tokens (``pallas_kernels.windows``).
 
 A window may cover rows of other tasks. They hold slot 0 and keep their bits: results are selected, not added as zeros.
 """
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.numerics import take_rows
-from pallas_kernels.windows import Runs
+from pallas_kernels.windows import Runs, combine_runs, replace
 
 Combine = Callable[[Array, Array], Array]
 
@@ -43,6 +43,10 @@ class RowView:
     def add(self, y: Float[Array, "t o"], delta: Float[Array, "r l o"]) -> Float[Array, "t o"]:
         """``y`` with ``delta`` added at the window's own rows."""
         return self.combine(y, operator.add, delta)
+
+    def replace(self, y: Float[Array, "t o"], values: Float[Array, "r l o"]) -> Float[Array, "t o"]:
+        """``y`` with ``values`` at the window's own rows."""
+        return self.combine(y, replace, values)
 
     def combine(self, y: Float[Array, "t o"], how: Combine, values: Float[Array, "r _ o"]) -> Float[Array, "t o"]:
         """``y`` with ``how(y, values)`` at the window's own rows; ``values`` one a token or one a row."""
@@ -74,6 +78,10 @@ class SegmentView:
         """``y`` with ``delta`` added at the class's own tokens."""
         return self.combine(y, operator.add, delta)
 
+    def replace(self, y: Float[Array, "t o"], values: Float[Array, "g s o"]) -> Float[Array, "t o"]:
+        """``y`` with ``values`` at the class's own tokens."""
+        return self.combine(y, replace, values)
+
     def combine(self, y: Float[Array, "t o"], how: Combine, values: Float[Array, "g _ o"]) -> Float[Array, "t o"]:
         """``y`` with ``how(y, values)`` at the class's own tokens; ``values`` one a cell or one a segment."""
         size = self.tokens.shape[1]
@@ -90,10 +98,22 @@ LightView = RowView | SegmentView
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HeavyView:
-    """Runs of at most ``size`` tokens."""
+    """Runs of at most ``size`` tokens: K cells of S = ``size`` tokens each, the first ones taken."""
 
     runs: Runs
     size: int = dataclasses.field(metadata={"static": True})
+
+    def add(self, y: Float[Array, "t o"], delta: Float[Array, "k s o"]) -> Float[Array, "t o"]:
+        """``y`` with ``delta`` added at the runs' tokens."""
+        return combine_runs(y, operator.add, delta, self.runs)
+
+    def replace(self, y: Float[Array, "t o"], values: Float[Array, "k s o"]) -> Float[Array, "t o"]:
+        """``y`` with ``values`` at the runs' tokens."""
+        return combine_runs(y, replace, values, self.runs)
+
+
+TokenView = LightView | HeavyView
+"""Of classes that act on tokens."""
 
 
 class SlotView(NamedTuple):

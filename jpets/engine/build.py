@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import jax
 
 from jpets.config import EngineSettings
+from jpets.deltas.operators import usual_operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, core_programs, widest
 from jpets.engine.compilation.background import BackgroundCompiler
@@ -124,7 +125,10 @@ def make_frame(
     limit = device_limit(device, settings.device_memory_gb)
     workload = workload_named(backbone.kind)(backbone, longest)
     slots = class_slots(tasks, list(reserve), coming, workload.network, dict(backbone.params), settings, limit, mesh)
-    family = Family(workload.network, settings.dtype, slots, delta_streams(settings, device.platform))
+    platform = device.platform
+    family = Family(
+        workload.network, settings.dtype, slots, delta_streams(settings, platform), usual_operators(platform)
+    )
     most_tokens = max(longest, settings.max_batch_tokens)
     menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, settings.max_batch_rows)
     light, heavy = (widest([key for key, _ in slots], heavy=each) for each in (False, True))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jpets.deltas.head import apply_head
+from jpets.deltas.operators import REFERENCES, Operators
 from jpets.deltas.sites import BoundClass, Sites
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import Encoder, Params, SplitEncoder
@@ -22,9 +23,15 @@ class Outputs(NamedTuple):
     logits: tuple[Float[Array, "g s c"], ...]
 
 
-def bind_sites(encoder: SplitEncoder, params: Params, batch: PackedBatch, bound: Sequence[BoundClass] = ()) -> Sites:
-    """What the model calls wherever a delta may act in ``batch``."""
-    return Sites(encoder.config, params["bias"], batch.row_count, batch.row_of_token, bound)
+def bind_sites(
+    encoder: SplitEncoder,
+    params: Params,
+    batch: PackedBatch,
+    bound: Sequence[BoundClass] = (),
+    operators: Operators = REFERENCES,
+) -> Sites:
+    """What the model calls wherever a delta may act in ``batch``; ``operators`` are the model's own."""
+    return Sites(encoder.config, params["bias"], batch.row_count, batch.row_of_token, bound, operators)
 
 
 def encode(
@@ -45,9 +52,15 @@ def mean_pool(hidden: Float[Array, "t d"], batch: PackedBatch) -> Float[Array, "
     return jnp.concatenate(means)
 
 
-def forward(encoder: SplitEncoder, params: Params, batch: PackedBatch, bound: Sequence[BoundClass] = ()) -> Outputs:
+def forward(
+    encoder: SplitEncoder,
+    params: Params,
+    batch: PackedBatch,
+    bound: Sequence[BoundClass] = (),
+    operators: Operators = REFERENCES,
+) -> Outputs:
     """Encoder, poolings and heads."""
-    sites = bind_sites(encoder, params, batch, bound)
+    sites = bind_sites(encoder, params, batch, bound, operators)
     model = encoder.bind(params)
     return read_out(model, model(batch, sites), batch, sites, bound)
 

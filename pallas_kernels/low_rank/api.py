@@ -6,9 +6,15 @@ y[g] =     h[g] @ up[slots[g], layer]   + up_bias[slots[g], layer]
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from jaxtyping import Array, Float, Int, Num
 
 from pallas_kernels.low_rank.reference import low_rank_reference
+from pallas_kernels.windows import REFERENCE
+
+CANDIDATES: Mapping[str, Callable[..., Array]] = {REFERENCE: low_rank_reference}
+"""What may compute it, by name: each takes all operands, and leaves what it cannot compute to another candidate."""
 
 
 def low_rank(
@@ -21,10 +27,12 @@ def low_rank(
     activation: str = "identity",
     down_bias: Num[Array, "slots layers r"] | None = None,
     up_bias: Num[Array, "slots layers o"] | None = None,
+    candidate: str = REFERENCE,
 ) -> Float[Array, "g s o"]:
     """Low-rank product of each group with its own slot's matrices, f32 [g, s, o].
 
     Banks hold f32, or bf16 as uint16. LoRA (Hu et al. 2021) with its scale folded into ``up``; with an activation and
     biases the bottleneck adapter (Houlsby et al. 2019; PetS section 2.3).
     """
-    return low_rank_reference(x, down, up, slots, layer, activation=activation, down_bias=down_bias, up_bias=up_bias)
+    compute = CANDIDATES[candidate]
+    return compute(x, down, up, slots, layer, activation=activation, down_bias=down_bias, up_bias=up_bias)

@@ -1,5 +1,13 @@
 """x (W . M) for rows whose task masks the shared weight, and s (x sign(D)): one bit a weight."""
 
-from pallas_kernels.masked_matmul.api import apply_mask, masked_matmul, pack_planes, sign_matmul, signs
+from pallas_kernels.masked_matmul.api import (
+    MASKED,
+    SIGNED,
+    apply_mask,
+    masked_matmul,
+    pack_planes,
+    sign_matmul,
+    signs,
+)
 
-__all__ = ["apply_mask", "masked_matmul", "pack_planes", "sign_matmul", "signs"]
+__all__ = ["MASKED", "SIGNED", "apply_mask", "masked_matmul", "pack_planes", "sign_matmul", "signs"]

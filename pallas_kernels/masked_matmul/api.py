@@ -7,18 +7,31 @@ shifts of contiguous bytes and no shuffle.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
+
 import numpy as np
 from jaxtyping import Array, Bool, Float, UInt8
 
+from pallas_kernels.masked_matmul.batched import masked_matmul_batched, sign_matmul_batched
 from pallas_kernels.masked_matmul.reference import (
     apply_mask,
     masked_matmul_reference,
     sign_matmul_reference,
     signs,
 )
-from pallas_kernels.windows import Runs
+from pallas_kernels.windows import REFERENCE, Runs, combine_runs, replace
 
-__all__ = ["apply_mask", "masked_matmul", "pack_planes", "sign_matmul", "signs"]
+__all__ = ["MASKED", "SIGNED", "apply_mask", "masked_matmul", "pack_planes", "sign_matmul", "signs"]
+
+MASKED: Mapping[str, Callable[..., Array]] = {"batched": masked_matmul_batched}
+"""The candidates without a loop, by name: of (x, w, bits, runs, size, layer) each returns the runs' products [k, s, o].
+
+What a candidate returns for a run that is not used, or past a run's length, means nothing. It takes all operands: what
+it cannot compute itself it leaves to another candidate.
+"""
+SIGNED: Mapping[str, Callable[..., Array]] = {"batched": sign_matmul_batched}
+"""The same, of (x, bits, scale, runs, size, layer)."""
 
 
 def masked_matmul(
@@ -29,12 +42,15 @@ def masked_matmul(
     runs: Runs,
     size: int,
     layer: int,
+    candidate: str = REFERENCE,
 ) -> Float[Array, "t o"]:
     """``y`` with the runs' rows replaced by x (W . M_task) (MaskBert, PetS section 3.1), f32 [t, o].
 
     ``size`` is the largest run; o must be a multiple of 8.
     """
-    return masked_matmul_reference(x, y, w, bits, runs, size, layer)
+    if candidate == REFERENCE:
+        return masked_matmul_reference(x, y, w, bits, runs, size, layer)
+    return combine_runs(y, replace, MASKED[candidate](x, w, bits, runs, size, layer), runs)
 
 
 def sign_matmul(
@@ -45,12 +61,15 @@ def sign_matmul(
     runs: Runs,
     size: int,
     layer: int,
+    candidate: str = REFERENCE,
 ) -> Float[Array, "t o"]:
     """``y`` with s (x sign(D_task)) added on the runs' rows (BitDelta), f32 [t, o].
 
     A set bit is plus one. ``size`` is the largest run; o must be a multiple of 8.
     """
-    return sign_matmul_reference(x, y, bits, scale, runs, size, layer)
+    if candidate == REFERENCE:
+        return sign_matmul_reference(x, y, bits, scale, runs, size, layer)
+    return combine_runs(y, operator.add, SIGNED[candidate](x, bits, scale, runs, size, layer), runs)
 
 
 def pack_planes(mask: Bool[np.ndarray, "*b i o"]) -> UInt8[np.ndarray, "*b i c"]:

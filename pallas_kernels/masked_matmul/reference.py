@@ -10,20 +10,20 @@ from pallas_kernels.numerics import dot
 from pallas_kernels.windows import Runs, over_runs
 
 
-def _unpack(bits: UInt8[Array, "i o8"]) -> UInt8[Array, "i o"]:
+def _unpack(bits: UInt8[Array, "*b i o8"]) -> UInt8[Array, "*b i o"]:
     """Zeros and ones."""
     shifts = jnp.arange(8, dtype=jnp.uint8)[:, None]
-    return ((bits[:, None, :] >> shifts) & 1).reshape(bits.shape[0], -1)
+    return ((bits[..., None, :] >> shifts) & 1).reshape(*bits.shape[:-1], -1)
 
 
-def apply_mask(w: Float[Array, "i o"], bits: UInt8[Array, "i o8"]) -> Float[Array, "i o"]:
+def apply_mask(w: Float[Array, "i o"], bits: UInt8[Array, "*b i o8"]) -> Float[Array, "*b i o"]:
     """W . M by AND-ing bit patterns: 0 or all ones a weight, which beats a select."""
     integer = jnp.int16 if w.dtype == jnp.bfloat16 else jnp.int32
     planes = _unpack(bits).astype(integer)
     return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(w, integer) & -planes, w.dtype)
 
 
-def signs(bits: UInt8[Array, "i o8"], dtype: jnp.dtype) -> Float[Array, "i o"]:
+def signs(bits: UInt8[Array, "*b i o8"], dtype: jnp.dtype) -> Float[Array, "*b i o"]:
     """Plus one where a bit is set, minus one elsewhere: the bit pattern of one with its sign bit flipped."""
     integer, top = (jnp.uint16, 15) if dtype == jnp.bfloat16 else (jnp.uint32, 31)
     one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.packed_attention.cudnn import packed_attention_cudnn
 from pallas_kernels.packed_attention.reference import AttentionGroup, Prefix, packed_attention_reference
+from pallas_kernels.windows import REFERENCE
 
-__all__ = ["AttentionGroup", "Prefix", "packed_attention"]
+__all__ = ["CANDIDATES", "AttentionGroup", "Prefix", "packed_attention"]
+
+CANDIDATES: Mapping[str, Callable[..., Array]] = {
+    REFERENCE: packed_attention_reference,
+    "cudnn": packed_attention_cudnn,
+}
+"""What may compute it, by name."""
 
 
 def packed_attention(
@@ -19,6 +27,7 @@ def packed_attention(
     cells: Int[Array, " t"] | None,
     heads: int,
     prefixes: Sequence[Prefix] = (),
+    candidate: str = REFERENCE,
 ) -> Float[Array, "t d"]:
     """Multi-head self-attention, in the dtype of ``q`` with f32 scores and softmax.
 
@@ -27,4 +36,4 @@ def packed_attention(
     Rows also attend to their part of each of ``prefixes``, whose rows stand in the order of the groups'.
     With one group of ``tokens=None`` the tokens already are [N, L], and nothing is gathered.
     """
-    return packed_attention_reference(q, k, v, groups, cells, heads, prefixes)
+    return CANDIDATES[candidate](q, k, v, groups, cells, heads, prefixes)

@@ -12,6 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.packed_attention.reference import AttentionGroup, Prefix, attend, packed_attention_reference
 
+LARGEST_HEAD = 128
+"""Numbers of a head that cuDNN takes before Hopper."""
+
 
 def packed_attention_cudnn(
     q: Float[Array, "t d"],
@@ -24,12 +27,19 @@ def packed_attention_cudnn(
     *,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "t d"]:
-    """See ``packed_attention``; 16-bit numbers. Where rows have prefixes the reference attends.
+    """See ``packed_attention``. The reference attends where rows have prefixes, and to numbers or heads that cuDNN does
+    not take.
 
-    ``implementation`` "xla" computes the same on any device.
+    ``implementation`` "xla" computes the same on any device, and takes them.
     """
     own = functools.partial(_attend, implementation=implementation)
     return packed_attention_reference(q, k, v, groups, cells, heads, prefixes, attend=own)
+
+
+def takes(q: Float[Array, "n l d"], heads: int) -> bool:
+    """Whether cuDNN takes numbers and heads like these on every device that it has attention for."""
+    size = q.shape[-1] // heads
+    return q.dtype.itemsize == 2 and size % 8 == 0 and size <= LARGEST_HEAD
 
 
 def _attend(
@@ -42,7 +52,7 @@ def _attend(
     *,
     implementation: Literal["cudnn", "xla"],
 ) -> Float[Array, "n l d"]:
-    if prefixes:
+    if prefixes or not (implementation == "xla" or takes(q, heads)):
         return attend(q, k, v, lengths, heads, prefixes)
     n, length, d = q.shape
     split = (part.reshape(n, length, heads, d // heads) for part in (q, k, v))

@@ -6,13 +6,23 @@ A non-zero takes five bytes beside bf16 values: its row, and its column as ``pac
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
+
 from jaxtyping import Array, Float, Int32, Num, UInt8, UInt16
 
 from pallas_kernels.sparse_matmul.columns import pack_columns, tiles_of
+from pallas_kernels.sparse_matmul.dense import block_sparse_matmul_dense, sparse_matmul_dense
 from pallas_kernels.sparse_matmul.reference import block_sparse_matmul_reference, sparse_matmul_reference
-from pallas_kernels.windows import Runs
+from pallas_kernels.windows import REFERENCE, Runs, combine_runs
 
-__all__ = ["block_sparse_matmul", "pack_columns", "sparse_matmul", "tiles_of"]
+__all__ = ["BLOCKS", "SPARSE", "block_sparse_matmul", "pack_columns", "sparse_matmul", "tiles_of"]
+
+SPARSE: Mapping[str, Callable[..., Array]] = {"dense": sparse_matmul_dense}
+"""The candidates without a loop, by name: of (x, rows, cols, ends, values, outputs, runs, size, layer) each returns the
+runs' products [k, s, outputs]. As ``masked_matmul``'s they take all operands."""
+BLOCKS: Mapping[str, Callable[..., Array]] = {"dense": block_sparse_matmul_dense}
+"""The same with blocks for values."""
 
 
 def sparse_matmul(
@@ -25,13 +35,17 @@ def sparse_matmul(
     runs: Runs,
     size: int,
     layer: int,
+    candidate: str = REFERENCE,
 ) -> Float[Array, "t o"]:
     """``y`` with x D_task added on the runs' rows (Diff-pruning, PetS section 3.1), f32 [t, o].
 
-    Non-zeros are sorted by column; entries behind the last end are dropped. On a CPU additions run in the order of the
-    entries, so equal inputs give equal bits.
+    Non-zeros are sorted by column, then row, without repeats; entries behind the last end are dropped. The reference
+    adds in the order of the entries on a CPU, so equal inputs give equal bits.
     """
-    return sparse_matmul_reference(x, y, rows, cols, ends, values, runs, size, layer)
+    if candidate == REFERENCE:
+        return sparse_matmul_reference(x, y, rows, cols, ends, values, runs, size, layer)
+    found = SPARSE[candidate](x, rows, cols, ends, values, y.shape[1], runs, size, layer)
+    return combine_runs(y, operator.add, found, runs)
 
 
 def block_sparse_matmul(
@@ -44,10 +58,15 @@ def block_sparse_matmul(
     runs: Runs,
     size: int,
     layer: int,
+    candidate: str = REFERENCE,
 ) -> Float[Array, "t o"]:
     """``y`` with x D_task added on the runs' rows, D in blocks of b x b (structured Diff-pruning), f32 [t, o].
 
-    ``rows`` and ``cols`` count blocks, sorted by column; those behind the last end are dropped. Both i and o are
-    multiples of b. On a CPU blocks are added in their order, so equal inputs give equal bits.
+    ``rows`` and ``cols`` count blocks, sorted by column, then row, without repeats; those behind the last end are
+    dropped. Both i and o are multiples of b. The reference adds blocks in their order on a CPU, so equal inputs give
+    equal bits.
     """
-    return block_sparse_matmul_reference(x, y, rows, cols, ends, blocks, runs, size, layer)
+    if candidate == REFERENCE:
+        return block_sparse_matmul_reference(x, y, rows, cols, ends, blocks, runs, size, layer)
+    found = BLOCKS[candidate](x, rows, cols, ends, blocks, y.shape[1], runs, size, layer)
+    return combine_runs(y, operator.add, found, runs)

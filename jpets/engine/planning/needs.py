@@ -48,8 +48,8 @@ class Needs:
 
     def _all_have(self, variant: Variant) -> bool:
         """Whether every row has the variant's classes that replace weights."""
-        columns = [self._table.columns.at.get(key) for key in variant.classes() if replaces_weights(key)]
-        return None not in columns and bool(self._table.used[:, columns].all())
+        columns, replacing = self._table.columns.at, [key for key in variant.classes() if replaces_weights(key)]
+        return all(key in columns and bool(self._table.used[:, columns[key]].all()) for key in replacing)
 
     def variant(self, bucket: Bucket, levels: Sequence[int] = LEVELS) -> Variant:
         """The tightest variant for the rows, with room in steps of ``levels``."""

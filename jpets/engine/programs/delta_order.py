@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.deltas import class_method
+from jpets.deltas.operators import REFERENCES, Operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant, capacity, windowed
 from jpets.scheduling.costs.operators import Operator, assign_streams, interleave, stream_count
@@ -30,7 +31,19 @@ class Streams:
     tokens: int = 0
 
 
-ORDERED = Streams()
+ONE_STREAM = Streams()
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How the operators of a program run: their streams, and the candidate of each."""
+
+    streams: Streams = ONE_STREAM
+    operators: Operators = REFERENCES
+
+
+ORDERED = Execution()
+"""One stream, and references."""
 
 
 def delta_streams(settings: EngineSettings, platform: str) -> Streams:

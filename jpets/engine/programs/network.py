@@ -14,7 +14,7 @@ from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.deltas.view import ClassView
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.rows import TokenInput
-from jpets.engine.programs.delta_order import Streams
+from jpets.engine.programs.delta_order import Execution
 from jpets.model.batch import PackedBatch
 from jpets.types import Task
 
@@ -67,7 +67,7 @@ class Network(abc.ABC):
         self,
         bucket: Bucket,
         variant: Variant,
-        streams: Streams,
+        execution: Execution,
         params: Params,
         banks: Sequence[BankArrays],
         state: State,

@@ -19,12 +19,13 @@ from jax.experimental.compilation_cache import compilation_cache
 from jpets.config import BackboneConfig, DType
 from jpets.deltas import class_method
 from jpets.deltas.bank import storage_dtype
+from jpets.deltas.operators import REFERENCES, Operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.arguments import BatchArguments
 from jpets.engine.batch.assembly import Assembled
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.rows import TokenInput
-from jpets.engine.programs.delta_order import ORDERED, Streams
+from jpets.engine.programs.delta_order import ONE_STREAM, Execution, Streams
 from jpets.engine.programs.mappings import mappings_left, spare_mappings
 from jpets.engine.programs.mesh import MeshSlice, first_device
 from jpets.engine.programs.network import BankArrays, Network, Outputs, Params, State
@@ -52,17 +53,22 @@ class ProgramKey:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Everything that all programs of one engine share: the network, number format, slots of each class's bank, and the
-    streams of delta operators."""
+    """Everything that all programs of one engine share: the network, number format, slots of each class's bank, the
+    streams of delta operators, and the candidates that are chosen for operators."""
 
     network: Network
     dtype: DType
     slots: tuple[tuple[ClassKey, int], ...]
-    streams: Streams = ORDERED
+    streams: Streams = ONE_STREAM
+    operators: Operators = REFERENCES
 
     @property
     def config(self) -> BackboneConfig:
         return self.network.config
+
+    @property
+    def execution(self) -> Execution:
+        return Execution(self.streams, self.operators)
 
     def to_json(self) -> str:
         return json.dumps({"kind": self.network.kind, **dataclasses.asdict(self)})
@@ -167,7 +173,7 @@ def trace_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None
     def run(
         params: Params, banks: Sequence[BankArrays], state: State, buffers: Sequence[jax.Array]
     ) -> tuple[State, Outputs]:
-        return network.run(key.bucket, key.variant, family.streams, params, banks, state, *batch.unpacked(buffers))
+        return network.run(key.bucket, key.variant, family.execution, params, banks, state, *batch.unpacked(buffers))
 
     return jax.jit(run, out_shardings=mesh.everywhere, donate_argnums=STATE).trace(
         *abstract_arguments(family, key, mesh)

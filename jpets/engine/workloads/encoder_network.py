@@ -21,7 +21,7 @@ from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import ClassView
 from jpets.engine.batch.bucket import Bucket, Variant, capacity, replaces_weights, windowed
 from jpets.engine.batch.rows import TokenInput
-from jpets.engine.programs.delta_order import Streams, delta_order
+from jpets.engine.programs.delta_order import Execution, delta_order
 from jpets.engine.programs.network import BankArrays, Network, Params, State
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import SplitEncoder, cast_params, split
@@ -73,15 +73,15 @@ class EncoderNetwork(Network):
         self,
         bucket: Bucket,
         variant: Variant,
-        streams: Streams,
+        execution: Execution,
         params: Params,
         banks: Sequence[BankArrays],
         state: State,
         batch: PackedBatch,
         views: Sequence[ClassView],
     ) -> tuple[State, Outputs]:
-        bound = bound_classes(self.config, bucket, variant, streams, banks, views)
-        return state, forward(self._encoder, params, batch, bound)
+        bound = bound_classes(self.config, bucket, variant, execution, banks, views)
+        return state, forward(self._encoder, params, batch, bound, execution.operators)
 
     def outputs(self, variant: Variant) -> Outputs:
         heads = sum(class_method(of.method).kind == "head" for of in variant.classes())
@@ -129,15 +129,16 @@ def bound_classes(
     config: BackboneConfig,
     bucket: Bucket,
     variant: Variant,
-    streams: Streams,
+    execution: Execution,
     banks: Sequence[BankArrays],
     views: Sequence[ClassView],
 ) -> list[BoundClass]:
     """The classes of a variant with their banks and views, in the order in which they act."""
+    replaced = {of for of in variant.classes() if variant.replaced and replaces_weights(of)}
     bound = {
-        of: BoundClass(of, bank, view, class_method(of.method), replaces=variant.replaced and replaces_weights(of))
+        of: BoundClass(of, bank, view, class_method(of.method), replaces=of in replaced, operators=execution.operators)
         for of, bank, view in zip(variant.classes(), banks, views, strict=True)
     }
-    turns = delta_order(config, bucket, variant, streams)
+    turns = delta_order(config, bucket, variant, execution.streams)
     ordered = [dataclasses.replace(bound.pop(turn.key), stream=turn.stream) for turn in turns]
     return [*ordered, *bound.values()]

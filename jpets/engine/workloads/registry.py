@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from jpets.config import BackboneConfig
+from jpets.deltas.operators import Operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.programs.delta_order import Streams
 from jpets.engine.programs.network import Network
@@ -34,4 +35,5 @@ def family_from_json(text: str) -> Family:
     data: dict[str, Any] = json.loads(text)
     slots = tuple((ClassKey.from_dict(key), count) for key, count in data["slots"])
     network = workload_named(data["kind"]).make_network(BackboneConfig.from_dict(data["network"]["config"]))
-    return Family(network, data["dtype"], slots, Streams(**data["streams"]))
+    operators = Operators(tuple((name, candidate) for name, candidate in data["operators"]["chosen"]))
+    return Family(network, data["dtype"], slots, Streams(**data["streams"]), operators)

@@ -1,0 +1,59 @@
+"""The operators on a device that have several candidates, and the one of each that a program calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from pallas_kernels import low_rank, masked_matmul, packed_attention, sparse_matmul
+from pallas_kernels.windows import REFERENCE
+
+CANDIDATES: Mapping[str, Collection[str]] = {
+    "masked_matmul": (REFERENCE, *masked_matmul.MASKED),
+    "sign_matmul": (REFERENCE, *masked_matmul.SIGNED),
+    "sparse_matmul": (REFERENCE, *sparse_matmul.SPARSE),
+    "block_sparse_matmul": (REFERENCE, *sparse_matmul.BLOCKS),
+    "low_rank": tuple(low_rank.CANDIDATES),
+    "packed_attention": tuple(packed_attention.CANDIDATES),
+}
+"""Names of candidates by operator. Each function of these names takes one as ``candidate``, with equal results."""
+OVER_RUNS = ("masked_matmul", "sign_matmul", "sparse_matmul", "block_sparse_matmul")
+"""The operators of heavy classes, whose references loop over runs."""
+WITHOUT_LOOPS = {
+    "masked_matmul": "batched",
+    "sign_matmul": "batched",
+    "sparse_matmul": "dense",
+    "block_sparse_matmul": "dense",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operators:
+    """The candidate of each operator, as (operator, candidate) pairs; the reference of those that are not named.
+
+    Raises ``ValueError`` for an unknown name.
+    """
+
+    chosen: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, candidate in self.chosen:
+            if candidate not in CANDIDATES.get(name, ()):
+                known = {operator: list(own) for operator, own in CANDIDATES.items()}
+                raise ValueError(f"an operator and one of its candidates must be of {known}, got {name}={candidate}")
+
+    def __getitem__(self, operator: str) -> str:
+        return dict(self.chosen).get(operator, REFERENCE)
+
+    def replaced(self, **candidates: str) -> Operators:
+        """With these candidates in the place of those that there were."""
+        return Operators(tuple(sorted({**dict(self.chosen), **candidates}.items())))
+
+
+REFERENCES = Operators()
+
+
+def usual_operators(platform: str) -> Operators:
+    """Plain XLA: references on a CPU, where a loop costs nothing; elsewhere forms without loops and atomic
+    additions."""
+    return REFERENCES if platform == "cpu" else REFERENCES.replaced(**WITHOUT_LOOPS)
