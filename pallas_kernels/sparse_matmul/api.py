@@ -19,7 +19,7 @@ from pallas_kernels.windows import REFERENCE, Runs, combine_runs
 __all__ = ["BLOCKS", "SPARSE", "block_sparse_matmul", "pack_columns", "sparse_matmul", "tiles_of"]
 
 SPARSE: Mapping[str, Callable[..., Array]] = {"dense": sparse_matmul_dense}
-"""The candidates without a loop, by name: of (x, rows, cols, ends, values, outputs, runs, size, layer) each returns the
+"""The candidates without a loop, by name: of (x, rows, cols, ends, values, runs, size, layer, outputs) each returns the
 runs' products [k, s, outputs]. As ``masked_matmul``'s they take all operands."""
 BLOCKS: Mapping[str, Callable[..., Array]] = {"dense": block_sparse_matmul_dense}
 """The same with blocks for values."""
@@ -44,7 +44,7 @@ def sparse_matmul(
     """
     if candidate == REFERENCE:
         return sparse_matmul_reference(x, y, rows, cols, ends, values, runs, size, layer)
-    found = SPARSE[candidate](x, rows, cols, ends, values, y.shape[1], runs, size, layer)
+    found = SPARSE[candidate](x, rows, cols, ends, values, runs, size, layer, y.shape[1])
     return combine_runs(y, operator.add, found, runs)
 
 
@@ -68,5 +68,5 @@ def block_sparse_matmul(
     """
     if candidate == REFERENCE:
         return block_sparse_matmul_reference(x, y, rows, cols, ends, blocks, runs, size, layer)
-    found = BLOCKS[candidate](x, rows, cols, ends, blocks, y.shape[1], runs, size, layer)
+    found = BLOCKS[candidate](x, rows, cols, ends, blocks, runs, size, layer, y.shape[1])
     return combine_runs(y, operator.add, found, runs)

@@ -25,10 +25,10 @@ def sparse_matmul_dense(
     cols: UInt8[Array, "slots layers n"],
     ends: Int32[Array, "slots layers tiles"],
     values: Num[Array, "slots layers n"],
-    outputs: int,
     runs: Runs,
     size: int,
     layer: int,
+    outputs: int,
 ) -> Float[Array, "k s o"]:
     """x D_task for each run's tokens."""
     inputs, dtype = x.shape[1], value_dtype(values)
@@ -47,10 +47,10 @@ def block_sparse_matmul_dense(
     cols: UInt8[Array, "slots layers n"],
     ends: Int32[Array, "slots layers tiles"],
     blocks: Num[Array, "slots layers n b b"],
-    outputs: int,
     runs: Runs,
     size: int,
     layer: int,
+    outputs: int,
 ) -> Float[Array, "k s o"]:
     """x D_task for each run's tokens, D in blocks: each place of the grid gathers its block, or zeros."""
     inputs, dtype = x.shape[1], value_dtype(blocks)
