@@ -19,6 +19,7 @@ from benches.engine.layerwise import layerwise
 from benches.engine.operators import operators
 from benches.engine.paging import paging
 from benches.engine.prediction import prediction
+from benches.engine.programs import programs
 from benches.engine.scaling import scaling
 from benches.engine.throughput import throughput
 from benches.engine.training import training
@@ -48,6 +49,7 @@ COMMANDS = (
     operators,
     paging,
     prediction,
+    programs,
     registered,
     scaling,
     training,

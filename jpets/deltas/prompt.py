@@ -97,5 +97,6 @@ class Prompt(Method):
         own = take_slots(bound.bank[f"{SITE}/prompt"], view.slots, 0)  # [N, P, d]
         each = jnp.arange(own.shape[1])
         held = each < take_counts(bound.bank[f"{SITE}/count"], view.slots, 0)[:, None]  # [N, P]
-        at = jnp.where(held, first_token[:, None] + each, x.shape[0])
-        return x.at[at.reshape(-1)].set(own.reshape(-1, x.shape[1]).astype(x.dtype), mode="drop")
+        behind = x.shape[0] + jnp.arange(held.size).reshape(held.shape)  # no two places are alike
+        at = jnp.where(held, first_token[:, None] + each, behind).reshape(-1)
+        return x.at[at].set(own.reshape(-1, x.shape[1]).astype(x.dtype), mode="drop", unique_indices=True)

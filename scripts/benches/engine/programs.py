@@ -1,0 +1,191 @@
+"""``bench.py programs``: the standard programs as they are lowered for a platform. It needs no device of that platform.
+
+A loop with a traced trip count asks the host before every step, and threads of a scatter whose indices may be alike
+meet in atomic additions, so programs for accelerators have neither: the command fails if one has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import typer
+
+from benches.shared import RandomBackbone, console, named_backbone, random_tasks, report
+from jpets.config import BackboneConfig
+from jpets.deltas import METHODS, class_method
+from jpets.deltas.bank import lower_task
+from jpets.deltas.operators import REFERENCES, Operators, usual_operators
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import Bucket, parse_bucket, widest
+from jpets.engine.programs.delta_order import Streams
+from jpets.engine.programs.program import Family, ProgramKey, trace_program
+from jpets.engine.workloads.encoder_network import EncoderNetwork
+
+FIVE = ("adapter", "lora", "bitfit", "mask", "diff")
+BUCKETS = "128x32,32x128,4096:128x32+32x128,4096:32x32+32x128+8x512"
+"""Rectangles, and packed mixtures of short and long rows as a server's menu has them."""
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute", "reduce_scatter")
+TENSOR = re.compile(r"tensor<((?:\d+x)*)(bf16|f\d+|u?i\d+)>")
+
+
+@dataclasses.dataclass
+class Lowered:
+    """What one program does, calls of functions counted as often as they are made."""
+
+    loops: int = 0
+    scatters: int = 0
+    shared_scatters: int = 0
+    """Scatters whose indices may be alike."""
+    arguments: int = 0
+    largest: int = 0
+    """Bytes of the largest result of an operation, if it is kept in memory at all."""
+    largest_shape: str = ""
+    calls: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Custom calls by name."""
+    collectives: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    @property
+    def passes(self) -> bool:
+        return not self.loops and not self.shared_scatters
+
+
+def read(lowered: jax.stages.Lowered) -> Lowered:
+    """Counts in the StableHLO of a program."""
+    functions = {str(f.attributes["sym_name"]).strip('"'): f for f in operations(lowered.compiler_ir("stablehlo"))}
+    main = functions["main"]
+    found = Lowered(arguments=len(main.regions[0].blocks[0].arguments))
+    _count(main, functions, found)
+    return found
+
+
+def operations(parent: Any) -> Iterator[Any]:
+    """The operations directly inside of one."""
+    for region in parent.operation.regions:
+        for block in region:
+            for each in block:
+                yield each.operation
+
+
+def _count(parent: Any, functions: Mapping[str, Any], found: Lowered) -> None:
+    for each in operations(parent):
+        name = each.name.removeprefix("stablehlo.")
+        if name == "while":
+            found.loops += 1
+        elif name == "scatter":
+            found.scatters += 1
+            found.shared_scatters += str(each.attributes["unique_indices"]) != "true"
+        elif name == "custom_call":
+            found.calls[str(each.attributes["call_target_name"]).strip('"')] += 1
+        elif name in COLLECTIVES:
+            found.collectives[name] += 1
+        elif name == "func.call":
+            _count(functions[str(each.attributes["callee"]).removeprefix("@")], functions, found)
+        for result in each.results:
+            if (size := tensor_bytes(str(result.type))) > found.largest:
+                found.largest, found.largest_shape = size, str(result.type)
+        _count(each, functions, found)
+
+
+def tensor_bytes(kind: str) -> int:
+    """Bytes of an MLIR tensor type; 0 for another type."""
+    match = TENSOR.match(kind)
+    if match is None:
+        return 0
+    bits = int(re.sub(r"\D", "", match[2]))
+    return math.prod(int(n) for n in match[1].split("x") if n) * -(-bits // 8)
+
+
+def family_of(
+    config: BackboneConfig, methods: Sequence[str], slots: int, operators: Operators, streams: Streams, dtype: str
+) -> Family:
+    """Banks of a usual task of each method, and of heads."""
+    backbone = RandomBackbone("random", config, {"bias": np.zeros(config.bias_size(), np.float32)})
+    tasks = random_tasks(backbone, methods, len(methods))
+    keys = sorted({part.key for task in tasks for part in lower_task(task, config)})
+    return Family(EncoderNetwork(config), dtype, tuple((key, slots) for key in keys), streams, operators)  # type: ignore[arg-type]
+
+
+def keys_of(family: Family, buckets: Mapping[str, Bucket]) -> dict[str, ProgramKey]:
+    """Programs with room for any mixture, with heavy classes and without them, by the bucket's name and theirs."""
+    classes: list[ClassKey] = [key for key, _ in family.slots]
+    variants = {"heavy" if heavy else "light": widest(classes, heavy=heavy) for heavy in (False, True)}
+    if not any(class_method(key.method).kind == "heavy" for key in classes):
+        del variants["heavy"]
+    return {f"{b} {name}": ProgramKey(bucket, own) for b, bucket in buckets.items() for name, own in variants.items()}
+
+
+def programs(
+    platform: str = "cuda",
+    backbone: str = "bert-base",
+    methods: str = "five,all",
+    buckets: str = BUCKETS,
+    slots: int = 33,
+    layers: int = 0,
+    streams: int = 1,
+    dtype: str = "bfloat16",
+    candidates: Annotated[
+        str, typer.Option(help="usual, reference, or operator=candidate,... in the place of the usual ones")
+    ] = "usual",
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Loops, scatters, custom calls, arguments and the largest temporary of the standard programs for a platform.
+
+    Fails if a program for an accelerator has a loop, or a scatter whose indices may be alike.
+    """
+    config = named_backbone(backbone)
+    if layers:
+        config = dataclasses.replace(config, layers=layers)
+    operators = chosen_operators(candidates, platform)
+    groups = {"five": FIVE, "all": tuple(METHODS)}
+    shapes = {each: parse_bucket(each) for each in buckets.split(",")}
+    figures: dict[str, dict[str, Any]] = {}
+    broken = []
+    for group in methods.split(","):
+        family = family_of(config, groups.get(group, (group,)), slots, operators, Streams(streams), dtype)
+        for name, key in keys_of(family, shapes).items():
+            console.log(f"{group} {name}")
+            own = read(trace_program(family, key).lower(lowering_platforms=(platform,)))
+            figures[f"{group} {name}"] = _figures(own)
+            if not own.passes:
+                broken.append(f"{group} {name}")
+    settings = {"platform": platform, "backbone": backbone, "methods": methods, "buckets": buckets, "slots": slots}
+    settings |= {"layers": config.layers, "streams": streams, "dtype": dtype, "operators": dict(operators.chosen)}
+    report("programs", settings, figures, json_out)
+    if platform != "cpu" and broken:
+        console.print(f"fail: {len(broken)} of {len(figures)} programs loop or share scatters: {', '.join(broken)}")
+        raise typer.Exit(1)
+    console.print(f"pass: {len(figures)} programs")
+
+
+def chosen_operators(candidates: str, platform: str) -> Operators:
+    """Raises ``typer.BadParameter`` for unknown candidates."""
+    if candidates == "reference":
+        return REFERENCES
+    usual = usual_operators(platform)
+    if candidates == "usual":
+        return usual
+    try:
+        return usual.replaced(**dict(pair.split("=") for pair in candidates.split(",")))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _figures(own: Lowered) -> dict[str, Any]:
+    return {
+        "loops": own.loops,
+        "scatters": own.scatters,
+        "shared_scatters": own.shared_scatters,
+        "custom_calls": dict(own.calls),
+        "collectives": dict(own.collectives),
+        "arguments": own.arguments,
+        "largest_bytes": own.largest,
+        "largest_shape": own.largest_shape,
+    }
