@@ -11,10 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from benches.engine.programs import operations
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, Bench, make_head, make_task, random_delta, shallow
 
-from jpets.config import EngineSettings
+from jpets.config import LINEAR_SITES, EngineSettings
 from jpets.deltas import METHODS, class_method
+from jpets.deltas.operators import REFERENCES, Operators, usual_operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.assembly import assemble
 from jpets.engine.batch.bucket import Bucket, make_variant, widest
@@ -45,10 +47,9 @@ def crowded(methods: tuple[str, ...] = tuple(METHODS)) -> Bench:
     return Bench(backbone, [make_task(backbone, f"task-{i}", [delta], head) for i, delta in enumerate(deltas)])
 
 
-def family(own: Bench, streams: Streams) -> Family:
-    return Family(
-        EncoderNetwork(own.config), "float32", tuple((key, bank.slots) for key, bank in own.banks.items()), streams
-    )
+def family(own: Bench, streams: Streams, operators: Operators = REFERENCES) -> Family:
+    slots = tuple((key, bank.slots) for key, bank in own.banks.items())
+    return Family(EncoderNetwork(own.config), "float32", slots, streams, operators)
 
 
 def run(own: Bench, bucket: Bucket, streams: Streams) -> Outputs:
@@ -136,6 +137,41 @@ def test_a_gpu_program_says_which_stream_each_operator_runs_on() -> None:
     for turn in delta_order(own.config, key.bucket, key.variant, Streams(4)):
         calls[str(turn.stream)] += len(turn.key.sites) * len(turn.key.layers)
     assert Counter(ANNOTATION.search(line)[1] for line in annotated) == calls  # type: ignore[index]
+
+
+def annotated_calls(lowered: jax.stages.Lowered) -> Counter[tuple[str, int]]:
+    """Calls by stream and depth: how many such calls lie before one, each of which waits for the one before."""
+    depths: dict[Any, int] = {}
+    calls = Counter[tuple[str, int]]()
+    main = next(f for f in operations(lowered.compiler_ir("stablehlo")) if "main" in str(f.attributes["sym_name"]))
+    for each in operations(main):
+        depth = max((depths.get(operand, 0) for operand in each.operands), default=0)
+        notes = "mhlo.frontend_attributes"
+        if notes in each.attributes and (found := ANNOTATION.search(str(each.attributes[notes]))):
+            calls[found[1], depth] += 1
+            depth += 1
+        depths.update(dict.fromkeys(each.results, depth))
+    return calls
+
+
+@pytest.mark.parametrize("bucket", [BUCKET, PACKED], ids=str)
+def test_no_operator_waits_for_another_one_at_its_site(bucket: Bucket) -> None:
+    """So all operators of a site have one depth. Of one step each class has a stream of its own."""
+    own = crowded()
+    key = ProgramKey(bucket, widest(list(own.banks), heavy=True))
+    traced = trace_program(family(own, Streams(32), usual_operators("gpu")), key)
+    turns = delta_order(own.config, bucket, key.variant, Streams(32))
+    in_turn = (LINEAR_SITES[:3], *((site,) for site in ("attn_out", "after_attn_out", "ffn_in", "ffn_out")))
+    expected = Counter[tuple[str, int]]()
+    for turn in turns:
+        for site, _ in turn.key.sites:
+            for layer in turn.key.layers:
+                place = next((at for at, sites in enumerate(in_turn) if site in sites), len(in_turn))
+                factors = class_method(turn.key.method).step == "scale"  # they wait for nothing
+                expected[str(turn.stream), 0 if factors else layer * (len(in_turn) + 1) + place] += 1
+    assert annotated_calls(traced.lower(lowering_platforms=("cuda",))) == expected
+    steps = Counter((class_method(turn.key.method).step, turn.stream) for turn in turns)
+    assert set(steps.values()) == {1}
 
 
 def test_only_gpus_get_streams() -> None:
