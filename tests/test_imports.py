@@ -56,6 +56,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "jpets.engine.residency": ARRAYS
     | {f"jpets.engine.{part}" for part in ("batch", "device", "programs", "queue", "results", "tasks")},
     "jpets.engine.planning": ARRAYS
+    | {"jpets.scheduling"}
     | {f"jpets.scheduling.{part}" for part in ("costs", "order", "policies")}
     | {f"jpets.engine.{part}" for part in ("batch", "costs", "device", "programs", "queue", "tasks")},
     "jpets.engine.loop": ARRAYS

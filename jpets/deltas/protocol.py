@@ -179,7 +179,10 @@ class Bound(Protocol):
 
 
 class Method:
-    """Base of every method; the hooks do nothing unless a method overrides them."""
+    """Base of every method; the hooks do nothing unless a method overrides them.
+
+    It has more than 20 methods, as it is all that the engine, training and import ask of a method.
+    """
 
     name: ClassVar[str]
     kind: ClassVar[Kind]

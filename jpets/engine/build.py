@@ -16,6 +16,7 @@ from jpets.engine.compilation.background import BackgroundCompiler
 from jpets.engine.compilation.growth import Growth
 from jpets.engine.compilation.program_memory import ProgramMemory
 from jpets.engine.compilation.readiness import Programs
+from jpets.engine.compilation.remembered import RememberedPrograms
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.idle_measurement import IdleMeasurement
 from jpets.engine.costs.live_profile import LiveProfile
@@ -63,8 +64,8 @@ class Frame:
     menu: Sequence[Bucket]
     chosen: bool
     """Whether the buckets of the menu were given: then there are no others."""
-    every: Sequence[ProgramKey]
-    """Each bucket of the menu, once with the light classes and once with all."""
+    offered: Sequence[ProgramKey]
+    """Each bucket of the menu with the light classes, for idle moments; others come when batches miss them."""
     core: Sequence[ProgramKey]
     """The programs that must be ready before the first query."""
 
@@ -77,6 +78,7 @@ class Compilation:
     profile: LiveProfile
     programs: Programs
     compiler: BackgroundCompiler
+    remembered: RememberedPrograms
     growth: Growth
 
 
@@ -132,9 +134,12 @@ def make_frame(
     most_tokens = max(longest, settings.max_batch_tokens)
     menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, settings.max_batch_rows)
     light, heavy = (widest([key for key, _ in slots], heavy=each) for each in (False, True))
-    every = [ProgramKey(bucket, variant) for variant in dict.fromkeys([light, heavy]) for bucket in menu]
-    core = every if buckets else [ProgramKey(*pair) for pair in core_programs(menu, light, heavy)]
-    return Frame(workload, mesh, limit, family, menu, bool(buckets), every, core)
+    offered = [ProgramKey(bucket, light) for bucket in menu]
+    if buckets:
+        core = [*offered, *(ProgramKey(bucket, heavy) for bucket in menu if heavy != light)]
+    else:
+        core = [ProgramKey(*pair) for pair in core_programs(menu, light, heavy)]
+    return Frame(workload, mesh, limit, family, menu, bool(buckets), offered, core)
 
 
 def make_menu(frame: Frame, settings: EngineSettings) -> Menu:
@@ -241,4 +246,5 @@ def _compilation(
         1 << settings.slots.bit_length(),
         liveness.wait,
     )
-    return Compilation(costs, profile, programs, compiler, growth)
+    remembered = RememberedPrograms(name.with_suffix(".programs.json"))
+    return Compilation(costs, profile, programs, compiler, remembered, growth)

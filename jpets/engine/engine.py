@@ -64,7 +64,7 @@ class Engine(Serves):
         frame = make_frame(backbone, self._start_tasks, self.settings, reserve, coming or {}, buckets, devices)
         self.workload = frame.workload
         self.text = frame.workload.text
-        self.core, self._every = frame.core, frame.every
+        self.core, self._offered = frame.core, frame.offered
 
         parts = make_parts(backbone, frame, self.settings, cache_dir)
         self.cache_dir = parts.cache_dir
@@ -90,6 +90,7 @@ class Engine(Serves):
         self._adder = parts.adder
         self._liveness = parts.liveness
         self._measurement = parts.measurement
+        self._remembered = parts.compilation.remembered
         self._ready = False
 
     @property
@@ -211,15 +212,16 @@ class Engine(Serves):
         self._ready = True
         self.merged.start()
         if self.settings.background_compile:
-            rest = [key for key in self._every if key not in self.core]
-            lone = [key for key in rest if key.bucket.rectangular and key.variant.has("heavy")]
-            self.compiler.start(key for key in rest if key not in lone)
+            known = self._remembered.read(self.replica.classes)
+            self.menu.learn(key.bucket for key in known)
+            self.compiler.start(key for key in dict.fromkeys([*known, *self._offered]) if key not in self.core)
             self._measurement.start()
 
     def close(self) -> None:
         self._ready = False
         with contextlib.ExitStack() as last_first:  # each is done even if another one raises
             last_first.callback(self._programs.keep_costs)
+            last_first.callback(lambda: self._remembered.write(self.replica.programs, self.core))
             last_first.callback(self._measurement.close)
             last_first.callback(self.residency.join)
             last_first.callback(self._loop.join)

@@ -1,39 +1,26 @@
-"""Background compilation in a child process of low priority, so that traffic hardly notices it.
-
-The child compiles and writes to the program store; the parent only loads the result. Run as
-``python -m jpets.engine.compilation.background STORE DEVICE...``, with the devices' numbers; each line of standard
-input is a family, or a program of the latest one.
-"""
+"""Brings programs while queries are answered: compiled in another process of low priority, loaded here."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
 import pathlib
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
-import jax
-
+from jpets.engine.compilation.process import HURRIED, IDLE, CompilingProcess
 from jpets.engine.compilation.program_memory import IDLE_SECONDS, ProgramMemory
 from jpets.engine.compilation.wanted import Wanted
 from jpets.engine.device.replica import Replica
-from jpets.engine.programs.mesh import MeshSlice
-from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program, key_from_json, key_to_json
-from jpets.engine.programs.store import ProgramStore, compiler_settings
-from jpets.engine.workloads.registry import family_from_json
+from jpets.engine.programs.program import Family, Program, ProgramKey
+from jpets.engine.programs.store import ProgramStore
 from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, OutOfSpace, Saturated
 
 log = logging.getLogger(__name__)
 
-CHILD_IDLE_SECONDS = 30.0
+PROCESS_IDLE_SECONDS = 30.0
 """Seconds until an idle compiling process ends: it holds 600 MB."""
 COMPILE_SECONDS = 2.0
 """Seconds of all cores that compiling takes, until a program was compiled. A program is compiled once batches without
@@ -41,9 +28,6 @@ it have lost as much: so at most twice the time is lost that would be if the com
 rented skis)."""
 IDLE_SHARE = 0.1
 """Share of that loss at which a program is compiled while no other one is to be."""
-TRIES = 2
-"""Immediate tries of a program: the process that compiled it may have died for another reason (it was killed, memory
-was short)."""
 RETRY_SECONDS = 30.0
 """Seconds until a program that could not be had may be asked for again; each further time twice as long, up to an
 hour."""
@@ -67,11 +51,9 @@ class BackgroundCompiler:
     ) -> None:
         self._replica = replica
         self._store = store
-        self._folder = folder
         self._add = add
         self.memory = memory
-        self._mesh = replica.mesh
-        self._settings = settings_as_variables()
+        self.process = CompilingProcess(store, folder, replica.mesh)
         self._menu: list[ProgramKey] = []
         self._wanted = Wanted()
         self._needed: dict[ProgramKey, Future[None]] = {}
@@ -80,11 +62,6 @@ class BackgroundCompiler:
         self._changed = threading.Condition()
         self._closed = False
         self._busy = False
-        self._child: subprocess.Popen[str] | None = None
-        self._child_family: Family | None = None
-        """The family that the child was told last."""
-        self._child_lock = threading.Lock()
-        """Held while the child compiles a program, or ends."""
         self._thread = threading.Thread(target=self._work, name="jpets-compile", daemon=True)
         self.compiled = 0
         self.failed = 0
@@ -121,9 +98,9 @@ class BackgroundCompiler:
     def compile_other(self, family: Family, key: ProgramKey) -> Program | None:
         """A program of another family than the engine's, which is not kept, in turn with the engine's. None where it
         could not be had, or the engine closes."""
-        seconds = self._compile_in_child(family, key)
+        seconds = self.process.compile(family, key)
         with self._changed:
-            self._changed.notify()  # the child may now have to end
+            self._changed.notify()  # the process may now have to end
         if seconds is None:
             return None
         program = self._store.load(family, key)
@@ -136,46 +113,26 @@ class BackgroundCompiler:
             wanted = self._wanted.count(self.compile_seconds)
             return len(self._menu) + wanted + len(self._needed) + self._busy
 
-    @property
-    def child_runs(self) -> bool:
-        return self._child is not None
-
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._refuse_needed()
             self._changed.notify()
-        if (child := self._child) is not None:
-            child.kill()
+        self.process.close()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
-        self._end_child()
 
     def _refuse_needed(self) -> None:
         for done in self._needed.values():
             if not done.done():
                 done.set_exception(Saturated(SHUTTING_DOWN))
 
-    def _end_idle_child(self) -> None:
-        if self._child_lock.acquire(blocking=False):
-            try:
-                self._end_child()
-            finally:
-                self._child_lock.release()
-
-    def _end_child(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            with contextlib.suppress(OSError), child:  # closes the child's pipes and waits for its end
-                pass
-
     def _work(self) -> None:
         while True:
             with self._changed:
                 while not (self._closed or (next_one := self._next())):
-                    if not self._changed.wait(CHILD_IDLE_SECONDS if self._child else None):
-                        self._end_idle_child()
+                    if not self._changed.wait(PROCESS_IDLE_SECONDS if self.process.runs else None):
+                        self.process.end_if_idle()
                 if self._closed:
                     return
                 assert next_one is not None
@@ -200,8 +157,8 @@ class BackgroundCompiler:
             self._busy = False
 
     def _next(self) -> tuple[ProgramKey, bool] | None:
-        """The program to bring next, and whether others may leave for it: one that is to stay, one that batches miss,
-        one of the menu, or else the one that was missed most."""
+        """The program to bring next, and whether that is urgent: one that is to stay, one that batches miss, one of the
+        menu, or else the one that was missed most."""
         if self._needed:
             return next(iter(self._needed)), False
         if (key := self._wanted.most(self.compile_seconds)) is not None:
@@ -209,7 +166,7 @@ class BackgroundCompiler:
         if self._menu:
             return self._menu.pop(0), False
         key = self._wanted.most(self.compile_seconds * IDLE_SHARE)
-        return (key, True) if key is not None else None
+        return (key, False) if key is not None else None
 
     def _failed(self, key: ProgramKey) -> None:
         self.failed += 1
@@ -224,7 +181,7 @@ class BackgroundCompiler:
         if self.memory.has(key):
             return None
         try:
-            program = self._load(key)
+            program = self._load(key, IDLE)
         except OutOfSpace as full:
             return full
         if program is None:
@@ -239,8 +196,8 @@ class BackgroundCompiler:
             if not done.done():
                 done.set_exception(problem) if problem is not None else done.set_result(None)
 
-    def _load(self, key: ProgramKey) -> Program | None:
-        return self._store.load(self._replica.family, key) or self._compile(key)
+    def _load(self, key: ProgramKey, niceness: int) -> Program | None:
+        return self._store.load(self._replica.family, key) or self._compile(key, niceness)
 
     def _bring(self, key: ProgramKey, wanted: bool) -> None:
         """Adds a program if it is still missing and there is room. Idle programs leave only for a wanted one."""
@@ -249,7 +206,7 @@ class BackgroundCompiler:
         gone: list[ProgramKey] | None = None
         if wanted or not self.memory.full:
             try:
-                program = self._load(key)
+                program = self._load(key, HURRIED if wanted else IDLE)
             except OutOfSpace as full:
                 log.warning("a program must wait: %s", full)
             else:
@@ -271,90 +228,11 @@ class BackgroundCompiler:
             if gone is None and not wanted:
                 self._menu.clear()  # the rest of it comes only if batches miss it
 
-    def _compile(self, key: ProgramKey) -> Program | None:
+    def _compile(self, key: ProgramKey, niceness: int) -> Program | None:
         family = self._replica.family
-        seconds = self._compile_in_child(family, key)
+        seconds = self.process.compile(family, key, niceness=niceness)
         if seconds is None:
             return None
         self._timed += 1
         self.compile_seconds += (seconds / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
         return self._store.load(family, key)
-
-    def _compile_in_child(self, family: Family, key: ProgramKey) -> float | None:
-        """Processor seconds that it took; None where the child died, or the engine closes."""
-        with self._child_lock:
-            for _ in range(TRIES):
-                if self._closed:
-                    return None
-                child = self._running_child()
-                assert child.stdin is not None and child.stdout is not None
-                with contextlib.suppress(OSError):  # the child died
-                    if self._child_family != family:
-                        child.stdin.write(family.to_json() + "\n")
-                    child.stdin.write(key_to_json(key) + "\n")
-                    child.stdin.flush()
-                    self._child_family = family
-                    if taken := child.stdout.readline():
-                        return float(taken)
-                self._end_child()
-                self._store.sweep_of(child.pid)
-        return None
-
-    def _running_child(self) -> subprocess.Popen[str]:
-        if self._child is None or self._child.poll() is not None:
-            numbers = [jax.local_devices().index(device) for device in self._mesh.devices]
-            root = str(pathlib.Path(__file__).parents[3])
-            paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-            self._child = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "jpets.engine.compilation.background",
-                    str(self._folder),
-                    *map(str, numbers),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={
-                    **os.environ,
-                    **self._settings,
-                    "JAX_PLATFORMS": self._mesh.devices[0].platform,
-                    "JAX_NUM_CPU_DEVICES": str(1 + max(numbers)),
-                    "PYTHONPATH": os.pathsep.join(paths),
-                    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the parent
-                },
-            )
-            self._child_family = None
-        return self._child
-
-
-def settings_as_variables() -> dict[str, str]:
-    """JAX's settings as a process reads them from its environment: the child is to compile as this thread would."""
-    return {name.upper(): str(value) for name, value in compiler_settings().items() if value is not None}
-
-
-def main() -> None:
-    """The child: compiles the programs on standard input until that ends; reports the processor time of each."""
-    with contextlib.suppress(OSError):
-        os.nice(19)
-    folder = pathlib.Path(sys.argv[1])
-    devices = jax.local_devices()
-    mesh = MeshSlice([devices[int(number)] for number in sys.argv[2:]])
-    store = ProgramStore(folder, mesh)
-    family: Family | None = None
-    with contextlib.suppress(BrokenPipeError):  # the parent was killed
-        for line in sys.stdin:
-            if "kind" in json.loads(line):
-                family = family_from_json(line)
-                continue
-            assert family is not None
-            begun = time.process_time()
-            store.save(family, compile_program(family, key_from_json(line), mesh))
-            sys.stdout.write(f"{time.process_time() - begun}\n")
-            sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

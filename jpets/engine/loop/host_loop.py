@@ -21,6 +21,7 @@ from jpets.config import EngineSettings
 from jpets.engine.device.memory import is_out_of_memory
 from jpets.engine.device.replica import Replica
 from jpets.engine.loop.completion import Completion, InFlight
+from jpets.engine.loop.flight import FlightRoom
 from jpets.engine.loop.trigger import Trigger
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.planner import Planner
@@ -34,8 +35,6 @@ from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, Saturated
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN = 0.001
-"""Seconds between looks for new queries while a batch runs."""
 PrefetchHook = Callable[[Sequence[Pending]], None]
 
 
@@ -71,7 +70,7 @@ class HostLoop:
         self._settings = settings
         self._want = want
         self._fetch: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
-        self._room = threading.Semaphore(settings.in_flight)
+        self._room = FlightRoom(settings.in_flight)
         self._dispatched = self._completed = 0
         """Batches; each is counted by one thread alone."""
         self._again: deque[Sequence[Pending]] = deque()
@@ -151,40 +150,21 @@ class HostLoop:
 
     def _step(self) -> None:
         """Schedule -> prefetch -> assemble -> dispatch, for one batch."""
-        self._room.acquire()  # before planning: queries that arrive meanwhile can still join the batch
+        self._room.take()  # before planning: queries that arrive meanwhile can still join the batch
         try:
             # A batch that waits behind another could not be short anyway.
-            plan = self._drain_planning() if self._planner.contended() else None
+            plan = None
+            if self._planner.contended():
+                plan = self._room.drain_planning(self._plan_ahead, lambda: self._pending.arrivals)
             dispatched = self._dispatch_next(plan)
         except BaseException:
-            self._room.release()
+            self._room.free()
             raise
         if dispatched is None:
-            self._room.release()
+            self._room.free()
         else:
             self._dispatched += 1
             self._fetch.put(dispatched)
-
-    def _drain(self) -> None:
-        """Waits, with room for one batch held, until no batch is in flight."""
-        held = [self._room.acquire() for _ in range(self._settings.in_flight - 1)]
-        for _ in held:
-            self._room.release()
-
-    def _drain_planning(self) -> Plan | None:
-        """``_drain``, and meanwhile the plan of the next batch, which is made anew when a query comes.
-
-        None if no plan takes all queries into account.
-        """
-        plan, known, held = None, -1, 0
-        while held < self._settings.in_flight - 1:
-            if known != self._pending.arrivals:
-                known = self._pending.arrivals
-                plan = self._plan_ahead()
-            held += self._room.acquire(timeout=LOOK_AGAIN)
-        for _ in range(held):
-            self._room.release()
-        return plan if known == self._pending.arrivals else None
 
     def _plan_ahead(self) -> Plan | None:
         waiting = self._pending.most_urgent(WINDOW)
@@ -281,13 +261,13 @@ class HostLoop:
         pendings = [p for p in pendings if not p.ended]
         if not pendings:
             return
-        self._room.acquire()
-        self._drain()
+        self._room.take()
+        self._room.drain()
         try:
             started = self._start(self._planner.place(pendings), alone=True)
         except Exception as error:
             log.exception("a part of a batch did not start")
-            self._room.release()
+            self._room.free()
             self._failed(pendings, error, alone=True)
             return
         self._dispatched += 1
@@ -304,6 +284,6 @@ class HostLoop:
             del batch  # its arrays leave the device before anything runs again
             if problem is not None:
                 self._failed(pendings, problem, alone=alone)
-            self._room.release()
+            self._room.free()
             self._completed += 1
             self._progress = time.monotonic()

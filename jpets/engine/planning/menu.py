@@ -37,9 +37,10 @@ class Menu:
         self.buckets: Sequence[Bucket] = tuple(self._fixed)
         """The cheapest first; a new tuple at every change."""
 
-    @property
-    def learnt(self) -> Sequence[Bucket]:
-        return self._learnt
+    def learn(self, buckets: Iterable[Bucket]) -> None:
+        """Begins with shapes that were learnt before."""
+        self._learnt = tuple(dict.fromkeys(bucket for bucket in buckets if bucket not in self._fixed))
+        self.buckets = tuple(sorted({*self._fixed, *self._learnt}, key=self._cost))
 
     def saw(self, lengths: Ints) -> None:
         """Learns from the lengths [n] of queries that came, unless there is no room for learnt shapes."""
@@ -52,8 +53,7 @@ class Menu:
         self._new = 0
         found = learn_buckets(self._lengths, self._most_rows, self._most_tokens)
         if self._efficiency(found) < BETTER * self._efficiency(self._learnt or self._fixed):
-            self._learnt = found
-            self.buckets = tuple(sorted({*self._fixed, *found}, key=self._cost))
+            self.learn(found)
 
     def _efficiency(self, buckets: Sequence[Bucket]) -> float:
         """Arithmetic of the best of these buckets for each query that it can be expected to hold."""

@@ -16,8 +16,8 @@ from support import ENGINE_SETTINGS, shallow, wait_until
 
 from jpets.config import BackboneConfig
 from jpets.engine.batch.bucket import Bucket, Variant
-from jpets.engine.compilation import background
-from jpets.engine.compilation.background import COMPILE_SECONDS, RETRY_SECONDS, BackgroundCompiler
+from jpets.engine.compilation import background, process, wanted
+from jpets.engine.compilation.background import COMPILE_SECONDS, IDLE_SHARE, RETRY_SECONDS, BackgroundCompiler
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import first_device
@@ -34,7 +34,7 @@ FAMILY = Family(EncoderNetwork(BackboneConfig("bert", 50, 16, 1, 2, 32, 64)), "f
 def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathlib.Path) -> None:
     settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=32, max_batch_tokens=64)
     with Engine(shallow(), [], settings, cache_dir=tmp_path).start() as own:
-        expected = len(own.menu)
+        expected = len(own.menu.buckets)
         assert len(own.core) < expected
         end = time.monotonic() + 120
         while own.compiler.waiting and time.monotonic() < end:
@@ -42,7 +42,7 @@ def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathl
             assert result.error is None
             time.sleep(0.05)  # leaves a core to the compilations
         programs = own.replica.programs
-        assert {program.key.bucket for program in programs} == set(own.menu)
+        assert {program.key.bucket for program in programs} == set(own.menu.buckets)
         own.compiler.want(programs[0].key, own.compiler.compile_seconds)  # there already: nothing is compiled twice
         wait_until(lambda: not own.compiler.waiting)
         assert (own.compiler.compiled, own.compiler.failed) == (expected - len(own.core), 0)
@@ -55,7 +55,7 @@ def test_without_room_only_what_is_needed_stays(tmp_path: pathlib.Path) -> None:
         ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64, program_memory_mb=0
     )
     with Engine(shallow(), [], settings, cache_dir=tmp_path).start() as own:
-        missing = next(ProgramKey(b, Variant()) for b in own.menu if ProgramKey(b, Variant()) not in own.core)
+        missing = next(ProgramKey(b, Variant()) for b in own.menu.buckets if ProgramKey(b, Variant()) not in own.core)
         own.compiler.want(missing, own.compiler.compile_seconds)
         wait_until(lambda: not own.compiler.waiting)
         assert {program.key for program in own.replica.programs} == set(own.core)
@@ -65,16 +65,16 @@ def test_without_room_only_what_is_needed_stays(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "CHILD_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(background, "PROCESS_IDLE_SECONDS", 0.2)
     settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64)
     with Engine(shallow(), [], settings, cache_dir=tmp_path).start() as own:
         compiler = own.compiler
         wait_until(lambda: compiler.compiled > 0 and not compiler.waiting)
-        wait_until(lambda: not compiler.child_runs)
+        wait_until(lambda: not compiler.process.runs)
         before, unlisted = compiler.compiled, ProgramKey(Bucket(12, ((1, 12),)), Variant())
-        for _ in range(2):  # only after batches without it have lost as much as compiling it costs
+        for _ in range(2):  # only after batches without it have lost a part of what compiling it costs
             assert not compiler.waiting
-            compiler.want(unlisted, compiler.compile_seconds / 2)
+            compiler.want(unlisted, compiler.compile_seconds * IDLE_SHARE / 2)
         wait_until(lambda: compiler.compiled == before + 1)
         assert own.replica.has_program(unlisted)
 
@@ -95,29 +95,29 @@ def unlisted(tokens: int) -> ProgramKey:
 def test_a_compiling_process_that_is_killed_costs_no_program(
     compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running, killed = compiler._running_child, list[int]()
+    running, killed = compiler.process._running, list[int]()
 
-    def mortal() -> subprocess.Popen[str]:
-        child = running()
+    def mortal(niceness: int) -> subprocess.Popen[str]:
+        child = running(niceness)
         if not killed:
             killed.append(child.pid)
-            (compiler._folder / f"{written_by(child.pid)}half").write_bytes(b"half a program")
+            (compiler.process._folder / f"{written_by(child.pid)}half").write_bytes(b"half a program")
             child.kill()
         return child
 
-    monkeypatch.setattr(compiler, "_running_child", mortal)
+    monkeypatch.setattr(compiler.process, "_running", mortal)
     before, failed = compiler.compiled, compiler.failed
     compiler.want(unlisted(12), compiler.compile_seconds)
     wait_until(lambda: compiler.compiled == before + 1)
     assert compiler.failed == failed
-    assert not list(compiler._folder.glob(f"{TEMPORARY}*")), "what the process was writing is swept"
+    assert not list(compiler.process._folder.glob(f"{TEMPORARY}*")), "what the process was writing is swept"
 
 
 @pytest.mark.parametrize("fault", ["dies", "raises"])
 def test_a_program_that_could_not_be_had_may_be_asked_for_again(
     compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    def failing(key: ProgramKey) -> None:
+    def failing(key: ProgramKey, niceness: int) -> None:
         if fault == "raises":
             raise OSError("no more processes")
 
@@ -128,7 +128,7 @@ def test_a_program_that_could_not_be_had_may_be_asked_for_again(
         wait_until(lambda: compiler.failed == failed + 1)
         compiler.want(key, compiler.compile_seconds)
         assert not compiler.waiting, "not at once"
-    monkeypatch.setattr(background, "time", mock.Mock(monotonic=lambda: time.monotonic() + 2 * RETRY_SECONDS))
+    monkeypatch.setattr(wanted, "time", mock.Mock(monotonic=lambda: time.monotonic() + 2 * RETRY_SECONDS))
     compiler.want(key, compiler.compile_seconds)
     wait_until(lambda: compiler.compiled == before + 1)
 
@@ -158,7 +158,7 @@ def test_the_process_compiles_as_the_engine_would(tmp_path: pathlib.Path) -> Non
     name = ProgramStore(tmp_path, first_device()).family_name(FAMILY)
     with jax.default_matmul_precision("highest"):
         assert ProgramStore(tmp_path, first_device()).family_name(FAMILY) != name
-        assert background.settings_as_variables()["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
+        assert process.settings_as_variables()["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
     assert ProgramStore(tmp_path, first_device()).family_name(FAMILY) == name
 
 

@@ -1,0 +1,155 @@
+"""The process that compiles beside the traffic, at low priority.
+
+It compiles and writes to the program store; the server only loads the result. Run as
+``python -m jpets.engine.compilation.process STORE NICENESS DEVICE...``, with the devices' numbers; each line of
+standard input is a family, or a program of the latest one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+
+from jpets.engine.programs.mesh import MeshSlice
+from jpets.engine.programs.program import Family, ProgramKey, compile_program, key_from_json, key_to_json
+from jpets.engine.programs.store import ProgramStore, compiler_settings
+from jpets.engine.workloads.registry import family_from_json
+
+IDLE = 19
+"""Niceness of what can wait: it takes a sixtieth of a core that is busy."""
+HURRIED = 5
+"""Niceness of a program that batches miss: a quarter of a core that is busy, or the traffic that deserves it would keep
+it from coming."""
+TRIES = 2
+"""Immediate tries of a program: the process that compiled it may have died for another reason (it was killed, memory
+was short)."""
+
+
+class CompilingProcess:
+    """One process, which is started when it is needed. ``folder`` is the store's."""
+
+    def __init__(self, store: ProgramStore, folder: pathlib.Path, mesh: MeshSlice) -> None:
+        self._store = store
+        self._folder = folder
+        self._mesh = mesh
+        self._settings = settings_as_variables()
+        self._process: subprocess.Popen[str] | None = None
+        self._niceness = IDLE
+        self._family: Family | None = None
+        """The family that the process was told last."""
+        self._lock = threading.Lock()
+        """Held while the process compiles a program, or ends."""
+        self._closed = False
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
+    def compile(self, family: Family, key: ProgramKey, *, niceness: int = IDLE) -> float | None:
+        """Puts a program into the store. Returns the processor seconds that it took; None where the process died, or
+        was closed."""
+        with self._lock:
+            for _ in range(TRIES):
+                if self._closed:
+                    return None
+                process = self._running(niceness)
+                assert process.stdin is not None and process.stdout is not None
+                with contextlib.suppress(OSError):  # the process died
+                    if self._family != family:
+                        process.stdin.write(family.to_json() + "\n")
+                    process.stdin.write(key_to_json(key) + "\n")
+                    process.stdin.flush()
+                    self._family = family
+                    if taken := process.stdout.readline():
+                        return float(taken)
+                self._end()
+                self._store.sweep_of(process.pid)
+        return None
+
+    def end_if_idle(self) -> None:
+        """Frees its memory."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Ends it, whatever it does, for good."""
+        self._closed = True
+        if (process := self._process) is not None:
+            process.kill()
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with contextlib.suppress(OSError), process:  # closes the pipes and waits for the end
+                pass
+
+    def _running(self, niceness: int) -> subprocess.Popen[str]:
+        if niceness != self._niceness:
+            self._end()
+        if self._process is None or self._process.poll() is not None:
+            self._process, self._niceness, self._family = self._start(niceness), niceness, None
+        return self._process
+
+    def _start(self, niceness: int) -> subprocess.Popen[str]:
+        numbers = [jax.local_devices().index(device) for device in self._mesh.devices]
+        root = str(pathlib.Path(__file__).parents[3])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        arguments = [str(self._folder), str(niceness), *map(str, numbers)]
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "jpets.engine.compilation.process", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                **self._settings,
+                "JAX_PLATFORMS": self._mesh.devices[0].platform,
+                "JAX_NUM_CPU_DEVICES": str(1 + max(numbers)),
+                "PYTHONPATH": os.pathsep.join(paths),
+                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the server
+            },
+        )
+
+
+def settings_as_variables() -> dict[str, str]:
+    """JAX's settings as a process reads them from its environment: it is to compile as this thread would."""
+    return {name.upper(): str(value) for name, value in compiler_settings().items() if value is not None}
+
+
+def main() -> None:
+    """The process: compiles the programs on standard input until that ends; reports the processor time of each."""
+    with contextlib.suppress(OSError):
+        os.nice(int(sys.argv[2]))
+    folder = pathlib.Path(sys.argv[1])
+    devices = jax.local_devices()
+    mesh = MeshSlice([devices[int(number)] for number in sys.argv[3:]])
+    store = ProgramStore(folder, mesh)
+    family: Family | None = None
+    with contextlib.suppress(BrokenPipeError):  # the server was killed
+        for line in sys.stdin:
+            if "kind" in json.loads(line):
+                family = family_from_json(line)
+                continue
+            assert family is not None
+            begun = time.process_time()
+            store.save(family, compile_program(family, key_from_json(line), mesh))
+            sys.stdout.write(f"{time.process_time() - begun}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
