@@ -29,7 +29,7 @@ from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.rows import Row
 from jpets.engine.batch.rows import led as led_by
 from jpets.engine.engine import Engine
-from jpets.engine.programs.delta_order import ORDERED
+from jpets.engine.programs.delta_order import ORDERED, Execution
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
 from jpets.model.batch import POOLINGS
@@ -152,8 +152,10 @@ def method_tasks(backbone: Backbone) -> list[Task]:
 class Bench:
     """Tasks in banks, ready to run in any bucket and variant without an engine."""
 
-    def __init__(self, backbone: Backbone, tasks: Sequence[Task], dtype: str = "float32") -> None:
-        self.backbone, self.config = backbone, backbone.config
+    def __init__(
+        self, backbone: Backbone, tasks: Sequence[Task], dtype: str = "float32", execution: Execution = ORDERED
+    ) -> None:
+        self.backbone, self.config, self.execution = backbone, backbone.config, execution
         self.encoder = split(self.config)
         self.params = cast_params(device_params(backbone), dtype)
         self.tasks: dict[str | None, Task] = {task.id: task for task in tasks}
@@ -193,7 +195,7 @@ class Bench:
     def run(self, rows: Sequence[Row], bucket: Bucket, variant: Variant) -> tuple[Assembled, Outputs]:
         assembled = assemble(rows, bucket, variant, INPUTS)
         if (bucket, variant) not in self._compiled:
-            program = functools.partial(EncoderNetwork(self.config).run, bucket, variant, ORDERED)
+            program = functools.partial(EncoderNetwork(self.config).run, bucket, variant, self.execution)
             self._compiled[bucket, variant] = jax.jit(program)
         banks = tuple(self.banks[key].arrays for key in variant.classes())
         _, outputs = self._compiled[bucket, variant](self.params, banks, (), assembled.batch, assembled.views)

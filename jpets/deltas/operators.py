@@ -45,6 +45,11 @@ class Operators:
     def __getitem__(self, operator: str) -> str:
         return dict(self.chosen).get(operator, REFERENCE)
 
+    @property
+    def static_runs(self) -> bool:
+        """Whether an operator of a heavy class computes all runs that there is room for, taken or not."""
+        return any(self[operator] != REFERENCE for operator in OVER_RUNS)
+
     def replaced(self, **candidates: str) -> Operators:
         """With these candidates in the place of those that there were."""
         return Operators(tuple(sorted({**dict(self.chosen), **candidates}.items())))

@@ -88,7 +88,13 @@ class Bucket:
         return min(full, self.rows + self.tokens // size)
 
     def most_runs(self, most: int) -> int:
-        return self.rows + self.tokens // self.run(most)
+        """Runs of about ``most`` tokens that any batch in this bucket can need: a span of rows never needs more than
+        its rows would alone."""
+        return self._segments(self.run(most))
+
+    def run_room(self, most: int, level: int) -> int:
+        """Runs of about ``most`` tokens that ``level`` eighths of a bucket hold."""
+        return -(-self.most_runs(most) * level // FULL)
 
     @functools.cached_property
     def rooms(self) -> npt.NDArray[np.int32]:
@@ -147,15 +153,19 @@ class Variant:
 
     ``run`` is how many tokens one step over a heavy class covers; long ones pay where many rows of one task meet. Where
     every row has a delta that replaces weights, a mask (``replaced``), the shared products of its sites are left out.
+
+    ``runs``: eighths of the bucket's most runs for heavy classes that need no more. All of these runs are computed,
+    taken or not, by operators that do not loop over those that are there.
     """
 
     light: tuple[tuple[ClassKey, int], ...] = ()
     others: tuple[ClassKey, ...] = ()
     run: int = HEAVY_RUNS[0]
     replaced: bool = False
+    runs: tuple[tuple[ClassKey, int], ...] = ()
 
     def level(self, key: ClassKey) -> int:
-        return dict(self.light).get(key, FULL if key in self.others else 0)
+        return dict((*self.light, *self.runs)).get(key, FULL if key in self.others else 0)
 
     def covers(self, needs: Mapping[ClassKey, int]) -> bool:
         """Whether all rows with these needs can run; where products are left out, only some of them can."""
@@ -176,7 +186,8 @@ class Variant:
         return any(class_method(key.method).kind == kind for key in self.classes())
 
     def __str__(self) -> str:
-        names = [f"{key}@{level}" for key, level in self.light] + [str(key) for key in self.others]
+        names = [f"{key}@{level}" for key, level in self.light]
+        names += [f"{key}@{level}" if (level := self.level(key)) < FULL else str(key) for key in self.others]
         run = f" run {self.run}" if self.run != HEAVY_RUNS[0] else ""
         return (",".join(names) or "bare") + run + (" replaced" if self.replaced else "")
 
@@ -190,7 +201,9 @@ def windowed(key: ClassKey) -> bool:
 def make_variant(needs: Mapping[ClassKey, int], run: int = HEAVY_RUNS[0], *, replaced: bool = False) -> Variant:
     """The tightest variant for ``needs`` (class -> level)."""
     light = tuple(sorted((key, level) for key, level in needs.items() if windowed(key)))
-    return Variant(light, tuple(sorted(key for key in needs if not windowed(key))), run, replaced)
+    others = tuple(sorted(key for key in needs if not windowed(key)))
+    runs = tuple((key, needs[key]) for key in others if needs[key] < FULL)
+    return Variant(light, others, run, replaced, runs)
 
 
 def replaces_weights(key: ClassKey) -> bool:

@@ -102,6 +102,18 @@ class Layout:
             return Spans(*np.empty((3, 0), np.int32))
         return self._spans(self.table.slots[:, [column]], joined=self._joinable(run))
 
+    def run_levels(self, most: int) -> Mapping[ClassKey, int]:
+        """The level of room that each heavy class needs in runs of about ``most`` tokens."""
+        bucket, columns = self.bucket, self.table.columns
+        size = bucket.run(most)
+
+        def level(key: ClassKey) -> int:
+            spans = self.spans(key, size)
+            runs = int((-(-(spans.ends - spans.firsts) // size)).sum())
+            return next(level for level in LEVELS if runs <= bucket.run_room(most, level))
+
+        return {columns.keys[at]: level(columns.keys[at]) for at in columns.heavy}
+
     def _joinable(self, run: int) -> bool:
         return not self.bucket.rectangular or run >= self.bucket.longest
 

@@ -69,7 +69,7 @@ def blank_view(bucket: Bucket, key: ClassKey, variant: Variant) -> ClassView:
         tokens = blanks(room, bucket.segment, of=bucket.tokens)
         return SegmentView(tokens, blanks(room), blanks(), blanks(min(bucket.tokens, cells), of=cells))
     if kind == "heavy":
-        most = bucket.most_runs(variant.run)
+        most = bucket.run_room(variant.run, variant.level(key))
         return HeavyView(Runs(blanks(), *(blanks(most) for _ in range(4))), bucket.run(variant.run))
     if kind == "row":
         return SlotView(blanks(bucket.rows))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import HEAVY_RUNS, LEVELS, Bucket, Variant, make_variant, replaces_weights
 from jpets.engine.batch.layout import Layout, best_run
 from jpets.engine.batch.row_table import RowTable
@@ -44,16 +45,22 @@ class Needs:
             return False
         if self._heavy and variant.run not in (HEAVY_RUNS[0], self.run(bucket)):
             return False
-        return variant.has_room(self.layout(bucket).needs)
+        return variant.has_room(self._levels(bucket, variant.run if variant.runs else None))
+
+    def _levels(self, bucket: Bucket, run: int | None) -> Mapping[ClassKey, int]:
+        """The level of room that each class needs: of heavy ones for runs of this length, all there is for None."""
+        layout = self.layout(bucket)
+        return layout.needs if run is None else {**layout.needs, **layout.run_levels(run)}
 
     def _all_have(self, variant: Variant) -> bool:
         """Whether every row has the variant's classes that replace weights."""
         columns, replacing = self._table.columns.at, [key for key in variant.classes() if replaces_weights(key)]
         return all(key in columns and bool(self._table.used[:, columns[key]].all()) for key in replacing)
 
-    def variant(self, bucket: Bucket, levels: Sequence[int] = LEVELS) -> Variant:
-        """The tightest variant for the rows, with room in steps of ``levels``."""
-        needs = {
-            key: next(step for step in levels if step >= level) for key, level in self.layout(bucket).needs.items()
-        }
-        return make_variant(needs, self.run(bucket), replaced=self._table.replaced)
+    def variant(self, bucket: Bucket, levels: Sequence[int] = LEVELS, *, static_runs: bool = False) -> Variant:
+        """The tightest variant for the rows, with room in steps of ``levels``; with ``static_runs``, which are computed
+        whether they are taken or not, for no more runs of heavy classes than there are."""
+        run = self.run(bucket)
+        found = self._levels(bucket, run if static_runs else None)
+        needs = {key: next(step for step in levels if step >= level) for key, level in found.items()}
+        return make_variant(needs, run, replaced=self._table.replaced)

@@ -64,4 +64,7 @@ class Placer:
 
     def _ideal(self, needs: Needs, levels: Sequence[int]) -> ProgramKey | None:
         bucket = next((bucket for bucket in self._menu.buckets if bucket.holds(needs.lengths)), None)
-        return ProgramKey(bucket, needs.variant(bucket, levels)) if bucket is not None else None
+        if bucket is None:
+            return None
+        static = self._replica.family.operators.static_runs
+        return ProgramKey(bucket, needs.variant(bucket, levels, static_runs=static))

@@ -71,7 +71,7 @@ def class_operator(config: BackboneConfig, bucket: Bucket, variant: Variant, key
         slots = capacity(bucket, variant.level(key))
         length = bucket.longest if bucket.rectangular else bucket.segment
     else:
-        slots, length = bucket.most_runs(variant.run), bucket.run(variant.run)
+        slots, length = bucket.run_room(variant.run, variant.level(key)), bucket.run(variant.run)
     return Operator(str(key), *class_method(key.method).work(key, config, slots * length, slots))
 
 

@@ -86,6 +86,7 @@ def key_from_json(text: str) -> ProgramKey:
         tuple(ClassKey.from_dict(key) for key in data["variant"]["others"]),
         int(data["variant"]["run"]),
         bool(data["variant"]["replaced"]),
+        tuple((ClassKey.from_dict(key), level) for key, level in data["variant"]["runs"]),
     )
     return ProgramKey(bucket, variant)
 

@@ -11,19 +11,26 @@ import pytest
 from support import Bench, dense_answer, method_tasks, row_answer, shallow
 
 from jpets.deltas import METHODS
+from jpets.deltas.operators import usual_operators
 from jpets.engine.batch.bucket import Bucket, Variant, make_variant, widest
 from jpets.engine.batch.layout import Layout, all_replaced
 from jpets.engine.batch.rows import Row
+from jpets.engine.planning.needs import Needs
+from jpets.engine.programs.delta_order import ORDERED, Execution
 from jpets.types import Task
 
 RECTANGLE = Bucket(16 * 16, ((16, 16),))
 PACKED = Bucket(256, ((14, 16), (6, 32), (2, 128)))
 
 
+WITHOUT_LOOPS = Execution(operators=usual_operators("gpu"))
+"""As programs for a GPU are."""
+
+
 @functools.cache
-def bench(name: str, dtype: str = "float32") -> Bench:
+def bench(name: str, dtype: str = "float32", execution: Execution = ORDERED) -> Bench:
     """One for all tests: its programs take long to compile."""
-    return Bench(shallow(name), method_tasks(shallow(name)), dtype)
+    return Bench(shallow(name), method_tasks(shallow(name)), dtype, execution)
 
 
 def lengths_for(bucket: Bucket, rng: np.random.Generator) -> list[int]:
@@ -56,6 +63,19 @@ def test_every_row_agrees_with_dense_computation(name: str, bucket: Bucket, tigh
     compare_with_dense(own, chosen, rows, bucket, variant)
 
 
+def test_no_more_runs_are_computed_than_a_batch_needs() -> None:
+    own, rng = bench("tiny-bert", execution=WITHOUT_LOOPS), np.random.default_rng(3)
+    chosen = ["mask", "diff", None, "mask", "onebit", None, "masked-lora", None, "diff"]
+    rows = [own.row(task, draw_ids(rng, n)) for task, n in zip(chosen, lengths_for(PACKED, rng), strict=False)]
+    needs = Needs(rows)
+    variant, full = (needs.variant(PACKED, static_runs=static) for static in (True, False))
+    rooms = {key.method: PACKED.run_room(variant.run, variant.level(key)) for key, _ in variant.runs}
+    assert (rooms, PACKED.most_runs(variant.run)) == ({"mask": 4, "diff": 4, "onebit": 4}, 28)
+    assert not full.runs and full.covers(Layout(rows, PACKED).needs)
+    assert not variant.covers(Layout(rows, PACKED).needs)
+    compare_with_dense(own, chosen, rows, PACKED, variant)
+
+
 @pytest.mark.parametrize("bucket", [RECTANGLE, PACKED], ids=str)
 def test_masked_rows_alone_need_no_shared_product(bucket: Bucket) -> None:
     own, rng = bench("tiny-bert"), np.random.default_rng(6)
@@ -82,10 +102,18 @@ def compare_with_dense(
             np.testing.assert_allclose(found[what].reshape(-1), expected[what].reshape(-1), atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("bucket", [RECTANGLE, PACKED], ids=str)
-def test_a_row_keeps_its_bits_among_other_companions_and_at_other_places(bucket: Bucket, dtype: str) -> None:
-    own, rng = bench("tiny-bert", dtype), np.random.default_rng(4)
+@pytest.mark.parametrize(
+    ("bucket", "dtype", "execution"),
+    [
+        *((bucket, dtype, ORDERED) for bucket in (RECTANGLE, PACKED) for dtype in ("float32", "bfloat16")),
+        (RECTANGLE, "float32", WITHOUT_LOOPS),
+    ],
+    ids=str,
+)
+def test_a_row_keeps_its_bits_among_other_companions_and_at_other_places(
+    bucket: Bucket, dtype: str, execution: Execution
+) -> None:
+    own, rng = bench("tiny-bert", dtype, execution), np.random.default_rng(4)
     variant = widest(list(own.banks), heavy=True)
     tasks = [*own.tasks, None]
     probes = [own.row(task, draw_ids(rng, 5 + 2 * i)) for i, task in enumerate(tasks[:5])] + [
@@ -110,10 +138,12 @@ def test_a_row_keeps_its_bits_among_other_companions_and_at_other_places(bucket:
                 assert mine[what].tobytes() == theirs[what].tobytes(), what
 
 
-@pytest.mark.parametrize("bucket", [RECTANGLE, PACKED], ids=str)
-def test_a_task_of_nan_changes_no_bit_of_the_others(bucket: Bucket) -> None:
+@pytest.mark.parametrize(
+    ("bucket", "execution"), [(RECTANGLE, ORDERED), (PACKED, ORDERED), (RECTANGLE, WITHOUT_LOOPS)], ids=repr
+)
+def test_a_task_of_nan_changes_no_bit_of_the_others(bucket: Bucket, execution: Execution) -> None:
     """For each method in turn, its task's numbers become NaN in the bank, where no validation sees them."""
-    own, rng = bench("tiny-bert"), np.random.default_rng(5)
+    own, rng = bench("tiny-bert", execution=execution), np.random.default_rng(5)
     variant = widest(list(own.banks), heavy=True)
     names = [*own.tasks, None]
     rows = [own.row(task, draw_ids(rng, int(rng.integers(3, 15)))) for task in names]
