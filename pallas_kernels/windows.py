@@ -100,8 +100,8 @@ def in_chunks(
     bytes_each: int,
 ) -> Float[Array, "k s o"]:
     """``product(x, slots)`` of a few runs at a time: it takes ``bytes_each`` of scratch memory for a run."""
-    chunks = -(-len(slots) * bytes_each // SCRATCH_BYTES)
-    size = max(1, -(-len(slots) // max(1, chunks)))
+    most = max(1, SCRATCH_BYTES // bytes_each)
+    size = -(-len(slots) // -(-len(slots) // most))  # as even as can be
     done: list[Array] = []
     for first in range(0, len(slots), size):
         rows, own = x[first : first + size], slots[first : first + size]

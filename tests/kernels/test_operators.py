@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from on_hopper import INTERPRET
 
+from jpets.deltas.operators import CANDIDATES
+from pallas_kernels import windows
 from pallas_kernels.low_rank import low_rank
 from pallas_kernels.low_rank.mosaic import ON_CHIP, Tiles, low_rank_mosaic
 from pallas_kernels.masked_matmul import apply_mask, masked_matmul, pack_planes, sign_matmul, signs
@@ -96,14 +98,16 @@ def test_low_rank_on_the_chip_adds_biases_and_activates() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("candidate", CANDIDATES["masked_matmul"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_masked_matmul(dtype: str) -> None:
+def test_masked_matmul(dtype: str, candidate: str) -> None:
     r = rng()
     x, x64 = rounded(r.normal(size=(12, 16)), dtype)
     w, w64 = rounded(r.normal(size=(16, 24)), dtype)
     masks = r.random((SLOTS, LAYERS, 16, 24)) < 0.5
     y = r.normal(size=(12, 24)).astype(np.float32)
-    found = np.asarray(masked_matmul(x, jnp.asarray(y), w, jnp.asarray(pack_planes(masks)), make_runs(), 6, LAYER))
+    bits = jnp.asarray(pack_planes(masks))
+    found = np.asarray(masked_matmul(x, jnp.asarray(y), w, bits, make_runs(), 6, LAYER, candidate))
     expected = y.astype(np.float64)
     for slot, tokens in RUN_TOKENS.items():
         expected[list(tokens)] = x64[list(tokens)] @ (w64 * masks[slot, LAYER])
@@ -112,8 +116,9 @@ def test_masked_matmul(dtype: str) -> None:
     assert found[others].tobytes() == y[others].tobytes()
 
 
+@pytest.mark.parametrize("candidate", CANDIDATES["sign_matmul"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_sign_matmul(dtype: str) -> None:
+def test_sign_matmul(dtype: str, candidate: str) -> None:
     r = rng()
     x, x64 = rounded(r.normal(size=(12, 16)), dtype)
     plus = r.random((SLOTS, LAYERS, 16, 24)) < 0.5
@@ -121,13 +126,30 @@ def test_sign_matmul(dtype: str) -> None:
     scale[2] = np.nan  # a slot that no run uses
     y = r.normal(size=(12, 24)).astype(np.float32)
     bits = jnp.asarray(pack_planes(plus))
-    found = np.asarray(sign_matmul(x, jnp.asarray(y), bits, jnp.asarray(scale), make_runs(), 6, LAYER))
+    found = np.asarray(sign_matmul(x, jnp.asarray(y), bits, jnp.asarray(scale), make_runs(), 6, LAYER, candidate))
     expected = y.astype(np.float64)
     for slot, tokens in RUN_TOKENS.items():
         expected[list(tokens)] += scale[slot, LAYER] * (x64[list(tokens)] @ np.where(plus[slot, LAYER], 1.0, -1.0))
     np.testing.assert_allclose(found, expected, atol=TOLERANCE["float32"])
     others = [t for t in range(12) if t not in [*RUN_TOKENS[1], *RUN_TOKENS[3]]]
     assert found[others].tobytes() == y[others].tobytes()
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 7, 100])
+def test_what_is_computed_in_chunks_is_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``most`` runs at a time fit the scratch memory; at least one is computed."""
+    monkeypatch.setattr(windows, "SCRATCH_BYTES", 10 * most + 9)
+    sizes: list[int] = []
+
+    def product(x: jax.Array, slots: jax.Array) -> jax.Array:
+        sizes.append(len(x))
+        return x * slots[:, None, None].astype(x.dtype)
+
+    x, slots = jnp.asarray(rng().normal(size=(7, 2, 3)), jnp.float32), jnp.arange(7)
+    expected = np.asarray(x) * np.arange(7, dtype=np.float32)[:, None, None]
+    np.testing.assert_array_equal(windows.in_chunks(product, x, slots, 10), expected)
+    assert sum(sizes) == 7 and max(sizes) <= max(most, 1)
+    assert len(sizes) == -(-7 // min(max(most, 1), 7))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -172,8 +194,9 @@ def test_columns_of_one_byte_are_what_they_were(outputs: int) -> None:
         assert (own[len(each) :] >= outputs).all()
 
 
+@pytest.mark.parametrize("candidate", CANDIDATES["sparse_matmul"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_sparse_matmul(dtype: str) -> None:
+def test_sparse_matmul(dtype: str, candidate: str) -> None:
     r = rng()
     x, x64 = rounded(r.normal(size=(12, 16)), dtype)
     dense = r.normal(size=(SLOTS, LAYERS, 16, 24)) * (r.random((SLOTS, LAYERS, 16, 24)) < 0.1)
@@ -191,7 +214,7 @@ def test_sparse_matmul(dtype: str) -> None:
     bank, values64 = stored(values, dtype)
     y = r.normal(size=(12, 24)).astype(np.float32)
     lists = jnp.asarray(rows), jnp.asarray(cols), jnp.asarray(ends)
-    found = np.asarray(sparse_matmul(x, jnp.asarray(y), *lists, bank, make_runs(), 6, LAYER))
+    found = np.asarray(sparse_matmul(x, jnp.asarray(y), *lists, bank, make_runs(), 6, LAYER, candidate))
     expected = y.astype(np.float64)
     for slot, tokens in RUN_TOKENS.items():
         d = np.zeros((16, 24))
@@ -201,8 +224,9 @@ def test_sparse_matmul(dtype: str) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE["float32"])
 
 
+@pytest.mark.parametrize("candidate", CANDIDATES["block_sparse_matmul"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_block_sparse_matmul(dtype: str) -> None:
+def test_block_sparse_matmul(dtype: str, candidate: str) -> None:
     """Blocks of 8 x 8; one slot has every block of a column, one none at all."""
     r = rng()
     x, x64 = rounded(r.normal(size=(12, 16)), dtype)
@@ -216,7 +240,7 @@ def test_block_sparse_matmul(dtype: str) -> None:
         ends[slot, LAYER] = len(own)
     y = r.normal(size=(12, 24)).astype(np.float32)
     lists = jnp.asarray(rows), jnp.asarray(cols), jnp.asarray(ends)
-    found = np.asarray(block_sparse_matmul(x, jnp.asarray(y), *lists, bank, make_runs(), 6, LAYER))
+    found = np.asarray(block_sparse_matmul(x, jnp.asarray(y), *lists, bank, make_runs(), 6, LAYER, candidate))
     expected = y.astype(np.float64)
     for slot, tokens in RUN_TOKENS.items():
         d = np.zeros((16, 24))
