@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from pallas_kernels import low_rank, masked_matmul, packed_attention, sparse_matmul
+from pallas_kernels.packed_attention import cudnn
 from pallas_kernels.windows import REFERENCE
 
 CANDIDATES: Mapping[str, Collection[str]] = {
@@ -59,6 +60,9 @@ REFERENCES = Operators()
 
 
 def usual_operators(platform: str) -> Operators:
-    """Plain XLA: references on a CPU, where a loop costs nothing; elsewhere forms without loops and atomic
-    additions."""
-    return REFERENCES if platform == "cpu" else REFERENCES.replaced(**WITHOUT_LOOPS)
+    """References on a CPU, where a loop costs nothing; elsewhere forms in plain XLA without loops and atomic additions,
+    and cuDNN's attention where it is supported."""
+    if platform == "cpu":
+        return REFERENCES
+    attention = {"packed_attention": "cudnn"} if cudnn.supported() else {}
+    return REFERENCES.replaced(**WITHOUT_LOOPS, **attention)

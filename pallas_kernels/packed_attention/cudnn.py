@@ -27,13 +27,31 @@ def packed_attention_cudnn(
     *,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "t d"]:
-    """See ``packed_attention``. The reference attends where rows have prefixes, and to numbers or heads that cuDNN does
-    not take.
+    """See ``packed_attention``. The reference attends to numbers or heads that cuDNN does not take.
 
     ``implementation`` "xla" computes the same on any device, and takes them.
     """
     own = functools.partial(_attend, implementation=implementation)
     return packed_attention_reference(q, k, v, groups, cells, heads, prefixes, attend=own)
+
+
+LEAST_CAPABILITY = 8.0
+"""The first generation of GPUs that cuDNN has fused attention for."""
+
+
+@functools.cache
+def supported() -> bool:
+    """Whether this process's GPU and its cuDNN have fused attention. JAX says what it lacks by an error."""
+    device = jax.local_devices()[0]
+    if device.platform != "gpu" or float(getattr(device, "compute_capability", 0)) < LEAST_CAPABILITY:
+        return False
+    x = jax.ShapeDtypeStruct((1, 8, 1, 64), jnp.bfloat16)
+    attention = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+    try:
+        jax.jit(attention).trace(x, x, x).lower(lowering_platforms=("cuda",))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def takes(q: Float[Array, "n l d"], heads: int) -> bool:
@@ -52,10 +70,29 @@ def _attend(
     *,
     implementation: Literal["cudnn", "xla"],
 ) -> Float[Array, "n l d"]:
-    if prefixes or not (implementation == "xla" or takes(q, heads)):
+    if not (implementation == "xla" or takes(q, heads)):
         return attend(q, k, v, lengths, heads, prefixes)
     n, length, d = q.shape
-    split = (part.reshape(n, length, heads, d // heads) for part in (q, k, v))
+    if prefixes:
+        k, v, lengths = _closed_up([*prefixes, Prefix(k, v, lengths)], q.dtype)
+    q, k, v = (part.reshape(n, -1, heads, d // heads) for part in (q, k, v))
     least = jnp.maximum(lengths, 1)  # a row of no query has something to divide by
-    found = jax.nn.dot_product_attention(*split, key_value_seq_lengths=least, implementation=implementation)
+    found = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=least, implementation=implementation)
     return found.reshape(n, length, d)
+
+
+def _closed_up(
+    sources: Sequence[Prefix], dtype: jnp.dtype
+) -> tuple[Float[Array, "n l d"], Float[Array, "n l d"], Int[Array, " n"]]:
+    """Keys, values and their number: of each row those of all sources that count, without gaps between them."""
+    at = jnp.arange(sum(source.key.shape[1] for source in sources), dtype=jnp.int32)[None]
+    places, ends = at, jnp.zeros_like(sources[0].counts)
+    for source in sources:
+        ends = ends + source.counts
+        places = places + jnp.where(at >= ends[:, None], (source.key.shape[1] - source.counts)[:, None], 0)
+
+    def gather(parts: Sequence[Array]) -> Array:
+        every = jnp.concatenate([part.astype(dtype) for part in parts], axis=1)
+        return every.at[jnp.arange(len(every))[:, None], places].get(mode="clip")
+
+    return gather([source.key for source in sources]), gather([source.value for source in sources]), ends

@@ -6,6 +6,7 @@ meet in atomic additions, so programs for accelerators have neither: the command
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -13,10 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
+from unittest import mock
 
 import jax
 import numpy as np
 import typer
+from jax._src.cudnn import fused_attention_stablehlo  # not public yet
 
 from benches.shared import RandomBackbone, console, named_backbone, random_tasks, report
 from jpets.config import BackboneConfig
@@ -26,13 +29,16 @@ from jpets.deltas.operators import REFERENCES, Operators, usual_operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, parse_bucket, widest
 from jpets.engine.programs.delta_order import Streams
+from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, trace_program
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 
 FIVE = ("adapter", "lora", "bitfit", "mask", "diff")
 BUCKETS = "128x32,32x128,4096:128x32+32x128,4096:32x32+32x128+8x512"
 """Rectangles, and packed mixtures of short and long rows as a server's menu has them."""
-COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute", "reduce_scatter")
+COLLECTIVES = re.compile(r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
+CUDNN = 91000
+"""The version that programs are lowered for."""
 TENSOR = re.compile(r"tensor<((?:\d+x)*)(bf16|f\d+|u?i\d+)>")
 
 
@@ -50,7 +56,6 @@ class Lowered:
     largest_shape: str = ""
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
     """Custom calls by name."""
-    collectives: Counter[str] = dataclasses.field(default_factory=Counter)
 
     @property
     def passes(self) -> bool:
@@ -84,14 +89,19 @@ def _count(parent: Any, functions: Mapping[str, Any], found: Lowered) -> None:
             found.shared_scatters += str(each.attributes["unique_indices"]) != "true"
         elif name == "custom_call":
             found.calls[str(each.attributes["call_target_name"]).strip('"')] += 1
-        elif name in COLLECTIVES:
-            found.collectives[name] += 1
         elif name == "func.call":
             _count(functions[str(each.attributes["callee"]).removeprefix("@")], functions, found)
         for result in each.results:
             if (size := tensor_bytes(str(result.type))) > found.largest:
                 found.largest, found.largest_shape = size, str(result.type)
         _count(each, functions, found)
+
+
+def collectives(family: Family, key: ProgramKey, devices: int) -> Counter[str]:
+    """Those of a program that is split over as many CPU devices: XLA adds them when it compiles."""
+    mesh, here = MeshSlice(jax.devices("cpu")[:devices], family.config.heads), usual_operators("cpu")
+    text = trace_program(dataclasses.replace(family, operators=here), key, mesh).lower().compile().as_text()
+    return Counter(COLLECTIVES.findall(text or ""))
 
 
 def tensor_bytes(kind: str) -> int:
@@ -131,6 +141,7 @@ def programs(
     layers: int = 0,
     streams: int = 1,
     dtype: str = "bfloat16",
+    devices: Annotated[int, typer.Option(help="more than 1: compile for as many CPU devices, count collectives")] = 1,
     candidates: Annotated[
         str, typer.Option(help="usual, reference, or operator=candidate,... in the place of the usual ones")
     ] = "usual",
@@ -140,6 +151,8 @@ def programs(
 
     Fails if a program for an accelerator has a loop, or a scatter whose indices may be alike.
     """
+    if devices > 1:
+        jax.config.update("jax_num_cpu_devices", devices)
     config = named_backbone(backbone)
     if layers:
         config = dataclasses.replace(config, layers=layers)
@@ -152,12 +165,21 @@ def programs(
         family = family_of(config, groups.get(group, (group,)), slots, operators, Streams(streams), dtype)
         for name, key in keys_of(family, shapes).items():
             console.log(f"{group} {name}")
-            own = read(trace_program(family, key).lower(lowering_platforms=(platform,)))
+            with cudnn_found():
+                own = read(trace_program(family, key).lower(lowering_platforms=(platform,)))
             figures[f"{group} {name}"] = _figures(own)
+            if devices > 1:
+                figures[f"{group} {name}"]["collectives"] = dict(collectives(family, key, devices))
             if not own.passes:
                 broken.append(f"{group} {name}")
     settings = {"platform": platform, "backbone": backbone, "methods": methods, "buckets": buckets, "slots": slots}
-    settings |= {"layers": config.layers, "streams": streams, "dtype": dtype, "operators": dict(operators.chosen)}
+    settings |= {
+        "layers": config.layers,
+        "streams": streams,
+        "dtype": dtype,
+        "devices": devices,
+        "operators": dict(operators.chosen),
+    }
     report("programs", settings, figures, json_out)
     if platform != "cpu" and broken:
         console.print(f"fail: {len(broken)} of {len(figures)} programs loop or share scatters: {', '.join(broken)}")
@@ -165,11 +187,24 @@ def programs(
     console.print(f"pass: {len(figures)} programs")
 
 
+@contextlib.contextmanager
+def cudnn_found() -> Iterator[None]:
+    """Lets JAX lower calls of cuDNN, whose version it asks for, where there is none."""
+    if vars(fused_attention_stablehlo)["cuda_versions"] is not None:
+        yield
+        return
+    with mock.patch.object(fused_attention_stablehlo, "cuda_versions") as versions:
+        versions.cudnn_get_version.return_value = CUDNN
+        yield
+
+
 def chosen_operators(candidates: str, platform: str) -> Operators:
     """Raises ``typer.BadParameter`` for unknown candidates."""
     if candidates == "reference":
         return REFERENCES
     usual = usual_operators(platform)
+    if platform == "cuda":
+        usual = usual.replaced(packed_attention="cudnn")
     if candidates == "usual":
         return usual
     try:
@@ -184,7 +219,6 @@ def _figures(own: Lowered) -> dict[str, Any]:
         "scatters": own.scatters,
         "shared_scatters": own.shared_scatters,
         "custom_calls": dict(own.calls),
-        "collectives": dict(own.collectives),
         "arguments": own.arguments,
         "largest_bytes": own.largest,
         "largest_shape": own.largest_shape,

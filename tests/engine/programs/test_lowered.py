@@ -7,7 +7,7 @@ import functools
 import jax
 import pytest
 from bench import app
-from benches.engine.programs import Lowered, family_of, keys_of, read, tensor_bytes
+from benches.engine.programs import Lowered, chosen_operators, cudnn_found, family_of, keys_of, read, tensor_bytes
 from support import shallow
 from typer.testing import CliRunner
 
@@ -17,6 +17,7 @@ from jpets.engine.batch.bucket import parse_bucket
 from jpets.engine.programs.delta_order import Streams
 from jpets.engine.programs.program import trace_program
 
+FOR_GPU = chosen_operators("usual", "cuda")
 BUCKETS = {"rectangular": "4x16", "packed": "64:4x16+1x32"}
 
 
@@ -24,14 +25,17 @@ BUCKETS = {"rectangular": "4x16", "packed": "64:4x16+1x32"}
 def lowered(name: str, operators: Operators, platform: str = "cuda") -> Lowered:
     family = family_of(shallow().config, tuple(METHODS), 4, operators, Streams(), "bfloat16")
     key = keys_of(family, {each: parse_bucket(text) for each, text in BUCKETS.items()})[name]
-    return read(trace_program(family, key).lower(lowering_platforms=(platform,)))
+    with cudnn_found():
+        return read(trace_program(family, key).lower(lowering_platforms=(platform,)))
 
 
 @pytest.mark.parametrize("name", ["rectangular heavy", "packed heavy", "packed light"])
 def test_a_program_for_a_gpu_neither_loops_nor_shares_scatters(name: str) -> None:
-    found = lowered(name, usual_operators("gpu"))
+    found = lowered(name, FOR_GPU)
     assert found.passes and found.loops == found.shared_scatters == 0
     assert found.arguments > 20 and found.largest > 0
+    groups = 2 if "packed" in name else 1
+    assert found.calls == {"__cudnn$fmhaSoftmax": shallow().config.layers * groups}
 
 
 def test_references_loop_once_for_each_site_of_a_heavy_class() -> None:
