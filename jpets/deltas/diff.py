@@ -313,9 +313,10 @@ class Diff(Method):
         arrays: dict[str, npt.NDArray[Any]] = {}
         for site, count in key.sites:
             inputs, outputs = (size // block for size in config.dims(site))
-            places = ((rng.integers(0, inputs, count), np.sort(rng.integers(0, outputs, count))) for _ in key.layers)
-            values = normal(rng, 0.01, (len(key.layers), count, *value_shape(block)))
-            parts = [(*place, own) for place, own in zip(places, values, strict=True)]
+            held = min(count, inputs * outputs)
+            drawn = (np.sort(rng.choice(inputs * outputs, held, replace=False)) for _ in key.layers)
+            values = normal(rng, 0.01, (len(key.layers), held, *value_shape(block)))
+            parts = [(place % inputs, place // inputs, own) for place, own in zip(drawn, values, strict=True)]
             arrays |= slot_lists(site, parts, count, outputs)
         return Contribution(key, arrays)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import Bench, dense_answer, device_params, make_head, make_task, random_delta, row_answer, shallow
@@ -13,10 +15,15 @@ from checkpoints.task_file import read_task, write_task
 from jpets.config import NAMED_BACKBONES
 from jpets.deltas import METHODS
 from jpets.deltas.entries import diff_delta
-from jpets.engine.batch.bucket import Bucket, make_variant
+from jpets.deltas.operators import usual_operators
+from jpets.deltas.sites import BoundClass, Sites
+from jpets.engine.batch.assembly import assemble
+from jpets.engine.batch.bucket import FULL, Bucket, make_variant
 from jpets.engine.batch.layout import Layout
+from jpets.engine.workloads.encoder_network import INPUTS
 from jpets.errors import InvalidTask
 from jpets.types import Task
+from pallas_kernels.sparse_matmul.columns import unpack_columns
 
 BUCKET = Bucket(8 * 16, ((8, 16),))
 
@@ -46,6 +53,47 @@ def test_blocks_of_two_sizes_and_single_entries_share_a_batch() -> None:
         expected = dense_answer(own.backbone, task, row.ids)
         what = "logits" if task else "pooled"
         np.testing.assert_allclose(found[what].reshape(-1), expected[what].reshape(-1), atol=1e-4)
+
+
+def test_blocks_and_single_entries_need_no_loop() -> None:
+    """As on a GPU, at one site."""
+    own, rng = Bench(shallow(), tasks()), np.random.default_rng(1)
+    rows = [own.row(name, rng.integers(5, 800, int(rng.integers(3, 17)))) for name in [*own.tasks, None, *own.tasks]]
+    variant = make_variant({key: FULL for key in own.banks if key.method == "diff"})
+    views = jax.tree.map(jnp.asarray, assemble(rows, BUCKET, variant, INPUTS).views)
+    d, weight = own.config.hidden_size, own.params["layers"][0]["attn_out"]
+    x = jnp.asarray(rng.normal(size=(BUCKET.tokens, d)), jnp.float32)
+
+    def outputs(platform: str) -> jax.Array:
+        operators = usual_operators(platform)
+        bound = [
+            BoundClass(key, own.banks[key].arrays, view, METHODS["diff"], operators=operators)
+            for key, view in zip(variant.classes(), views, strict=True)
+        ]
+        sites = Sites(own.config, own.params["bias"], BUCKET.rows, None, bound)
+        (y,) = jax.jit(lambda x: sites.linear(0, ("attn_out",), x, weight))(x)
+        return y
+
+    assert len(variant.classes()) == 3
+    np.testing.assert_allclose(outputs("gpu"), outputs("cpu"), atol=1e-4)
+    bare = Sites(own.config, own.params["bias"], BUCKET.rows, None).linear(0, ("attn_out",), x, weight)[0]
+    assert float(jnp.abs(outputs("cpu") - bare).max()) > 0.01
+
+
+@pytest.mark.parametrize("block", [1, 16])
+def test_profiles_measure_with_entries_as_full_as_a_tasks_and_in_their_order(block: int) -> None:
+    config, method = shallow().config, METHODS["diff"]
+    (part,) = (p for p in method.lower(random_delta("diff", config, 1, block=block), config) if p.key.method == "diff")
+    typical = method.typical(part.key, config)
+    assert typical is not None
+    arrays = {name: np.asarray(array) for name, array in typical.arrays.items()}
+    for site, count in part.key.sites:
+        inputs, outputs = (size // block for size in config.dims(site))
+        rows, cols, ends = (arrays[f"{site}/{name}"] for name in ("rows", "cols", "ends"))
+        held = min(count, inputs * outputs)
+        assert (ends[:, -1] == held).all()
+        columns = np.asarray(unpack_columns(jnp.asarray(cols), jnp.asarray(ends)))[:, :held].astype(int)
+        assert (columns < outputs).all() and (np.diff(columns * inputs + rows[:, :held].astype(int)) > 0).all()
 
 
 def test_a_file_holds_blocks(tmp_path: pathlib.Path) -> None:
