@@ -141,8 +141,10 @@ class EngineSettings:
     dtype: DType = field(default="bfloat16", metadata=about("number format"))
     max_length: int = field(default=512, metadata=about("longest text in tokens", ge=8))
     """Longest query in tokens; lowered to what the backbone's positions allow."""
-    max_batch_tokens: int = field(default=1024, metadata=about("most tokens in a batch", ge=64))
-    max_batch_rows: int = field(default=32, metadata=about("most texts in a batch", ge=1))
+    max_batch_tokens: int = field(
+        default=0, metadata=about("most tokens in a batch, 0 for as many as make a token cheaper", ge=0)
+    )
+    max_batch_rows: int = field(default=0, metadata=about("most texts in a batch, 0 for an eighth of its tokens", ge=0))
     slots: int = field(default=32, metadata=about("fewest tasks that each class has room for", ge=1))
     """Fewest task slots a class's bank is made with; it also gets room for twice the tasks known at start."""
     max_slots: int = field(

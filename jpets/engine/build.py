@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from jpets.engine.compilation.growth import Growth
 from jpets.engine.compilation.program_memory import ProgramMemory
 from jpets.engine.compilation.readiness import Programs
 from jpets.engine.compilation.remembered import RememberedPrograms
+from jpets.engine.costs.batch_limits import with_batch_limits
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.idle_measurement import IdleMeasurement
-from jpets.engine.costs.live_profile import LiveProfile
+from jpets.engine.costs.live_profile import LiveProfile, figures_file
 from jpets.engine.device.classes import class_slots
 from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, tree_bytes
 from jpets.engine.device.replica import Replica
@@ -28,7 +30,6 @@ from jpets.engine.loop.host_loop import HostLoop
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.merged import MergedCopies, copies_budget
 from jpets.engine.planning.planner import Planner
-from jpets.engine.programs.cache_folder import open_cache
 from jpets.engine.programs.delta_order import delta_streams
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey
@@ -56,6 +57,8 @@ from jpets.types import LoadedBackbone, Task
 class Frame:
     """What an engine can run, known before it has a device's memory."""
 
+    settings: EngineSettings
+    """With what was left to the device."""
     workload: Workload
     mesh: MeshSlice
     limit: float
@@ -86,7 +89,6 @@ class Compilation:
 class Parts:
     """An engine's parts."""
 
-    cache_dir: pathlib.Path
     replica: Replica
     memory: DeviceMemory
     stats: Stats
@@ -116,6 +118,7 @@ def make_frame(
     coming: Mapping[ClassKey, int],
     buckets: Sequence[Bucket] | None,
     devices: Sequence[jax.Device],
+    folder: pathlib.Path,
 ) -> Frame:
     """The arguments are ``Engine``'s. Raises ``OutOfSpace`` where ``tasks`` do not fit."""
     config = backbone.config
@@ -126,11 +129,12 @@ def make_frame(
     device = mesh.devices[0]
     limit = device_limit(device, settings.device_memory_gb)
     workload = workload_named(backbone.kind)(backbone, longest)
-    slots = class_slots(tasks, list(reserve), coming, workload.network, dict(backbone.params), settings, limit, mesh)
     platform = device.platform
-    family = Family(
-        workload.network, settings.dtype, slots, delta_streams(settings, platform), usual_operators(platform)
-    )
+    family = Family(workload.network, settings.dtype, (), delta_streams(settings, platform), usual_operators(platform))
+    measured = figures_file(figures_path(folder, ProgramStore(folder / "programs", mesh), family)).read()
+    settings = with_batch_limits(settings, platform, measured.packed if measured else ())
+    slots = class_slots(tasks, list(reserve), coming, workload.network, dict(backbone.params), settings, limit, mesh)
+    family = dataclasses.replace(family, slots=slots)
     most_tokens = max(longest, settings.max_batch_tokens)
     menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, settings.max_batch_rows)
     light, heavy = (widest([key for key, _ in slots], heavy=each) for each in (False, True))
@@ -139,7 +143,12 @@ def make_frame(
         core = [*offered, *(ProgramKey(bucket, heavy) for bucket in menu if heavy != light)]
     else:
         core = [ProgramKey(*pair) for pair in core_programs(menu, light, heavy)]
-    return Frame(workload, mesh, limit, family, menu, bool(buckets), offered, core)
+    return Frame(settings, workload, mesh, limit, family, menu, bool(buckets), offered, core)
+
+
+def figures_path(folder: pathlib.Path, store: ProgramStore, family: Family) -> pathlib.Path:
+    """The file of measured costs; ``folder`` is the cache folder."""
+    return folder / "costs" / f"{store.shape_name(family)}.profile.json"
 
 
 def make_menu(frame: Frame, settings: EngineSettings) -> Menu:
@@ -149,11 +158,9 @@ def make_menu(frame: Frame, settings: EngineSettings) -> Menu:
     return Menu(frame.menu, lambda bucket: network.arithmetic(bucket, Variant()), settings.max_batch_rows, most)
 
 
-def make_parts(
-    backbone: LoadedBackbone, frame: Frame, settings: EngineSettings, cache_dir: pathlib.Path | None
-) -> Parts:
-    """Makes all parts; parameters and empty banks go to the device."""
-    folder, family, workload = open_cache(cache_dir), frame.family, frame.workload
+def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> Parts:
+    """Makes all parts; parameters and empty banks go to the device. ``folder`` is the cache folder."""
+    settings, family, workload = frame.settings, frame.family, frame.workload
     stats, liveness = Stats(), Liveness()
     replica = Replica(family, backbone.params, frame.mesh, workload.inputs)
     at_a_time = settings.in_flight + 1  # and the first run of a program that arrived
@@ -196,7 +203,6 @@ def make_parts(
     submissions = Submissions(intake, pending, answers, residency.wake)
     liveness.parts += [lambda: residency.live, lambda: loop.live]
     return Parts(
-        folder,
         replica,
         memory,
         stats,
@@ -232,7 +238,7 @@ def _compilation(
     store = ProgramStore(programs_folder, replica.mesh)
     name = folder / "costs" / store.family_name(family)
     costs = CostTable(name.with_suffix(".json"), family)
-    profile = LiveProfile(replica, costs, folder / "costs" / f"{store.shape_name(family)}.profile.json")
+    profile = LiveProfile(replica, costs, figures_path(folder, store, family))
     programs = Programs(replica, store, costs, liveness.wait)
     room = ProgramMemory(replica, settings.program_memory_mb * 2**20, memory)
     compiler = BackgroundCompiler(replica, store, programs_folder, programs.add, room)

@@ -14,6 +14,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.build import make_frame, make_parts
 from jpets.engine.interface import Serves
+from jpets.engine.programs.cache_folder import open_cache
 from jpets.engine.programs.program import Family, ProgramKey
 from jpets.engine.queue.pending import Pending
 from jpets.engine.report import (
@@ -58,16 +59,25 @@ class Engine(Serves):
         buckets: Sequence[Bucket] | None = None,
         devices: Sequence[jax.Device] = (),
     ) -> None:
-        self.settings = settings or EngineSettings()
         self.backbone = backbone
         self._start_tasks = list(tasks)
-        frame = make_frame(backbone, self._start_tasks, self.settings, reserve, coming or {}, buckets, devices)
+        self.cache_dir = open_cache(cache_dir)
+        frame = make_frame(
+            backbone,
+            self._start_tasks,
+            settings or EngineSettings(),
+            reserve,
+            coming or {},
+            buckets,
+            devices,
+            self.cache_dir,
+        )
+        self.settings = frame.settings
         self.workload = frame.workload
         self.text = frame.workload.text
         self.core, self._offered = frame.core, frame.offered
 
-        parts = make_parts(backbone, frame, self.settings, cache_dir)
-        self.cache_dir = parts.cache_dir
+        parts = make_parts(backbone, frame, self.cache_dir)
         self.replica = parts.replica
         self.memory = parts.memory
         self.stats = parts.stats

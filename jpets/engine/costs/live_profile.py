@@ -48,7 +48,7 @@ class LiveProfile:
     def __init__(self, replica: Replica, costs: CostTable, path: pathlib.Path) -> None:
         self._replica = replica
         self._costs = costs
-        self._file = SharedFile(path, Figures.from_json, Figures.to_json)
+        self._file = figures_file(path)
         self._figures = self._file.read() or Figures()
         self._correction = Correction()
         self._correction.known(self._figures.classes)
@@ -133,3 +133,7 @@ class LiveProfile:
         deltas = DeltaCosts(profile, (key for key, _ in family.slots))
         measured = frozenset(self._figures.classes.keys() & raw.beta.keys())
         return _State(family, version, raw, correction, profile, deltas, measured)
+
+
+def figures_file(path: pathlib.Path) -> SharedFile[Figures]:
+    return SharedFile(path, Figures.from_json, Figures.to_json)

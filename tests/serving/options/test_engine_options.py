@@ -128,6 +128,10 @@ def test_reserved_tasks_that_are_none_are_refused(value: Any, told: str) -> None
 
 def test_commands_take_help_and_bounds_of_a_setting() -> None:
     option = engine_option("max_batch_tokens")
-    assert (option.help, option.min, option.max) == ("most tokens in a batch", 64, None)
+    assert (option.help, option.min, option.max) == (
+        "most tokens in a batch, 0 for as many as make a token cheaper",
+        0,
+        None,
+    )
     for command in ("run", "profile"):
         assert FIELDS["dtype"].metadata["help"] in shown(command)

@@ -41,7 +41,7 @@ def run(
     top_k: Annotated[int | None, typer.Option(min=1, help="add the best labels with their probabilities")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="cut long texts, whatever a task's own rule")] = False,
     dtype: Annotated[DType, engine_option("dtype", envvar="JPETS_DTYPE")] = EngineSettings.dtype,
-    max_batch_tokens: Annotated[int, engine_option("max_batch_tokens")] = EngineSettings.max_batch_tokens,
+    max_batch_tokens: Annotated[int, typer.Option(min=64, help="most tokens in a batch")] = 1024,
     cache_dir: Annotated[Path | None, typer.Option(file_okay=False, help="folder of compiled programs")] = None,
 ) -> None:
     """Score many texts by many tasks, offline. Exit code 1 where a line could not be answered.

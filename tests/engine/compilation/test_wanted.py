@@ -1,0 +1,75 @@
+"""Programs that batches miss, and those that are remembered."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from unittest import mock
+
+import pytest
+
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.compilation import wanted
+from jpets.engine.compilation.remembered import RememberedPrograms
+from jpets.engine.compilation.wanted import MOST_WANTED, Wanted
+from jpets.engine.programs.program import Program, ProgramKey
+
+LORA = ClassKey("lora", (("query", 8),), (0, 1))
+
+
+def key(tokens: int, *classes: ClassKey) -> ProgramKey:
+    return ProgramKey(Bucket(tokens, ((1, tokens),)), Variant(tuple((each, 8) for each in classes)))
+
+
+def test_what_is_missed_most_comes_first() -> None:
+    own = Wanted()
+    assert own.most(0.0) is None
+    for tokens, seconds in ((1, 0.5), (2, 0.4), (2, 0.4), (3, 0.1)):
+        own.miss(key(tokens), seconds)
+    assert own.most(0.6) == key(2) and own.most(0.9) is None and own.count(0.5) == 2
+    own.bring(key(2))
+    assert own.miss(key(2), 9.0) == 0.0, "it is being brought"
+    assert own.most(0.0) == key(1)
+    own.brought()
+    assert own.most(0.0) is None, "what was lost without it says little about others"
+
+
+def test_what_could_not_be_had_is_asked_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Wanted()
+    own.bring(key(1))
+    own.put_off(key(1), 30.0)
+    assert own.miss(key(1), 1.0) == 0.0
+    monkeypatch.setattr(wanted, "time", mock.Mock(monotonic=lambda: float("inf")))
+    assert own.miss(key(1), 1.0) == 1.0
+
+
+def test_memory_is_bounded() -> None:
+    own = Wanted()
+    for tokens in range(1, 3 * MOST_WANTED):
+        own.miss(key(tokens), float(tokens))
+    assert own.count(0.0) <= MOST_WANTED + 1
+    assert own.most(0.0) == key(3 * MOST_WANTED - 1)
+
+
+def program(of: ProgramKey, used: float, *, followed: bool = True) -> Program:
+    return Program(of, mock.Mock(), followed=followed, last_used=used)
+
+
+def test_the_next_start_knows_the_programs_that_had_batches(tmp_path: pathlib.Path) -> None:
+    file = RememberedPrograms(tmp_path / "costs" / "programs.json")
+    assert file.read([LORA]) == []
+    core, early, late, unused, other = key(1), key(2), key(3, LORA), key(4), key(5, LORA)
+    programs = [program(core, 9.0), program(early, 1.0), program(late, 2.0), program(unused, 3.0, followed=False)]
+    file.write([*programs, program(other, 0.5)], [core])
+    assert file.read([LORA]) == [late, early, other]
+    assert file.read([]) == [early]
+
+
+@pytest.mark.parametrize("text", ["", "[{]", '{"bucket": 1}', '[{"bucket": {}}]', "[1]", "7"])
+def test_a_damaged_file_is_left_out(tmp_path: pathlib.Path, text: str) -> None:
+    path = tmp_path / "programs.json"
+    path.write_text(text)
+    assert RememberedPrograms(path).read([LORA]) == []
+    path.write_text(json.dumps([]))
+    assert RememberedPrograms(path).read([LORA]) == []

@@ -1,0 +1,65 @@
+"""Shapes that are learnt from the lengths that come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jpets.engine.batch.bucket import Bucket, bucket_menu
+from jpets.engine.planning.menu import LEAST_SEEN, Menu, expected_rows, learn_buckets
+
+FIXED = bucket_menu(512, 1024, 128)
+
+
+def cost(bucket: Bucket) -> float:
+    return bucket.tokens + 0.01 * sum(n * length**2 for n, length in bucket.groups)
+
+
+def menu(most_tokens: int = 1024) -> Menu:
+    return Menu(FIXED, cost, 128, most_tokens)
+
+
+def gaussian(count: int, mean: float = 32, std: float = 8) -> np.ndarray:
+    return np.clip(np.rint(np.random.default_rng(0).normal(mean, std, count)), 3, 512).astype(np.int_)
+
+
+def filled(bucket: Bucket, lengths: np.ndarray) -> int:
+    """How many of these queries, in their order, a bucket holds."""
+    return next((n for n in range(1, len(lengths) + 1) if not bucket.holds(lengths[:n])), len(lengths) + 1) - 1
+
+
+@pytest.mark.parametrize(("mean", "std"), [(32, 8), (12, 3), (200, 80)])
+def test_learnt_shapes_are_filled_by_such_queries(mean: float, std: float) -> None:
+    seen = gaussian(1000, mean, std)
+    for bucket in learn_buckets(seen, 128, 1024):
+        counts = [filled(bucket, np.random.default_rng(seed).permutation(seen)[:200]) for seed in range(20)]
+        tokens = np.median(counts) * mean
+        assert tokens >= 0.75 * min(bucket.tokens, 128 * mean)
+        assert expected_rows(bucket, seen) == pytest.approx(np.median(counts), rel=0.35)
+
+
+def test_a_menu_learns_once_enough_has_come_and_stays_with_it() -> None:
+    own = menu()
+    own.saw(gaussian(LEAST_SEEN - 1))
+    assert own.buckets == tuple(sorted(FIXED, key=cost))
+    own.saw(gaussian(10))
+    learnt = [bucket for bucket in own.buckets if bucket not in FIXED]
+    assert learnt and max(bucket.tokens for bucket in learnt) == 1024
+    for _ in range(10):
+        own.saw(gaussian(500))
+    assert [bucket for bucket in own.buckets if bucket not in FIXED] == learnt, "the same traffic, the same shapes"
+    for _ in range(10):
+        own.saw(gaussian(2000, mean=300, std=50))
+    assert [bucket for bucket in own.buckets if bucket not in FIXED] != learnt
+
+
+def test_a_menu_that_was_given_learns_nothing() -> None:
+    own = menu(most_tokens=0)
+    own.saw(gaussian(5000))
+    assert set(own.buckets) == set(FIXED)
+
+
+def test_learnt_shapes_of_the_last_start() -> None:
+    own = menu()
+    own.learn([FIXED[0], Bucket(1000, ((40, 40),))])
+    assert [bucket for bucket in own.buckets if bucket not in FIXED] == [Bucket(1000, ((40, 40),))]
