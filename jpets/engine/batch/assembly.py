@@ -66,7 +66,7 @@ def _fill_tokens(batch: Any, layout: Layout, packed: Sequence[Row]) -> None:
         array[at] = np.concatenate([row.inputs[name] for row in packed])
     firsts = layout.table.first_positions
     counted = layout.within
-    batch.positions[at] = counted + np.repeat(firsts, layout.lengths) if firsts.any() else counted
+    batch.positions[at] = counted + firsts.repeat(layout.lengths) if firsts.any() else counted
     for start, row in zip(layout.starts.tolist(), packed, strict=True):
         if row.places is not None:
             batch.positions[start : start + row.length] = row.places
@@ -82,13 +82,13 @@ def _fill_attention(batch: Any, layout: Layout) -> Ints:
     group_of = bucket.group_of(lengths)
     row_base = cell_base = 0
     for number, ((n, longest), group) in enumerate(zip(bucket.groups, batch.groups, strict=True)):
-        at = np.flatnonzero(group_of == number)
+        at = (group_of == number).nonzero()[0]
         count, own, starts = np.arange(longest, dtype=np.int32), lengths[at, None], layout.starts[at, None]
         group.tokens[: len(at)] = np.where(count < own, starts + count, starts)
         group.lengths[: len(at)] = lengths[at]
         row_at[at] = np.arange(row_base, row_base + len(at))
         cell_at[at] = np.arange(cell_base, cell_base + len(at) * longest, longest)
         row_base, cell_base = row_base + n, cell_base + n * longest
-    batch.cells[layout.tokens] = layout.within + np.repeat(cell_at, lengths)
-    batch.row_of_token[layout.tokens] = np.repeat(row_at, lengths)
+    batch.cells[layout.tokens] = layout.within + cell_at.repeat(lengths)
+    batch.row_of_token[layout.tokens] = row_at.repeat(lengths)
     return row_at

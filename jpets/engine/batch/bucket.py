@@ -38,6 +38,8 @@ a shape made for them. The first mixture takes any length."""
 SEGMENT = 32
 SEGMENT_SETUP = 16
 """Tokens with thin products as long as fetching a task's matrices for a segment (adapter of 64, CPU)."""
+KNOWN_CLASSES = 4096
+"""Classes of which the kind is kept: a plan asks for it hundreds of times."""
 LEVELS = (1, 2, 3, 4, 6, FULL)
 """Room that a variant gives a light class, in eighths of the bucket."""
 
@@ -165,7 +167,11 @@ class Variant:
     runs: tuple[tuple[ClassKey, int], ...] = ()
 
     def level(self, key: ClassKey) -> int:
-        return dict((*self.light, *self.runs)).get(key, FULL if key in self.others else 0)
+        return self._levels.get(key, 0)
+
+    @functools.cached_property
+    def _levels(self) -> Mapping[ClassKey, int]:
+        return dict.fromkeys(self.others, FULL) | dict(self.light) | dict(self.runs)
 
     def covers(self, needs: Mapping[ClassKey, int]) -> bool:
         """Whether all rows with these needs can run; where products are left out, only some of them can."""
@@ -192,6 +198,7 @@ class Variant:
         return (",".join(names) or "bare") + run + (" replaced" if self.replaced else "")
 
 
+@functools.lru_cache(KNOWN_CLASSES)
 def windowed(key: ClassKey) -> bool:
     """Classes that see a window of the batch, and so come in levels: light ones, and heads that read tokens."""
     method = class_method(key.method)
@@ -206,6 +213,7 @@ def make_variant(needs: Mapping[ClassKey, int], run: int = HEAVY_RUNS[0], *, rep
     return Variant(light, others, run, replaced, runs)
 
 
+@functools.lru_cache(KNOWN_CLASSES)
 def replaces_weights(key: ClassKey) -> bool:
     """Whether rows of this class need no shared product where it acts."""
     method = class_method(key.method)

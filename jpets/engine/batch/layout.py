@@ -38,13 +38,13 @@ class Layout:
         if bucket.rectangular:
             self.starts = np.arange(len(self.rows), dtype=np.int32) * np.int32(bucket.longest)
         else:
-            self.starts = (np.cumsum(self.lengths) - self.lengths).astype(np.int32)
+            self.starts = self.lengths.cumsum(dtype=np.int32) - self.lengths
 
     @functools.cached_property
     def within(self) -> Ints:
         """For each token of each row, in packing order, how many of its row come before it [tokens]."""
-        ends = np.cumsum(self.lengths, dtype=np.int32)
-        return np.arange(ends[-1], dtype=np.int32) - np.repeat(ends - self.lengths, self.lengths)
+        ends = self.lengths.cumsum(dtype=np.int32)
+        return np.arange(ends[-1], dtype=np.int32) - (ends - self.lengths).repeat(self.lengths)
 
     @functools.cached_property
     def tokens(self) -> slice | Ints:
@@ -52,7 +52,7 @@ class Layout:
         first, last = int(self.starts[0]), int(self.starts[-1] + self.lengths[-1])
         if last - first == len(self.within):
             return slice(first, last)
-        return self.within + np.repeat(self.starts, self.lengths)
+        return self.within + self.starts.repeat(self.lengths)
 
     def members(self, key: ClassKey) -> tuple[Ints, Ints]:
         """The places, in packing order, of the rows that use a class, and their slots."""
@@ -133,8 +133,8 @@ class Layout:
             begins, ends = begins.copy(), ends.copy()
             begins[1:] &= ~same
             ends[:-1] &= ~same
-        of, first = np.nonzero(begins.T)
-        last = np.nonzero(ends.T)[1]
+        of, first = begins.T.nonzero()
+        last = ends.T.nonzero()[1]
         return Spans(slots[first, of], self.starts[first], self.starts[last] + self.lengths[last])
 
 

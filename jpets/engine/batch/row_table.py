@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from jpets.deltas import class_method
 from jpets.deltas.protocol import NO_LEAD, ClassKey
-from jpets.deltas.task_slots import TaskSlots, numbered_class
+from jpets.deltas.task_slots import TaskSlots, numbered_class, task_slots
 from jpets.engine.batch.bucket import replaces_weights, windowed
 from jpets.engine.batch.rows import Ints, Row
 
@@ -38,7 +38,7 @@ class Columns:
         self.at = {key: column for column, key in enumerate(self.keys)}
         self.windowed = np.flatnonzero([windowed(key) for key in self.keys])
         self.heavy = np.flatnonzero([class_method(key.method).kind == "heavy" for key in self.keys])
-        self.replacing = np.flatnonzero([replaces_weights(key) for key in self.keys])
+        self.replacing = tuple(key for key in self.keys if replaces_weights(key))
 
 
 columns_of = functools.lru_cache(KNOWN_SETS)(Columns)
@@ -51,18 +51,18 @@ class RowTable:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
-        distinct, owner = _distinct([row.task_slots for row in rows])
+        distinct, owner = _distinct([task_slots(row.slots) for row in rows])
         pairs = [own.pairs for own in distinct]
         numbers, slots = np.concatenate(pairs, axis=1)
-        self.columns = columns_of(tuple(np.flatnonzero(np.bincount(numbers)).tolist()))
+        self.columns = columns_of(tuple(np.bincount(numbers).nonzero()[0].tolist()))
         table = np.zeros((len(distinct), len(self.columns.keys)), np.int32)
         sizes = [own.shape[1] for own in pairs]
-        table[np.repeat(np.arange(len(distinct)), sizes), self.columns.column[numbers]] = slots
+        table[np.arange(len(distinct)).repeat(sizes), self.columns.column[numbers]] = slots
         if len(distinct) == 1:
             self.queries = np.arange(len(rows), dtype=np.int32)
         else:
             ranks = _ranks(table, np.bincount(owner), self.columns)
-            self.queries = np.argsort(ranks[owner], kind="stable").astype(np.int32)
+            self.queries = ranks[owner].argsort(kind="stable").astype(np.int32)
         self.slots: Ints = table[owner[self.queries]]
         self.lengths = np.array([row.length for row in rows], np.int32)[self.queries]
         leads = [row.lead for row in rows]
@@ -80,14 +80,19 @@ class RowTable:
     @property
     def replaced(self) -> bool:
         """Whether one class that replaces weights serves every row."""
-        return bool(self.used[:, self.columns.replacing].all(0).any())
+        return any(map(self.all_use, self.columns.replacing))
+
+    def all_use(self, key: ClassKey) -> bool:
+        """Whether every row uses a class."""
+        column = self.columns.at.get(key)
+        return column is not None and bool(self.used[:, column].all())
 
     def members(self, key: ClassKey) -> tuple[Ints, Ints]:
         """The places, in packing order, of the rows that use a class, and their slots."""
         column = self.columns.at.get(key)
         if column is None:
             return np.empty(0, np.int32), np.empty(0, np.int32)
-        places = np.flatnonzero(self.used[:, column]).astype(np.int32)
+        places = self.used[:, column].nonzero()[0].astype(np.int32)
         return places, self.slots[places, column]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
-from jpets.deltas.task_slots import TaskSlots, task_slots
+from jpets.deltas.task_slots import task_slots
 from jpets.passage import Passage
 
 Ints = npt.NDArray[np.int32]
@@ -67,15 +66,10 @@ class Row:
     def text_tokens(self) -> int:
         return self.length - self.lead.tokens
 
-    @functools.cached_property
-    def task_slots(self) -> TaskSlots:
-        """``slots``, with their arrays: one object for all queries of a task that is on the device."""
-        return task_slots(self.slots)
-
     @property
     def heavy(self) -> bool:
         """Whether its task has heavy deltas, which need a pass of their own; asked anew for every plan."""
-        return self.task_slots.heavy
+        return task_slots(self.slots).heavy
 
 
 def led(row: Row, lead: Lead, inputs: Mapping[str, TokenInput]) -> Row:

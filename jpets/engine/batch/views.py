@@ -85,27 +85,30 @@ def fill_view(view: Any, layout: Layout, key: ClassKey, row_at: Ints, heads: Hea
     """Writes the rows of a class into its blank view, and their heads' places if it is a class of heads. ``row_at``
     gives each packed row's number in row order."""
     places, slots = layout.members(key)
-    if isinstance(view, HeavyView):
+    head, firsts, width = class_method(key.method).kind == "head", places, 1
+    if not len(places):
+        pass
+    elif isinstance(view, HeavyView):
         _fill_runs(view.runs, layout, key, view.size)
     elif isinstance(view, SlotView):
         view.slots[row_at[places]] = slots
     elif isinstance(view, HeadView):
         count = len(places)
         view.rows[:count], view.slots[:count] = row_at[places], slots
-        heads.add_head(layout.queries[places], np.arange(count, dtype=np.int32), 1, 1)
+        firsts = np.arange(count, dtype=np.int32)
+    elif isinstance(view, RowView):
+        firsts, width = _fill_rows(view, layout, places, slots), layout.bucket.longest
     else:
-        firsts = (_fill_rows if isinstance(view, RowView) else _fill_segments)(view, layout, places, slots)
-        if class_method(key.method).kind == "head":
-            leads, width = layout.leads[places], layout.bucket.longest
-            if isinstance(view, SegmentView):
-                width = layout.bucket.segment
-            heads.add_head(layout.queries[places], firsts + leads, layout.lengths[places] - leads, width)
+        firsts, width = _fill_segments(view, layout, places, slots), layout.bucket.segment
+    if head and windowed(key):
+        leads = layout.leads[places]
+        heads.add_head(layout.queries[places], firsts + leads, layout.lengths[places] - leads, width)
+    elif head:
+        heads.add_head(layout.queries[places], firsts, 1, 1)
 
 
 def _fill_rows(view: Any, layout: Layout, places: Ints, slots: Ints) -> Ints:
     """Writes a window of whole rows; returns each row's first cell."""
-    if not len(places):
-        return places
     first = min(int(places[0]), layout.bucket.rows - len(view.slots))
     view.first[...] = first
     view.slots[places - first] = slots
@@ -114,20 +117,18 @@ def _fill_rows(view: Any, layout: Layout, places: Ints, slots: Ints) -> Ints:
 
 def _fill_segments(view: Any, layout: Layout, places: Ints, slots: Ints) -> Ints:
     """Writes a window of segments; returns each row's first cell."""
-    if not len(places):
-        return places
     size = np.int32(layout.bucket.segment)
     starts, lengths = layout.starts[places], layout.lengths[places]
     taken = -(-lengths // size)
-    firsts = (np.cumsum(taken, dtype=np.int32) - taken) * size
-    before = np.cumsum(lengths, dtype=np.int32) - lengths
+    firsts = (taken.cumsum(dtype=np.int32) - taken) * size
+    before = lengths.cumsum(dtype=np.int32) - lengths
     count = np.arange(before[-1] + lengths[-1], dtype=np.int32)
-    tokens, cells = count + np.repeat(starts - before, lengths), count + np.repeat(firsts - before, lengths)
+    tokens, cells = count + (starts - before).repeat(lengths), count + (firsts - before).repeat(lengths)
     first = min(int(starts[0]), layout.bucket.tokens - len(view.cells))
     view.first[...] = first
     view.tokens.reshape(-1)[cells] = tokens
     view.cells[tokens - np.int32(first)] = cells
-    own = np.repeat(slots, taken)
+    own = slots.repeat(taken)
     view.slots[: len(own)] = own
     return firsts
 
@@ -136,11 +137,11 @@ def _fill_runs(runs: Any, layout: Layout, key: ClassKey, size: int) -> None:
     """Cuts the spans of a heavy class into runs."""
     spans = layout.spans(key, size)
     cut = -(-(spans.ends - spans.firsts) // np.int32(size))
-    before = np.cumsum(cut, dtype=np.int32) - cut
+    before = cut.cumsum(dtype=np.int32) - cut
     used = int(cut.sum())
-    begins = np.repeat(spans.firsts - before * np.int32(size), cut) + np.arange(used, dtype=np.int32) * np.int32(size)
+    begins = (spans.firsts - before * np.int32(size)).repeat(cut) + np.arange(used, dtype=np.int32) * np.int32(size)
     starts = np.minimum(begins, np.int32(layout.bucket.tokens - size))
     runs.used[...] = used
-    runs.slots[:used] = np.repeat(spans.slots, cut)
+    runs.slots[:used] = spans.slots.repeat(cut)
     runs.starts[:used], runs.offsets[:used] = starts, begins - starts
-    runs.lengths[:used] = np.minimum(np.repeat(spans.ends, cut) - begins, size)
+    runs.lengths[:used] = np.minimum(spans.ends.repeat(cut) - begins, size)

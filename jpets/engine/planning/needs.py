@@ -54,8 +54,7 @@ class Needs:
 
     def _all_have(self, variant: Variant) -> bool:
         """Whether every row has the variant's classes that replace weights."""
-        columns, replacing = self._table.columns.at, [key for key in variant.classes() if replaces_weights(key)]
-        return all(key in columns and bool(self._table.used[:, columns[key]].all()) for key in replacing)
+        return all(self._table.all_use(key) for key in variant.classes() if replaces_weights(key))
 
     def variant(self, bucket: Bucket, levels: Sequence[int] = LEVELS, *, static_runs: bool = False) -> Variant:
         """The tightest variant for the rows, with room in steps of ``levels``; with ``static_runs``, which are computed
