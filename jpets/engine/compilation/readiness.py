@@ -16,7 +16,7 @@ from jpets.engine.programs.store import ProgramStore
 
 log = logging.getLogger(__name__)
 
-COARSE_REPEATS = 2
+COARSE_REPEATS = 3
 """Timed runs of each core program at a first start; ``jpets profile`` measures better."""
 
 

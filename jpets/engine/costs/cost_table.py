@@ -149,7 +149,8 @@ def full_batch(replica: Replica, program: Program) -> Assembled:
 
 
 def measure(replica: Replica, program: Program, repeats: int) -> float:
-    """Median seconds of a full bucket without deltas, after one run to warm up. Owner thread, or before it starts."""
+    """Least seconds of a full bucket without deltas, after one run to warm up: what else the machine does only adds to
+    them. Owner thread, or before it starts."""
     assembled = full_batch(replica, program)
     jax.block_until_ready(replica.try_out(program, assembled))
     times = []
@@ -157,4 +158,4 @@ def measure(replica: Replica, program: Program, repeats: int) -> float:
         start = time.perf_counter()
         jax.block_until_ready(replica.try_out(program, assembled))
         times.append(time.perf_counter() - start)
-    return statistics.median(times) if times else 0.0
+    return min(times, default=0.0)

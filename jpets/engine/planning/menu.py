@@ -42,6 +42,11 @@ class Menu:
         self._learnt = tuple(dict.fromkeys(bucket for bucket in buckets if bucket not in self._fixed))
         self.buckets = tuple(sorted({*self._fixed, *self._learnt}, key=self._cost))
 
+    @property
+    def main(self) -> Sequence[Bucket]:
+        """The shapes that most batches should have, as far as it is known; all of a menu that was given."""
+        return self._learnt if self._most_tokens else self._fixed
+
     def saw(self, lengths: Ints) -> None:
         """Learns from the lengths [n] of queries that came, unless there is no room for learnt shapes."""
         if not self._most_tokens:
@@ -52,7 +57,7 @@ class Menu:
             return
         self._new = 0
         found = learn_buckets(self._lengths, self._most_rows, self._most_tokens)
-        if self._efficiency(found) < BETTER * self._efficiency(self._learnt or self._fixed):
+        if not self._learnt or self._efficiency(found) < BETTER * self._efficiency(self._learnt):
             self.learn(found)
 
     def _efficiency(self, buckets: Sequence[Bucket]) -> float:

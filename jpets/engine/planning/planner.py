@@ -53,9 +53,8 @@ class Planner:
         self._placer = Placer(replica, self._predictions, menu)
         self._flood = FloodGuard(self.ready, settings.flood_stretch, settings.max_batch_rows)
         self._pricing = Pricing(lambda: profile.current, settings.max_batch_rows)
-        self._wishes = Wishes(menu, self._predictions, self._pricing, want) if want is not None else None
+        self._wishes = Wishes(replica, menu, self._predictions, self._pricing, want) if want is not None else None
         self._kept = KeptPlan()
-        self._replica = replica
         self._settings = settings
         self._merged = merged
 
@@ -101,7 +100,7 @@ class Planner:
         else:
             plan = POLICIES[self._settings.policy](window.queue, costs)
         if self._wishes is not None:
-            self._wishes.planned(window, costs.total(window.queue, plan), self._replica.has_program)
+            self._wishes.planned(window, costs.total(window.queue, plan))
         return [batch.queries.tolist() for batch in plan]
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
@@ -131,6 +130,8 @@ class Planner:
         if self._merged is not None and self._merged.enabled:
             self._merged.saves(plan.saved)
         self._flood.serving(plan.pendings, lambda: self.seconds(plan.rows, plan.program))
+        if self._wishes is not None:
+            self._wishes.ran(self.seconds(plan.rows, plan.program))
 
     def predicted(self, waiting: Sequence[Pending]) -> float:
         """Seconds that the next batch of these queries would take."""

@@ -1,15 +1,17 @@
-"""Which programs the traffic deserves: those of the plan that a window would have if every program of the menu were
-there."""
+"""Which programs the traffic deserves: those of the plan that a window would have if it could choose among programs of
+the shapes that were learnt from the traffic."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Variant, make_variant, replaces_weights, windowed
+from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, replaces_weights, windowed
+from jpets.engine.device.replica import Replica
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.placing import COARSE_LEVELS, WORTHWHILE
 from jpets.engine.planning.predictions import Predictions
@@ -26,6 +28,10 @@ SHARE = 0.01
 """Share of the time of batches that looking for better programs may take."""
 SLACK = 1.3
 """Times its share of the light rows for which a class gets room, as batches differ."""
+LONG_TASK = 96
+"""Tokens of a task in a window from which on its heavy deltas are worth long runs."""
+STATIC_LEVEL = 4
+"""Eighths of the most runs of a bucket for which programs have room that compute all of them."""
 LIGHT, MIXED = -1, -2
 """Sorts of programs beside those of one heavy kind."""
 
@@ -34,8 +40,14 @@ class Wishes:
     """``want`` is told of a program and of the seconds that windows lost without it."""
 
     def __init__(
-        self, menu: Menu, predictions: Predictions, pricing: Pricing, want: Callable[[ProgramKey, float], None]
+        self,
+        replica: Replica,
+        menu: Menu,
+        predictions: Predictions,
+        pricing: Pricing,
+        want: Callable[[ProgramKey, float], None],
     ) -> None:
+        self._replica = replica
         self._menu = menu
         self._predictions = predictions
         self._pricing = pricing
@@ -43,53 +55,66 @@ class Wishes:
         self._next = 0.0
         """When another window may be looked at (``time.monotonic``)."""
         self._unseen = 0.0
-        """Predicted seconds of windows since one was looked at."""
+        """Predicted seconds of batches since a window was looked at."""
 
-    def planned(self, window: Window, seconds: float, has: Callable[[ProgramKey], bool]) -> None:
-        """Is told of a window and of the predicted time of its plan in the programs that are ready."""
+    def ran(self, seconds: float) -> None:
+        """Is told of the predicted time of a batch that runs."""
         self._unseen += seconds
+
+    def planned(self, window: Window, seconds: float) -> None:
+        """Is told of a window and of the predicted time of its plan in the programs that are ready."""
         now = time.monotonic()
         if len(window.queue) < LEAST_QUERIES or now < self._next:
             return
         self._menu.saw(window.queue.lengths)
-        self._compare(window, seconds, has)
+        self._compare(window, seconds)
         self._unseen = 0.0
         self._next = now + (time.monotonic() - now) / SHARE
 
-    def _compare(self, window: Window, seconds: float, has: Callable[[ProgramKey], bool]) -> None:
-        variants = possible_variants(window)
-        keys = [ProgramKey(bucket, variant) for variant in variants for bucket in self._menu.buckets]
-        priced = [(key.bucket, key.variant, self._predictions.estimate(key)) for key in keys]
-        costs = self._pricing.costs(window.sorts, shapes_for(window.sorts, priced))
+    def _compare(self, window: Window, seconds: float) -> None:
+        ready = [(p.key.bucket, p.key.variant, p.seconds) for p in self._replica.programs]
+        variants = possible_variants(window, static_runs=self._replica.family.operators.static_runs)
+        possible = {ProgramKey(bucket, own): sort for own, sort in variants.items() for bucket in self._menu.main}
+        new = {key: sort for key, sort in possible.items() if not self._replica.has_program(key)}
+        priced = [(key.bucket, key.variant, self._predictions.estimate(key)) for key in new]
+        costs = self._pricing.costs(window.sorts, shapes_for(window.sorts, [*ready, *priced]))
         plan = packed(window.queue, costs)
         best = costs.total(window.queue, plan)
         if best >= WORTHWHILE * seconds:
             return
-        by_shape = {(key.bucket.tokens, key.bucket.groups, key.variant): key for key in keys}
         missing: dict[ProgramKey, float] = {}
         for batch in plan:
-            variant = self._variant(window, batch, variants)
-            key = by_shape[batch.tokens, batch.groups, variant]
-            if not has(key):
+            sort = self._sort(window, batch)
+            key = next((k for k, own in new.items() if own == sort and _is_shape(batch, k.bucket)), None)
+            if key is not None:
                 missing[key] = missing.get(key, 0.0) + batch.seconds
         lost = self._unseen * (1 - best / seconds)
         for key, share in missing.items():
             self._want(key, lost * share / sum(missing.values()))
 
-    def _variant(self, window: Window, batch: Batch, variants: Mapping[Variant, int]) -> Variant:
-        """The variant for a batch: without heavy classes, of its one heavy kind, or for all."""
+    def _sort(self, window: Window, batch: Batch) -> int:
+        """That of the program that a batch needs."""
         heavy = {at for at, kind in enumerate(kinds_of(window.sorts)) if _is_heavy(window.sorts, kind)}
         kinds = set(window.queue.kinds[batch.queries].tolist())
-        sort = LIGHT if not kinds & heavy else kinds.pop() if len(kinds) == 1 else MIXED
-        return next(variant for variant, own in variants.items() if own == sort)
+        if not kinds & heavy:
+            return LIGHT
+        return kinds.pop() if len(kinds) == 1 else MIXED
+
+
+def _is_shape(batch: Batch, bucket: Bucket) -> bool:
+    return (batch.tokens, batch.groups) == (bucket.tokens, bucket.groups)
 
 
 def _is_heavy(sorts: Iterable[Sort], kind: tuple[str, ...]) -> bool:
     return any(sort.heavy for sort in sorts if sort.kind == kind)
 
 
-def possible_variants(window: Window) -> dict[Variant, int]:
-    """The variants that a window's batches may use, each with its sort: LIGHT, MIXED, or a heavy kind."""
+def possible_variants(window: Window, *, static_runs: bool = False) -> dict[Variant, int]:
+    """The variants that a window's batches may use, each with its sort: LIGHT, MIXED, or a heavy kind.
+
+    With ``static_runs`` batches of one heavy kind have room for half of the most runs that there may be: all of it is
+    computed.
+    """
     queue, sorts = window.queue, window.sorts
     kinds = kinds_of(sorts)
     rows = np.bincount(queue.kinds, minlength=len(kinds))
@@ -105,8 +130,12 @@ def possible_variants(window: Window) -> dict[Variant, int]:
             shared = frozenset.intersection(*(sort.classes for sort in own))
             replaced = any(replaces_weights(key) for key in shared)
             tokens = int(queue.lengths[queue.kinds == at].sum()) / max(1, len(set(queue.tasks[queue.kinds == at])))
-            run = next((run for run in HEAVY_RUNS if run >= tokens), HEAVY_RUNS[-1])
-            found.setdefault(make_variant(dict.fromkeys(_classes(own), FULL), run, replaced=replaced), at)
+            run = HEAVY_RUNS[-1] if tokens >= LONG_TASK else HEAVY_RUNS[0]
+            room = {
+                key: STATIC_LEVEL if static_runs and class_method(key.method).kind == "heavy" else FULL
+                for key in _classes(own)
+            }
+            found.setdefault(make_variant(room, run, replaced=replaced), at)
     if len(light) < len(sorts):
         found.setdefault(make_variant(dict.fromkeys(_classes(sorts), FULL)), MIXED)
     return found

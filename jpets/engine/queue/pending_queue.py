@@ -21,7 +21,7 @@ from jpets.engine.tasks.entries import Entry, Resident
 from jpets.errors import SHUTTING_DOWN, Saturated
 from jpets.types import Result
 
-WINDOW = 256
+WINDOW = 1024
 """Waiting queries that are considered together, most urgent first."""
 
 

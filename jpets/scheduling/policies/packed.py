@@ -16,6 +16,8 @@ from jpets.scheduling.costs.batch_costs import BatchCosts
 from jpets.scheduling.costs.exact_packing import TOKEN_STEP
 from jpets.scheduling.queue import BARE, Batches, Ints, Queue
 
+WELL_FILLED = 0.75
+"""Share of a batch's tokens that are used in one that is left alone."""
 __all__ = ["TOKEN_STEP", "orders", "packed"]
 
 
@@ -25,7 +27,21 @@ def packed(queue: Queue, costs: BatchCosts) -> Batches:
         return []
     costs.check(int(queue.lengths.max()))
     plans = [plan for order, aparts in orders(queue, costs) for plan in costs.pack(queue, order, aparts)]
-    return min(plans, key=partial(costs.total, queue))
+    best = min(plans, key=partial(costs.total, queue))
+    pooled = _pooled(queue, best, costs)
+    return min(best, pooled, key=partial(costs.total, queue))
+
+
+def _pooled(queue: Queue, plan: Batches, costs: BatchCosts) -> Batches:
+    """``plan`` with the queries of half-empty batches packed anew, together: each sort of queries leaves such a rest."""
+    rest = [batch for batch in plan if queue.lengths[batch.queries].sum() < WELL_FILLED * batch.tokens]
+    if len(rest) < 2:
+        return plan
+    members = np.concatenate([batch.queries for batch in rest])
+    order = members[np.argsort(queue.lengths[members], kind="stable")]
+    (again,) = costs.pack(queue, order, [np.zeros(len(order), np.int_)])
+    full = [batch for batch in plan if not any(batch is other for other in rest)]
+    return [*full, *again]
 
 
 def orders(queue: Queue, costs: BatchCosts) -> list[tuple[Ints, Sequence[Ints]]]:
