@@ -17,7 +17,7 @@ from jpets.engine.programs.store import ProgramStore
 log = logging.getLogger(__name__)
 
 COARSE_REPEATS = 3
-"""Timed runs of each core program at a first start; ``jpets profile`` measures better."""
+"""Timed runs of each core program at a first start; batches correct them."""
 
 
 class Programs:

@@ -19,16 +19,16 @@ from jpets.config import DType
 from jpets.deltas import class_method
 from jpets.deltas.bank import slot_arrays
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, parse_bucket, replaces_weights
+from jpets.engine.batch.bucket import FULL, Bucket, Variant, make_variant, parse_bucket, replaces_weights
 from jpets.engine.batch.rows import Row
-from jpets.engine.costs.coarse_profile import LENGTHS, ROWS
+from jpets.engine.costs.coarse_profile import LENGTHS, ROWS, stepped_grid
 from jpets.engine.costs.cost_table import full_rows
 from jpets.engine.costs.figures import ClassFigures
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.network import Network, Params
 from jpets.engine.programs.program import Family, Program, ProgramKey
-from jpets.scheduling.costs.measured_profile import Grid
+from jpets.scheduling.costs.measured_profile import Grid, Steps
 
 STACK_WEIGHTS = 7_000_000
 """Least weights of the measured layers: more than a core's caches hold, few enough to compile fast."""
@@ -108,7 +108,7 @@ class Bench:
 
         return found
 
-    def heavy(self, key: ClassKey) -> Callable[[], Grid]:
+    def heavy(self, key: ClassKey) -> Callable[[], Steps]:
         """The time that rows add to the program that runs without any of them; one program runs any number of rows."""
         bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
         variants = {run: make_variant(needs, run) for run in HEAVY_CASES}
@@ -119,18 +119,15 @@ class Bench:
             if bucket.holds(np.full(shape[0] * shape[1], shape[2]))
         ]
 
-        def found() -> Grid:
+        def found() -> Steps:
             added = self._class_scale(key) * np.array([_added(own, idle) for *_, own, idle in timed])
             # The differences are as small as the noise. What is certain: a part for each task, one for each step over
             # its weights, and one for the tokens that the steps cover.
             steps = [tasks * -(-n * length // size) for size, (tasks, n, length), *_ in timed]
             terms = [(t[1][0], n, n * t[0]) for t, n in zip(timed, steps, strict=True)]
             weights = 1 / np.maximum(added, added.mean() / 4 or 1.0)
-            (each, setup, token), _ = nnls(np.array(terms, float) * weights[:, None], added * weights)
-            rows, lengths = np.array(ROWS), np.array(LENGTHS)
-            tokens = rows[:, None] * lengths[None, :]
-            costs = [each + -(-tokens // run) * (setup + token * run) for run in HEAVY_RUNS]
-            return Grid(rows, lengths, np.min(costs, axis=0))
+            parts, _ = nnls(np.array(terms, float) * weights[:, None], added * weights)
+            return Steps(*parts.tolist())
 
         return found
 
@@ -159,9 +156,14 @@ class Bench:
         if class_method(key.method).kind != "heavy":
             light = self.light(key)
             return lambda: ClassFigures(light())
-        beta, loop = self.heavy(key), self.loop_share(key)
+        steps, loop = self.heavy(key), self.loop_share(key)
         replaced = self.replaced_share(key) if replaces_weights(key) else lambda: 0.0
-        return lambda: ClassFigures(beta(), loop(), replaced())
+
+        def found() -> ClassFigures:
+            own = steps()
+            return ClassFigures(stepped_grid(own), loop(), replaced(), own)
+
+        return found
 
     def _case(
         self,

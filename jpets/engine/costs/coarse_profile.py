@@ -14,8 +14,8 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import HEAVY_RUNS, SEGMENT, SETUP_TOKENS, Bucket, Variant, replaces_weights
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.programs.program import Family
-from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
-from jpets.scheduling.queue import Floats, Groups
+from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint, Steps
+from jpets.scheduling.queue import Groups
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
@@ -35,6 +35,8 @@ def coarse_profile(family: Family, costs: CostTable) -> CostProfile:
     keys = priced(key for key, _ in family.slots)
     heavy = [key for key in keys if class_method(key.method).kind == "heavy"]
 
+    steps = {str(key): _steps(key, family, costs.rate) for key in heavy}
+
     def bare(tokens: int, groups: Groups) -> float:
         return costs.of_arithmetic(network.arithmetic(Bucket(tokens, groups), Variant()))
 
@@ -42,10 +44,11 @@ def coarse_profile(family: Family, costs: CostTable) -> CostProfile:
     return CostProfile(
         Grid(np.array(ROWS), np.array(lengths), np.array(alpha)),
         tuple(PackedPoint(tokens, groups, bare(tokens, groups)) for tokens, groups in typical(SIZES, lengths[-1])),
-        {str(key): _beta(key, family, costs.rate) for key in keys},
+        {str(key): stepped_grid(steps[str(key)]) if key in heavy else _grid(key, family, costs.rate) for key in keys},
         frozenset(map(str, heavy)),
         costs.loop_share if heavy else 0.0,
         {str(key): 0.0 for key in heavy if replaces_weights(key)},
+        steps,
     )
 
 
@@ -62,24 +65,30 @@ def typical(sizes: Sequence[int], longest: int) -> Iterator[tuple[int, Groups]]:
         yield tokens, tuple((n, length) for length, n in sorted(groups.items()))
 
 
-def _beta(key: ClassKey, family: Family, rate: float) -> Grid:
-    """Delta costs over rows of one task and their length; ``rate`` is in seconds a multiply-add."""
+def stepped_grid(steps: Steps) -> Grid:
+    """The cost of one task's rows by their number and length, in steps of the best length."""
     rows, lengths = np.array(ROWS), np.array(LENGTHS)
     tokens = rows[:, None] * lengths[None, :]
-    layers = len(key.layers) or family.config.layers
-    return Grid(rows, lengths, rate * layers * _multiply_adds(key, family, tokens))
+    return Grid(rows, lengths, np.min([steps.seconds(tokens, run) for run in HEAVY_RUNS], axis=0))
 
 
-def _multiply_adds(key: ClassKey, family: Family, tokens: np.ndarray) -> Floats:
-    """Of a layer, and what takes as long, for numbers of tokens of one task."""
+def _steps(key: ClassKey, family: Family, rate: float) -> Steps:
+    """A heavy class loops with fixed work for each step; ``rate`` is in seconds a multiply-add."""
+    token = rate * _layers(key, family) * class_method(key.method).work(key, family.config, 1, 0).flops / 2
+    dense = replaces_weights(key) or not any(size for _, size in key.sites)
+    return Steps(0.0, token * (SETUP_TOKENS if dense else SPARSE_SETUP), token)
+
+
+def _grid(key: ClassKey, family: Family, rate: float) -> Grid:
+    """The cost of another class grows with tokens."""
     method, config = class_method(key.method), family.config
     each = method.work(key, config, 1, 0)
-    if method.kind == "heavy":  # a loop with fixed work for each step
-        dense = replaces_weights(key) or not any(size for _, size in key.sites)
-        setup = SETUP_TOKENS if dense else SPARSE_SETUP
-        steps = [-(-tokens // run) * (setup + run) for run in HEAVY_RUNS]
-        return each.flops / 2 * np.min(steps, axis=0)
-    if method.kind == "row":  # element by element, fused into other operators
-        return each.flops / 2 * tokens.astype(float)
-    slot = method.work(key, config, 0, 1).bytes / SEGMENT  # each segment gathers its task's matrices
-    return (each.flops / 2 + BYTE * (each.bytes + slot)) * tokens.astype(float)
+    work = each.flops / 2  # a row's: element by element, fused into other operators
+    if method.kind != "row":  # each segment gathers its task's matrices
+        work += BYTE * (each.bytes + method.work(key, config, 0, 1).bytes / SEGMENT)
+    rows, lengths = np.array([1, ROWS[-1]]), np.array([1, LENGTHS[-1]])
+    return Grid(rows, lengths, rate * _layers(key, family) * work * rows[:, None] * lengths[None, :].astype(float))
+
+
+def _layers(key: ClassKey, family: Family) -> int:
+    return len(key.layers) or family.config.layers

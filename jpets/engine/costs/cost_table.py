@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import pathlib
 import statistics
 import time
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -17,14 +17,10 @@ from scipy.optimize import nnls
 from jpets.engine.batch.assembly import Assembled
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.rows import Row
+from jpets.engine.costs.shared_file import SharedFile
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.network import Network
 from jpets.engine.programs.program import Family, Program, ProgramKey
-from jpets.engine.programs.store import STALE_WRITE_SECONDS
-from jpets.errors import OutOfSpace
-from jpets.files import TEMPORARY, sweep, write_atomic
-
-log = logging.getLogger(__name__)
 
 HABIT = 0.1
 """Weight of the latest batch in the cost of its program."""
@@ -39,13 +35,13 @@ USUAL_LOOP = 0.1
 
 
 class CostTable:
-    """Seconds of each program by its name, in a JSON file that other processes may replace at any time.
+    """Seconds of each program by its name, in a JSON file that other processes add to at any time.
 
     The file's name contains everything that makes figures stale: backbone shape, number format, device, versions.
     """
 
     def __init__(self, path: pathlib.Path, family: Family) -> None:
-        self._path = path
+        self._file = SharedFile(path, _parsed, _written)
         self._network = family.network
         self._seconds: dict[str, float] = {}
         self._timed: dict[ProgramKey, float] = {}
@@ -54,17 +50,11 @@ class CostTable:
         """Seconds of a program without any arithmetic, and of each multiply-add, as the timed programs say."""
         self.version = 0
         """Rises whenever estimates change."""
-        sweep(path.parent, TEMPORARY, STALE_WRITE_SECONDS)
         self.reload()
 
     def reload(self) -> None:
         """Reads the file anew."""
-        if self._path.exists():
-            try:
-                stored = json.loads(self._path.read_text(encoding="utf-8"))
-                self._seconds = {str(name): float(value) for name, value in stored.items()}
-            except (ValueError, AttributeError, TypeError):
-                self._path.unlink(missing_ok=True)  # half-written or foreign: measured again
+        self._seconds.update(self._file.read() or {})
 
     def get(self, key: ProgramKey) -> float | None:
         return self._seconds.get(str(key))
@@ -121,12 +111,20 @@ class CostTable:
         return self.of_arithmetic(self._network.arithmetic(key.bucket, key.variant))
 
     def save(self) -> None:
-        """Writes the file. A full or read-only disk only makes the next start slower."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._path, json.dumps(self._seconds, indent=1, sort_keys=True).encode())
-        except (OSError, OutOfSpace) as error:
-            log.warning("the cost table could not be kept: %s", error)
+        """Adds what was timed here to the file."""
+        own = {str(key): seconds for key, seconds in self._timed.items()}
+        self._file.update(lambda stored: {**(stored or {}), **own})
+
+
+def _parsed(text: str) -> dict[str, float]:
+    try:
+        return {str(name): float(seconds) for name, seconds in json.loads(text).items()}
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"not a table of costs: {error}") from error
+
+
+def _written(seconds: Mapping[str, float]) -> str:
+    return json.dumps(seconds, indent=1, sort_keys=True)
 
 
 def full_rows(bucket: Bucket, network: Network) -> list[Row]:

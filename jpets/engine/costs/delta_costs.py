@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from jpets.deltas import class_method
+import numpy as np
+
 from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import HEAVY_RUNS
 from jpets.engine.batch.rows import Row
 from jpets.scheduling.costs.measured_profile import CostProfile
-
-TABLE_TOKENS = 4096
-"""Tokens of one task up to which costs are in a table; beyond, they grow in proportion."""
+from jpets.scheduling.queue import Ints
 
 
 class DeltaCosts:
     """The time of a program was measured with its windows for light classes, whether rows use them or not. Rows of a
-    task stand next to each other, so only their number of tokens counts."""
+    task stand next to each other, so only their number of tokens counts (PetS equation 2). Packed rows need no padding
+    to the longest."""
 
     def __init__(self, profile: CostProfile, classes: Iterable[ClassKey]) -> None:
-        heavy = [key for key in classes if class_method(key.method).kind == "heavy"]
-        self._tables = {
-            key: profile.packed_delta_seconds(str(key), TABLE_TOKENS) for key in heavy if str(key) in profile.beta
-        }
+        self._profile = profile
+        self._heavy = frozenset(key for key in classes if str(key) in profile.heavy)
 
-    def parts(self, rows: Sequence[Row]) -> dict[ClassKey, float]:
-        """The cost of each heavy class's rows: the sum over its tasks (PetS equation 2). Packed rows need no padding to
-        the longest."""
-        tokens: Counter[tuple[ClassKey, int]] = Counter()
+    def parts(self, rows: Sequence[Row], run: int | None = None) -> dict[ClassKey, float]:
+        """The cost of each heavy class's rows in steps of ``run`` tokens, which are the same for all tasks of a batch;
+        of the best length if not given."""
+        tokens: dict[ClassKey, Counter[int]] = {}
         for row in rows:
             for key, slot in row.slots.items():
-                if key in self._tables:
-                    tokens[key, slot] += row.length
-        parts: dict[ClassKey, float] = {}
-        for (key, _), count in tokens.items():
-            within = float(self._tables[key][min(count, TABLE_TOKENS)])
-            parts[key] = parts.get(key, 0.0) + within * max(1.0, count / TABLE_TOKENS)
-        return parts
+                if key in self._heavy:
+                    tokens.setdefault(key, Counter())[slot] += row.length
+        counts = {key: np.array(list(own.values())) for key, own in tokens.items()}
+        choices = [self._parts(counts, size) for size in ([run] if run is not None else HEAVY_RUNS)]
+        return min(choices, key=lambda parts: sum(parts.values()))
 
-    def seconds(self, rows: Sequence[Row]) -> float:
+    def _parts(self, counts: Mapping[ClassKey, Ints], run: int) -> dict[ClassKey, float]:
+        return {key: self._seconds(str(key), tokens, run) for key, tokens in counts.items()}
+
+    def _seconds(self, name: str, tokens: Ints, run: int) -> float:
+        if (steps := self._profile.steps.get(name)) is not None:
+            return float(steps.seconds(tokens, run).sum())
+        return float(self._profile.beta[name].at([1], tokens)[0].sum())
+
+    def seconds(self, rows: Sequence[Row], run: int | None = None) -> float:
         """The sum of ``parts``."""
-        return sum(self.parts(rows).values())
+        return sum(self.parts(rows, run).values())

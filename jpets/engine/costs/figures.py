@@ -12,32 +12,36 @@ import numpy as np
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import replaces_weights
-from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
+from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint, Steps
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassFigures:
     """One class. ``beta`` [rows of one task, their longest length] is in seconds. For heavy classes ``loop`` is the
-    share by which its loop makes the shared part slower without any row in it, and ``replaced`` the share of the shared
-    part that a batch saves when all its rows have this class (0 where its rows need the shared products)."""
+    share by which its loop makes the shared part slower without any row in it, ``replaced`` the share of the shared
+    part that a batch saves when all its rows have this class (0 where its rows need the shared products), and ``steps``
+    what beta is made of."""
 
     beta: Grid
     loop: float = 0.0
     replaced: float = 0.0
+    steps: Steps | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.loop < np.inf or not 0 <= self.replaced <= 1:
             raise ValueError(f"shares of a class must be finite and not negative, got {self.loop}, {self.replaced}")
 
     def to_document(self) -> dict[str, Any]:
-        return {"beta": self.beta.to_document(), "loop": self.loop, "replaced": self.replaced}
+        steps = dataclasses.asdict(self.steps) if self.steps is not None else None
+        return {"beta": self.beta.to_document(), "loop": self.loop, "replaced": self.replaced, "steps": steps}
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> ClassFigures:
-        grid = Grid.of_document(document["beta"])
-        return cls(grid, float(document["loop"]), float(document["replaced"]))
+        grid, steps = Grid.of_document(document["beta"]), document["steps"]
+        own = Steps(**steps) if steps is not None else None
+        return cls(grid, float(document["loop"]), float(document["replaced"]), own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,7 @@ def profile_of(figures: Figures, classes: Iterable[ClassKey], coarse: CostProfil
     heavy = {name: key for name, key in keys.items() if class_method(key.method).kind == "heavy"}
     own = {name: figures.classes[name] for name in keys if name in figures.classes}
     other: Mapping[str, Grid] = coarse.beta if coarse is not None else {}
+    steps = {name: coarse.steps[name] for name in heavy if name not in own} if coarse is not None else {}
     alpha = figures.alpha or (coarse.alpha if coarse is not None else None)
     if alpha is None:
         raise ValueError("a cost profile needs measured costs of bare shapes, or a coarse profile")
@@ -97,4 +102,5 @@ def profile_of(figures: Figures, classes: Iterable[ClassKey], coarse: CostProfil
         frozenset(heavy),
         sum(own[name].loop for name in heavy) if coarse is None or heavy.keys() <= own.keys() else coarse.heavy_loop,
         {name: own[name].replaced if name in own else 0.0 for name, key in heavy.items() if replaces_weights(key)},
+        steps | {name: found for name in heavy if name in own and (found := own[name].steps) is not None},
     )

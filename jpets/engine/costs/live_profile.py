@@ -70,9 +70,10 @@ class LiveProfile:
         state = self._now()
         return frozenset(state.profile.beta) - state.classes
 
-    def seconds(self, rows: Sequence[Row]) -> float:
-        """The time that the heavy deltas of these rows add to a program."""
-        return self._now().deltas.seconds(rows)
+    def seconds(self, rows: Sequence[Row], run: int | None = None) -> float:
+        """The time that the heavy deltas of these rows add to a program with steps of ``run`` tokens, or of the best
+        length."""
+        return self._now().deltas.seconds(rows, run)
 
     def certain_seconds(self, rows: Sequence[Row]) -> float:
         """``seconds``, of which coarse figures count by half: for what does not pay if they are too high."""
@@ -83,7 +84,8 @@ class LiveProfile:
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
         """Learns from the time of a batch. One thread at a time."""
         state = self._now()
-        parts = {str(key): part for key, part in state.deltas.parts(rows).items()}
+        run = program.key.bucket.run(program.key.variant.run)
+        parts = {str(key): part for key, part in state.deltas.parts(rows, run).items()}
         with self._lock:
             if parts:
                 self._correction.heavy(program.seconds, parts, seconds)
@@ -129,6 +131,7 @@ class LiveProfile:
             alpha=raw.alpha.times(speed),
             packed=tuple(dataclasses.replace(point, seconds=point.seconds * speed) for point in raw.packed),
             beta={name: grid.times(correction.factor(name)) for name, grid in raw.beta.items()},
+            steps={name: own.times(correction.factor(name)) for name, own in raw.steps.items()},
         )
         deltas = DeltaCosts(profile, (key for key, _ in family.slots))
         measured = frozenset(self._figures.classes.keys() & raw.beta.keys())

@@ -27,7 +27,7 @@ class Predictions:
 
     def seconds(self, rows: Sequence[Row], program: Program) -> float:
         """Time of these rows in a program that is ready."""
-        return program.seconds + self.added(rows)
+        return program.seconds + self._profile.seconds(rows, _run(program))
 
     def estimate(self, key: ProgramKey) -> float:
         """Time of a program that may never have run."""
@@ -35,6 +35,11 @@ class Predictions:
 
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
         """Learns from a batch what its program costs, and what its heavy rows add."""
-        added = self.added(rows)
+        added = self._profile.seconds(rows, _run(program))
         self._profile.ran(rows, program, seconds)
         self._costs.follow(program, seconds - added)
+
+
+def _run(program: Program) -> int:
+    """Tokens of a step over a heavy class."""
+    return program.key.bucket.run(program.key.variant.run)

@@ -16,6 +16,12 @@ SETUP_TOKENS = 50
 """Tokens with a heavy product as long as every step's fixed work for its weights (mask, CPU: 48 to 62)."""
 
 
+RUNS = (32, 64, 128)
+"""Tokens that one step over a heavy class may cover."""
+LONGEST_RUN = 128
+"""The same where a padded row is longer than ``RUNS`` says: its steps are as long as it is, up to this."""
+
+
 class DeltaTables:
     """What a profile says of some kinds of tasks, up to ``rows`` rows, ``longest`` tokens of one of them and ``tokens``
     in all. A class that the profile does not know costs nothing.
@@ -46,9 +52,16 @@ class DeltaTables:
     @functools.cached_property
     def padded(self) -> Floats:
         """The cost of one task's padded rows [kinds + 1, rows + 1, longest + 1]."""
-        table = np.zeros((len(self._kinds) + 1, self._rows + 1, self._longest + 1))
+        return self._of_rows(self._kinds)
+
+    @functools.cached_property
+    def _heavy_padded(self) -> Floats:
+        return self._of_rows(self._heavy_names)
+
+    def _of_rows(self, kinds: Sequence[Sequence[str]]) -> Floats:
+        table = np.zeros((len(kinds) + 1, self._rows + 1, self._longest + 1))
         n, length = np.arange(1, self._rows + 1), np.arange(self._longest + 1)
-        for index, kind in enumerate(self._kinds):
+        for index, kind in enumerate(kinds):
             for name in kind:
                 table[index, 1:] += self._profile.beta[name].at(n, length)
         return table
@@ -66,8 +79,40 @@ class DeltaTables:
         return table
 
     @functools.cached_property
+    def _steps(self) -> Floats:
+        """The seconds of a task, a step and a token [kinds + 1, 3] of heavy deltas; NaN if not all are known."""
+        table = np.zeros((len(self._kinds) + 1, 3))
+        for index, names in enumerate(self._heavy_names):
+            for name in names:
+                own = self._profile.steps.get(name)
+                table[index] += (own.task, own.step, own.token) if own is not None else np.nan
+        return table
+
+    @functools.cached_property
     def _heavy_packed(self) -> Floats:
         return self._of_tokens(self._heavy_names)
+
+    def of_tasks(self, batch: Ints, kind: Ints, rows: Ints, tokens: Ints, longest: Ints, padded_to: Ints) -> float:
+        """The cost of all tasks of some batches. Entry i is one task in batch ``batch[i]``: its kind, the number of its
+        rows, their tokens in all, and its longest row. ``padded_to`` [batches] is the length of a batch's rows, 0 where
+        it is packed."""
+        lengths = padded_to[batch]
+        packed = lengths == 0
+        stepped = self.heavy[kind] & np.isfinite(self._steps[kind, 0])
+        whole = np.where(packed, self.packed[kind, tokens], self.padded[kind, rows, longest])
+        heavy = np.where(packed, self._heavy_packed[kind, tokens], self._heavy_padded[kind, rows, longest])
+        own, of = kind[stepped], batch[stepped]
+        seconds = np.empty((len(RUNS), len(padded_to)))
+        work = np.empty_like(seconds)
+        for at, run in enumerate(RUNS):
+            steps, size = _steps_of(run, rows[stepped], tokens[stepped], lengths[stepped])
+            task, step, token = self._steps[own].T
+            seconds[at] = np.bincount(of, weights=task + steps * (step + token * size), minlength=len(padded_to))
+            work[at] = np.bincount(of, weights=steps * (SETUP_TOKENS + size), minlength=len(padded_to))
+        chosen = seconds[
+            work.argmin(axis=0), np.arange(len(padded_to))
+        ]  # all tasks of a batch have steps of one length
+        return float((whole - np.where(stepped, heavy, 0.0)).sum() + chosen.sum())
 
     def heavy_by_run(self, run: int, runs: Sequence[int]) -> Floats:
         """The cost of one task's packed tokens [kinds + 1, tokens + 1] by heavy deltas alone, in steps of ``run``
@@ -76,7 +121,22 @@ class DeltaTables:
             tokens = np.maximum(np.arange(self._tokens + 1), 1)
             work = {size: -(-tokens // size) * (SETUP_TOKENS + size) for size in {run, *runs}}
             self._by_run[run] = self._heavy_packed * (work[run] / np.min(list(work.values()), axis=0))
+            for index, names in enumerate(self._heavy_names):
+                if names and all(name in self._profile.steps for name in names):
+                    own = [self._profile.steps[name].seconds(np.arange(self._tokens + 1), run) for name in names]
+                    self._by_run[run][index] = np.sum(own, axis=0)
         return self._by_run[run]
+
+
+def _steps_of(run: int, rows: Ints, tokens: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    """The steps of tasks and the tokens of a step, where about ``run`` are asked for: in padded rows of ``lengths``
+    (0: packed) whole rows with the padding between them if a step is as long as a row, else row by row."""
+    size = np.where(lengths == 0, run, np.minimum(lengths, LONGEST_RUN))
+    whole = (lengths > 0) & (lengths <= run)
+    size = np.where(whole, lengths * (run // np.maximum(lengths, 1)), size)
+    mean = -(-tokens // rows)
+    joined = np.where(lengths == 0, tokens, (rows - 1) * lengths + mean)
+    return np.where(size >= lengths, -(-joined // size), rows * -(-mean // size)), size
 
 
 def task_tokens(queue: Queue, queries: Ints) -> tuple[Ints, Ints]:

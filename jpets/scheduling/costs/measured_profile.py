@@ -79,6 +79,28 @@ def _interpolate(at: Ints, points: Ints, values: Floats) -> Floats:
 
 
 @dataclasses.dataclass(frozen=True)
+class Steps:
+    """Seconds of a class's loop over runs of tokens: for each task, for each step over its weights, and for each token
+    that a step covers."""
+
+    task: float
+    step: float
+    token: float
+
+    def __post_init__(self) -> None:
+        if not all(0 <= part < np.inf for part in (self.task, self.step, self.token)):
+            raise ValueError(f"seconds of steps must be finite and not negative, got {self}")
+
+    def seconds(self, tokens: Ints, run: int) -> Floats:
+        """The time of tasks with so many ``tokens``, each in steps of ``run`` tokens; 0 where there are none."""
+        own = self.task + -(-tokens // run) * (self.step + self.token * run)
+        return np.where(tokens > 0, own, 0.0)
+
+    def times(self, factor: float) -> Steps:
+        return Steps(self.task * factor, self.step * factor, self.token * factor)
+
+
+@dataclasses.dataclass(frozen=True)
 class PackedPoint:
     """Measured seconds of a packed shape."""
 
@@ -110,7 +132,8 @@ class CostProfile:
     delta kind, over rows of one task and their longest length. ``heavy`` names the kinds that programs loop over; such
     a loop in a program, even an empty one, makes the shared part slower by the share ``heavy_loop``. ``replaced`` has,
     for kinds with weights of their own, the share of the shared part that a batch saves when all its rows have that
-    kind.
+    kind. ``steps`` says what heavy kinds cost in steps of a given length; ``beta`` has the best length for each number
+    of tokens, but all tasks of a batch share one.
     """
 
     alpha: Grid
@@ -119,6 +142,7 @@ class CostProfile:
     heavy: frozenset[str] = frozenset()
     heavy_loop: float = 0.0
     replaced: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    steps: Mapping[str, Steps] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if any(not (0 <= point.seconds < np.inf) or point.tokens < 1 for point in self.packed):
@@ -179,6 +203,7 @@ class CostProfile:
             "heavy": sorted(self.heavy),
             "heavy_loop": self.heavy_loop,
             "replaced": dict(self.replaced),
+            "steps": {name: dataclasses.asdict(own) for name, own in self.steps.items()},
         }
         return json.dumps(document, indent=1)
 
@@ -198,6 +223,7 @@ class CostProfile:
                 frozenset(document["heavy"]),
                 float(document["heavy_loop"]),
                 {str(name): float(share) for name, share in document["replaced"].items()},
+                {str(name): Steps(**own) for name, own in document.get("steps", {}).items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a cost profile: {type(error).__name__} {error}") from error

@@ -103,7 +103,7 @@ class Costs(BatchCosts):
         lengths = queue.lengths[order]
         cells = np.bincount(batch, weights=lengths.astype(float) ** 2)
         shared = self.profile.packed_seconds(rounded_tokens(lengths, batch), cells)
-        return self.with_deltas(queue, order, batch, shared, np.ones(len(shared), bool))
+        return self.with_deltas(queue, order, batch, shared, np.zeros(len(shared), np.int_))
 
     def shared(self, plan: Batches) -> Floats:
         """Predicted seconds of each batch's shared part: alpha."""
@@ -121,10 +121,11 @@ class Costs(BatchCosts):
             seconds[packed] = self.profile.packed_seconds(tokens, cells)
         return seconds
 
-    def with_deltas(self, queue: Queue, queries: Ints, batch: Ints, shared: Floats, packed: Bools) -> float:
+    def with_deltas(self, queue: Queue, queries: Ints, batch: Ints, shared: Floats, padded_to: Ints) -> float:
         """Predicted seconds of a plan (PetS equation 3): ``queries[i]`` runs in batch ``batch[i]``, whose shared part
         costs ``shared[batch[i]]``: more with loops over heavy classes, less where all rows have one kind, and it
-        replaces weights. Deltas in a ``packed`` batch see no padding."""
+        replaces weights. ``padded_to`` is the length of a batch's rows, 0 where it is packed: its deltas then see no
+        padding."""
         kinds, tasks = queue.kinds[queries], queue.tasks[queries]
         loops = np.bincount(batch, weights=self.deltas.heavy[kinds], minlength=len(shared)) > 0
         first, last = np.full(len(shared), len(self.deltas.heavy)), np.full(len(shared), -2)
@@ -138,8 +139,7 @@ class Costs(BatchCosts):
         longest, kind = np.zeros(len(pairs), np.int_), np.zeros(len(pairs), np.int_)
         np.maximum.at(longest, at, queue.lengths[queries])
         kind[at] = kinds
-        own = packed[pairs // most]
-        delta = self.deltas.packed[kind[own], tokens[own]].sum() + self.beta[kind, rows, longest][~own].sum()
+        delta = self.deltas.of_tasks(pairs // most, kind, rows, tokens, longest, padded_to)
         return float((shared * (1 + self.profile.heavy_loop * loops - saved)).sum() + delta)
 
     def total(self, queue: Queue, plan: Batches) -> float:
@@ -148,5 +148,5 @@ class Costs(BatchCosts):
             return 0.0
         batch = np.repeat(np.arange(len(plan)), [len(each.queries) for each in plan])
         queries = np.concatenate([each.queries for each in plan])
-        packed = np.array([not each.padded for each in plan])
-        return self.with_deltas(queue, queries, batch, self.shared(plan), packed)
+        padded_to = np.array([each.groups[0][1] if each.padded else 0 for each in plan])
+        return self.with_deltas(queue, queries, batch, self.shared(plan), padded_to)

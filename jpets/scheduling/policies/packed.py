@@ -33,7 +33,7 @@ def packed(queue: Queue, costs: BatchCosts) -> Batches:
 
 
 def _pooled(queue: Queue, plan: Batches, costs: BatchCosts) -> Batches:
-    """``plan`` with the queries of half-empty batches packed anew, together: each sort of queries leaves such a rest."""
+    """``plan`` with the queries of half-empty batches packed anew, together: each sort of queries leaves a rest."""
     rest = [batch for batch in plan if queue.lengths[batch.queries].sum() < WELL_FILLED * batch.tokens]
     if len(rest) < 2:
         return plan

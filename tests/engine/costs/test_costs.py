@@ -56,7 +56,7 @@ def test_one_strange_batch_says_little(table: CostTable) -> None:
 
 def test_a_program_learns_what_is_left_beside_heavy_rows(engine: Engine) -> None:
     profile = mock.create_autospec(LiveProfile, instance=True)
-    profile.seconds.side_effect = lambda rows: 0.004 * len(rows)
+    profile.seconds.side_effect = lambda rows, run: 0.004 * len(rows)
     planner = Planner(engine.replica, engine.costs, profile, ENGINE_SETTINGS, engine.menu)
     own = program(0.010)
     for _ in range(100):
@@ -66,7 +66,9 @@ def test_a_program_learns_what_is_left_beside_heavy_rows(engine: Engine) -> None
 
 def test_a_query_weighs_what_its_delta_adds_to_its_part_of_a_full_batch(engine: Engine) -> None:
     profile = mock.create_autospec(LiveProfile, instance=True)
-    profile.seconds.side_effect = lambda rows: 0.003 * sum("mask" in str(key) for row in rows for key in row.slots)
+    profile.seconds.side_effect = lambda rows, run=None: (
+        0.003 * sum("mask" in str(key) for row in rows for key in row.slots)
+    )
     planner = Planner(engine.replica, engine.costs, profile, ENGINE_SETTINGS, engine.menu)
     fastest = max(shape.tokens / shape.seconds for shape in planner.ready.shapes(heavy=False))
     mask, bitfit = (entry.resident for name in ("mask", "bitfit") if (entry := engine.tasks.entry("default", name)))
