@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-import statistics
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import jax
@@ -15,8 +15,9 @@ from benches.scheduling.batching import read_profile
 from benches.scheduling.plan_runner import PlanRunner
 from benches.shared import console, random_backbone, random_tasks, report
 from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_table import full_rows
-from jpets.engine.programs.program import ProgramKey, compile_programs
+from jpets.engine.programs.program import Program, ProgramKey, compile_programs
 from jpets.scheduling.costs.policy_lookup import Costs, Limits
 from jpets.scheduling.queue import Batch, Queue
 from jpets.xla_flags import set_xla_flags
@@ -36,6 +37,8 @@ SHAPES = (
 
 REFERENCE = Bucket(1024, ((32, 32),))
 """A shape of the profile that is timed again among the batches: it shows how the machine's speed changed in between."""
+BESIDE = 5
+"""Batches between two of them."""
 
 
 def draw_batch(bucket: Bucket, rng: np.random.Generator) -> list[int]:
@@ -58,13 +61,18 @@ def prediction(
     tasks: int = 32,
     methods: str = "adapter,lora,bitfit,mask,diff",
     rounds: int = 5,
+    clock: Annotated[
+        str, typer.Option(help="wall, or processor: what this process takes, whatever else the machine does (CPU only)")
+    ] = "wall",
     profile: Annotated[pathlib.Path | None, typer.Option(help="cost profile to read, or to write")] = None,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Relative error of predicted batch times; the batches run interleaved, the median of the rounds counts.
 
-    ``drift`` is the time of a bare batch among them over its time when the profile was measured.
+    A bare batch runs among them, often: ``drift`` is its time over that of the profile, and how much the machine's
+    speed changed meanwhile. Without drift, each run counts as its ratio to the bare batches next to it.
     """
+    now = {"wall": time.perf_counter, "processor": time.process_time}[clock]
     set_xla_flags()
     loaded = random_backbone(backbone)
     runner = PlanRunner(loaded, random_tasks(loaded, methods.split(","), tasks))
@@ -79,34 +87,51 @@ def prediction(
         lengths += own
     chosen = rng.integers(0, tasks, len(lengths))
     queue = Queue.of(lengths, chosen, [kinds.index(runner.kinds[task]) for task in chosen])
-    measured_profile = read_profile(profile, runner, 2048)
+    measured_profile = read_profile(profile, runner, 2048, now)
     costs = Costs(measured_profile, Limits(128, 4096, 128), kinds)
     rows = runner.rows(lengths, chosen.tolist())
     steps = runner.prepare(plan, rows)
     (reference,) = compile_programs(runner.family, [ProgramKey(REFERENCE, Variant())])
-    steps.append((reference, full_rows(REFERENCE, runner.family.network)))
     console.log("compiled")
-    times: list[list[float]] = [[] for _ in steps]
-    for round_number in range(rounds + 1):
-        for (program, members), seconds in zip(steps, times, strict=True):
-            assembled = runner.replica.assemble(members, program)
-            start = time.perf_counter()
-            jax.block_until_ready(runner.replica.dispatch(program, assembled))
-            if round_number:
-                seconds.append(time.perf_counter() - start)
-    *measured, reference_seconds = (statistics.median(seconds) for seconds in times)
+
+    def run(program: Program, members: Sequence[Row]) -> float:
+        assembled = runner.replica.assemble(members, program)
+        start = now()
+        jax.block_until_ready(runner.replica.dispatch(program, assembled))
+        return now() - start
+
+    bare = full_rows(REFERENCE, runner.family.network)
+    times = np.empty((rounds, len(steps)))
+    beside = np.empty((rounds, -(-len(steps) // BESIDE)))
+    for number in range(-1, rounds):  # one to warm up
+        for at, (program, members) in enumerate(steps):
+            if at % BESIDE == 0:
+                beside[number, at // BESIDE] = run(reference, bare)
+            times[number, at] = run(program, members)
+    measured = np.median(times, axis=0)
     ((n, length),) = REFERENCE.groups
-    drift = reference_seconds / float(measured_profile.alpha.at([n], [length])[0, 0])
+    expected = float(measured_profile.alpha.at([n], [length])[0, 0])
+    drift = float(np.median(beside)) / expected
+    around = (beside + np.roll(beside, -1, axis=1)) / 2  # before it and after it
+    relative = np.median(times / np.repeat(around, BESIDE, axis=1)[:, : len(steps)], axis=0)
     predicted = np.array([costs.total(queue, [batch]) for batch in plan])
-    ratios = predicted / np.array(measured)
+    ratios, without = predicted / measured, predicted / expected / relative
     figures = {
         "median_error": float(np.median(np.abs(ratios - 1))),
         "p90_error": float(np.percentile(np.abs(ratios - 1), 90)),
         "median_bias": float(np.median(ratios - 1)),
         "drift": drift,
-        "median_error_without_drift": float(np.median(np.abs(ratios * drift - 1))),
-        "measured_seconds": measured,
+        "median_error_without_drift": float(np.median(np.abs(without - 1))),
+        "median_bias_without_drift": float(np.median(without - 1)),
+        "measured_seconds": measured.tolist(),
         "predicted_seconds": predicted.tolist(),
     }
-    settings = {"backbone": backbone, "batches": batches, "tasks": tasks, "methods": methods, "rounds": rounds}
+    settings = {
+        "backbone": backbone,
+        "batches": batches,
+        "tasks": tasks,
+        "methods": methods,
+        "rounds": rounds,
+        "clock": clock,
+    }
     report("prediction", settings, {"pets": figures}, json_out)

@@ -1,4 +1,4 @@
-"""``jpets profile``: measures what every core program costs, for an engine's next start."""
+"""``jpets profile``: measures at once what a server measures while it serves."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ def profile(
     plot: Annotated[Path | None, typer.Option(dir_okay=False, help="draw alpha and beta into this PNG")] = None,
     output: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="also write the figures here")] = None,
 ) -> None:
-    """Measure the core programs and a cost profile, and keep them where the engine finds them at its next start.
+    """Measure now what programs and deltas cost, and keep it where servers find it at their next start.
+
+    A server does without: it begins with estimates, and measures while it serves. This command does all of it at once.
 
     The cost profile holds alpha, the shared part over rows and length, and beta, what each kind of delta adds.
 
-    Costs hold for one device, number format and set of delta shapes: give the tasks that the engine will serve.
+    Costs hold for one device, number format and kind of delta: give the tasks that will be served.
     Without any, the standard shapes are measured, which a server with an empty repository makes room for.
     """
     from checkpoints.source import load_backbone
