@@ -71,12 +71,13 @@ def learn_buckets(lengths: Ints, most_rows: int, most_tokens: int) -> Sequence[B
     found = []
     for share in SIZES:
         tokens = int(share * most_tokens) // 64 * 64
+        if tokens < groups[-1][1]:
+            continue
         count = min(most_rows, tokens / lengths.mean())
         expected = count / len(lengths) * np.diff([0, *(int((lengths <= limit).sum()) for _, limit in groups)])
         rows = rows_up(np.ceil(expected + SPREAD * np.sqrt(expected)).astype(np.int_))
-        own = tuple((int(n), limit) for n, (_, limit) in zip(rows, groups, strict=True) if n and limit <= tokens)
-        if own:
-            found.append(Bucket(min(tokens, sum(n * limit for n, limit in own)), own))
+        own = tuple((int(n), limit) for n, (_, limit) in zip(rows, groups, strict=True) if n)
+        found.append(Bucket(min(tokens, sum(n * limit for n, limit in own)), own))
     return list(dict.fromkeys(found))
 
 

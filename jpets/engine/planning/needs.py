@@ -31,13 +31,6 @@ class Needs:
         """The length of heavy runs with the least work."""
         return best_run(self.layout(bucket).run_work) if self._heavy else HEAVY_RUNS[0]
 
-    def excess(self, program: Program) -> float:
-        """The work of the program's heavy runs over that of the best length of run."""
-        if not self._heavy:
-            return 1.0
-        work = self.layout(program.key.bucket).run_work
-        return work[program.key.variant.run] / min(work.values())
-
     def met_by(self, program: Program) -> bool:
         """Long runs are mostly empty if few rows of a task meet, so they are only for rows with long runs."""
         bucket, variant = program.key.bucket, program.key.variant

@@ -34,13 +34,12 @@ class Placer:
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
         needs = Needs([pending.row if copy is None else without_heavy(pending) for pending in pendings])
-        added = self._predictions.added(needs.rows)
-        best, known = self._ready(needs, added)
+        best, known = self._ready(needs)
         layout = needs.layout(best.key.bucket)
         ideal = self._ideal(needs, COARSE_LEVELS)
         if ideal is None or self._replica.has_program(ideal):
             return Plan(pendings, layout, best, copy=copy)
-        seconds = self._predictions.estimate(ideal) + added
+        seconds = self._predictions.of_key(needs.rows, ideal)
         if seconds >= WORTHWHILE * known:
             return Plan(pendings, layout, best, copy=copy)
         return Plan(pendings, layout, best, ideal, known - seconds, copy)
@@ -49,14 +48,13 @@ class Placer:
         """The best program for these rows, compiled or not; None where the menu has no bucket for them."""
         return self._ideal(Needs(rows), LEVELS)
 
-    def _ready(self, needs: Needs, added: float) -> tuple[Program, float]:
-        """The ready program in which these rows are predicted to take least time, and that time. ``added`` is what
-        heavy deltas add in runs of the best length."""
+    def _ready(self, needs: Needs) -> tuple[Program, float]:
+        """The ready program in which these rows are predicted to take least time, and that time."""
         best, least = None, math.inf
         for program in sorted(self._replica.programs, key=lambda program: program.seconds):
             if program.seconds >= least:
                 break
-            if needs.met_by(program) and (seconds := program.seconds + added * needs.excess(program)) < least:
+            if needs.met_by(program) and (seconds := self._predictions.seconds(needs.rows, program)) < least:
                 best, least = program, seconds
         if best is None:
             raise EngineFailure(f"no ready program takes {len(needs.rows)} rows of up to {needs.lengths.max()} tokens")

@@ -27,7 +27,11 @@ class Predictions:
 
     def seconds(self, rows: Sequence[Row], program: Program) -> float:
         """Time of these rows in a program that is ready."""
-        return program.seconds + self._profile.seconds(rows, _run(program))
+        return program.seconds + self._profile.seconds(rows, _run(program.key))
+
+    def of_key(self, rows: Sequence[Row], key: ProgramKey) -> float:
+        """Time of these rows in a program that may never have run."""
+        return self.estimate(key) + self._profile.seconds(rows, _run(key))
 
     def estimate(self, key: ProgramKey) -> float:
         """Time of a program that may never have run."""
@@ -35,11 +39,11 @@ class Predictions:
 
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
         """Learns from a batch what its program costs, and what its heavy rows add."""
-        added = self._profile.seconds(rows, _run(program))
+        added = self._profile.seconds(rows, _run(program.key))
         self._profile.ran(rows, program, seconds)
         self._costs.follow(program, seconds - added)
 
 
-def _run(program: Program) -> int:
+def _run(key: ProgramKey) -> int:
     """Tokens of a step over a heavy class."""
-    return program.key.bucket.run(program.key.variant.run)
+    return key.bucket.run(key.variant.run)
