@@ -216,6 +216,15 @@ class EngineSettings:
         default=0, metadata=about("programs with fewer tokens for each class use two delta streams", ge=0)
     )
     """Programs with fewer tokens for each class use two delta streams; to be profiled on each kind of GPU."""
+    kernels: str = field(
+        default="auto",
+        metadata=about(
+            "what computes a GPU's operators: auto for the fastest candidates as measured at the first start, "
+            "reference for plain XLA, or a candidate's name"
+        ),
+    )
+    """What computes each operator: ``auto`` for the candidates that are found fastest when an engine first starts on a
+    GPU, within a minute; or one name, wherever an operator has a candidate of that name and it takes the operands."""
     response_cache_mb: int = field(
         default=0, metadata=about("host memory (MiB) for answers to texts that come again, 0 keeps none", ge=0)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from pallas_kernels import low_rank, masked_matmul, packed_attention, sparse_matmul
 from pallas_kernels.packed_attention import cudnn
@@ -32,13 +32,14 @@ WITHOUT_LOOPS = {
 class Operators:
     """The candidate of each operator, as (operator, candidate) pairs; the reference of those that are not named.
 
-    Raises ``ValueError`` for an unknown name.
+    ``classes`` are exceptions, as (class's name, operator, candidate). Raises ``ValueError`` for an unknown name.
     """
 
     chosen: tuple[tuple[str, str], ...] = ()
+    classes: tuple[tuple[str, str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, candidate in self.chosen:
+        for name, candidate in (*self.chosen, *(pair for _, *pair in self.classes)):
             if candidate not in CANDIDATES.get(name, ()):
                 known = {operator: list(own) for operator, own in CANDIDATES.items()}
                 raise ValueError(f"an operator and one of its candidates must be of {known}, got {name}={candidate}")
@@ -53,7 +54,17 @@ class Operators:
 
     def replaced(self, **candidates: str) -> Operators:
         """With these candidates in the place of those that there were."""
-        return Operators(tuple(sorted({**dict(self.chosen), **candidates}.items())))
+        return Operators(tuple(sorted({**dict(self.chosen), **candidates}.items())), self.classes)
+
+    def entries(self) -> Iterator[tuple[str, str, str]]:
+        """(class's name, operator, candidate) of all operators; the name is empty for classes that are no exception."""
+        yield from (("", operator, self[operator]) for operator in CANDIDATES)
+        yield from self.classes
+
+    def of_class(self, name: str) -> Operators:
+        """The operators that the class of this name calls."""
+        own = {operator: candidate for other, operator, candidate in self.classes if other == name}
+        return Operators(self.chosen).replaced(**own) if own else Operators(self.chosen)
 
 
 REFERENCES = Operators()

@@ -1,4 +1,5 @@
-"""Makes the parts of an engine and joins them, in the order of a query's way. Nothing is compiled or started here."""
+"""Makes the parts of an engine and joins them, in the order of a query's way. Nothing is compiled or started here,
+but for trials of kernels."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from jpets.engine.costs.live_profile import LiveProfile, figures_file
 from jpets.engine.device.classes import class_slots
 from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, tree_bytes
 from jpets.engine.device.replica import Replica
+from jpets.engine.kernels.choosing import before_trials, choose
 from jpets.engine.liveness import Liveness
 from jpets.engine.loop.host_loop import HostLoop
 from jpets.engine.planning.menu import Menu
@@ -71,6 +73,8 @@ class Frame:
     """Each bucket of the menu with the light classes, for idle moments; others come when batches miss them."""
     core: Sequence[ProgramKey]
     """The programs that must be ready before the first query."""
+    figures: pathlib.Path
+    """The file of measured costs."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,8 @@ def make_frame(
     devices: Sequence[jax.Device],
     folder: pathlib.Path,
 ) -> Frame:
-    """The arguments are ``Engine``'s. Raises ``OutOfSpace`` where ``tasks`` do not fit."""
+    """The arguments are ``Engine``'s. Raises ``OutOfSpace`` where ``tasks`` do not fit, and ``InvalidInput`` if the
+    setting ``kernels`` has no sense here."""
     config = backbone.config
     longest = min(settings.max_length, config.max_positions)
     if buckets:
@@ -130,8 +135,10 @@ def make_frame(
     limit = device_limit(device, settings.device_memory_gb)
     workload = workload_named(backbone.kind)(backbone, longest)
     platform = device.platform
-    family = Family(workload.network, settings.dtype, (), delta_streams(settings, platform), usual_operators(platform))
-    measured = figures_file(figures_path(folder, ProgramStore(folder / "programs", mesh), family)).read()
+    operators = before_trials(usual_operators(platform), settings.kernels, mesh)
+    family = Family(workload.network, settings.dtype, (), delta_streams(settings, platform), operators)
+    figures = figures_path(folder, ProgramStore(folder / "programs", mesh), family)
+    measured = figures_file(figures).read()
     settings = with_batch_limits(settings, platform, measured.packed if measured else ())
     slots = class_slots(tasks, list(reserve), coming, workload.network, dict(backbone.params), settings, limit, mesh)
     family = dataclasses.replace(family, slots=slots)
@@ -143,11 +150,12 @@ def make_frame(
         core = [*offered, *(ProgramKey(bucket, heavy) for bucket in menu if heavy != light)]
     else:
         core = [ProgramKey(*pair) for pair in core_programs(menu, light, heavy)]
-    return Frame(settings, workload, mesh, limit, family, menu, bool(buckets), offered, core)
+    return Frame(settings, workload, mesh, limit, family, menu, bool(buckets), offered, core, figures)
 
 
 def figures_path(folder: pathlib.Path, store: ProgramStore, family: Family) -> pathlib.Path:
-    """The file of measured costs; ``folder`` is the cache folder."""
+    """The file of measured costs; ``folder`` is the cache folder. It does not depend on what trials of kernels find:
+    figures follow what batches take."""
     return folder / "costs" / f"{store.shape_name(family)}.profile.json"
 
 
@@ -159,8 +167,14 @@ def make_menu(frame: Frame, settings: EngineSettings) -> Menu:
 
 
 def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> Parts:
-    """Makes all parts; parameters and empty banks go to the device. ``folder`` is the cache folder."""
-    settings, family, workload = frame.settings, frame.family, frame.workload
+    """Makes all parts; parameters and empty banks go to the device. ``folder`` is the cache folder.
+
+    At the first start on a GPU the candidates of operators are tried before that.
+    """
+    settings, workload = frame.settings, frame.workload
+    largest = max(frame.core, key=lambda key: (key.bucket.tokens, key.variant.has("heavy")))
+    chosen = choose(frame.family, largest, frame.mesh, settings.kernels, folder / "costs")
+    family = dataclasses.replace(frame.family, operators=chosen.operators)
     stats, liveness = Stats(), Liveness()
     replica = Replica(family, backbone.params, frame.mesh, workload.inputs)
     at_a_time = settings.in_flight + 1  # and the first run of a program that arrived
@@ -172,7 +186,7 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     pending = PendingQueue(settings.max_queue, answers.left)
     responses = ResponseCache(settings.response_cache_mb * 2**20)
 
-    compilation = _compilation(replica, tasks, memory, liveness, settings, frame.menu, folder)
+    compilation = _compilation(replica, tasks, memory, liveness, settings, frame, folder)
     budget = copies_budget(settings)
     merged = MergedCopies(replica, dict(backbone.params), budget, memory)
     want, menu = compilation.compiler.want, make_menu(frame, settings)
@@ -230,7 +244,7 @@ def _compilation(
     memory: DeviceMemory,
     liveness: Liveness,
     settings: EngineSettings,
-    menu: Sequence[Bucket],
+    frame: Frame,
     folder: pathlib.Path,
 ) -> Compilation:
     """``folder`` is the cache folder."""
@@ -238,7 +252,7 @@ def _compilation(
     store = ProgramStore(programs_folder, replica.mesh)
     name = folder / "costs" / store.family_name(family)
     costs = CostTable(name.with_suffix(".json"), family)
-    profile = LiveProfile(replica, costs, figures_path(folder, store, family))
+    profile = LiveProfile(replica, costs, frame.figures)
     programs = Programs(replica, store, costs, liveness.wait)
     room = ProgramMemory(replica, settings.program_memory_mb * 2**20, memory)
     compiler = BackgroundCompiler(replica, store, programs_folder, programs.add, room)
@@ -248,7 +262,7 @@ def _compilation(
         memory,
         programs,
         compiler if settings.background_compile else None,
-        menu,
+        frame.menu,
         1 << settings.slots.bit_length(),
         liveness.wait,
     )

@@ -146,6 +146,7 @@ class Engine(Serves):
                         key: ClassReport(taken, slots, bank_bytes[key])
                         for key, (taken, slots) in self.tasks.occupancy().items()
                     },
+                    kernels=tuple(self.replica.family.operators.entries()),
                     memory=self.memory.use(self.replica.programs),
                     limit=self.memory.limit,
                     bytes_in_use=found["bytes_in_use"] if found else None,

@@ -132,6 +132,8 @@ class DeviceReport:
     responses: ResponsesReport
     tasks: TasksReport
     classes: Mapping[ClassKey, ClassReport]
+    kernels: Sequence[tuple[str, str, str]]
+    """The candidate of each operator: (class, operator, candidate), the class empty for all that are not named."""
     memory: DeviceUse
     limit: float
     """Bytes that the engine may take; infinite if there is no limit."""

@@ -54,11 +54,11 @@ ON_CHIP: Mapping[str, Callable[[Array], Array]] = {
 """Activations without erfc and custom derivatives, which Mosaic lacks."""
 
 
-def takes(x: Float[Array, "g s i"], down: Num[Array, "slots layers i r"], up: Num[Array, "slots layers r o"]) -> bool:
-    """Whether the kernel takes operands of these dtypes and sizes."""
+def takes(x: Any, down: Any, up: Any) -> bool:
+    """Whether the kernel takes operands, arrays or shapes, of these dtypes and sizes."""
     inputs, rank = down.shape[-2:]
     sizes = inputs % DEPTH == 0 and rank % RANK_STEP == 0 and rank <= MOST_RANK and up.shape[-1] % COLUMNS[-1] == 0
-    return x.dtype == jnp.bfloat16 and down.dtype == up.dtype == jnp.uint16 and x.size > 0 and sizes
+    return x.dtype == jnp.bfloat16 and down.dtype == up.dtype == jnp.uint16 and min(x.shape) > 0 and sizes
 
 
 def low_rank_mosaic(

@@ -9,5 +9,6 @@ from pallas_kernels.masked_matmul.api import (
     sign_matmul,
     signs,
 )
+from pallas_kernels.masked_matmul.gates import GATES
 
-__all__ = ["MASKED", "SIGNED", "apply_mask", "masked_matmul", "pack_planes", "sign_matmul", "signs"]
+__all__ = ["GATES", "MASKED", "SIGNED", "apply_mask", "masked_matmul", "pack_planes", "sign_matmul", "signs"]

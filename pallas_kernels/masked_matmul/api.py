@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, UInt8
@@ -24,13 +25,26 @@ from pallas_kernels.windows import REFERENCE, Runs, combine_runs, replace
 
 __all__ = ["MASKED", "SIGNED", "apply_mask", "masked_matmul", "pack_planes", "sign_matmul", "signs"]
 
-MASKED: Mapping[str, Callable[..., Array]] = {"batched": masked_matmul_batched}
+
+def _masked_mosaic(*operands: Any, **settings: Any) -> Array:
+    from pallas_kernels.masked_matmul.mosaic import masked_matmul_mosaic  # a quarter of a second, for GPUs alone
+
+    return masked_matmul_mosaic(*operands, **settings)
+
+
+def _sign_mosaic(*operands: Any, **settings: Any) -> Array:
+    from pallas_kernels.masked_matmul.mosaic import sign_matmul_mosaic
+
+    return sign_matmul_mosaic(*operands, **settings)
+
+
+MASKED: Mapping[str, Callable[..., Array]] = {"batched": masked_matmul_batched, "mosaic": _masked_mosaic}
 """The candidates without a loop, by name: of (x, w, bits, runs, size, layer) each returns the runs' products [k, s, o].
 
 What a candidate returns for a run that is not used, or past a run's length, means nothing. It takes all operands: what
 it cannot compute itself it leaves to another candidate.
 """
-SIGNED: Mapping[str, Callable[..., Array]] = {"batched": sign_matmul_batched}
+SIGNED: Mapping[str, Callable[..., Array]] = {"batched": sign_matmul_batched, "mosaic": _sign_mosaic}
 """The same, of (x, bits, scale, runs, size, layer)."""
 
 

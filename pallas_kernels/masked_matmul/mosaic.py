@@ -34,8 +34,8 @@ class Tiles(NamedTuple):
 TILES = Tiles()
 
 
-def takes(x: Float[Array, "t i"], bits: UInt8[Array, "slots layers i o8"]) -> bool:
-    """Whether the kernels take operands of this dtype and these sizes."""
+def takes(x: Any, bits: Any) -> bool:
+    """Whether the kernels take operands, arrays or shapes, of this dtype and these sizes."""
     inputs, plane = bits.shape[-2:]
     return x.dtype == jnp.bfloat16 and inputs % DEPTH == 0 and plane % LEAST_COLUMNS == 0
 

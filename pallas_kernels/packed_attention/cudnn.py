@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -54,8 +54,8 @@ def supported() -> bool:
     return True
 
 
-def takes(q: Float[Array, "n l d"], heads: int) -> bool:
-    """Whether cuDNN takes numbers and heads like these on every device that it has attention for."""
+def takes(q: Any, heads: int) -> bool:
+    """Whether cuDNN takes numbers and heads like these, [..., d], on every device that it has attention for."""
     size = q.shape[-1] // heads
     return q.dtype.itemsize == 2 and size % 8 == 0 and size <= LARGEST_HEAD
 

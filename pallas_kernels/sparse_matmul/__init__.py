@@ -8,5 +8,6 @@ from pallas_kernels.sparse_matmul.api import (
     sparse_matmul,
     tiles_of,
 )
+from pallas_kernels.sparse_matmul.gates import GATES
 
-__all__ = ["BLOCKS", "SPARSE", "block_sparse_matmul", "pack_columns", "sparse_matmul", "tiles_of"]
+__all__ = ["BLOCKS", "GATES", "SPARSE", "block_sparse_matmul", "pack_columns", "sparse_matmul", "tiles_of"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxtyping import Array, Float, Int32, Num, UInt8, UInt16
 
@@ -18,10 +19,23 @@ from pallas_kernels.windows import REFERENCE, Runs, combine_runs
 
 __all__ = ["BLOCKS", "SPARSE", "block_sparse_matmul", "pack_columns", "sparse_matmul", "tiles_of"]
 
-SPARSE: Mapping[str, Callable[..., Array]] = {"dense": sparse_matmul_dense}
+
+def _sparse_mosaic(*operands: Any, **settings: Any) -> Array:
+    from pallas_kernels.sparse_matmul.mosaic import sparse_matmul_mosaic  # a quarter of a second, for GPUs alone
+
+    return sparse_matmul_mosaic(*operands, **settings)
+
+
+def _block_mosaic(*operands: Any, **settings: Any) -> Array:
+    from pallas_kernels.sparse_matmul.mosaic import block_sparse_matmul_mosaic
+
+    return block_sparse_matmul_mosaic(*operands, **settings)
+
+
+SPARSE: Mapping[str, Callable[..., Array]] = {"dense": sparse_matmul_dense, "mosaic": _sparse_mosaic}
 """The candidates without a loop, by name: of (x, rows, cols, ends, values, runs, size, layer, outputs) each returns the
 runs' products [k, s, outputs]. As ``masked_matmul``'s they take all operands."""
-BLOCKS: Mapping[str, Callable[..., Array]] = {"dense": block_sparse_matmul_dense}
+BLOCKS: Mapping[str, Callable[..., Array]] = {"dense": block_sparse_matmul_dense, "mosaic": _block_mosaic}
 """The same with blocks for values."""
 
 

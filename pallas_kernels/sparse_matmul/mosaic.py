@@ -32,8 +32,8 @@ AT_ONCE = 8
 """Non-zeros whose inputs are asked for before the first is added: reading them takes longest."""
 
 
-def takes(y: Float[Array, "t o"], side: int = 1) -> bool:
-    """Whether the kernels take outputs of this size in blocks of ``side``."""
+def takes(y: Any, side: int = 1) -> bool:
+    """Whether the kernels take outputs, an array or its shape, of this size in blocks of ``side``."""
     return _strip(y.shape[1], side) is not None
 
 

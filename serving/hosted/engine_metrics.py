@@ -71,6 +71,7 @@ def _of(engines: Sequence[EngineReport]) -> Iterator[Metric]:
     yield _counter("jpets_answers", "Queries answered, by ok or the error's code", "outcome", answers)
     yield from _residency([device.tasks for device in devices])
     yield from _classes(devices)
+    yield from _kernels(devices)
     yield from _device_memory(engines)
     yield from _devices(engines)
     if balances := [engine.balance for engine in engines if engine.balance is not None]:
@@ -100,6 +101,16 @@ def _classes(devices: Sequence[DeviceReport]) -> Iterator[Metric]:
     yield _gauge("jpets_slots_used", "Bank slots in use", "class", used)
     yield _gauge("jpets_slots", "Bank slots, the free ones included", "class", total)
     yield _gauge("jpets_bank_bytes", "Device memory of banks, all devices", "class", size)
+
+
+def _kernels(devices: Sequence[DeviceReport]) -> Iterator[Metric]:
+    """What computes each operator: found at the first start, or set by ``--kernels``."""
+    count = Counter(entry for device in devices for entry in device.kernels)
+    text = "Devices on which a candidate computes an operator; without a class, of all classes that are not named"
+    chosen = GaugeMetricFamily("jpets_kernel_choice", text, labels=["class", "operator", "candidate"])
+    for labels, number in sorted(count.items()):
+        chosen.add_metric(labels, number)
+    yield chosen
 
 
 def _device_memory(engines: Sequence[EngineReport]) -> Iterator[Metric]:

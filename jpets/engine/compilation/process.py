@@ -20,7 +20,7 @@ import jax
 
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, compile_program, key_from_json, key_to_json
-from jpets.engine.programs.store import ProgramStore, compiler_settings
+from jpets.engine.programs.store import ProgramStore, settings_as_variables
 from jpets.engine.workloads.registry import family_from_json
 
 IDLE = 19
@@ -123,11 +123,6 @@ class CompilingProcess:
                 "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the server
             },
         )
-
-
-def settings_as_variables() -> dict[str, str]:
-    """JAX's settings as a process reads them from its environment: it is to compile as this thread would."""
-    return {name.upper(): str(value) for name, value in compiler_settings().items() if value is not None}
 
 
 def main() -> None:

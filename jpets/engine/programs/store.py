@@ -53,6 +53,12 @@ def compiler_settings() -> dict[str, Any]:
     return {name: jax.config.values[name] for name in COMPILER_SETTINGS if name in jax.config.values}
 
 
+def settings_as_variables() -> dict[str, str]:
+    """JAX's settings as a process reads them from its environment: a child is to compile as this
+    thread would."""
+    return {name.upper(): str(value) for name, value in compiler_settings().items() if value is not None}
+
+
 class ProgramStore:
     """A folder of serialised programs. Loading one takes a seventh of the time of lowering it and reading JAX's cache.
 

@@ -136,7 +136,14 @@ def bound_classes(
     """The classes of a variant with their banks and views, in the order in which they act."""
     replaced = {of for of in variant.classes() if variant.replaced and replaces_weights(of)}
     bound = {
-        of: BoundClass(of, bank, view, class_method(of.method), replaces=of in replaced, operators=execution.operators)
+        of: BoundClass(
+            of,
+            bank,
+            view,
+            class_method(of.method),
+            replaces=of in replaced,
+            operators=execution.operators.of_class(str(of)),
+        )
         for of, bank, view in zip(variant.classes(), banks, views, strict=True)
     }
     turns = delta_order(config, bucket, variant, execution.streams)

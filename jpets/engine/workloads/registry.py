@@ -35,5 +35,5 @@ def family_from_json(text: str) -> Family:
     data: dict[str, Any] = json.loads(text)
     slots = tuple((ClassKey.from_dict(key), count) for key, count in data["slots"])
     network = workload_named(data["kind"]).make_network(BackboneConfig.from_dict(data["network"]["config"]))
-    operators = Operators(tuple((name, candidate) for name, candidate in data["operators"]["chosen"]))
+    operators = Operators(**{name: tuple(map(tuple, entries)) for name, entries in data["operators"].items()})
     return Family(network, data["dtype"], slots, Streams(**data["streams"]), operators)

@@ -1,0 +1,144 @@
+"""One candidate tried out: compiled, compared with the reference on fresh random numbers, and timed in turn with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jpets.engine.kernels.calls import Call, Operator, Sample, is_array
+from jpets.errors import one_line
+
+log = logging.getLogger(__name__)
+
+MOST = {"bfloat16": 3e-2, "float32": 1e-4}
+"""Largest difference from the reference, as a share of its largest number."""
+TYPICAL = {"bfloat16": 1e-2, "float32": 2e-5}
+"""The same for the root of the mean square. One of 3,072 inputs left out makes 2e-2."""
+ROUNDS = 7
+LEAST_SECONDS = 2e-3
+"""A turn lasts about so long: it repeats the call as often as that takes, so that starting it does not count."""
+MOST_REPEATS = 64
+SAMPLES = 2
+"""Fresh operands with which a candidate is compared."""
+
+
+class Outcome(NamedTuple):
+    """``seconds`` of a call; ``ratio`` of the reference's seconds to them, in turns. ``out`` says why a candidate was
+    not timed, and is empty for one that was."""
+
+    seconds: float = 0.0
+    ratio: float = 0.0
+    out: str = ""
+
+    def __str__(self) -> str:
+        return self.out or f"{1e3 * self.seconds:.3g} ms, {self.ratio:.2f} x the reference's speed"
+
+
+class Trials:
+    """Tries the candidates of one call on ``device``. Raises what the reference raises."""
+
+    def __init__(self, operator: Operator, call: Call, device: jax.Device, seed: int = 0) -> None:
+        self._operator = operator
+        self._call = call
+        self._device = device
+        rng = np.random.default_rng(seed)
+        self.samples = [self._placed(operator.sample(call, rng)) for _ in range(SAMPLES)]
+        self._reference = self.compiled(operator.reference)
+        self.expected = [np.asarray(self._reference(sample), np.float32) for sample in self.samples]
+
+    def outcome(self, name: str, clock: Callable[[], float] = time.perf_counter) -> Outcome:
+        """What becomes of a candidate. Errors of a candidate are a reason, not raised."""
+        try:
+            compute = self._reference if name == self._operator.reference else self.compiled(name)
+            for sample, expected in zip(self.samples, self.expected, strict=True):
+                if wrong := difference(np.asarray(compute(sample), np.float32), expected, sample, self.dtype):
+                    return Outcome(out=wrong)
+            return self._timed(compute, clock)
+        except Exception as error:  # lowering, compiling and running may raise anything
+            log.debug("a candidate failed", exc_info=True)
+            return Outcome(out=f"{type(error).__name__}: {one_line(error)[:300]}")
+
+    @property
+    def dtype(self) -> str:
+        """The least precise number format among the operands: products are computed in it."""
+        kinds = {
+            str(jnp.dtype(leaf.dtype))
+            for leaf in jax.tree.leaves((self._call.operands, dict(self._call.settings)))
+            if is_array(leaf)
+        }
+        return "bfloat16" if kinds & {"bfloat16", "uint16"} else "float32"
+
+    def compiled(self, name: str) -> Callable[[Sample], jax.Array]:
+        candidate = self._operator.candidates[name].compute
+        leaves, tree = jax.tree.flatten((self.samples[0].operands, dict(self.samples[0].settings)))
+        arrays = [at for at, leaf in enumerate(leaves) if is_array(leaf)]
+
+        def call(given: list[Any]) -> jax.Array:
+            """Numbers and words among the operands are part of the program, as they are in the engine's."""
+            whole = list(leaves)
+            for at, array in zip(arrays, given, strict=True):
+                whole[at] = array
+            operands, settings = jax.tree.unflatten(tree, whole)
+            return candidate(*operands, **settings)
+
+        compiled = jax.jit(call).lower([leaves[at] for at in arrays]).compile()
+
+        def run(sample: Sample) -> jax.Array:
+            flat = jax.tree.leaves((sample.operands, dict(sample.settings)))
+            result: jax.Array = compiled([flat[at] for at in arrays])
+            return result
+
+        return run
+
+    def _placed(self, sample: Sample) -> Sample:
+        def placed(tree: Any) -> Any:
+            return jax.tree.map(lambda leaf: jax.device_put(leaf, self._device) if is_array(leaf) else leaf, tree)
+
+        return dataclasses.replace(sample, operands=placed(sample.operands), settings=placed(dict(sample.settings)))
+
+    def _timed(self, compute: Callable[[Sample], jax.Array], clock: Callable[[], float]) -> Outcome:
+        sample = self.samples[0]
+
+        def turn(run: Callable[[Sample], jax.Array], repeats: int) -> float:
+            begun = clock()
+            for _ in range(repeats):
+                last = run(sample)
+            jax.block_until_ready(last)
+            return (clock() - begun) / repeats
+
+        systems = (compute, self._reference)
+        repeats = [int(np.clip(LEAST_SECONDS / max(turn(each, 1), 1e-9), 1, MOST_REPEATS)) for each in systems]
+        turns = [[turn(each, count) for each, count in zip(systems, repeats, strict=True)] for _ in range(ROUNDS)]
+        ratio = statistics.median(reference / own if own else 1.0 for own, reference in turns)
+        return Outcome(statistics.median(own for own, _ in turns), ratio)
+
+
+def difference(found: np.ndarray, expected: np.ndarray, sample: Sample, dtype: str) -> str:
+    """How a result differs from the reference's beyond the tolerance; empty if it does not."""
+    if found.shape != expected.shape:
+        return f"its result has the shape {found.shape}, the reference's {expected.shape}"
+    own = np.ones(found.shape[0], bool) if sample.own is None else sample.own
+    if sample.kept is not None and found[~own].tobytes() != np.asarray(sample.kept, np.float32)[~own].tobytes():
+        return "it changes rows that are not its own"
+    mine, theirs = found[own].astype(np.float64), expected[own].astype(np.float64)
+    if mine.size == 0:
+        return ""
+    if not np.isfinite(mine).all():
+        return "it reads numbers that are not its own: there are NaN or infinities in its result"
+    largest, mean_square = np.abs(theirs).max(), np.sqrt(np.square(theirs).mean())
+    most = float(np.abs(mine - theirs).max() / max(largest, 1e-30))
+    typical = float(np.sqrt(np.square(mine - theirs).mean()) / max(mean_square, 1e-30))
+    if most > MOST[dtype] or typical > TYPICAL[dtype]:
+        return (
+            f"its result differs from the reference's by {most:.2g} of the largest number, {typical:.2g} in the mean "
+            f"square; {MOST[dtype]:g} and {TYPICAL[dtype]:g} are allowed"
+        )
+    return ""
