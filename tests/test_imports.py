@@ -48,6 +48,10 @@ ALLOWED: Mapping[str, set[str]] = {
     "jpets.engine.costs": ARRAYS
     | {"jpets.scheduling", "jpets.scheduling.costs"}
     | {"jpets.engine.batch", "jpets.engine.device", "jpets.engine.programs"},
+    "jpets.engine.kernels": ARRAYS
+    | KERNELS
+    | {"pallas_kernels"}
+    | {f"jpets.engine.{part}" for part in ("batch", "programs", "workloads")},
     "jpets.engine.compilation": ARRAYS
     | {f"jpets.engine.{part}" for part in ("batch", "costs", "device", "programs", "tasks", "workloads")},
     "jpets.engine.queue": ARRAYS
@@ -64,8 +68,11 @@ ALLOWED: Mapping[str, set[str]] = {
     | {f"jpets.engine.{part}" for part in ("batch", "device", "planning", "programs", "queue", "results", "workloads")},
     "jpets.engine": PLAIN
     | {"jpets.deltas"}
-    | {f"jpets.engine.{part}" for part in ("batch", "compilation", "costs", "device", "loop", "planning")}
-    | {f"jpets.engine.{part}" for part in ("programs", "queue", "residency", "results", "tasks", "workloads")},
+    | {f"jpets.engine.{part}" for part in ("batch", "compilation", "costs", "device", "kernels", "loop")}
+    | {
+        f"jpets.engine.{part}"
+        for part in ("planning", "programs", "queue", "residency", "results", "tasks", "workloads")
+    },
     "jpets.engine.group": PLAIN
     | {"jpets.deltas", "jpets.scheduling", "jpets.scheduling.balancing"}
     | {"jpets.engine", "jpets.engine.batch", "jpets.engine.results", "jpets.engine.tasks"},

@@ -10,6 +10,8 @@ from runs import Run
 
 from jpets.app.commands.doctor import command as doctor
 from jpets.app.commands.doctor import system_limits
+from jpets.engine.kernels.choice import SUFFIX, Choice
+from jpets.engine.kernels.trial import Outcome
 
 
 def test_all_is_well(run: Run, tmp_path: Path) -> None:
@@ -34,6 +36,17 @@ def test_a_cache_that_is_no_folder(run: Run, tmp_path: Path) -> None:
     result = run("doctor", env={"JPETS_CACHE_DIR": str(tmp_path / "cache")})
     assert result.exit_code == 1
     assert "cannot be written" in result.stdout
+
+
+def test_kernels_are_shown_with_the_reasons(run: Run, tmp_path: Path) -> None:
+    choice = Choice({"device": "NVIDIA H100 (gpu)", "backbone": "bert, 12 layers of 768"})
+    outcomes = {"reference": Outcome(2e-3, 1.0), "batched": Outcome(5e-4, 4.0), "mosaic": Outcome(out="it is wrong")}
+    choice.found["masked_matmul", "768x768 bfloat16"] = outcomes
+    choice.save(tmp_path / "costs" / f"h100-1{SUFFIX}")
+    shown = " ".join(run("doctor", env={"JPETS_CACHE_DIR": str(tmp_path), "COLUMNS": "300"}).stdout.split())
+    assert "kernels ok NVIDIA H100 (gpu); bert, 12 layers of 768" in shown
+    assert "masked_matmul ok 768x768 bfloat16: reference: 2 ms, 1.00 x the reference's speed. batched: 0.5 ms" in shown
+    assert "mosaic: it is wrong" in shown
 
 
 @pytest.mark.parametrize("found, wrong", [("0.10.1", True), ("0.10.2.dev1", False), ("0.13.0", True), ("0.12", False)])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
+import json
+import sys
 
 import jax
 import numpy as np
@@ -12,11 +15,13 @@ from support import method_tasks, shallow
 from jpets.config import DType
 from jpets.deltas import mask, onebit
 from jpets.engine.batch.bucket import Bucket, widest
+from jpets.engine.kernels import process
 from jpets.engine.kernels.calls import Call, is_array
 from jpets.engine.kernels.class_calls import MODEL, class_calls, every_call
 from jpets.engine.kernels.operators import OPERATORS
 from jpets.engine.kernels.trial import Trials, difference
-from jpets.engine.programs.program import Family, ProgramKey, trace_program
+from jpets.engine.kernels.trials import Name, _told
+from jpets.engine.programs.program import Family, ProgramKey, key_to_json, trace_program
 from jpets.engine.workloads.registry import network_of
 
 PACKED = Bucket(64, ((4, 8), (2, 16)))
@@ -29,8 +34,8 @@ def family(dtype: DType = "bfloat16") -> Family:
     return Family(network, dtype, tuple((key, 8) for key in sorted(keys)))
 
 
-def program(of: Family, bucket: Bucket = PACKED) -> ProgramKey:
-    return ProgramKey(bucket, widest([key for key, _ in of.slots], heavy=True))
+def program(of: Family) -> ProgramKey:
+    return ProgramKey(PACKED, widest([key for key, _ in of.slots], heavy=True))
 
 
 @functools.cache
@@ -52,13 +57,12 @@ def test_every_operator_is_called() -> None:
     }
 
 
-@pytest.mark.parametrize("bucket", [PACKED, Bucket(32, ((4, 8),))], ids=str)
-def test_calls_have_the_shapes_of_the_program(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_have_the_shapes_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the methods really pass, as they are traced; slots and layers of banks may differ."""
     own, traced = family(), set()
     expected = {
         (call.operator, *operand_shapes(call.operands))
-        for call in every_call(class_calls(own, program(own, bucket))).values()
+        for call in every_call(class_calls(own, program(own))).values()
         if call.operator in ("masked_matmul", "sign_matmul")
     }
 
@@ -71,7 +75,7 @@ def test_calls_have_the_shapes_of_the_program(bucket: Bucket, monkeypatch: pytes
 
     for module, name in ((mask, "masked_matmul"), (onebit, "sign_matmul")):
         monkeypatch.setattr(module, name, listening(name, getattr(module, name)))
-    trace_program(own, program(own, bucket))
+    trace_program(own, program(own))
     assert traced == expected
 
 
@@ -102,6 +106,19 @@ def test_plain_candidates_pass_their_trials(operator: str, candidate: str) -> No
         assert sample.own is None or sample.own.any()
     poisoned = [leaf for leaf in jax.tree.leaves(trials.samples[0].operands) if is_array(leaf)]
     assert operator == "packed_attention" or any(has_nan(leaf) for leaf in poisoned)
+
+
+def test_the_process_tries_what_it_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of it but for its start, in this process."""
+    own, call = family(), next(own for own in calls().values() if own.operator == "low_rank")
+    name: Name = (*call.name, "reference")
+    work = {"family": own.to_json(), "program": key_to_json(program(own)), "wanted": [name]}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(work) + "\n"))
+    monkeypatch.setattr(sys, "argv", ["process", "0"])
+    process.main()
+    first, second = map(_told, capsys.readouterr().out.splitlines())
+    assert first == (name, None)
+    assert second is not None and second[0] == name and second[1] is not None and second[1].ratio == 1.0
 
 
 def has_nan(leaf: jax.Array) -> bool:

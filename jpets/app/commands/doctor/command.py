@@ -16,7 +16,8 @@ import typer
 
 from jpets.app.commands.doctor.system_limits import Finding, folders, limits
 from jpets.app.commands.output import busy, print_table, size
-from jpets.errors import JpetsError
+from jpets.engine.programs.cache_folder import default_cache_dir
+from jpets.errors import InvalidInput, JpetsError
 
 PACKAGES: Mapping[str, tuple[str, str | None]] = MappingProxyType(
     {
@@ -41,7 +42,7 @@ def doctor(
     """Check versions, devices, the system's limits, folders and, if given, a repository. Exit code 1 where something is
     wrong."""
     with busy("check"):
-        findings = [*_versions(), *_devices(), *limits(), *folders(), _demo()]
+        findings = [*_versions(), *_devices(), *limits(), *folders(), *_kernels(), _demo()]
         if repository is not None:
             findings += _repository(repository)
     print_table(("check", "status", "found"), findings)
@@ -80,6 +81,21 @@ def _devices() -> Iterator[Finding]:
         return
     for device in devices:
         yield Finding(f"device {device.id}", "ok", f"{device.platform} {device.device_kind}")
+
+
+def _kernels() -> Iterator[Finding]:
+    """What was found of each operator's candidates, by the engines that keep it in the default cache folder."""
+    from jpets.engine.kernels.choice import kept_choices
+
+    try:
+        folder = default_cache_dir() / "costs"
+    except InvalidInput:
+        return  # the finding on the cache says so
+    for _, choice in kept_choices(folder):
+        yield Finding("kernels", "ok", "; ".join(choice.about.values()))
+        for (operator, shape), outcomes in sorted(choice.found.items()):
+            told = ". ".join(f"{name}: {outcome}" for name, outcome in outcomes.items())
+            yield Finding(f"  {operator}", "ok", f"{shape}: {told}")
 
 
 def _demo() -> Finding:
