@@ -17,6 +17,10 @@ DEPTH = 64
 """Numbers that a product sums up at a time."""
 ALIGNMENT = 8
 """Rows of a tile in shared memory; copies into tiles begin at multiples of it."""
+COMPUTING = 2
+"""Warpgroups that compute; one more copies."""
+COPY_REGISTERS = 40
+"""Registers of each thread of the warpgroup that copies; the others share what it leaves."""
 SWIZZLES = (128, 64, 32)
 """Bytes over which a tile in shared memory may be swizzled."""
 SEMANTICS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
@@ -30,6 +34,23 @@ def tiled(width: int, itemsize: int) -> tuple[Any, ...]:
 def strip_of(columns: int) -> int:
     """Columns of a tile of 16-bit numbers: both operands of a product have the widest swizzle that fits."""
     return next(s for s in SWIZZLES if columns * 2 % s == 0) // 2
+
+
+def transposed(tile: Any, interpreted: bool) -> Any:
+    """A tile for a product that reads its transpose. The interpreter cannot: its tiles are laid out so before."""
+    return tile if interpreted else plgpu.transpose_ref(tile, (1, 0))
+
+
+def store_transposed(values: Float[Array, "columns rows"], staged: Any, y: Any, interpreted: bool) -> None:
+    """``y``, [rows, columns] in device memory, by way of ``staged`` in shared memory, which has its shape."""
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was staged before
+    if interpreted:
+        staged[...] = values.T
+    else:
+        plgpu.transpose_ref(staged, (1, 0))[...] = plgpu.layout_cast(values, plgpu.Layout.WGMMA_TRANSPOSED)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(staged, y)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 def store_rows(

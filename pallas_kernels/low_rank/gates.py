@@ -15,6 +15,6 @@ def _takes(x: Any, down: Any, up: Any, *rest: Any, **settings: Any) -> bool:
     return takes(x, down, up)
 
 
-SIZES = "bf16, inputs in multiples of 64, outputs in multiples of 32, and ranks of 16 to 128 in multiples of 16"
+SIZES = "bf16, inputs in multiples of 64, outputs in multiples of 32, and ranks up to 128"
 GATES: Mapping[str, Mapping[str, Gate]] = {"low_rank": {"mosaic": hopper(_takes, SIZES)}}
 """By operator and candidate."""

@@ -20,7 +20,8 @@ from pallas_kernels.hopper import ALIGNMENT, DEPTH, SEMANTICS, WARPGROUP_ROWS, s
 from pallas_kernels.numerics import ACTIVATIONS, take_slots
 
 RANK_STEP = 16
-"""Numbers that one of the tensor core's instructions sums up; the banks of smaller ranks stay with the reference."""
+"""Numbers that one of the tensor core's instructions sums up. Matrices of other ranks are gathered and filled up with
+zeros, which is little for the small ranks that LoRA has."""
 COLUMNS = (128, 64, 32)
 """Columns of the result that a block may take at a time."""
 MOST_RANK = 128
@@ -57,7 +58,7 @@ ON_CHIP: Mapping[str, Callable[[Array], Array]] = {
 def takes(x: Any, down: Any, up: Any) -> bool:
     """Whether the kernel takes operands, arrays or shapes, of these dtypes and sizes."""
     inputs, rank = down.shape[-2:]
-    sizes = inputs % DEPTH == 0 and rank % RANK_STEP == 0 and rank <= MOST_RANK and up.shape[-1] % COLUMNS[-1] == 0
+    sizes = inputs % DEPTH == 0 and rank <= MOST_RANK and up.shape[-1] % COLUMNS[-1] == 0
     return x.dtype == jnp.bfloat16 and down.dtype == up.dtype == jnp.uint16 and min(x.shape) > 0 and sizes
 
 
@@ -77,14 +78,21 @@ def low_rank_mosaic(
     """See ``low_rank``; bf16, sizes that it ``takes``. ``interpret`` runs it on the CPU."""
     groups, length, inputs = x.shape
     rank, outputs = up.shape[-2:]
+    missing = -rank % RANK_STEP
     stride = -(-length // ALIGNMENT) * ALIGNMENT
     rows = WARPGROUP_ROWS if stride <= WARPGROUP_ROWS else tiles.rows
     x = jnp.pad(x, ((0, 0), (0, stride - length), (0, 0))).reshape(groups * stride, inputs)
     x = jnp.pad(x, ((0, max(0, rows - len(x))), (0, 0)))  # a window must not leave the batch
 
     def biases(bank: Array | None, size: int) -> Float[Array, "g size"]:
-        return jnp.zeros((groups, size)) if bank is None else take_slots(bank, slots, layer).astype(jnp.float32)
+        own = jnp.zeros((groups, size)) if bank is None else take_slots(bank, slots, layer).astype(jnp.float32)
+        return jnp.pad(own, ((0, 0), (0, size - own.shape[1])))
 
+    first_bias, last_bias = biases(down_bias, rank + missing), biases(up_bias, outputs)
+    if missing:
+        own = (bank.at[slots, layer].get(mode="promise_in_bounds")[:, None] for bank in (down, up))
+        down, up = (jnp.pad(each, fill) for each, fill in zip(own, _fills(missing), strict=True))
+        slots, layer = jnp.arange(groups, dtype=slots.dtype), 0
     columns = next(n for n in COLUMNS if outputs % n == 0)
     block = _Block(rows, columns, stride, layer, tiles.stages, activation, bool(interpret))
     kernel = pl.kernel(
@@ -95,8 +103,14 @@ def low_rank_mosaic(
         interpret=interpret,
         name="low_rank",
     )
-    found = kernel(slots, x, down, biases(down_bias, rank), up, biases(up_bias, outputs))
+    found = kernel(slots, x, down, first_bias, up, last_bias)
     return found[: groups * stride].reshape(groups, stride, outputs)[:, :length]
+
+
+def _fills(missing: int) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+    """The widths that add so many columns to a bank of first matrices, and rows to one of second matrices."""
+    none, more = (0, 0), (0, missing)
+    return (none, none, none, more), (none, none, more, none)
 
 
 class _Block(NamedTuple):

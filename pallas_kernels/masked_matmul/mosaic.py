@@ -1,8 +1,9 @@
 """Hopper: one launch for all runs; bits meet the weight in shared memory, next to the tensor core (Mosaic GPU).
 
-A block takes one run, and columns whose bits lie in one plane. Asynchronous copies bring the run's rows, the weight's
-tile and the bytes that hold the columns' bits; the selected weights are written to shared memory, where the tensor core
-reads them. Nothing unpacked ever reaches device memory.
+The product is computed transposed: weights are its left operand, whose rows the tensor core takes 64 at a time, tokens
+its right one, in steps of 8, so a run of few tokens wastes little. A block takes one run and 32 bytes of a row of bits,
+which are 256 columns, 32 of each plane: every bit is read once. One warpgroup copies; two others select weights, half
+of the planes each, write them to shared memory, and multiply. Nothing unpacked ever reaches device memory.
 """
 
 from __future__ import annotations
@@ -16,18 +17,36 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
-from pallas_kernels.hopper import ALIGNMENT, DEPTH, SEMANTICS, WARPGROUP_ROWS, store_rows, strip_of, tiled
-from pallas_kernels.windows import Runs
+from pallas_kernels.hopper import (
+    ALIGNMENT,
+    COMPUTING,
+    COPY_REGISTERS,
+    DEPTH,
+    SEMANTICS,
+    WARPGROUP_ROWS,
+    store_transposed,
+    tiled,
+    transposed,
+)
+from pallas_kernels.masked_matmul.batched import masked_matmul_batched, sign_matmul_batched
+from pallas_kernels.windows import Runs, take_runs
 
-LEAST_COLUMNS = 32
-"""Rows of the result are copied one by one from shared memory, from multiples of 128 bytes."""
+PLANES = 8
+BYTES = 32
+"""Bytes of a row of bits that a block takes: their columns fill a row of 64 bytes, which the tensor core can read."""
+OWN_PLANES = PLANES // COMPUTING
+"""Planes of a computing warpgroup."""
+PARTS = OWN_PLANES * BYTES // WARPGROUP_ROWS
+"""Parts of its columns that one instruction takes."""
+
+NARROW = tiled(2 * BYTES, 2)
+"""Of all 16-bit tiles: both operands of a product must be swizzled alike."""
 
 
 class Tiles(NamedTuple):
-    """Most rows and columns of a block's product, and how many steps of its loop are under way at a time."""
+    """Most tokens of a block's product, and how many steps of its loop are under way at a time."""
 
-    rows: int = 128
-    columns: int = 128
+    tokens: int = 128
     stages: int = 3
 
 
@@ -37,12 +56,11 @@ TILES = Tiles()
 def takes(x: Any, bits: Any) -> bool:
     """Whether the kernels take operands, arrays or shapes, of this dtype and these sizes."""
     inputs, plane = bits.shape[-2:]
-    return x.dtype == jnp.bfloat16 and inputs % DEPTH == 0 and plane % LEAST_COLUMNS == 0
+    return x.dtype == jnp.bfloat16 and min(x.shape) > 0 and inputs % DEPTH == 0 and plane % BYTES == 0
 
 
 def masked_matmul_mosaic(
     x: Float[Array, "t i"],
-    y: Float[Array, "t o"],
     w: Float[Array, "i o"],
     bits: UInt8[Array, "slots layers i o8"],
     runs: Runs,
@@ -51,18 +69,21 @@ def masked_matmul_mosaic(
     *,
     tiles: Tiles = TILES,
     interpret: Any = False,
-) -> Float[Array, "t o"]:
-    """See ``masked_matmul``; bf16, sizes that it ``takes``. ``interpret`` runs it on the CPU."""
+) -> Float[Array, "k s o"]:
+    """x (W . M_task) for each run's tokens; the batched form where the kernel does not take them. ``interpret`` runs it
+    on the CPU."""
+    if not takes(x, bits):
+        return masked_matmul_batched(x, w, bits, runs, size, layer)
 
     def weights(bit: Array, tile: Array) -> Array:
         return jnp.where(bit != 0, tile, jnp.zeros((), tile.dtype))
 
-    return _launch("masked_matmul", x, y, w, bits, runs, size, layer, weights, tiles, interpret)
+    planes = w.reshape(len(w), PLANES, -1).swapaxes(0, 1)  # a copy of W: 1 % of what all runs read of it
+    return _launch("masked_matmul", x, planes, bits, runs, size, layer, weights, tiles, interpret)
 
 
 def sign_matmul_mosaic(
     x: Float[Array, "t i"],
-    y: Float[Array, "t o"],
     bits: UInt8[Array, "slots layers i o8"],
     scale: Float[Array, "slots layers 1"],
     runs: Runs,
@@ -71,26 +92,23 @@ def sign_matmul_mosaic(
     *,
     tiles: Tiles = TILES,
     interpret: Any = False,
-) -> Float[Array, "t o"]:
-    """See ``sign_matmul``; bf16, sizes that it ``takes``. ``interpret`` runs it on the CPU."""
+) -> Float[Array, "k s o"]:
+    """s (x sign(D_task)) for each run's tokens; the batched form where the kernel does not take them. ``interpret``
+    runs it on the CPU."""
+    if not takes(x, bits):
+        return sign_matmul_batched(x, bits, scale, runs, size, layer)
 
     def weights(bit: Array) -> Array:
         return (2 * bit - 1).astype(jnp.bfloat16)
 
-    products = _launch("sign_matmul", x, jnp.zeros_like(y), None, bits, runs, size, layer, weights, tiles, interpret)
-    token = jnp.arange(len(x))[:, None]
-    first = runs.starts + runs.offsets
-    used = jnp.arange(len(runs.slots)) < runs.used
-    own = (token >= first) & (token < first + runs.lengths) & used  # runs do not overlap
-    scales = jnp.where(own, scale.at[runs.slots, layer, 0].get(mode="promise_in_bounds"), 0.0).sum(1, keepdims=True)
-    return y + scales * products
+    products = _launch("sign_matmul", x, None, bits, runs, size, layer, weights, tiles, interpret)
+    return scale.at[runs.slots, layer].get(mode="promise_in_bounds")[:, None] * products
 
 
 def _launch(
     name: str,
     x: Float[Array, "t i"],
-    y: Float[Array, "t o"],
-    w: Float[Array, "i o"] | None,
+    w: Float[Array, "8 i o8"] | None,
     bits: UInt8[Array, "slots layers i o8"],
     runs: Runs,
     size: int,
@@ -98,92 +116,129 @@ def _launch(
     weights: Callable[..., Array],
     tiles: Tiles,
     interpret: Any,
-) -> Float[Array, "t o"]:
-    """``y`` with the runs' rows replaced by x V; ``weights(bits of a tile[, tile of w])`` makes V tile by tile."""
-    tokens = len(y)
-    rows = WARPGROUP_ROWS if min(size, tokens) <= WARPGROUP_ROWS else tiles.rows
-    if missing := max(rows, -(-tokens // ALIGNMENT) * ALIGNMENT) - tokens:  # a window must not leave the batch
-        x, y = (jnp.pad(each, ((0, missing), (0, 0))) for each in (x, y))
-    plane = bits.shape[-1]
-    columns = max(n for n in range(LEAST_COLUMNS, tiles.columns + 1, LEAST_COLUMNS) if plane % n == 0)
-    block = _Block(rows, columns, plane, layer, tiles.stages, weights, bool(interpret))
-    mesh = plgpu.Mesh(grid=(len(runs.slots), y.shape[1] // columns), grid_names=("run", "column"))
-    kernel = pl.kernel(block.body, mesh=mesh, compiler_params=SEMANTICS, interpret=interpret, name=name)
-    out = jax.new_ref(y, memory_space=plgpu.GMEM)
-    operands = [x, bits] if w is None else [x, bits, w]
-    kernel(runs.used[None], runs.slots, runs.starts + runs.offsets, runs.lengths, out, *operands)
-    return jax.freeze(out)[:tokens]
+) -> Float[Array, "k s o"]:
+    """x V of each run's tokens; ``weights(bits of a tile[, tile of w])`` makes V tile by tile."""
+    capacity, plane = len(runs.slots), bits.shape[-1]
+    tokens = min(tiles.tokens, -(-size // ALIGNMENT) * ALIGNMENT)
+    length = -(-size // tokens) * tokens
+    rows = take_runs(x, runs, length)
+    if interpret:
+        rows = rows.swapaxes(1, 2)
+    stages = tiles.stages if tokens < 128 else min(tiles.stages, 2)  # what a multiprocessor's shared memory holds
+    block = _Block(tokens, layer, stages, weights, bool(interpret))
+    kernel = pl.kernel(
+        block.body,
+        out_type=jax.ShapeDtypeStruct(
+            (capacity, length, plane // BYTES, COMPUTING * PARTS, WARPGROUP_ROWS), jnp.float32
+        ),
+        mesh=plgpu.Mesh(
+            grid=(capacity, length // tokens, plane // BYTES),
+            grid_names=("run", "tile", "byte"),
+            num_threads=COMPUTING + 1,
+            thread_name="warpgroup",
+        ),
+        compiler_params=SEMANTICS,
+        interpret=interpret,
+        name=name,
+    )
+    found = kernel(runs.used[None], runs.slots, runs.lengths, rows, bits, *(() if w is None else (w,)))
+    # From blocks of all planes to planes: pieces of 128 bytes, gathered where the tokens gather their rows.
+    natural = found.reshape(capacity, length, plane // BYTES, PLANES, BYTES).swapaxes(2, 3)
+    return natural.reshape(capacity, length, PLANES * plane)[:, :size]
 
 
 class _Block(NamedTuple):
     """What one block of the grid does."""
 
-    rows: int
-    columns: int
-    plane: int
+    tokens: int
     layer: int
     stages: int
     weights: Callable[..., Array]
     interpreted: bool
 
-    def body(self, used: Any, slots: Any, firsts: Any, lengths: Any, y: Any, x: Any, bits: Any, *w: Any) -> None:
-        run, column = jax.lax.axis_index("run"), jax.lax.axis_index("column")
+    def body(self, used: Any, slots: Any, lengths: Any, x: Any, bits: Any, *rest: Any) -> None:
+        """``rest``: the shared weight if there is one, and the result."""
+        *w, y = rest
+        run, tile, byte = (jax.lax.axis_index(name) for name in ("run", "tile", "byte"))
 
-        @pl.when(run < used[0])
+        @pl.when((run < used[0]) & (tile * self.tokens < lengths[run]))
         def _() -> None:
-            slot, first, end = slots[run], firsts[run], firsts[run] + lengths[run]
-            here = pl.ds(pl.multiple_of(column * self.columns, self.columns), self.columns)
-            byte = pl.ds(pl.multiple_of(jax.lax.rem(column * self.columns, self.plane), self.columns), self.columns)
-            sources = [bits.at[slot, self.layer, :, byte], *(each.at[:, here] for each in w)]
-            bit = jax.lax.div(column * self.columns, self.plane)
+            here = pl.ds(pl.multiple_of(byte * BYTES, BYTES), BYTES)
+            window = pl.ds(pl.multiple_of(tile * self.tokens, ALIGNMENT), self.tokens)
+            rows = x.at[run, :, window] if self.interpreted else x.at[run, window]
+            sources = [rows, bits.at[slots[run], self.layer, :, here], *(each.at[:, :, here] for each in w)]
 
-            aligned = jax.lax.div(first, ALIGNMENT) * ALIGNMENT
+            def scope(selected: Any, staged: Any) -> None:
+                self._pipeline(bits.shape[2] // DEPTH, len(w), y.at[run, window, byte], selected, staged)(*sources)
 
-            def tile(number: Array, carry: Array) -> Array:
-                begin = aligned + number * self.rows
-                own, past = jnp.maximum(begin, first), jnp.minimum(begin + self.rows, end)
-                at = pl.multiple_of(jnp.minimum(begin, x.shape[0] - self.rows), ALIGNMENT)
-                window = pl.ds(at, self.rows)
-                products = self._products(x.at[window], sources, bit)
-                store_rows(products, y.at[window, here], own - at, past - own)
-                return carry
-
-            jax.lax.fori_loop(0, pl.cdiv(end - aligned, self.rows), tile, jnp.int32(0))
-
-    def _products(self, x: Any, sources: list[Any], bit: Array) -> Float[Array, "rows columns"]:
-        def spec(shape: tuple[int, int], transforms: tuple[Any, ...], along: int) -> plgpu.BlockSpec:
-            return plgpu.BlockSpec(
-                shape, lambda k: (k, 0) if along == 0 else (0, k), transforms=transforms, delay_release=1
+            pl.run_scoped(
+                scope,
+                plgpu.SMEM(
+                    (COMPUTING, *self._of_product(DEPTH, OWN_PLANES * BYTES)), jnp.bfloat16, transforms=self._narrow
+                ),
+                plgpu.SMEM((COMPUTING, self.tokens, WARPGROUP_ROWS), jnp.float32, transforms=tiled(128, 4)),
+                collective_axes="warpgroup",
             )
 
-        strip = strip_of(self.columns)
-        transforms = tiled(2 * strip, 2)
-        specs = [spec((self.rows, DEPTH), transforms, 1), spec((DEPTH, self.columns), tiled(strip, 1), 0)]
-        specs += [spec((DEPTH, self.columns), transforms, 0)] * (len(sources) - 1)
+    def _pipeline(self, steps: int, shared: int, y: Any, selected: Any, staged: Any) -> Callable[..., Any]:
+        specs = [
+            plgpu.BlockSpec(
+                self._of_product(self.tokens, DEPTH), lambda k: self._of_product(0, k), transforms=self._narrow
+            ),
+            plgpu.BlockSpec((DEPTH, BYTES), lambda k: (k, 0), transforms=tiled(BYTES, 1)),
+            *[plgpu.BlockSpec((PLANES, DEPTH, BYTES), lambda k: (0, k, 0), transforms=NARROW)] * shared,
+        ]
 
-        def scope(sums: Any, selected: Any) -> Array:
-            def step(index: tuple[Array], x_tile: Any, bits_tile: Any, *w_tile: Any) -> None:
-                own = selected.at[jax.lax.rem(index[0], 2)]
-                for start in range(0, self.columns, strip):
-                    part = (slice(None), pl.ds(start, strip))
-                    bits_here = (self._load(bits_tile, part).astype(jnp.int32) >> bit) & 1
-                    own[part] = self.weights(bits_here, *(self._load(each, part) for each in w_tile))
-                plgpu.commit_smem()
-                plgpu.wgmma(sums, x_tile, own)
-                plgpu.wgmma_wait(1)  # the last step's operands are free, this one's are in use
+        def computing(run_pipeline: Callable[[Any], Any]) -> None:
+            group = jax.lax.axis_index("warpgroup")
 
-            plgpu.emit_pipeline(step, grid=(x.shape[1] // DEPTH,), in_specs=specs, max_concurrent_steps=self.stages)(
-                x, *sources
-            )
-            return sums[...]
+            def scope(sums: Any) -> Array:
+                run_pipeline(sums)
+                return sums[...]
 
-        def selected_scope(selected: Any) -> Array:  # registers and shared memory are taken one after the other
-            return pl.run_scoped(
-                lambda sums: scope(sums, selected), plgpu.WGMMAAccumulatorRef((self.rows, self.columns))
-            )
+            shape = (OWN_PLANES * BYTES, self.tokens)
+            total = pl.run_scoped(scope, plgpu.WGMMAAccumulatorRef(shape))
+            for part in range(PARTS):
+                rows = slice(part * WARPGROUP_ROWS, (part + 1) * WARPGROUP_ROWS)
+                store_transposed(total[rows], staged.at[group], y.at[:, group * PARTS + part], self.interpreted)
 
-        return pl.run_scoped(selected_scope, plgpu.SMEM((2, DEPTH, self.columns), jnp.bfloat16, transforms=transforms))
+        def step(index: tuple[Array], x_tile: Any, bits_tile: Any, *rest: Any) -> Any:
+            del index
+            *w_tile, sums = rest
+            group = jax.lax.axis_index("warpgroup")
+            own, bytes_ = selected.at[group], self._load(bits_tile).astype(jnp.int32)
+            for number in range(OWN_PLANES):
+                plane = group * OWN_PLANES + number
+                values = [self._load(each.at[plane]) for each in w_tile]
+                here, values = pl.ds(number * BYTES, BYTES), self.weights((bytes_ >> plane) & 1, *values)
+                if self.interpreted:
+                    own[here] = values.T
+                else:
+                    own[:, here] = values
+            plgpu.commit_smem()
+            plgpu.wgmma(sums, transposed(own, self.interpreted), transposed(x_tile, self.interpreted))
+            plgpu.wgmma_wait(0)  # the selected weights are written anew in the next step
+            return sums
 
-    def _load(self, tile: Any, part: tuple[Any, ...]) -> Array:
-        """A part of a tile in the tensor core's layout; the interpreter knows no layouts."""
-        return tile[part] if self.interpreted else plgpu.layout_cast(tile[part], plgpu.Layout.WGMMA)
+        return plgpu.emit_pipeline_warp_specialized(
+            step,
+            grid=(steps,),
+            in_specs=specs,
+            memory_registers=COPY_REGISTERS,
+            max_concurrent_steps=self.stages,
+            wg_axis="warpgroup",
+            num_compute_wgs=COMPUTING,
+            compute_context=computing,
+        )
+
+    @property
+    def _narrow(self) -> tuple[Any, ...]:
+        return () if self.interpreted else NARROW
+
+    def _of_product(self, rows: int, columns: int) -> tuple[int, int]:
+        """The shape or place of a tile whose transpose a product reads."""
+        return (columns, rows) if self.interpreted else (rows, columns)
+
+    def _load(self, tile: Any) -> Array:
+        """A tile in the tensor core's layout; the interpreter knows no layouts."""
+        return tile[...] if self.interpreted else plgpu.layout_cast(tile[...], plgpu.Layout.WGMMA)

@@ -15,12 +15,13 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Int32, Num, UInt8, UInt16
+from jaxtyping import Array, Float, Int32, Num, UInt8, UInt16
 
 from pallas_kernels.hopper import SEMANTICS
 from pallas_kernels.numerics import take_slots
 from pallas_kernels.sparse_matmul.columns import unpack_columns
-from pallas_kernels.windows import Runs
+from pallas_kernels.sparse_matmul.dense import block_sparse_matmul_dense, sparse_matmul_dense
+from pallas_kernels.windows import Runs, take_runs
 
 TOKENS = 128
 """Threads of a warpgroup."""
@@ -39,7 +40,6 @@ def takes(y: Any, side: int = 1) -> bool:
 
 def sparse_matmul_mosaic(
     x: Float[Array, "t i"],
-    y: Float[Array, "t o"],
     rows: UInt16[Array, "slots layers n"],
     cols: UInt8[Array, "slots layers n"],
     ends: Int32[Array, "slots layers tiles"],
@@ -47,16 +47,20 @@ def sparse_matmul_mosaic(
     runs: Runs,
     size: int,
     layer: int,
+    outputs: int,
     *,
     interpret: Any = False,
-) -> Float[Array, "t o"]:
-    """See ``sparse_matmul``; sizes that it ``takes``. ``interpret`` runs it on the CPU."""
-    return _launch("sparse_matmul", x, y, rows, cols, ends, values[..., None, None], runs, size, layer, interpret)
+) -> Float[Array, "k s o"]:
+    """x D_task for each run's tokens; the dense form where the kernel does not take them. ``interpret`` runs it on the
+    CPU."""
+    if _strip(outputs, 1) is None:
+        return sparse_matmul_dense(x, rows, cols, ends, values, runs, size, layer, outputs)
+    lists = (rows, cols, ends, values[..., None, None])
+    return _launch("sparse_matmul", x, *lists, runs, size, layer, outputs, interpret)
 
 
 def block_sparse_matmul_mosaic(
     x: Float[Array, "t i"],
-    y: Float[Array, "t o"],
     rows: UInt16[Array, "slots layers n"],
     cols: UInt8[Array, "slots layers n"],
     ends: Int32[Array, "slots layers tiles"],
@@ -64,38 +68,14 @@ def block_sparse_matmul_mosaic(
     runs: Runs,
     size: int,
     layer: int,
+    outputs: int,
     *,
     interpret: Any = False,
-) -> Float[Array, "t o"]:
-    """See ``block_sparse_matmul``; sizes that it ``takes``. ``interpret`` runs it on the CPU."""
-    return _launch("block_sparse_matmul", x, y, rows, cols, ends, blocks, runs, size, layer, interpret)
-
-
-class _Tiles(NamedTuple):
-    """Runs cut into tiles of at most ``TOKENS`` tokens. A token of no run has a place past the last tile."""
-
-    slots: Int[Array, " n"]
-    tokens: Int[Array, "n lanes"]
-    places: Int[Array, " t"]
-    used: Int[Array, " n"]
-
-
-def _tiles(runs: Runs, tokens: int, size: int) -> _Tiles:
-    capacity = len(runs.slots)
-    count = min(capacity * -(-size // TOKENS), capacity + tokens // TOKENS)
-    lengths = jnp.where(jnp.arange(capacity) < runs.used, runs.lengths, 0)
-    own_tiles = -(-lengths // TOKENS)
-    ends = jnp.cumsum(own_tiles)
-    tile = jnp.arange(count, dtype=jnp.int32)
-    run = jnp.minimum(jnp.searchsorted(ends, tile, side="right"), capacity - 1)
-    number = tile - (ends - own_tiles)[run]
-    lane = number[:, None] * TOKENS + jnp.arange(TOKENS, dtype=jnp.int32)
-    used = tile < ends[-1]
-    own = used[:, None] & (lane < lengths[run][:, None])
-    token = jnp.where(own, (runs.starts + runs.offsets)[run][:, None] + lane, tokens)
-    places = jnp.full(tokens, count * TOKENS, jnp.int32)
-    places = places.at[token.ravel()].set(jnp.arange(token.size, dtype=jnp.int32), mode="drop")
-    return _Tiles(runs.slots[run], token, places, used.astype(jnp.int32))
+) -> Float[Array, "k s o"]:
+    """As ``sparse_matmul_mosaic``, D in blocks."""
+    if _strip(outputs, blocks.shape[-1]) is None:
+        return block_sparse_matmul_dense(x, rows, cols, ends, blocks, runs, size, layer, outputs)
+    return _launch("block_sparse_matmul", x, rows, cols, ends, blocks, runs, size, layer, outputs, interpret)
 
 
 def _strip(outputs: int, side: int) -> int | None:
@@ -105,7 +85,6 @@ def _strip(outputs: int, side: int) -> int | None:
 def _launch(
     name: str,
     x: Float[Array, "t i"],
-    y: Float[Array, "t o"],
     rows: UInt16[Array, "slots layers n"],
     cols: UInt8[Array, "slots layers n"],
     ends: Int32[Array, "slots layers tiles"],
@@ -113,30 +92,30 @@ def _launch(
     runs: Runs,
     size: int,
     layer: int,
+    outputs: int,
     interpret: Any,
-) -> Float[Array, "t o"]:
-    side, outputs = blocks.shape[-1], y.shape[1]
+) -> Float[Array, "k s o"]:
+    side, capacity, tiles = blocks.shape[-1], len(runs.slots), -(-size // TOKENS)
     strip = _strip(outputs, side)
     assert strip is not None
-    tiles = _tiles(runs, len(y), size)
-    inputs = x.at[tiles.tokens].get(mode="clip").swapaxes(1, 2)
-    own = [bank.at[tiles.slots, layer].get(mode="promise_in_bounds") for bank in (rows, cols, ends)]
+    tokens = take_runs(x, runs, tiles * TOKENS).reshape(capacity * tiles, TOKENS, -1)
+    own = [bank.at[runs.slots, layer].get(mode="promise_in_bounds") for bank in (rows, cols, ends)]
     own_rows, own_cols = own[0], unpack_columns(*own[1:]).astype(jnp.uint16)
     edges = jnp.arange(0, outputs // side + 1, strip // side, dtype=jnp.uint16)
     bounds = jax.vmap(lambda each: jnp.searchsorted(each, edges))(own_cols).astype(jnp.int32)
-    block = _Block(strip, side)
+    block = _Block(strip, side, tiles)
     kernel = pl.kernel(
         block.body,
-        out_type=jax.ShapeDtypeStruct((len(tiles.slots), outputs, TOKENS), jnp.float32),
-        mesh=plgpu.Mesh(grid=(len(tiles.slots), outputs // strip), grid_names=("tile", "strip")),
+        out_type=jax.ShapeDtypeStruct((capacity * tiles, outputs, TOKENS), jnp.float32),
+        mesh=plgpu.Mesh(grid=(capacity * tiles, outputs // strip), grid_names=("tile", "strip")),
         compiler_params=UNGUARDED,
         interpret=interpret,
         name=name,
     )
-    sums = kernel(tiles.used, bounds, inputs, own_rows, own_cols, take_slots(blocks, tiles.slots, layer))
-    sums = sums.swapaxes(1, 2).reshape(-1, outputs)
-    found = sums.at[tiles.places].get(mode="clip")
-    return jnp.where(tiles.places[:, None] < len(sums), y + found, y)
+    lengths = jnp.where(jnp.arange(capacity) < runs.used, runs.lengths, 0)
+    lists = (own_rows, own_cols, take_slots(blocks, runs.slots, layer))
+    sums = kernel(lengths, bounds, tokens.swapaxes(1, 2), *lists)
+    return sums.swapaxes(1, 2).reshape(capacity, tiles * TOKENS, outputs)[:, :size]
 
 
 class _Block(NamedTuple):
@@ -144,20 +123,22 @@ class _Block(NamedTuple):
 
     strip: int
     side: int
+    tiles: int
+    """Of a run."""
 
-    def body(self, used: Any, bounds: Any, inputs: Any, rows: Any, cols: Any, blocks: Any, out: Any) -> None:
+    def body(self, lengths: Any, bounds: Any, inputs: Any, rows: Any, cols: Any, blocks: Any, out: Any) -> None:
         tile, strip = jax.lax.axis_index("tile"), jax.lax.axis_index("strip")
-        first = strip * self.strip
+        run, first = jax.lax.div(tile, self.tiles), strip * self.strip
 
         def scope(sums: Any) -> None:
             for column in range(self.strip):  # one by one, so that each thread clears what it will add to
                 sums[column] = jnp.zeros(TOKENS, jnp.float32)
-            begin, end = bounds[tile, strip], bounds[tile, strip + 1]
+            begin, end = bounds[run, strip], bounds[run, strip + 1]
             at_once = max(1, AT_ONCE // self.side)
 
             def group(number: Array, carry: Array) -> Array:
                 entries = [begin + number * at_once + i for i in range(at_once)]
-                places = [(tile, jnp.minimum(entry, end - 1)) for entry in entries]
+                places = [(run, jnp.minimum(entry, end - 1)) for entry in entries]
                 starts = [cols[at].astype(jnp.int32) * self.side - first for at in places]
                 terms = [self._inputs(inputs.at[tile], rows[at].astype(jnp.int32)) for at in places]
                 for entry, at, start, own in zip(entries, places, starts, terms, strict=True):
@@ -169,7 +150,7 @@ class _Block(NamedTuple):
             plgpu.copy_smem_to_gmem(sums, out.at[tile, pl.ds(first, self.strip)])
             plgpu.wait_smem_to_gmem(0)
 
-        @pl.when(used[tile] != 0)
+        @pl.when(jax.lax.rem(tile, self.tiles) * TOKENS < lengths[run])
         def _() -> None:
             pl.run_scoped(scope, plgpu.SMEM((self.strip, TOKENS), jnp.float32))
 

@@ -21,7 +21,7 @@ from jpets.engine.kernels.choice import read_choice
 from jpets.engine.kernels.choosing import AUTO, Chosen, choose, file_name
 from jpets.engine.kernels.trials import Name
 from jpets.engine.programs.mesh import MeshSlice, first_device
-from jpets.engine.programs.program import Family, ProgramKey
+from jpets.engine.programs.program import Family, ProgramKey, trace_program
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.engine.workloads.registry import family_from_json
 from jpets.errors import InvalidInput
@@ -32,7 +32,7 @@ DIFF = ClassKey("diff", (("query", 3072),), (0,))
 LORA = ClassKey("lora", (("query", 8),), (0,))
 ADAPTER = ClassKey("adapter", (("after_attn_out", 64),), (0,), (("activation", "relu"), ("input", "output")))
 KEYS = (ADAPTER, DIFF, LORA, MASK)
-NETWORK = EncoderNetwork(NAMED_BACKBONES["bert-base"])
+NETWORK = EncoderNetwork(NAMED_BACKBONES["bert-base"]).shortened(1)
 FAMILY = Family(NETWORK, "bfloat16", tuple((key, 8) for key in KEYS), operators=usual_operators("gpu"))
 PROGRAM = ProgramKey(Bucket(256, ((8, 32),)), widest(KEYS, heavy=True))
 SCRIPT = """
@@ -179,6 +179,16 @@ def test_kernels_are_not_divided_among_devices(tmp_path: pathlib.Path) -> None:
     assert not start.wanted
     with pytest.raises(InvalidInput, match="cannot be divided among 2 devices"):
         choose(FAMILY, PROGRAM, several, "mosaic", tmp_path, device=HOPPER)
+
+
+@pytest.mark.parametrize(("device", "kernels"), [(HOPPER, 5), (GPU, 0)], ids=["9.0", "8.0"])
+def test_programs_hold_the_kernels_that_were_chosen(tmp_path: pathlib.Path, device: Device, kernels: int) -> None:
+    """Of a mask at two sites, a sparse difference, a LoRA of rank 8 and an adapter, lowered for CUDA; never a loop."""
+    operators = chosen(tmp_path, device, Pretends({"batched": 8.0, "dense": 8.0, "mosaic": 16.0})).operators
+    traced = trace_program(dataclasses.replace(FAMILY, operators=operators), PROGRAM)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@mosaic_gpu_v2") == kernels
+    assert "stablehlo.while" not in text
 
 
 def test_a_family_with_a_choice_survives_json() -> None:
