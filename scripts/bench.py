@@ -12,7 +12,7 @@ import tempfile
 from typing import Annotated
 
 import typer
-from benches.device.kernels import kernels
+from benches.device.kernels import choice, kernels
 from benches.engine.breakdown import breakdown
 from benches.engine.capacity import capacity, memory
 from benches.engine.layerwise import layerwise
@@ -40,6 +40,7 @@ COMMANDS = (
     batching,
     breakdown,
     capacity,
+    choice,
     interval,
     jobs,
     kernels,

@@ -210,11 +210,11 @@ class _Block(NamedTuple):
             for number in range(OWN_PLANES):
                 plane = group * OWN_PLANES + number
                 values = [self._load(each.at[plane]) for each in w_tile]
-                here, values = pl.ds(number * BYTES, BYTES), self.weights((bytes_ >> plane) & 1, *values)
+                here, found = pl.ds(number * BYTES, BYTES), self.weights((bytes_ >> plane) & 1, *values)
                 if self.interpreted:
-                    own[here] = values.T
+                    own[here] = found.T
                 else:
-                    own[:, here] = values
+                    own[:, here] = found
             plgpu.commit_smem()
             plgpu.wgmma(sums, transposed(own, self.interpreted), transposed(x_tile, self.interpreted))
             plgpu.wgmma_wait(0)  # the selected weights are written anew in the next step

@@ -23,7 +23,7 @@ from rich.table import Table
 ROOT = pathlib.Path(__file__).parents[3]
 LEAST_SECONDS = 20.0
 """No measurement begins with less time left."""
-SHOWN = ("qps", "tasks", "new_mb", "backbone_of_dense")
+SHOWN = ("qps", "tasks", "new_mb", "backbone_of_dense", "loops", "shared_scatters", "reference_ratio", "ratio")
 FIND_DEVICE = "import jax; d = jax.local_devices()[0]; print(d.platform, d.device_kind)"
 """In a process of its own: one that holds a GPU leaves no memory for others."""
 console = Console()
@@ -38,14 +38,17 @@ class Measurement(NamedTuple):
 
 
 ALL = "adapter,lora,bitfit,mask,diff,ia3,onebit,prefix,prompt"
+WIDE = ("--tasks", "128", "--length", "128")
 POLICIES = "fixed,alpha,packed,auto"
 GPU = (
-    Measurement("kernel-tests", ("tests/kernels",), tests=True),
+    Measurement("kernel-tests", ("tests/kernels", "tests/engine/kernels"), tests=True),
+    Measurement("kernel-choice-32x32", ("choice",)),
+    Measurement("kernel-choice-128x128", ("choice", "--tasks", "128", "--length", "128")),
     Measurement("kernels-bert-base", ("kernels",)),
-    Measurement(
-        "throughput-128x128", ("throughput", "--tasks", "128", "--length", "128", "--systems", "pets,backbone")
-    ),
-    Measurement("breakdown-128x128", ("breakdown", "--tasks", "128", "--length", "128")),
+    Measurement("programs-cuda", ("programs", "--platform", "cuda")),
+    Measurement("throughput-128x128", ("throughput", *WIDE, "--systems", "pets,backbone")),
+    Measurement("throughput-128x128-all", ("throughput", *WIDE, "--methods", ALL, "--systems", "pets,backbone")),
+    Measurement("breakdown-128x128", ("breakdown", *WIDE)),
     Measurement("throughput-light", ("throughput", "--methods", "adapter,lora,bitfit", "--systems", "pets,backbone")),
     Measurement("throughput-all", ("throughput", "--methods", ALL, "--systems", "pets,backbone")),
     Measurement("throughput-32x32", ("throughput", "--systems", "pets,seqs,pars,stacked,backbone")),
@@ -60,7 +63,8 @@ GPU = (
     ),
 )
 CPU = (
-    Measurement("kernel-tests", ("tests/kernels",), tests=True),
+    Measurement("kernel-tests", ("tests/kernels", "tests/engine/kernels"), tests=True),
+    Measurement("programs-cuda", ("programs", "--platform", "cuda")),
     Measurement("throughput-light", ("throughput", "--methods", "adapter,lora,bitfit", "--systems", "pets,backbone")),
     Measurement("throughput-32x32", ("throughput", "--systems", "pets,seqs,pars,stacked,backbone", "--rounds", "9")),
     Measurement("breakdown-32x32", ("breakdown", "--rounds", "9")),
