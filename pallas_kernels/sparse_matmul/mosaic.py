@@ -102,7 +102,7 @@ def _launch(
     own = [bank.at[runs.slots, layer].get(mode="promise_in_bounds") for bank in (rows, cols, ends)]
     own_rows, own_cols = own[0], unpack_columns(*own[1:]).astype(jnp.uint16)
     edges = jnp.arange(0, outputs // side + 1, strip // side, dtype=jnp.uint16)
-    bounds = jax.vmap(lambda each: jnp.searchsorted(each, edges))(own_cols).astype(jnp.int32)
+    bounds = jax.vmap(lambda each: jnp.searchsorted(each, edges, method="compare_all"))(own_cols)  # without a loop
     block = _Block(strip, side, tiles)
     kernel = pl.kernel(
         block.body,
@@ -114,7 +114,7 @@ def _launch(
     )
     lengths = jnp.where(jnp.arange(capacity) < runs.used, runs.lengths, 0)
     lists = (own_rows, own_cols, take_slots(blocks, runs.slots, layer))
-    sums = kernel(lengths, bounds, tokens.swapaxes(1, 2), *lists)
+    sums = kernel(lengths, bounds.astype(jnp.int32), tokens.swapaxes(1, 2), *lists)
     return sums.swapaxes(1, 2).reshape(capacity, tiles * TOKENS, outputs)[:, :size]
 
 

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from on_hopper import INTERPRET
+from on_hopper import INTERPRET, candidates
 
-from jpets.deltas.operators import CANDIDATES
 from pallas_kernels import windows
 from pallas_kernels.low_rank import low_rank
 from pallas_kernels.low_rank.mosaic import ON_CHIP, Tiles, low_rank_mosaic
@@ -98,7 +97,7 @@ def test_low_rank_on_the_chip_adds_biases_and_activates() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES["masked_matmul"])
+@pytest.mark.parametrize("candidate", candidates("masked_matmul"))
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_masked_matmul(dtype: str, candidate: str) -> None:
     r = rng()
@@ -116,7 +115,7 @@ def test_masked_matmul(dtype: str, candidate: str) -> None:
     assert found[others].tobytes() == y[others].tobytes()
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES["sign_matmul"])
+@pytest.mark.parametrize("candidate", candidates("sign_matmul"))
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_sign_matmul(dtype: str, candidate: str) -> None:
     r = rng()
@@ -194,7 +193,7 @@ def test_columns_of_one_byte_are_what_they_were(outputs: int) -> None:
         assert (own[len(each) :] >= outputs).all()
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES["sparse_matmul"])
+@pytest.mark.parametrize("candidate", candidates("sparse_matmul"))
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_sparse_matmul(dtype: str, candidate: str) -> None:
     r = rng()
@@ -224,7 +223,7 @@ def test_sparse_matmul(dtype: str, candidate: str) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES["block_sparse_matmul"])
+@pytest.mark.parametrize("candidate", candidates("block_sparse_matmul"))
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_block_sparse_matmul(dtype: str, candidate: str) -> None:
     """Blocks of 8 x 8; one slot has every block of a column, one none at all."""

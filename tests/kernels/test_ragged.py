@@ -103,7 +103,7 @@ BY_OTHERS = [
     pytest.param(WITHOUT_LOOPS, rows, tasks, id=f"without loops-{rows}-{tasks}")
     for rows, tasks in ((0, 1), (1, 1000), (33, 1), (4097, 1000))
 ]
-MATMULS = [*BY_REFERENCE, *BY_OTHERS, *by_mosaic(MOSAIC, (0, 1), (20, 1))]
+MATMULS = [*BY_REFERENCE, *BY_OTHERS, *by_mosaic(MOSAIC, (20, 1))]
 SPARSE_MATMULS = [*BY_REFERENCE, *BY_OTHERS, *by_mosaic(SPARSE_MOSAIC, (0, 1), (300, 1))]
 
 
