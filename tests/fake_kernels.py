@@ -38,6 +38,10 @@ def overwrites(x: jax.Array, *, times: float) -> jax.Array:
     return jnp.nan_to_num(x * times)
 
 
+def large(x: jax.Array, *, times: float) -> jax.Array:
+    raise RuntimeError("RESOURCE_EXHAUSTED: out of memory while trying to allocate 8 bytes")
+
+
 def broken(x: jax.Array, *, times: float) -> jax.Array:
     raise NotImplementedError("no such instruction")
 
@@ -61,6 +65,7 @@ TABLE = {
             "spills": Candidate(spills),
             "overwrites": Candidate(overwrites),
             "broken": Candidate(broken),
+            "large": Candidate(large),
             "future": Candidate(double, FUTURE),
             "wide": Candidate(double, WIDE),
         },

@@ -90,6 +90,7 @@ def _measure(
     start: Start,
 ) -> None:
     """Adds what can be found of the missing candidates in the time that a start has for it."""
+    known = str(choice.found)
     missing = choice.missing(calls.values(), table, device)
     wanted = [(*call.name, candidate) for call, candidates in missing for candidate in candidates]
     if wanted and path not in _tried:
@@ -100,7 +101,8 @@ def _measure(
         left = sum(len(candidates) for _, candidates in choice.missing(calls.values(), table, device))
         if left:
             log.warning("%d candidates of kernels were not tried in time; the next start goes on with them", left)
-    choice.save(path)
+    if str(choice.found) != known:
+        choice.save(path)
 
 
 def _operators(

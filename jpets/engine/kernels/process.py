@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
-from jpets.engine.kernels.calls import Call, Table
-from jpets.engine.kernels.trial import Outcome, Trials
-from jpets.engine.kernels.trials import Name, found_line, trying_line
-from jpets.errors import one_line
+from jpets.engine.kernels.calls import Call, Operator, Table
+from jpets.engine.kernels.trial import Trials
+from jpets.engine.kernels.trials import Name, found_line, left_line, trying_line
 
 log = logging.getLogger(__name__)
 
@@ -27,28 +26,39 @@ BROKEN = 3
 def try_all(
     calls: Iterable[Call],
     wanted: Sequence[Name],
-    operators: Table,
+    table: Table,
     device: jax.Device,
     tell: Callable[[str], object],
     works: Callable[[jax.Device], bool],
 ) -> bool:
-    """Tells of each wanted candidate before and after its trial. Returns whether the device still works."""
+    """Tells of each wanted candidate before and after its trial. Returns whether the device still works.
+
+    Candidates are left out that cannot be compared, as the reference fails, or that the device has no room for.
+    """
     by_name = {call.name: call for call in calls}
-    trials: dict[tuple[str, str], Trials] = {}
+    trials: dict[tuple[str, str], Trials | None] = {}
     for name in wanted:
         operator, shape, candidate = name
+        if (operator, shape) not in trials:
+            trials = {(operator, shape): _made(table[operator], by_name[operator, shape], device)}
+        own = trials[operator, shape]
+        if own is None:
+            continue
         tell(trying_line(name))
-        try:
-            if (operator, shape) not in trials:
-                trials = {(operator, shape): Trials(operators[operator], by_name[operator, shape], device)}
-            outcome = trials[operator, shape].outcome(candidate)
-        except Exception as error:  # the reference's: out of memory, say
-            log.debug("a reference failed", exc_info=True)
-            outcome = Outcome(out=f"there was nothing to compare with: {type(error).__name__}: {one_line(error)[:300]}")
-        tell(found_line(name, outcome))
-        if outcome.out and not works(device):
+        outcome = own.outcome(candidate)
+        tell(left_line(name) if outcome is None else found_line(name, outcome))
+        if (outcome is None or outcome.out) and not works(device):
             return False
     return True
+
+
+def _made(operator: Operator, call: Call, device: jax.Device) -> Trials | None:
+    """The trials of a call, in which the reference has run; None where it cannot."""
+    try:
+        return Trials(operator, call, device)
+    except Exception:  # lowering, compiling and running may raise anything
+        log.warning("a reference failed: its candidates are not tried", exc_info=True)
+        return None
 
 
 def answers(device: jax.Device) -> bool:

@@ -26,6 +26,7 @@ ROUNDS = 7
 LEAST_SECONDS = 2e-3
 """A turn lasts about so long: it repeats the call as often as that takes, so that starting it does not count."""
 MOST_REPEATS = 64
+NO_ROOM = "RESOURCE_EXHAUSTED"
 SAMPLES = 2
 """Fresh operands with which a candidate is compared."""
 
@@ -54,8 +55,9 @@ class Trials:
         self._reference = self.compiled(operator.reference)
         self.expected = [np.asarray(self._reference(sample), np.float32) for sample in self.samples]
 
-    def outcome(self, name: str, clock: Callable[[], float] = time.perf_counter) -> Outcome:
-        """What becomes of a candidate. Errors of a candidate are a reason, not raised."""
+    def outcome(self, name: str, clock: Callable[[], float] = time.perf_counter) -> Outcome | None:
+        """What becomes of a candidate. Its errors are a reason, not raised; None where the device had no room for it,
+        which says nothing about it."""
         try:
             compute = self._reference if name == self._operator.reference else self.compiled(name)
             for sample, expected in zip(self.samples, self.expected, strict=True):
@@ -65,6 +67,8 @@ class Trials:
             return timed._replace(ratio=1.0) if name == self._operator.reference else timed
         except Exception as error:  # lowering, compiling and running may raise anything
             log.debug("a candidate failed", exc_info=True)
+            if NO_ROOM in str(error):
+                return None
             return Outcome(out=f"{type(error).__name__}: {one_line(error)[:300]}")
 
     @property

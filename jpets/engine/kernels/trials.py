@@ -1,7 +1,8 @@
 """Trials in a process of their own: a candidate that crashes or hangs ends that process, not the server.
 
 The process gets what to try as one line, and answers in lines: the name of each candidate before it is tried, then what
-was found. So what it died of is known. Candidates that it did not come to are tried at the next start.
+was found, or that nothing was. So what it died of is known. Candidates that it did not come to are tried at the next
+start.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ TRY_SECONDS = 20.0
 START_SECONDS = 45.0
 """Time in which the process must name its first candidate: it starts JAX on the device."""
 
+TRYING = "trying"
 Name = tuple[str, str, str]
 """Operator, shape and candidate."""
 Start = Callable[[Sequence[Name]], "subprocess.Popen[str]"]
@@ -83,28 +85,35 @@ def _follow(
         told = _told(line)
         if told is None:
             continue
-        name, outcome = told
-        if outcome is None:
+        name, what = told
+        if what == TRYING:
             trying, until = name, min(end, clock() + try_seconds)
         else:
-            found[name], trying = outcome, None
-            until = end
+            trying, until = None, end
+            if isinstance(what, Outcome):
+                found[name] = what
 
 
 def trying_line(name: Name) -> str:
-    return json.dumps({"trying": name})
+    return json.dumps({TRYING: name})
+
+
+def left_line(name: Name) -> str:
+    """Nothing was found of a candidate."""
+    return json.dumps({"left": name})
 
 
 def found_line(name: Name, outcome: Outcome) -> str:
     return json.dumps({"found": name, **outcome._asdict()})
 
 
-def _told(line: str) -> tuple[Name, Outcome | None] | None:
+def _told(line: str) -> tuple[Name, Outcome | str] | None:
     """A line of the process; None for one of another origin, such as a library's."""
     try:
         data: dict[str, Any] = json.loads(line)
-        if "trying" in data:
-            return _name(data["trying"]), None
+        for what in (TRYING, "left"):
+            if what in data:
+                return _name(data[what]), what
         return _name(data["found"]), Outcome(float(data["seconds"]), float(data["ratio"]), str(data["out"]))
     except (ValueError, KeyError, TypeError):
         return None

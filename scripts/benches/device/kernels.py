@@ -26,7 +26,7 @@ from jpets.engine.kernels.choosing import AUTO, choose
 from jpets.engine.kernels.class_calls import class_calls, every_call
 from jpets.engine.kernels.description import describe
 from jpets.engine.kernels.operators import OPERATORS
-from jpets.engine.kernels.trial import Trials
+from jpets.engine.kernels.trial import Outcome, Trials
 from jpets.engine.programs.delta_order import Streams
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, ProgramKey
@@ -107,9 +107,9 @@ def kernels(
         reasons = {name: own.refusal(name, describe(device), call) for name in own.candidates}
         trials = Trials(own, call, device)
         for name, reason in reasons.items():
-            outcome = None if reason else trials.outcome(name)
+            outcome = Outcome(out=reason) if reason else trials.outcome(name)
             if outcome is None or outcome.out:
-                found: dict[str, Any] = {"error": reason if outcome is None else outcome.out}
+                found: dict[str, Any] = {"error": "the device had no room" if outcome is None else outcome.out}
             else:
                 found = {"ms": 1e3 * outcome.seconds, "reference_ratio": outcome.ratio}
                 if work := flops(call):

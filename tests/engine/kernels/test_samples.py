@@ -19,7 +19,7 @@ from jpets.engine.kernels import process
 from jpets.engine.kernels.calls import Call, is_array
 from jpets.engine.kernels.class_calls import MODEL, class_calls, every_call
 from jpets.engine.kernels.operators import OPERATORS
-from jpets.engine.kernels.trial import Trials, difference
+from jpets.engine.kernels.trial import Outcome, Trials, difference
 from jpets.engine.kernels.trials import Name, _told
 from jpets.engine.programs.program import Family, ProgramKey, key_to_json, trace_program
 from jpets.engine.workloads.registry import network_of
@@ -117,8 +117,8 @@ def test_the_process_tries_what_it_is_told(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(sys, "argv", ["process", "0"])
     process.main()
     first, second = map(_told, capsys.readouterr().out.splitlines())
-    assert first == (name, None)
-    assert second is not None and second[0] == name and second[1] is not None and second[1].ratio == 1.0
+    assert first == (name, "trying")
+    assert second is not None and second[0] == name and isinstance(second[1], Outcome) and second[1].ratio == 1.0
 
 
 def has_nan(leaf: jax.Array) -> bool:

@@ -32,12 +32,13 @@ def trials() -> Trials:
 )
 def test_a_candidate_is_out_for_a_reason(candidate: str, reason: str) -> None:
     outcome = trials().outcome(candidate)
-    assert reason in outcome.out and str(outcome) == outcome.out
+    assert outcome is not None and reason in outcome.out and str(outcome) == outcome.out
     assert outcome.seconds == 0
 
 
 def test_a_right_candidate_is_timed_in_turn_with_the_reference() -> None:
     same, slow = trials().outcome("wide"), trials().outcome("slow")
+    assert same is not None and slow is not None
     assert not same.out and same.seconds > 0
     assert not slow.out and slow.ratio < 0.5 * same.ratio
 
@@ -61,7 +62,7 @@ def test_a_process_tells_of_each_candidate_before_and_after() -> None:
     assert try_all([CALL], wanted, TABLE, device, lines.append, lambda device: True)
     told = [_told(line) for line in lines]
     assert [each and each[0] for each in told] == [name for name in wanted for _ in range(2)]
-    outcomes = [each[1] for each in told if each and each[1] is not None]
+    outcomes = [each[1] for each in told if each and isinstance(each[1], Outcome)]
     assert [bool(each.out) for each in outcomes] == [False, True, False]
     lines.clear()
     assert not try_all([CALL], wanted, TABLE, device, lines.append, lambda device: False)
@@ -75,5 +76,11 @@ def test_without_a_reference_nothing_is_tried() -> None:
     table = {"double": dataclasses.replace(TABLE["double"], sample=sample)}
     lines: list[str] = []
     assert try_all([CALL], [("double", CALL.shape, "wide")], table, jax.local_devices()[0], lines.append, bool)
-    told = _told(lines[-1])
-    assert told is not None and isinstance(told[1], Outcome) and "nothing to compare with" in told[1].out
+    assert lines == []
+
+
+def test_a_candidate_without_room_is_left_for_the_next_start() -> None:
+    name: Name = ("double", CALL.shape, "large")
+    lines: list[str] = []
+    assert try_all([CALL], [name], TABLE, jax.local_devices()[0], lines.append, lambda device: True)
+    assert [_told(line) for line in lines] == [(name, "trying"), (name, "left")]
