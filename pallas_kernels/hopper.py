@@ -38,7 +38,7 @@ def strip_of(columns: int) -> int:
 
 def transposed(tile: Any, interpreted: bool) -> Any:
     """A tile for a product that reads its transpose. The interpreter cannot: its tiles are laid out so before."""
-    return tile if interpreted else plgpu.transpose_ref(tile, (1, 0))
+    return tile if interpreted else tile.T
 
 
 def store_transposed(values: Float[Array, "columns rows"], staged: Any, y: Any, interpreted: bool) -> None:
@@ -47,7 +47,7 @@ def store_transposed(values: Float[Array, "columns rows"], staged: Any, y: Any, 
     if interpreted:
         staged[...] = values.T
     else:
-        plgpu.transpose_ref(staged, (1, 0))[...] = plgpu.layout_cast(values, plgpu.Layout.WGMMA_TRANSPOSED)
+        staged.T[...] = plgpu.layout_cast(values, plgpu.Layout.WGMMA_TRANSPOSED)
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(staged, y)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
