@@ -63,7 +63,7 @@ def choose(
     """
     device = device or describe(mesh.devices[0])
     if kernels != AUTO:
-        return Chosen(_forced(family.operators, kernels, table, device, len(mesh.devices)))
+        return Chosen(forced(family.operators, kernels, table, device, len(mesh.devices)))
     if device.platform == "cpu" or len(mesh.devices) > 1:  # nothing to choose; kernels are not divided among devices
         return Chosen(family.operators)
     classes = class_calls(family, program)
@@ -78,7 +78,7 @@ def before_trials(usual: Operators, kernels: str, mesh: MeshSlice) -> Operators:
     ``InvalidInput`` as ``choose`` does."""
     if kernels == AUTO:
         return usual
-    return _forced(usual, kernels, OPERATORS, describe(mesh.devices[0]), len(mesh.devices))
+    return forced(usual, kernels, OPERATORS, describe(mesh.devices[0]), len(mesh.devices))
 
 
 def _measure(
@@ -121,7 +121,7 @@ def _operators(
     return Operators(usual.chosen, tuple(sorted(own)))
 
 
-def _forced(usual: Operators, name: str, table: Table, device: Device, together: int) -> Operators:
+def forced(usual: Operators, name: str, table: Table, device: Device, together: int) -> Operators:
     """``usual`` with the candidate of this name wherever an operator has it."""
     have = {operator: own.candidates[name] for operator, own in table.items() if name in own.candidates}
     if not have:

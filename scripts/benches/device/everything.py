@@ -46,6 +46,7 @@ GPU = (
     Measurement("kernel-choice-128x128", ("choice", "--tasks", "128", "--length", "128")),
     Measurement("kernels-bert-base", ("kernels",)),
     Measurement("programs-cuda", ("programs", "--platform", "cuda")),
+    Measurement("programs-hopper", ("programs", "--candidates", "mosaic", "--capability", "9.0")),
     Measurement("throughput-128x128", ("throughput", *WIDE, "--systems", "pets,backbone")),
     Measurement("throughput-128x128-all", ("throughput", *WIDE, "--methods", ALL, "--systems", "pets,backbone")),
     Measurement("breakdown-128x128", ("breakdown", *WIDE)),
@@ -65,6 +66,7 @@ GPU = (
 CPU = (
     Measurement("kernel-tests", ("tests/kernels", "tests/engine/kernels"), tests=True),
     Measurement("programs-cuda", ("programs", "--platform", "cuda")),
+    Measurement("programs-hopper", ("programs", "--candidates", "mosaic", "--capability", "9.0")),
     Measurement("throughput-light", ("throughput", "--methods", "adapter,lora,bitfit", "--systems", "pets,backbone")),
     Measurement("throughput-32x32", ("throughput", "--systems", "pets,seqs,pars,stacked,backbone", "--rounds", "9")),
     Measurement("breakdown-32x32", ("breakdown", "--rounds", "9")),

@@ -28,10 +28,14 @@ from jpets.deltas.bank import lower_task
 from jpets.deltas.operators import REFERENCES, Operators, usual_operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, parse_bucket, widest
+from jpets.engine.kernels.choosing import forced
+from jpets.engine.kernels.operators import OPERATORS
 from jpets.engine.programs.delta_order import Streams
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, trace_program
 from jpets.engine.workloads.encoder_network import EncoderNetwork
+from jpets.errors import InvalidInput
+from pallas_kernels.gates import Device
 
 FIVE = ("adapter", "lora", "bitfit", "mask", "diff")
 BUCKETS = "128x32,32x128,4096:128x32+32x128,4096:32x32+32x128+8x512"
@@ -143,8 +147,12 @@ def programs(
     dtype: str = "bfloat16",
     devices: Annotated[int, typer.Option(help="more than 1: compile for as many CPU devices, count collectives")] = 1,
     candidates: Annotated[
-        str, typer.Option(help="usual, reference, or operator=candidate,... in the place of the usual ones")
+        str,
+        typer.Option(
+            help="usual, a candidate wherever it can be, or operator=candidate,... in the place of usual ones"
+        ),
     ] = "usual",
+    capability: Annotated[str, typer.Option(help="compute capability of the GPU, for which kernels are chosen")] = "",
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Loops, scatters, custom calls, arguments and the largest temporary of the standard programs for a platform.
@@ -156,7 +164,7 @@ def programs(
     config = named_backbone(backbone)
     if layers:
         config = dataclasses.replace(config, layers=layers)
-    operators = chosen_operators(candidates, platform)
+    operators = chosen_operators(candidates, platform, capability)
     groups = {"five": FIVE, "all": tuple(METHODS)}
     shapes = {each: parse_bucket(each) for each in buckets.split(",")}
     figures: dict[str, dict[str, Any]] = {}
@@ -198,8 +206,8 @@ def cudnn_found() -> Iterator[None]:
         yield
 
 
-def chosen_operators(candidates: str, platform: str) -> Operators:
-    """Raises ``typer.BadParameter`` for unknown candidates."""
+def chosen_operators(candidates: str, platform: str, capability: str = "") -> Operators:
+    """Raises ``typer.BadParameter`` for candidates that are unknown, or not for such a device."""
     if candidates == "reference":
         return REFERENCES
     usual = usual_operators(platform)
@@ -208,8 +216,12 @@ def chosen_operators(candidates: str, platform: str) -> Operators:
     if candidates == "usual":
         return usual
     try:
+        if "=" not in candidates:
+            major, minor = (int(part) for part in (capability or "0.0").split("."))
+            device = Device("gpu" if platform == "cuda" else platform, "described GPU", (major, minor))
+            return forced(usual, candidates, OPERATORS, device, 1)
         return usual.replaced(**dict(pair.split("=") for pair in candidates.split(",")))
-    except ValueError as error:
+    except (ValueError, InvalidInput) as error:
         raise typer.BadParameter(str(error)) from error
 
 

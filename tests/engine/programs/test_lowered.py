@@ -65,9 +65,18 @@ def test_bytes_of_tensors() -> None:
     assert [tensor_bytes(kind) for kind in kinds] == [12, 4, 7, 8, 0]
 
 
-@pytest.mark.parametrize(("candidates", "code", "says"), [("usual", 0, "pass: 2"), ("reference", 1, "fail: 1 of 2")])
-def test_the_command_fails_where_a_program_loops(candidates: str, code: int, says: str) -> None:
+@pytest.mark.parametrize(
+    ("candidates", "capability", "code", "says"),
+    [
+        ("usual", "", 0, "pass: 2"),
+        ("reference", "", 1, "fail: 1 of 2"),
+        ("mosaic", "9.0", 0, "pass: 2"),
+        ("mosaic", "10.0", 2, "mosaic cannot run here"),
+        ("none", "9.0", 2, "no operator has a candidate"),
+    ],
+)
+def test_the_command_fails_where_a_program_loops(candidates: str, capability: str, code: int, says: str) -> None:
     options = ["--backbone", "minilm-l6", "--layers", "1", "--methods", "mask", "--buckets", "2x8"]
-    result = CliRunner().invoke(app, ["programs", *options, "--candidates", candidates])
+    result = CliRunner().invoke(app, ["programs", *options, "--candidates", candidates, "--capability", capability])
     assert result.exit_code == code
     assert says in result.stderr
