@@ -102,7 +102,7 @@ def _launch(
     own = [bank.at[runs.slots, layer].get(mode="promise_in_bounds") for bank in (rows, cols, ends)]
     own_rows, own_cols = own[0], unpack_columns(*own[1:]).astype(jnp.uint16)
     edges = jnp.arange(0, outputs // side + 1, strip // side, dtype=jnp.uint16)
-    bounds = jax.vmap(lambda each: jnp.searchsorted(each, edges, method="compare_all"))(own_cols)  # without a loop
+    bounds = jax.vmap(lambda each: jnp.searchsorted(each, edges, method="scan_unrolled"))(own_cols)  # no loop
     block = _Block(strip, side, tiles)
     kernel = pl.kernel(
         block.body,

@@ -20,7 +20,7 @@ import jax
 
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, compile_program, key_from_json, key_to_json
-from jpets.engine.programs.store import ProgramStore, settings_as_variables
+from jpets.engine.programs.store import ProgramStore, platforms_variable, settings_as_variables
 from jpets.engine.workloads.registry import family_from_json
 
 IDLE = 19
@@ -117,7 +117,7 @@ class CompilingProcess:
             env={
                 **os.environ,
                 **self._settings,
-                "JAX_PLATFORMS": self._mesh.devices[0].platform,
+                "JAX_PLATFORMS": platforms_variable(self._mesh.devices[0].platform),
                 "JAX_NUM_CPU_DEVICES": str(1 + max(numbers)),
                 "PYTHONPATH": os.pathsep.join(paths),
                 "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the server

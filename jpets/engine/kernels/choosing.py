@@ -26,7 +26,7 @@ from jpets.engine.kernels.trials import Name, Start, run_trials
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, key_to_json
 from jpets.engine.programs.sources import digest_of_code
-from jpets.engine.programs.store import COMPILER_VARIABLES, compiler_settings, settings_as_variables
+from jpets.engine.programs.store import COMPILER_VARIABLES, compiler_settings, platforms_variable, settings_as_variables
 from jpets.errors import InvalidInput
 from pallas_kernels.gates import Device
 
@@ -179,7 +179,7 @@ class _Processes:
             env={
                 **os.environ,
                 **settings_as_variables(),
-                "JAX_PLATFORMS": self._device.platform,
+                "JAX_PLATFORMS": platforms_variable(self._device.platform),
                 "JAX_NUM_CPU_DEVICES": str(1 + number),
                 "PYTHONPATH": os.pathsep.join(paths),
                 "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to this process

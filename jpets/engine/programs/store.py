@@ -59,6 +59,15 @@ def settings_as_variables() -> dict[str, str]:
     return {name.upper(): str(value) for name, value in compiler_settings().items() if value is not None}
 
 
+def platforms_variable(platform: str) -> str:
+    """``JAX_PLATFORMS`` of a child process that is to find the devices that this one found.
+
+    Not "gpu", though devices say that it is their platform: as a variable it stands for CUDA, ROCm and others, and JAX
+    refuses to start where one of them is missing. Without a setting JAX takes the accelerator that there is.
+    """
+    return platform if platform == "cpu" else str(jax.config.values.get("jax_platforms") or "")
+
+
 class ProgramStore:
     """A folder of serialised programs. Loading one takes a seventh of the time of lowering it and reading JAX's cache.
 

@@ -15,7 +15,7 @@ from jpets.engine.costs.cost_table import CostTable, full_rows
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program, key_from_json, key_to_json
-from jpets.engine.programs.store import ProgramStore
+from jpets.engine.programs.store import ProgramStore, platforms_variable
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.engine.workloads.registry import family_from_json
 from jpets.types import Query
@@ -98,3 +98,12 @@ def test_cost_table_keeps_figures_and_forgets_damage(tmp_path: pathlib.Path) -> 
     assert CostTable(path, FAMILY).get(KEY) == 0.25
     path.write_text("{broken")
     assert CostTable(path, FAMILY).get(KEY) is None
+
+
+@pytest.mark.parametrize(("configured", "of_gpu"), [(None, ""), ("cuda,cpu", "cuda,cpu")])
+def test_a_child_process_finds_the_devices_of_its_parent(
+    configured: str | None, of_gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name "gpu" would be every kind of GPU, of which JAX wants all."""
+    monkeypatch.setattr(type(jax.config), "values", property(lambda config: {"jax_platforms": configured}))
+    assert (platforms_variable("cpu"), platforms_variable("gpu")) == ("cpu", of_gpu)
