@@ -61,11 +61,11 @@ def tiny(name: str = "tiny-bert") -> Backbone:
 
 
 @functools.cache
-def shallow(name: str = "tiny-bert") -> Backbone:
-    """The two lower layers of a tiny backbone, where nothing compares with a reference: programs take long to compile,
-    and as much longer as they have layers."""
+def shallow(name: str = "tiny-bert", layers: int = 2) -> Backbone:
+    """The lower layers of a tiny backbone, where nothing compares with a reference: programs take long to compile, and
+    as much longer as they have layers."""
     whole = tiny(name)
-    config = dataclasses.replace(whole.config, layers=2)
+    config = dataclasses.replace(whole.config, layers=layers)
     tensors = from_params(whole.params, whole.config)
     kept = {place: tensors[place] for place in canonical_shapes(config)}
     return Backbone.of_tensors(whole.name, config, kept, whole.tokenizer_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from jaxtyping import Array, Float, Num, Shaped
 from jpets.config import BackboneConfig
 from jpets.deltas import HEAD, class_method, method_named
 from jpets.deltas.bitfit import BIAS_CLASS
+from jpets.deltas.parts import regroup_planes
 from jpets.deltas.protocol import ArraySpec, ClassKey, Contribution
 from jpets.errors import InvalidTask
 from jpets.types import Task
@@ -105,26 +107,29 @@ class Bank:
         config: BackboneConfig,
         dtype: str,
         base_bias: Float[np.ndarray, " b"],
-        placed: Callable[[Sequence[int]], jax.sharding.Sharding],
+        placed: Callable[[Sequence[int], int | None], jax.sharding.Sharding],
     ) -> None:
-        """``placed`` gives the sharding of an array, by the shape of its slots."""
+        """``placed`` gives the sharding of an array, by the shape of its slots and the axis that may be split."""
         self.key = key
         self.slots = slots
         specs = class_method(key.method).bank_arrays(key, config)
         fills = {n: base_bias if key == BIAS_CLASS else np.asarray(s.fill, np.float32) for n, s in specs.items()}
         firsts = {n: _store(np.broadcast_to(fills[n], s.shape), s, dtype) for n, s in specs.items()}
+        shardings = {name: placed(spec.shape, spec.split) for name, spec in specs.items()}
         # All in one program: compiling takes longer than running.
         make = jax.jit(
             lambda rows: {name: jnp.broadcast_to(row, (slots, *row.shape)) for name, row in rows.items()},
-            out_shardings={name: placed(spec.shape) for name, spec in specs.items()},
+            out_shardings=shardings,
         )
         self.arrays: dict[str, jax.Array] = make(firsts)
         assert all(self.arrays[name].dtype == first.dtype for name, first in firsts.items())
         contents = {name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in self.arrays.items()}
         slot = jax.ShapeDtypeStruct((), np.int32)
         # Compiled now: the first write must not make queries wait for a compilation.
-        self._update = jax.jit(_write_slot, donate_argnums=0).lower(self.arrays, contents, slot).compile()
-        self._slot = jax.jit(_read_slot)
+        groups = {name: _plane_groups(self.arrays[name]) if spec.planes else 1 for name, spec in specs.items()}
+        update = jax.jit(functools.partial(_write_slot, groups), donate_argnums=0, out_shardings=shardings)
+        self._update = update.lower(self.arrays, contents, slot).compile()
+        self._slot = jax.jit(functools.partial(_read_slot, groups))
 
     @property
     def nbytes(self) -> int:
@@ -143,12 +148,21 @@ class Bank:
         self.arrays = self._update(self.arrays, dict(arrays), np.int32(slot))
 
 
-def _read_slot(bank: dict[str, jax.Array], slot: jax.Array) -> dict[str, jax.Array]:
-    return {name: bank[name].at[slot].get(mode="promise_in_bounds") for name in bank}
+def _plane_groups(array: Shaped[Array, " ..."]) -> int:
+    """How many devices have columns of their own in bit planes."""
+    return int(array.shape[-1] // array.sharding.shard_shape(array.shape)[-1])
 
 
-def _write_slot(bank: dict[str, jax.Array], values: dict[str, jax.Array], slot: jax.Array) -> dict[str, jax.Array]:
-    return {name: bank[name].at[slot].set(values[name], mode="promise_in_bounds") for name in bank}
+def _read_slot(groups: Mapping[str, int], bank: dict[str, jax.Array], slot: jax.Array) -> dict[str, jax.Array]:
+    own = {name: bank[name].at[slot].get(mode="promise_in_bounds") for name in bank}
+    return {name: regroup_planes(own[name], groups[name], 1) if groups[name] > 1 else own[name] for name in own}
+
+
+def _write_slot(
+    groups: Mapping[str, int], bank: dict[str, jax.Array], values: dict[str, jax.Array], slot: jax.Array
+) -> dict[str, jax.Array]:
+    own = {name: regroup_planes(values[name], 1, groups[name]) if groups[name] > 1 else values[name] for name in bank}
+    return {name: bank[name].at[slot].set(own[name], mode="promise_in_bounds") for name in bank}
 
 
 def tightest(key: ClassKey, classes: Sequence[ClassKey]) -> ClassKey | None:

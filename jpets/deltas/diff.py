@@ -31,6 +31,7 @@ from jpets.deltas.entries import (
     value_shape,
 )
 from jpets.deltas.merge import Params, map_kernels, weights_of, with_weights
+from jpets.deltas.parts import own_part, spread
 from jpets.deltas.protocol import (
     PARAM_BYTES,
     SUM_BYTES,
@@ -333,17 +334,20 @@ class Diff(Method):
         compute = found.get(bound.operators[name])
         if compute is None:
             return None
-        return self._launch(functools.partial(compute, outputs=place.outputs), bound, place, x)
+        return self._launch(functools.partial(compute, outputs=place.whole.outputs), bound, place, x)
 
     def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t p"]) -> Float[Array, "t p"]:
         compute = block_sparse_matmul if _block_of(bound.key) > 1 else sparse_matmul
         return self._launch(compute, bound, place, x, y)
 
-    def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, *arrays: Array) -> Array:
+    def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, x: Array, *outputs: Array) -> Array:
         view, at = bound.view, bound.key.layers.index(place.layer)
         assert isinstance(view, HeavyView)
         lists = (bound.bank[f"{place.site}/{name}"] for name in ("rows", "cols", "ends", "values"))
-        return bound.launch(functools.partial(compute, size=view.size, layer=at), *arrays, *lists, view.runs)
+        # Lists are whole on each of several devices: their entries are too unevenly spread to be shared.
+        whole = spread(x, place.whole.inputs), *(spread(y, place.whole.outputs) for y in outputs)
+        operator = functools.partial(compute, size=view.size, layer=at)
+        return own_part(bound.launch(operator, *whole, *lists, view.runs), place.own.outputs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         layers, layout = covered_layers(delta.settings, config), config.bias_layout()

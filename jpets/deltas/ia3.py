@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jpets.config import LINEAR_SITES, BackboneConfig
 from jpets.deltas.merge import Params, map_kernels
+from jpets.deltas.parts import BY_OUTPUTS
 from jpets.deltas.protocol import (
     SUM_BYTES,
     ArraySpec,
@@ -94,7 +95,13 @@ class Ia3(Method):
         return [Contribution(key, {f"{site}/scale": delta.tensors[f"{site}/scale"] for site in sites})]
 
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
-        return {f"{site}/scale": ArraySpec((len(key.layers), _width(site, config)), fill=1) for site, _ in key.sites}
+        divided = BY_OUTPUTS | INPUTS.keys()
+        return {
+            f"{site}/scale": ArraySpec(
+                (len(key.layers), _width(site, config)), fill=1, split=1 if site in divided else None
+            )
+            for site, _ in key.sites
+        }
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:
         """One multiplication for each number, and each number is read and written once."""

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from jpets.config import BackboneConfig
 from jpets.deltas.merge import Params, map_kernels
+from jpets.deltas.parts import BY_INPUTS, BY_OUTPUTS
 from jpets.deltas.protocol import (
     PARAM_BYTES,
     SUM_BYTES,
@@ -150,8 +151,8 @@ class Lora(Method):
         specs: dict[str, ArraySpec] = {}
         for site, rank in key.sites:
             inputs, outputs = config.dims(site)
-            specs[f"{site}/A"] = ArraySpec((len(key.layers), inputs, rank))
-            specs[f"{site}/B"] = ArraySpec((len(key.layers), rank, outputs))
+            specs[f"{site}/A"] = ArraySpec((len(key.layers), inputs, rank), split=1 if site in BY_INPUTS else None)
+            specs[f"{site}/B"] = ArraySpec((len(key.layers), rank, outputs), split=2 if site in BY_OUTPUTS else None)
         return specs
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:

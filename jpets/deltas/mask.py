@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jpets.config import LINEAR_SITES, BackboneConfig
 from jpets.deltas.merge import Params, map_kernels, weights_of
+from jpets.deltas.parts import own_part, spread
 from jpets.deltas.protocol import (
     PARAM_BYTES,
     SUM_BYTES,
@@ -29,6 +30,7 @@ from jpets.deltas.protocol import (
     covered_sites,
     full_shape,
     layer_bytes,
+    plane_spec,
     site_layers,
     weight_places,
 )
@@ -149,7 +151,7 @@ class Mask(Method):
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
         dims = {site: config.dims(site) for site, _ in key.sites}
         return {
-            f"{site}/bits": ArraySpec((len(key.layers), inputs, outputs // 8), "uint8", fill=255)
+            f"{site}/bits": plane_spec(site, (len(key.layers), inputs, outputs // 8), fill=255)
             for site, (inputs, outputs) in dims.items()
         }
 
@@ -177,11 +179,14 @@ class Mask(Method):
     ) -> Float[Array, "t p"]:
         return self._launch(masked_matmul, bound, place, x, y, w)
 
-    def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, *arrays: Array) -> Array:
+    def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, x: Array, *arrays: Array) -> Array:
         view = bound.view
         assert isinstance(view, HeavyView)
         bits, at = bound.bank[f"{place.site}/bits"], bound.key.layers.index(place.layer)
-        return bound.launch(functools.partial(compute, size=view.size, layer=at), *arrays, bits, view.runs)
+        outputs = 8 * bits.shape[-1]  # all of the site's where devices cannot share its bytes evenly
+        operator = functools.partial(compute, size=view.size, layer=at)
+        wide = bound.launch(operator, x, *(spread(array, outputs) for array in arrays), bits, view.runs)
+        return own_part(wide, place.own.outputs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         bits = {

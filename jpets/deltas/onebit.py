@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from jpets.config import BackboneConfig
 from jpets.deltas.bitfit import Bitfit
 from jpets.deltas.merge import Params, map_kernels, weights_of
+from jpets.deltas.parts import own_part, spread
 from jpets.deltas.protocol import (
     PARAM_BYTES,
     SUM_BYTES,
@@ -30,6 +31,7 @@ from jpets.deltas.protocol import (
     covered_sites,
     layer_bytes,
     layers_of,
+    plane_spec,
     site_layers,
     weight_places,
 )
@@ -114,7 +116,7 @@ class Onebit(Method):
         specs: dict[str, ArraySpec] = {}
         for site, _ in key.sites:
             inputs, outputs = config.dims(site)
-            specs[f"{site}/signs"] = ArraySpec((len(key.layers), inputs, outputs // 8), "uint8")
+            specs[f"{site}/signs"] = plane_spec(site, (len(key.layers), inputs, outputs // 8))
             specs[f"{site}/scale"] = ArraySpec((len(key.layers), 1), "float32")
         return specs
 
@@ -132,11 +134,13 @@ class Onebit(Method):
     def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t p"]) -> Float[Array, "t p"]:
         return self._launch(sign_matmul, bound, place, x, y)
 
-    def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, *arrays: Array) -> Array:
+    def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, x: Array, *outputs: Array) -> Array:
         view, at = bound.view, bound.key.layers.index(place.layer)
         assert isinstance(view, HeavyView)
-        own = (bound.bank[f"{place.site}/{name}"] for name in TENSORS)
-        return bound.launch(functools.partial(compute, size=view.size, layer=at), *arrays, *own, view.runs)
+        bits, scale = (bound.bank[f"{place.site}/{name}"] for name in TENSORS)
+        operator = functools.partial(compute, size=view.size, layer=at)
+        wide = (spread(y, 8 * bits.shape[-1]) for y in outputs)
+        return own_part(bound.launch(operator, x, *wide, bits, scale, view.runs), place.own.outputs)
 
     def merge(self, delta: Delta, config: BackboneConfig, params: Params) -> Params:
         parts = {

@@ -75,7 +75,7 @@ class Prefix(Method):
 
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
         ((_, tokens),) = key.sites
-        kept = ArraySpec((len(key.layers), tokens, config.hidden_size))
+        kept = ArraySpec((len(key.layers), tokens, config.hidden_size), split=2)
         return {
             f"{SITE}/key": kept,
             f"{SITE}/value": kept,

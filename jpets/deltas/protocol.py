@@ -25,6 +25,7 @@ from jpets.config import OUTSIDE_SITES, BackboneConfig
 from jpets.deltas.class_key import ClassKey as ClassKey
 from jpets.deltas.merge import Params
 from jpets.deltas.operators import Operators
+from jpets.deltas.parts import BY_INPUTS, Size
 from jpets.deltas.recipe import INIT_SCALE, Course
 from jpets.deltas.view import ClassView
 from jpets.errors import InvalidInput, InvalidTask
@@ -43,11 +44,17 @@ SUM_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """One bank array without its slot axis. Integer arrays are indices padded with ``fill``; bits are ``uint8``."""
+    """One bank array without its slot axis. Integer arrays are indices padded with ``fill``; bits are ``uint8``.
+
+    ``split`` is the axis that several devices share as they share the site (``jpets.deltas.parts``); each has the whole
+    of other arrays. ``planes``: the last axis holds bit planes, in which columns are not in their order.
+    """
 
     shape: tuple[int, ...]
     dtype: Literal["param", "uint8", "uint16", "int32", "float32"] = "param"
     fill: int = 0
+    split: int | None = None
+    planes: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -75,11 +82,12 @@ class TensorSpec:
 
 
 class Place(NamedTuple):
-    """A linear site inside a program, and the size of its outputs."""
+    """A linear site inside a program: its size, and that of the device's own part of it."""
 
     layer: int
     site: str
-    outputs: int
+    whole: Size
+    own: Size
 
 
 class Work(NamedTuple):
@@ -271,6 +279,11 @@ class Method:
         Raises ``NotImplementedError`` for methods that do not change the weights.
         """
         raise NotImplementedError(f"{self.name} cannot be merged into dense weights")
+
+
+def plane_spec(site: str, shape: tuple[int, int, int], fill: int = 0) -> ArraySpec:
+    """Bit planes of a site's weights: layers, inputs, outputs / 8."""
+    return ArraySpec(shape, "uint8", fill, split=1 if site in BY_INPUTS else 2, planes=True)
 
 
 def layer_bytes(specs: Mapping[str, ArraySpec]) -> int:

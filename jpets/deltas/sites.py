@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from jpets.config import BackboneConfig
 from jpets.deltas.operators import REFERENCES, Operators
+from jpets.deltas.parts import Size, own_part, summed
 from jpets.deltas.protocol import ClassKey, Method, Place
 from jpets.deltas.view import ClassView, SlotView, TokenView
 from pallas_kernels.numerics import dot, take_rows, take_slots
@@ -103,19 +104,23 @@ class Sites:
     def linear(
         self, layer: int, sites: Sequence[str], x: Float[Array, "t i"], w: Float[Array, "i o"]
     ) -> tuple[Float[Array, "t p"], ...]:
-        """Steps 1 to 4 for sites that share one product: weight, sums, bias, scale. f32, one array a site."""
+        """Steps 1 to 4 for sites that share one product: weight, sums, bias, scale. f32, one array a site.
+
+        The sites have equal sizes. ``w`` is smaller than they are where it is a device's part; ``x`` then is one too
+        if it has fewer rows, and the parts of the sums are added up before the bias.
+        """
+        places = [Place(layer, s, Size(*self.config.dims(s)), Size(len(w), w.shape[1] // len(sites))) for s in sites]
         if len(sites) == 1:
             for bound in self.classes:
                 if bound.acts_on(layer, f"into_{sites[0]}"):
-                    x = bound.method.inputs(bound, Place(layer, sites[0], w.shape[1]), x)
+                    x = bound.method.inputs(bound, places[0], x)
         x = x.astype(w.dtype)
         needed = not all(any(b.replaces and b.acts_on(layer, site) for b in self.classes) for site in sites)
         y = dot(x, w) if needed else jnp.zeros((x.shape[0], w.shape[1]), jnp.float32)
         outputs = []
         column = 0
-        for site in sites:
-            place = Place(layer, site, self.config.dims(site)[1])
-            columns = slice(column, column := column + place.outputs)
+        for place in places:
+            columns = slice(column, column := column + place.own.outputs)
             outputs.append(self._at_site(place, x, y[:, columns], w[:, columns]))
         return tuple(outputs)
 
@@ -129,27 +134,29 @@ class Sites:
             y = bound.method.weight(bound, place, x, y, w) if product is None else bound.tokens.replace(y, product)
         for bound, addition in zip(acting, additions, strict=True):
             y = bound.method.total(bound, place, x, y) if addition is None else bound.tokens.add(y, addition)
-        y = y + self.bias(place.layer, place.site, y.shape[0])
+        if place.own.inputs < place.whole.inputs:
+            y = summed(y)
+        y = y + self.bias(place.layer, place.site, *y.shape)
         for bound in acting:
             y = bound.method.scale(bound, place, y)
         return y
 
-    def bias(self, layer: int, site: str, tokens: int) -> Float[Array, "#t o"]:
-        """Step 3: a site's bias, for each token its task's own, f32."""
+    def bias(self, layer: int, site: str, tokens: int, outputs: int) -> Float[Array, "#t o"]:
+        """Step 3: the bias of a site, or of the device's ``outputs`` of it, for each token its task's own, f32."""
         part = self.layout[layer, site]
         if self.row_bias is None:
-            return self.base_bias[part].astype(jnp.float32)[None]
-        own = self.row_bias[:, part].astype(jnp.float32)  # [N, o]
+            return own_part(self.base_bias[part], outputs).astype(jnp.float32)[None]
+        each = own_part(self.row_bias[:, part], outputs).astype(jnp.float32)  # [N, o]
         if self.row_of_token is not None:
-            return take_rows(own, self.row_of_token)
+            return take_rows(each, self.row_of_token)
         length = tokens // self.rows
-        return jnp.broadcast_to(own[:, None], (self.rows, length, own.shape[1])).reshape(tokens, -1)
+        return jnp.broadcast_to(each[:, None], (self.rows, length, outputs)).reshape(tokens, -1)
 
     def pooler(self, x: Float[Array, "n d"], w: Float[Array, "d d"]) -> Float[Array, "n d"]:
         """The pooler's product and bias, on rows; weight deltas of this site are folded into the task's head."""
         part = self.layout[0, "pooler"]
-        own = self.base_bias[None, part] if self.row_bias is None else self.row_bias[:, part]
-        return dot(x, w) + own.astype(jnp.float32)
+        bias = self.base_bias[None, part] if self.row_bias is None else self.row_bias[:, part]
+        return dot(x, w) + bias.astype(jnp.float32)
 
     def norm(self, layer: int, site: str, x: Float[Array, "t d"], scale: Float[Array, " d"]) -> Float[Array, "t d"]:
         """Layer norm in f32 with the task's own bias."""
@@ -157,7 +164,7 @@ class Sites:
         centred = x - mean
         variance = (centred * centred).mean(-1, keepdims=True)
         unit = centred * jax.lax.rsqrt(variance + self.config.norm_eps)
-        return unit * scale.astype(jnp.float32) + self.bias(layer, site, x.shape[0])
+        return unit * scale.astype(jnp.float32) + self.bias(layer, site, *x.shape)
 
     def close(
         self, layer: int, site: str, y: Float[Array, "t d"], residual: Float[Array, "t d"], scale: Float[Array, " d"]

@@ -45,8 +45,9 @@ class Layer(nnx.Module):
     def __call__(self, index: int, x: Float[Array, "t d"], batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
         parts = sites.linear(index, ("query", "key", "value"), x, self.qkv[...])
         q, k, v = (part.astype(self.qkv.dtype) for part in parts)
+        heads = sites.config.heads * q.shape[1] // sites.config.hidden_size  # of several devices, each has its own
         prefixes, candidate = sites.context(index), sites.operators["packed_attention"]
-        context = packed_attention(q, k, v, batch.groups, batch.cells, sites.config.heads, prefixes, candidate)
+        context = packed_attention(q, k, v, batch.groups, batch.cells, heads, prefixes, candidate)
         (y,) = sites.linear(index, ("attn_out",), context, self.attn_out[...])
         x = sites.close(index, "attn_out", y, x, self.attn_norm[...])
         (h,) = sites.linear(index, ("ffn_in",), x, self.ffn_in[...])

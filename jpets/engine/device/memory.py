@@ -71,7 +71,7 @@ def slot_bytes(key: ClassKey, config: BackboneConfig, dtype: str, mesh: MeshSlic
     """Bytes of one slot of a class on each device of ``mesh`` (one by default)."""
     specs = class_method(key.method).bank_arrays(key, config).values()
     own = mesh or first_device()
-    parts = ((spec, own.bank(spec.shape).shard_shape((1, *spec.shape))) for spec in specs)
+    parts = ((spec, own.bank(spec.shape, spec.split).shard_shape((1, *spec.shape))) for spec in specs)
     return sum(math.prod(part) * storage_dtype(spec, dtype).itemsize for spec, part in parts)
 
 

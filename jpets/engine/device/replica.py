@@ -56,7 +56,7 @@ class Replica:
         self._base_bias = family.network.base_bias(dict(params))
         with jax.default_device(mesh.devices[0]):  # nothing passes through another device
             cast = family.network.cast(dict(params), family.dtype)
-            self.params = jax.device_put(cast, mesh.params(cast, family.network.split_axes))
+            self.params = self.place(cast)
             self._state = self._blank_state()
             self.banks = {key: self._make_bank(key, count) for key, count in family.slots}
         self.generations: Sequence[Generation] = (Generation(self.classes, ()),)
@@ -78,6 +78,13 @@ class Replica:
     @property
     def classes(self) -> frozenset[ClassKey]:
         return frozenset(key for key, _ in self.family.slots)
+
+    def place(self, params: Params) -> Params:
+        """Cast parameters, or some of them, on this replica's devices."""
+        network = self.family.network
+        arranged = network.arranged(params, len(self.mesh.devices))
+        placed: Params = jax.device_put(arranged, self.mesh.params(arranged, network.split_axes))
+        return placed
 
     def _make_bank(self, key: ClassKey, slots: int) -> Bank:
         return Bank(key, slots, self.family.config, self.family.dtype, self._base_bias, self.mesh.bank)

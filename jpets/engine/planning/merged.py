@@ -141,8 +141,7 @@ class MergedCopies:
         with _host_memory():
             merged = family.network.merged(resident.whole(), self._host, family.dtype)
             host = jax.tree.map(np.asarray, merged)
-        placed = self._replica.mesh.params(host, family.network.split_axes)
-        return {**self._replica.params, **jax.block_until_ready(jax.device_put(host, placed))}
+        return {**self._replica.params, **jax.block_until_ready(self._replica.place(host))}
 
     def _next(self) -> Resident | None:
         """The hottest task without a copy, if a copy is worth making and worth the place of another one."""

@@ -47,8 +47,14 @@ class Network(abc.ABC):
     @property
     def split_axes(self) -> Mapping[str, Sequence[str | None]]:
         """Logical axes of the parameters that several devices may share (``MeshSlice``), by the last part of their
-        names; each device has all other parameters whole."""
+        names; each device has all other parameters whole. Each device then calls ``run`` with its parts (``arranged``)
+        and adds up what ``jpets.deltas.parts`` says. Without any, devices share banks alone, as XLA sees fit."""
         return {}
+
+    def arranged(self, params: Params, devices: int) -> Params:
+        """``cast``'s result, or some of it, with numbers in such an order that an even split gives each of so many
+        devices what belongs together."""
+        return params
 
     @abc.abstractmethod
     def cast(self, params: Params, dtype: DType) -> Params:

@@ -101,7 +101,8 @@ def abstract_arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tupl
     def bank(of: ClassKey, slots: int) -> dict[str, jax.ShapeDtypeStruct]:
         specs = class_method(of.method).bank_arrays(of, config)
         return {
-            n: shape((slots, *s.shape), storage_dtype(s, family.dtype), mesh.bank(s.shape)) for n, s in specs.items()
+            n: shape((slots, *s.shape), storage_dtype(s, family.dtype), mesh.bank(s.shape, s.split))
+            for n, s in specs.items()
         }
 
     params = network.abstract_params(family.dtype)
@@ -176,9 +177,9 @@ def trace_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None
     ) -> tuple[State, Outputs]:
         return network.run(key.bucket, key.variant, family.execution, params, banks, state, *batch.unpacked(buffers))
 
-    return jax.jit(run, out_shardings=mesh.everywhere, donate_argnums=STATE).trace(
-        *abstract_arguments(family, key, mesh)
-    )
+    arguments = abstract_arguments(family, key, mesh)
+    function = mesh.on_each(run, arguments) if network.split_axes else run
+    return jax.jit(function, out_shardings=mesh.everywhere, donate_argnums=STATE).trace(*arguments)
 
 
 def compile_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None) -> Program:

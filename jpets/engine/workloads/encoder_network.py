@@ -16,6 +16,8 @@ from jpets.config import BackboneConfig, DType
 from jpets.deltas import METHODS, class_method, merge_deltas
 from jpets.deltas.bank import lower_task
 from jpets.deltas.fold import fold_pooler
+from jpets.deltas.merge import FUSED
+from jpets.deltas.parts import by_device
 from jpets.deltas.protocol import Contribution
 from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import ClassView
@@ -64,6 +66,14 @@ class EncoderNetwork(Network):
 
     def cast(self, params: Params, dtype: DType) -> Params:
         return cast_params(params, dtype)
+
+    def arranged(self, params: Params, devices: int) -> Params:
+        if devices == 1:
+            return params
+        layers = {
+            at: {**own, "qkv": by_device(own["qkv"], len(FUSED), devices)} for at, own in params["layers"].items()
+        }
+        return {**params, "layers": layers}
 
     def abstract_params(self, dtype: DType) -> Params:
         cast = functools.partial(cast_params, dtype=dtype)

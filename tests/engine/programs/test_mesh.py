@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from benches.engine.collectives import collectives
 from jax.sharding import NamedSharding, PartitionSpec
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, embedding_of, logits_of, method_tasks, shallow
 
@@ -47,6 +48,13 @@ def test_answers_are_those_of_one_device(pair: Engine, engine: Engine) -> None:
     queries = [Query(task, f"{TEXT} {number}" * (1 + number % 3)) for task in tasks for number in range(3)]
     for ours, theirs in zip(pair.infer(queries), engine.infer(queries), strict=True):
         np.testing.assert_allclose(numbers(ours), numbers(theirs), atol=1e-4)
+
+
+def test_two_sums_a_layer_and_nothing_else(pair: Engine) -> None:
+    assert len(pair.replica.programs) > 1
+    for program in pair.replica.programs:
+        found = collectives(program.compiled.as_text() or "")
+        assert found == {"all-reduce": 2 * pair.replica.family.config.layers}, program.label
 
 
 def test_heads_and_columns_are_split(pair: Engine) -> None:
