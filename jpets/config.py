@@ -225,6 +225,13 @@ class EngineSettings:
     )
     """What computes each operator: ``auto`` for the candidates that are found fastest when an engine first starts on a
     GPU, within a minute; or one name, wherever an operator has a candidate of that name and it takes the operands."""
+    move_mb_per_second: float = field(
+        default=300.0,
+        metadata=about("deltas (10^6 bytes a second) that move to balance devices, 0 for any number", ge=0),
+    )
+    """Most bytes (10^6 a second, all devices together) of deltas that move between devices so that these have equal
+    work: a round of balancing may move those of its interval. For the default, a link of 25 GB/s needs 1.2 % of the
+    time, as much as multi-GPU PetS spent in its largest round (section 3.4.1: 120 ms of 10 s). 0 sets no limit."""
     response_cache_mb: int = field(
         default=0, metadata=about("host memory (MiB) for answers to texts that come again, 0 keeps none", ge=0)
     )

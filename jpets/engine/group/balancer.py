@@ -14,7 +14,8 @@ from jpets.engine.engine import Engine
 from jpets.engine.group.homes import Homes
 from jpets.engine.group.mover import Mover
 from jpets.scheduling.balancing.rebalance import rebalance, work
-from jpets.scheduling.balancing.rounds import AdaptiveInterval, Window
+from jpets.scheduling.balancing.room import Room
+from jpets.scheduling.balancing.rounds import AdaptiveInterval, Allowance, Window
 from jpets.scheduling.queue import Floats
 from jpets.types import TaskName
 
@@ -30,14 +31,20 @@ PER_COPY = 0.25
 
 class Balancer:
     """One thread that watches queues and calls, and tells ``mover`` every ``interval`` to make the moves of
-    ``rebalance``.
+    ``rebalance``, for which devices have room and the round has bytes. Other moves wait for a later round.
 
     Without an interval it only tidies up after moves that are made by hand.
     """
 
     def __init__(
-        self, members: Sequence[Engine], homes: Homes, mover: Mover, interval: AdaptiveInterval | None
+        self,
+        members: Sequence[Engine],
+        homes: Homes,
+        mover: Mover,
+        interval: AdaptiveInterval | None,
+        rate: float = 0.0,
     ) -> None:
+        """``rate``: bytes that moves may take for each second; 0 for any number."""
         self._members = members
         self._homes = homes
         self._mover = mover
@@ -48,6 +55,7 @@ class Balancer:
         """Balance of the devices' loads at the last round: the least over the most; 1 if chance explains the
         difference."""
         self.rounds = 0
+        self._allowance = Allowance(rate or math.inf, (interval or AdaptiveInterval()).most)
         self._window = Window[TaskName](len(members))
         self._waited: Floats = np.zeros(len(members))
         self._looks = 0
@@ -98,7 +106,10 @@ class Balancer:
         calls = {name: called[name] for name in homes}
         placement = [[name for name, own in homes.items() if device in own] for device in range(len(self._members))]
         weights = {name: weight for name in calls if (weight := self._weight(name, homes[name])) is not None}
-        decision = rebalance(placement, calls, weights, self._window.queue_lengths(), self._window.seconds)
+        self._allowance.grow(seconds)
+        room = self._room(homes)
+        decision = rebalance(placement, calls, weights, self._window.queue_lengths(), self._window.seconds, room)
+        self._allowance.spend(decision.balanced.moved)
         self.phi = decision.phi
         self.rounds += 1
         for move in decision.balanced.moves:
@@ -108,6 +119,16 @@ class Balancer:
         self._withdraw(work(calls, weights))
         if self._rule is not None:
             self.interval = self._rule.following(self.interval, self.phi)
+
+    def _room(self, homes: Mapping[TaskName, Sequence[int]]) -> Room[TaskName]:
+        """Slots that are free or can become so, and bytes. A task that is not on its device takes neither: its new home
+        loads it when a query comes."""
+        takes = {
+            name: self._members[devices[0]].slots_of(name.id, tenant=name.tenant) for name, devices in homes.items()
+        }
+        sizes = {name: float(sum(slots.values())) for name, slots in takes.items()}
+        places = [member.tasks.slots.room() for member in self._members]
+        return Room(sizes, budget=self._allowance.left, takes=takes, places=places)
 
     def _weight(self, name: TaskName, devices: Sequence[int]) -> float | None:
         tenant, id = name

@@ -41,7 +41,8 @@ STARTS = 4
 
 class EngineGroup(Serves):
     """``devices`` is at least one; several in place of one compute each batch together (tensor parallelism) and count
-    as one here. ``host_memory_gb`` and ``response_cache_mb`` are shared by all; other limits hold for each device.
+    as one here. ``host_memory_gb``, ``response_cache_mb`` and ``move_mb_per_second`` are shared by all; other limits
+    hold for each device.
 
     ``interval``: seconds between balancing moves; None: tasks move only when ``mover`` is told.
 
@@ -76,7 +77,7 @@ class EngineGroup(Serves):
         self._readers = Readers()
         self.homes = Homes(len(slices))
         self.mover = Mover(self._members, self.homes, self._readers, self._changes)
-        self.balancer = Balancer(self._members, self.homes, self.mover, interval)
+        self.balancer = Balancer(self._members, self.homes, self.mover, interval, own.move_mb_per_second * 1e6)
 
     @property
     def ready(self) -> bool:

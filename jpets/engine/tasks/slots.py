@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.tasks.entries import Entry, Resident
-from jpets.engine.tasks.slot_pool import SlotPools
+from jpets.engine.tasks.slot_pool import SlotPool, SlotPools
 from jpets.errors import InvalidInput, OutOfSpace
 from jpets.types import DEFAULT_TENANT
 
@@ -107,6 +107,12 @@ class Slots:
         with self.lock:
             return {key: (pool.total - len(pool.free), pool.total) for key, pool in self.pools.items()}
 
+    def room(self) -> dict[ClassKey, int]:
+        """How many tasks of each class could come now: as there are free slots, and slots of tasks without queries that
+        may leave for any other tenant's."""
+        with self.lock:
+            return {key: len(pool.free) + self._yielding(pool) for key, pool in self.pools.items()}
+
     def settle(self, entry: Entry, resident: Resident) -> None:
         """The lock is held. The task is on the device from now on, in reserved slots."""
         entry.resident, resident.loading = resident, entry.loading
@@ -185,6 +191,14 @@ class Slots:
         """The task that leaves a full class for one of ``tenant``."""
         idle = (resident for _, resident in self.pools[key].idle)
         return next((resident for resident in idle if self._may_leave(resident, tenant, counts)), None)
+
+    def _yielding(self, pool: SlotPool) -> int:
+        """How many of its tasks could leave now."""
+        if not self._reserved:
+            return len(pool.idle)
+        idle = Counter(resident.tenant for _, resident in pool.idle)
+        spare = {tenant: max(0, self._counts[tenant] - self._reserved.get(tenant, 0)) for tenant in idle}
+        return sum(min(count, spare[tenant]) for tenant, count in idle.items())
 
     def _may_leave(self, resident: Resident, tenant: str, counts: Counter[str]) -> bool:
         return resident.tenant == tenant or counts[resident.tenant] > self._reserved.get(resident.tenant, 0)

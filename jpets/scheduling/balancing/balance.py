@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from jpets.scheduling.balancing.room import Room, RoomLeft
 from jpets.scheduling.queue import Bools, Floats
 
 T = TypeVar("T", bound=Hashable)
@@ -50,25 +51,6 @@ class Balanced(Generic[T]):
     def gap(self) -> float:
         """Most loaded device minus least loaded one, in calls."""
         return gap(self.loads)
-
-
-@dataclasses.dataclass(frozen=True)
-class Room(Generic[T]):
-    """What moves may take: ``sizes`` of the tasks, ``free`` room of each device, ``budget`` for all moves together.
-
-    All in one unit: bytes, or slots where every size is 1 (that of a task without an entry). None is no limit.
-    """
-
-    sizes: Mapping[T, float] = dataclasses.field(default_factory=dict)
-    free: Sequence[float] | None = None
-    budget: float = math.inf
-
-    def __post_init__(self) -> None:
-        if any(size < 0 for size in self.sizes.values()) or self.budget < 0:
-            raise ValueError("sizes and the budget of moves must not be negative")
-
-    def size(self, task: T) -> float:
-        return self.sizes.get(task, 1.0)
 
 
 def gap(loads: Sequence[float] | Floats) -> float:
@@ -149,8 +131,7 @@ def improved(
     """
     _check(placement, calls)
     room = Room() if room is None else room
-    if room.free is not None and len(room.free) != len(placement):
-        raise ValueError(f"expected free room for each of {len(placement)} devices, got {len(room.free)}")
+    room.check(len(placement))
     fixed = _standing(placement, standing)
     own = _State(placement, calls, room, fixed)
     own.descend(copies, slack)
@@ -175,9 +156,7 @@ class _State(Generic[T]):
         for device, held in enumerate(placement):
             self.holds[device, [self.number[task] for task in held if task in self.number]] = True
         self.calls = np.array([float(calls[task]) for task in self.tasks])
-        self.sizes = np.array([room.size(task) for task in self.tasks], float)
-        self.free = np.full(len(placement), np.inf) if room.free is None else np.array(room.free, float)
-        self.left = room.budget
+        self.room = RoomLeft(room, len(placement), self.tasks)
         self.standing = standing
         self.moves: list[Move[T]] = []
         self.least = EPSILON * float(self.calls.sum() + standing.sum())
@@ -209,18 +188,15 @@ class _State(Generic[T]):
     def _make(self, move: Move[T]) -> None:
         task = self.number[move.task]
         self.holds[move.target, task] = True
-        self.free[move.target] -= self.sizes[task]
+        self.room.take(task, move.target)
         if not move.copy:
             self.holds[move.source, task] = False
-            self.free[move.source] += self.sizes[task]
-        self.left -= float(self.sizes[task])
         self.moves.append(move)
         self._update()
 
     def _fits(self, tasks: int | np.ndarray) -> Bools:
         """Whether each device [devices, ...] has room for a task that it does not hold."""
-        room = self.sizes[tasks] <= np.minimum(self.left, self.free)[(...,) + (None,) * np.ndim(tasks)]
-        return room & ~self.holds[:, tasks]
+        return self.room.fits(tasks) & ~self.holds[:, tasks]
 
     def _best_move(self) -> list[tuple[Floats, Move[T]]]:
         """The best load vector that a move from the most loaded device leads to, and that move. Where no move from
@@ -275,7 +251,7 @@ class _State(Generic[T]):
             [*idle, *(self.tasks[task] for task in np.flatnonzero(holds))]
             for idle, holds in zip(self.idle, self.holds, strict=True)
         ]
-        moved = math.fsum(self.sizes[self.number[move.task]] for move in self.moves)
+        moved = math.fsum(self.room.sizes[self.number[move.task]] for move in self.moves)
         return Balanced(tuple(self.moves), _frozen(held), self.loads, moved)
 
 

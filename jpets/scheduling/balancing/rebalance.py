@@ -8,7 +8,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from jpets.scheduling.balancing.balance import Balanced, Placement, Room, balance, device_loads, gap, improved
+from jpets.scheduling.balancing.balance import Balanced, Placement, balance, device_loads, gap, improved
+from jpets.scheduling.balancing.room import Room
 from jpets.scheduling.queue import Floats
 
 T = TypeVar("T", bound=Hashable)

@@ -44,6 +44,26 @@ class AdaptiveInterval:
         return min(interval + self.step, self.most)
 
 
+class Allowance:
+    """The bytes that rounds may move: ``rate`` for each second since the last one, and what earlier rounds left of
+    theirs, up to those of ``most`` seconds. So a round takes as small a part of its interval as the link needs for it,
+    whatever the interval, and a task larger than one round's bytes moves after several.
+    """
+
+    def __init__(self, rate: float, most: float) -> None:
+        if not rate > 0 or not most > 0:
+            raise ValueError(f"expected a rate and a time above 0, got {rate} bytes a second and {most} s")
+        self.rate = rate
+        self.most = most
+        self.left = 0.0
+
+    def grow(self, seconds: float) -> None:
+        self.left = min(self.left + self.rate * seconds, self.rate * self.most)
+
+    def spend(self, moved: float) -> None:
+        self.left -= moved
+
+
 class Window(Generic[T]):
     """What happened on each device of late: calls of its tasks, and how many queries waited.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jpets.scheduling.balancing.balance import Balanced
-from jpets.scheduling.balancing.rounds import Window
+from jpets.scheduling.balancing.rounds import Allowance, Window
 from jpets.scheduling.queue import Floats, Ints
 from jpets.scheduling.simulate.cluster import Cluster
 from jpets.scheduling.simulate.systems import Placement, System
@@ -178,10 +178,14 @@ class _Run:
         assert system.balancer is not None
         cluster, rounds = self.cluster, list[Round]()
         interval = now = system.interval.start
+        last, allowance = 0.0, Allowance(system.rate, system.interval.most)
         while now < self.traffic.arrived[-1]:
             self.until(now)
             self.look(now)
-            phi, found = system.balancer(cluster, self.placement, self.window)
+            allowance.grow(now - last)
+            last = now
+            phi, found = system.balancer(cluster, self.placement, self.window, allowance.left)
+            allowance.spend(found.moved if found.moves else 0.0)
             self.window.reset(system.keep(interval))
             seconds = 0.0
             if found.moves:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -15,13 +16,13 @@ from jpets.scheduling.balancing.balance import (
     EPSILON,
     Balanced,
     Move,
-    Room,
     balance,
     gap,
     greedy,
     improved,
 )
-from jpets.scheduling.balancing.rounds import AdaptiveInterval, Window
+from jpets.scheduling.balancing.room import Room
+from jpets.scheduling.balancing.rounds import AdaptiveInterval, Allowance, Window
 
 Placement = list[list[int]]
 
@@ -138,6 +139,42 @@ def test_memory_and_budget_hold_at_every_move(case: tuple[Placement, dict[int, i
         taken = [sum(sizes[task] for task in held) for held in each]
         assert all(used <= own for used, own in zip(taken, room, strict=True))
     assert found.moved == sum(sizes[move.task] for move in found.moves) <= budget
+
+
+@given(replicated(), st.data())
+def test_places_hold_though_old_ones_serve_until_all_moves_are_over(
+    case: tuple[Placement, dict[int, int]], data: st.DataObject
+) -> None:
+    placement, calls = case
+    takes = {task: data.draw(st.sets(st.sampled_from("abc"), max_size=2)) for task in calls}
+    kinds = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2))
+    places = [data.draw(kinds) for _ in placement]
+    sizes = {task: 2 * len(own) for task, own in takes.items()}
+    budget = data.draw(st.integers(0, 12))
+    found = improved(placement, calls, Room(sizes, None, budget, takes, places))
+    check(placement, calls, found)
+    came = [Counter[str]() for _ in placement]
+    for move in found.moves:
+        came[move.target].update(takes[move.task])
+    for each, own in zip(came, places, strict=True):
+        assert all(count <= own.get(kind, 0) for kind, count in each.items())
+    assert found.moved <= budget and found.gap <= gap(loads_of(placement, calls)) + 1e-6
+
+
+def test_what_a_round_has_no_bytes_for_waits_for_the_next() -> None:
+    placement, calls = numbered([[4, 4, 4, 4], []])
+    allowance, rounds = Allowance(rate=5.0, most=4.0), list[int]()
+    for _ in range(3):
+        allowance.grow(1.0)
+        found = improved(placement, calls, Room(dict.fromkeys(calls, 8.0), budget=allowance.left))
+        allowance.spend(found.moved)
+        placement = [list(held) for held in found.placement]
+        rounds.append(len(found.moves))
+    assert rounds == [0, 1, 0] and allowance.left == 7.0
+    allowance.grow(100.0)
+    assert allowance.left == 20.0
+    with pytest.raises(ValueError, match="above 0"):
+        Allowance(rate=0.0, most=1.0)
 
 
 def one_move_away(placement: Sequence[Sequence[int]], calls: Mapping[int, float]) -> list[list[float]]:
@@ -259,6 +296,8 @@ def test_what_cannot_be_balanced_is_refused() -> None:
         greedy([[1], []], {1: 1, 2: 3})
     with pytest.raises(ValueError, match="free room for each of 2 devices, got 1"):
         improved([[1], []], {1: 1}, Room(free=[1]))
+    with pytest.raises(ValueError, match="free room for each of 2 devices, got 3"):
+        improved([[1], []], {1: 1}, Room(places=[{}, {}, {}]))
     with pytest.raises(ValueError, match="standing load of at least 0 for each of 2 devices"):
         improved([[1], []], {1: 1}, standing=[1.0])
     with pytest.raises(ValueError, match="must not be negative"):
