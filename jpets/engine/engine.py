@@ -182,10 +182,12 @@ class Engine(Serves):
         return self._planner.query_weight(resident.slots) if resident is not None else None
 
     def slots_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Mapping[ClassKey, int]:
-        """The classes in which a task has a slot, with the bytes of each; none if it is not on the device."""
+        """The classes in which a task has a slot, with the bytes that are on the device; 0 while it is not there."""
         entry = self.tasks.entry(tenant, id)
         resident = entry.resident if entry is not None else None
-        return {key: self.replica.slot_bytes(key) for key in resident.slots} if resident is not None else {}
+        if resident is not None:
+            return {key: self.replica.slot_bytes(key) for key in resident.slots}
+        return dict.fromkeys(entry.keys or (), 0) if entry is not None else {}
 
     @property
     def busy(self) -> bool:

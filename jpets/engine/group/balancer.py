@@ -55,7 +55,8 @@ class Balancer:
         """Balance of the devices' loads at the last round: the least over the most; 1 if chance explains the
         difference."""
         self.rounds = 0
-        self._allowance = Allowance(rate or math.inf, (interval or AdaptiveInterval()).most)
+        self.allowance = Allowance(rate or math.inf, (interval or AdaptiveInterval()).most)
+        """Bytes that the next round may move."""
         self._window = Window[TaskName](len(members))
         self._waited: Floats = np.zeros(len(members))
         self._looks = 0
@@ -106,10 +107,10 @@ class Balancer:
         calls = {name: called[name] for name in homes}
         placement = [[name for name, own in homes.items() if device in own] for device in range(len(self._members))]
         weights = {name: weight for name in calls if (weight := self._weight(name, homes[name])) is not None}
-        self._allowance.grow(seconds)
+        self.allowance.grow(seconds)
         room = self._room(homes)
         decision = rebalance(placement, calls, weights, self._window.queue_lengths(), self._window.seconds, room)
-        self._allowance.spend(decision.balanced.moved)
+        self.allowance.spend(decision.balanced.moved)
         self.phi = decision.phi
         self.rounds += 1
         for move in decision.balanced.moves:
@@ -121,14 +122,14 @@ class Balancer:
             self.interval = self._rule.following(self.interval, self.phi)
 
     def _room(self, homes: Mapping[TaskName, Sequence[int]]) -> Room[TaskName]:
-        """Slots that are free or can become so, and bytes. A task that is not on its device takes neither: its new home
-        loads it when a query comes."""
+        """Slots that are free or can become so, and bytes. A task that is not on its device takes no bytes: its new
+        home loads it when a query comes."""
         takes = {
             name: self._members[devices[0]].slots_of(name.id, tenant=name.tenant) for name, devices in homes.items()
         }
         sizes = {name: float(sum(slots.values())) for name, slots in takes.items()}
         places = [member.tasks.slots.room() for member in self._members]
-        return Room(sizes, budget=self._allowance.left, takes=takes, places=places)
+        return Room(sizes, budget=self.allowance.left, takes=takes, places=places)
 
     def _weight(self, name: TaskName, devices: Sequence[int]) -> float | None:
         tenant, id = name
