@@ -151,6 +151,20 @@ def operators(found: Sequence[Document]) -> str:
     return markdown_table(["tasks x tokens", "in the classes' order, queries/s", "scheduled, queries/s", "ratio"], rows)
 
 
+def programs(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        for name, own in each.systems.items():
+            group, bucket, variant = name.split()
+            calls = ", ".join(f"{count} {call.strip('_')}" for call, count in own["custom_calls"].items())
+            counts = (own[key] for key in ("loops", "scatters", "shared_scatters", "arguments"))
+            largest = f"{own['largest_bytes'] / 2**20:.0f}"
+            rows.append([each.settings["candidates"], group, bucket, variant, calls, *map(str, counts), largest])
+    head = ["operators", "methods", "bucket", "classes", "custom calls"]
+    more = ["loops", "scatters", "of these shared", "arguments", "largest temporary, MiB"]
+    return markdown_table([*head, *more], rows, left=len(head))
+
+
 def layerwise(found: Sequence[Document]) -> str:
     rows = [
         [

@@ -23,6 +23,7 @@ OF_REPORTS: Mapping[str, Tables] = {
     "capacity": engine_tables.capacity,
     "memory": engine_tables.memory,
     "operators": engine_tables.operators,
+    "programs": engine_tables.programs,
     "layerwise": engine_tables.layerwise,
     "paging": engine_tables.paging,
     "prediction": engine_tables.prediction,

@@ -182,7 +182,8 @@ def programs(
                 broken.append(f"{group} {name}")
     settings = {"platform": platform, "backbone": backbone, "methods": methods, "buckets": buckets, "slots": slots}
     settings |= {
-        "layers": config.layers,
+        "layers": layers,
+        "candidates": candidates,
         "streams": streams,
         "dtype": dtype,
         "devices": devices,
