@@ -47,9 +47,9 @@ class Shift(protocol.Method):
         width = sum(config.dims(site)[1] for site, _ in key.sites)
         return Work(tokens * width, (tasks * protocol.PARAM_BYTES + tokens * 2 * protocol.SUM_BYTES) * width)
 
-    def total(self, bound: Any, place: protocol.Place, x: jax.Array, y: jax.Array) -> jax.Array:
+    def addition(self, bound: Any, place: protocol.Place, x: jax.Array) -> jax.Array:
         bank, at = bound.bank[f"{place.site}/shift"], bound.key.layers.index(place.layer)
-        return bound.view.add(y, take_slots(bank, bound.view.slots, at)[:, None])
+        return take_slots(bank, bound.view.slots, at)[:, None]
 
     def merge(self, delta: Delta, config: BackboneConfig, params: dict[str, Any]) -> dict[str, Any]:
         bias, layout = params["bias"], config.bias_layout()
