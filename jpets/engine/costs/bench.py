@@ -39,9 +39,11 @@ OfTasks = tuple[int, int, int]
 """Tasks, rows of each, and their length."""
 HEAVY_CASES: Mapping[int, tuple[OfTasks, ...]] = {
     32: ((1, 1, 16), (1, 1, 32), (1, 4, 32), (4, 1, 16), (8, 1, 16), (4, 2, 32), (8, 1, 32)),
+    64: ((1, 1, 32), (1, 4, 32), (4, 1, 16), (4, 2, 32)),
     128: ((1, 4, 32), (1, 8, 32), (2, 1, 32), (2, 4, 32)),
 }
-"""The least and the most of ``HEAVY_RUNS``, by tokens of a step: the lengths between follow from both."""
+"""By tokens of a step. They are compared with the last one's rows without their deltas: a batch that is fuller takes
+longer in the same program."""
 HEAVY_TOKENS = 256
 SPREAD = 0.02
 """Standard deviation of random parameters, as BERT's."""
@@ -49,7 +51,7 @@ SPREAD = 0.02
 
 @dataclasses.dataclass
 class Case:
-    """A batch to time: these rows of tasks of class ``of``, or a full bucket of bare ones."""
+    """A batch to time: these rows of tasks of class ``of``, or of none; bare ones that fill the bucket if not given."""
 
     program: ProgramKey
     of: ClassKey | None = None
@@ -112,15 +114,21 @@ class Bench:
         """The time that rows add to the program that runs without any of them; one program runs any number of rows."""
         bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
         variants = {run: make_variant(needs, run) for run in HEAVY_CASES}
+        idle = {run: cases[-1] for run, cases in HEAVY_CASES.items()}
         timed = [
-            (bucket.run(run), shape, self._case(bucket, variant, key, shape), self._case(bucket, variant))
+            (
+                bucket.run(run),
+                shape,
+                self._case(bucket, variant, key, shape),
+                self._case(bucket, variant, None, idle[run]),
+            )
             for run, variant in variants.items()
             for shape in HEAVY_CASES[run]
             if bucket.holds(np.full(shape[0] * shape[1], shape[2]))
         ]
 
         def found() -> Steps:
-            added = self._class_scale(key) * np.array([_added(own, idle) for *_, own, idle in timed])
+            added = self._class_scale(key) * np.array([_added(own, bare) for *_, own, bare in timed])
             # The differences are as small as the noise. What is certain: a part for each task, one for each step over
             # its weights, and one for the tokens that the steps cover.
             steps = [tasks * -(-n * length // size) for size, (tasks, n, length), *_ in timed]
@@ -196,14 +204,11 @@ class Bench:
 
     def _rows(self, case: Case) -> list[Row]:
         network = self.family.network
-        if case.of is None:
-            return full_rows(case.program.bucket, network)
         tasks, rows, length = case.rows
-        key = self._short[case.of]
-        return [
-            Row(network.sample(self._rng, length), {key: 1 + number // rows}, 0, length)
-            for number in range(tasks * rows)
-        ]
+        if not tasks:
+            return full_rows(case.program.bucket, network)
+        slots = [{self._short[case.of]: 1 + number // rows} if case.of else {} for number in range(tasks * rows)]
+        return [Row(network.sample(self._rng, length), own, 0, length) for own in slots]
 
     def run_of(self, case: Case, program: Program) -> Callable[[], object]:
         """Runs a case's batch, which is assembled once, and waits for its end."""

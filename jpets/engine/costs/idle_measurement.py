@@ -31,9 +31,13 @@ TOKENS = 512
 ROUNDS = 7
 QUIET = 0.05
 """Seconds without any work before a batch is timed: gaps within a burst of queries are shorter."""
+REST = 20.0
+"""Times as long as a timed batch took, nothing is timed after it: few queries come while one runs."""
+MOST_REST = 0.25
+"""The same in seconds, at most: all classes of a usual server are measured within minutes."""
 LOOK_AGAIN = 5.0
 """Seconds between looks for classes that came since."""
-REST = 60.0
+TRY_AGAIN = 60.0
 """Seconds after which a class that could not be measured is tried again."""
 
 
@@ -94,7 +98,7 @@ class IdleMeasurement:
         )
 
     def _put_off(self, keys: list[ClassKey]) -> None:
-        self._not_before.update(dict.fromkeys(keys, time.monotonic() + REST))
+        self._not_before.update(dict.fromkeys(keys, time.monotonic() + TRY_AGAIN))
 
     def _measure(self, keys: list[ClassKey]) -> None:
         """All that measuring takes in memory is gone at the end."""
@@ -159,3 +163,4 @@ class IdleMeasurement:
                 if self._closed.wait(QUIET - quiet):
                     raise Saturated(SHUTTING_DOWN)
             self._wait(self._replica.staging.stage(timed))
+        self._closed.wait(min(MOST_REST, REST * case.seconds[-1]))

@@ -109,9 +109,8 @@ class DeltaTables:
             task, step, token = self._steps[own].T
             seconds[at] = np.bincount(of, weights=task + steps * (step + token * size), minlength=len(padded_to))
             work[at] = np.bincount(of, weights=steps * (SETUP_TOKENS + size), minlength=len(padded_to))
-        chosen = seconds[
-            work.argmin(axis=0), np.arange(len(padded_to))
-        ]  # all tasks of a batch have steps of one length
+        one = work.argmin(axis=0)  # all tasks of a batch have steps of one length
+        chosen = seconds[one, np.arange(len(padded_to))]
         return float((whole - np.where(stepped, heavy, 0.0)).sum() + chosen.sum())
 
     def heavy_by_run(self, run: int, runs: Sequence[int]) -> Floats:

@@ -33,6 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_measurement, "QUIET", 0.001)
     monkeypatch.setattr(idle_measurement, "LOOK_AGAIN", 0.01)
     monkeypatch.setattr(idle_measurement, "ROUNDS", 2)
+    monkeypatch.setattr(idle_measurement, "MOST_REST", 0.0)
 
 
 @functools.cache
