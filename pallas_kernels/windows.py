@@ -62,7 +62,7 @@ def over_runs(
     return jax.lax.fori_loop(0, runs.used, step, y)
 
 
-def replace(old: Array, new: Array) -> Array:
+def replace(old: Float[Array, "s o"], new: Float[Array, "s o"]) -> Float[Array, "s o"]:
     """For ``combine_runs``: the runs' products instead of what was there."""
     del old
     return new

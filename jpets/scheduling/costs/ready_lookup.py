@@ -19,6 +19,8 @@ from jpets.scheduling.queue import BARE, Batch, Batches, Bools, Floats, Groups, 
 STEP = 2.0
 """Factor between the costs of shapes that ``pack`` uses beside each other for queries of one sort."""
 
+LEAST_SECONDS = 1e-9
+"""A shape whose cost is not known yet takes as much."""
 PLANNING_SECONDS = 5e-5
 """Seconds for each query that further policies take to plan, about."""
 PLANNING_SHARE = 0.01
@@ -180,19 +182,17 @@ class ReadyCosts(BatchCosts):
 
     def _useful(self, queue: Queue, order: Ints) -> Sequence[Shape]:
         """Shapes for these queries that hold the longest one, of rising cost and size; steps of less than ``STEP`` are
-        left out, but not the shape that costs least for its size."""
-        lengths = queue.lengths[order]
-        longest, tokens, rows = int(lengths.max()), int(lengths.sum()), len(order)
-        holding = self._table(queue, order).taking(longest)
-        if not holding:
-            raise ValueError(f"a query of {longest} tokens is longer than every shape holds")
-        room = [min(tokens, shape.tokens) * min(rows, shape.rows) for shape in holding]
-        best = max(range(len(holding)), key=lambda at: room[at] / holding[at].seconds)
-        kept, most, seconds = [holding[best]], 0, 0.0
-        for shape, own in zip(holding, room, strict=True):
-            if own > most and shape.seconds >= seconds:
+        left out, but not the shape that costs least for what it holds."""
+        table, lengths = self._table(queue, order), np.sort(queue.lengths[order])
+        capacities = table.capacities(lengths)
+        if not capacities.any():
+            raise ValueError(f"a query of {lengths[-1]} tokens is longer than every shape holds")
+        rates = [capacity / max(shape.seconds, LEAST_SECONDS) for capacity, shape in zip(capacities, table.shapes, strict=True)]
+        kept, most, seconds = [table.shapes[int(np.argmax(rates))]], 0.0, 0.0
+        for shape, capacity in zip(table.shapes, capacities.tolist(), strict=True):
+            if capacity > most and (shape.seconds >= seconds or capacity >= STEP * most):
                 kept.append(shape)
-                most, seconds = own, STEP * shape.seconds
+                most, seconds = capacity, STEP * shape.seconds
         return kept
 
     def _paid_again(self, queue: Queue, order: Ints) -> list[float]:

@@ -53,15 +53,25 @@ class ShapeTable:
         self._room = np.array([np.inf if shape.padded else shape.tokens for shape in self.shapes])
         self._rows = np.array([shape.rows for shape in self.shapes])
         self._longest = np.array([shape.longest for shape in self.shapes])
+        most = max((len(shape.groups) for shape in self.shapes), default=1)
+        groups = [[*shape.groups, *[(0, shape.longest)] * (most - len(shape.groups))] for shape in self.shapes]
+        self._group_rows, self._limits = np.moveaxis(np.array(groups, np.int_).reshape(-1, most, 2), -1, 0)
 
     def holding(self, lengths: Sequence[int]) -> Iterator[Shape]:
         """Those that hold these ascending lengths, the cheapest first."""
         room = (self._room >= sum(lengths)) & (self._rows >= len(lengths)) & (self._longest >= lengths[-1])
         return (shape for at in np.flatnonzero(room) if (shape := self.shapes[at]).groups_hold(lengths))
 
-    def taking(self, longest: int) -> list[Shape]:
-        """Those that hold a query of ``longest`` tokens, the cheapest first."""
-        return [self.shapes[at] for at in np.flatnonzero(self._longest >= longest)]
+    def capacities(self, lengths: Ints) -> Floats:
+        """How many queries with lengths like these ascending ones [n] each shape holds, at most n: until its tokens or
+        the rows of a group are taken. 0 where the longest does not fit."""
+        n = len(lengths)
+        upto = np.searchsorted(lengths, self._limits, side="right")
+        members = np.diff(upto, axis=1, prepend=0)
+        share = self._group_rows / np.maximum(members, 1) * n
+        held = np.where(members > 0, share, np.inf).min(axis=1)
+        held = np.minimum(held, np.minimum(self._rows, self._room * n / lengths.sum()))
+        return np.where(self._longest >= lengths[-1], np.clip(held, 1, n), 0.0)
 
 
 def reach(lengths: Ints, shape: Shape, most: int) -> Ints:
