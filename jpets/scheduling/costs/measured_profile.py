@@ -55,7 +55,7 @@ class Grid:
     def at(self, rows: Sequence[int] | Ints, lengths: Sequence[int] | Ints) -> Floats:
         """Seconds [len(rows), len(lengths)]: bilinear between the points, held below, proportional beyond them."""
         along = np.stack([_interpolate(np.asarray(lengths), self.lengths, line) for line in self.filled])
-        return np.stack([_interpolate(np.asarray(rows), self.rows, column) for column in along.T], axis=1)
+        return _interpolate_lines(np.asarray(rows), self.rows, along)
 
     def times(self, factor: float) -> Grid:
         return dataclasses.replace(self, seconds=self.seconds * factor)
@@ -98,6 +98,16 @@ class Steps:
 
     def times(self, factor: float) -> Steps:
         return Steps(self.task * factor, self.step * factor, self.token * factor)
+
+
+def _interpolate_lines(at: Ints, points: Ints, lines: Floats) -> Floats:
+    """``_interpolate`` of each column of ``lines`` [points, C]: [at, C]. At once, as there are thousands of columns."""
+    inside = np.clip(at, points[0], points[-1])
+    after = np.searchsorted(points, inside).clip(min(1, len(points) - 1))
+    before = np.maximum(after - 1, 0)
+    part = (inside - points[before]) / np.maximum(points[after] - points[before], 1)
+    found = np.where((part < 1)[:, None], lines[before] + part[:, None] * (lines[after] - lines[before]), lines[after])
+    return found * np.maximum(1.0, at / points[-1])[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
