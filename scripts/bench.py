@@ -15,6 +15,7 @@ import typer
 from benches.device.kernels import choice, kernels
 from benches.engine.breakdown import breakdown
 from benches.engine.capacity import capacity, memory
+from benches.engine.host import host
 from benches.engine.layerwise import layerwise
 from benches.engine.operators import operators
 from benches.engine.paging import paging
@@ -41,6 +42,7 @@ COMMANDS = (
     breakdown,
     capacity,
     choice,
+    host,
     interval,
     jobs,
     kernels,
