@@ -49,7 +49,7 @@ class Shift(protocol.Method):
 
     def addition(self, bound: Any, place: protocol.Place, x: jax.Array) -> jax.Array:
         bank, at = bound.bank[f"{place.site}/shift"], bound.key.layers.index(place.layer)
-        return take_slots(bank, bound.view.slots, at)[:, None]
+        return jnp.float32(take_slots(bank, bound.view.slots, at)[:, None])
 
     def merge(self, delta: Delta, config: BackboneConfig, params: dict[str, Any]) -> dict[str, Any]:
         bias, layout = params["bias"], config.bias_layout()
