@@ -136,6 +136,11 @@ class Bank:
         """Bytes of the bank, or of a device's part of it, on each device."""
         return sum(map(bytes_on_each, self.arrays.values()))
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot's contents, as ``read`` gives them."""
+        return sum(array.nbytes for array in self.arrays.values()) // self.slots
+
     def read(self, slot: int) -> SlotArrays:
         """A copy of a slot's contents, on the bank's device."""
         copied: dict[str, jax.Array] = self._slot(self.arrays, np.int32(slot))

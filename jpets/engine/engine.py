@@ -186,7 +186,7 @@ class Engine(Serves):
         entry = self.tasks.entry(tenant, id)
         resident = entry.resident if entry is not None else None
         if resident is not None:
-            return {key: self.replica.slot_bytes(key) for key in resident.slots}
+            return {key: self.replica.banks[key].slot_bytes for key in resident.slots}
         return dict.fromkeys(entry.keys or (), 0) if entry is not None else {}
 
     @property

@@ -159,10 +159,5 @@ class Replica:
     def _blank_state(self) -> State:
         return jax.device_put(self.family.network.initial_state(), self.mesh.everywhere)
 
-    def slot_bytes(self, key: ClassKey) -> int:
-        """Bytes of a slot's contents, as ``read`` gives them."""
-        bank = self.banks[key]
-        return sum(array.nbytes for array in bank.arrays.values()) // bank.slots
-
     def bank_bytes(self) -> dict[ClassKey, int]:
         return {key: bank.nbytes for key, bank in self.banks.items()}

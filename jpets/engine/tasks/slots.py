@@ -111,7 +111,9 @@ class Slots:
         """How many tasks of each class could come now: as there are free slots, and slots of tasks without queries that
         may leave for any other tenant's."""
         with self.lock:
-            return {key: len(pool.free) + self._yielding(pool) for key, pool in self.pools.items()}
+            return {
+                key: len(pool.free) + _yielding(pool, self._counts, self._reserved) for key, pool in self.pools.items()
+            }
 
     def settle(self, entry: Entry, resident: Resident) -> None:
         """The lock is held. The task is on the device from now on, in reserved slots."""
@@ -192,14 +194,6 @@ class Slots:
         idle = (resident for _, resident in self.pools[key].idle)
         return next((resident for resident in idle if self._may_leave(resident, tenant, counts)), None)
 
-    def _yielding(self, pool: SlotPool) -> int:
-        """How many of its tasks could leave now."""
-        if not self._reserved:
-            return len(pool.idle)
-        idle = Counter(resident.tenant for _, resident in pool.idle)
-        spare = {tenant: max(0, self._counts[tenant] - self._reserved.get(tenant, 0)) for tenant in idle}
-        return sum(min(count, spare[tenant]) for tenant, count in idle.items())
-
     def _may_leave(self, resident: Resident, tenant: str, counts: Counter[str]) -> bool:
         return resident.tenant == tenant or counts[resident.tenant] > self._reserved.get(resident.tenant, 0)
 
@@ -208,3 +202,11 @@ class Slots:
         self._clock = max(self._clock, resident.rank[0])
         self.retire(resident.entry)
         self.evictions += 1
+
+
+def _yielding(pool: SlotPool, counts: Mapping[str, int], reserved: Mapping[str, int]) -> int:
+    """How many of its tasks could leave now, where tenants have ``counts`` tasks on the device."""
+    if not reserved:
+        return len(pool.idle)
+    idle = Counter(resident.tenant for _, resident in pool.idle)
+    return sum(min(count, max(0, counts[tenant] - reserved.get(tenant, 0))) for tenant, count in idle.items())
