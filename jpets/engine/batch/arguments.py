@@ -36,9 +36,9 @@ class Part(NamedTuple):
 class BatchArguments:
     """For one bucket and variant, and a network's ``inputs``. ``dtypes`` are those of the buffers, in order.
 
-    A batch's buffers are its own. JAX may let a program read them where they are, so they could be written again only
-    after the program ended, which the host does not wait for; and they are no larger than any of the program's
-    outputs that could take a donated buffer's place.
+    Every batch has buffers of its own. A CPU's programs may read a buffer where the host wrote it, so it could only be
+    written again after its program has ended, and a dispatch does not wait for that. Donating a buffer would save
+    nothing: no output has its shape.
     """
 
     def __init__(self, bucket: Bucket, variant: Variant, inputs: Mapping[str, TokenInput]) -> None:
