@@ -21,7 +21,7 @@ from jpets.deltas.bank import slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, Bucket, Variant, make_variant, parse_bucket, replaces_weights
 from jpets.engine.batch.rows import Row
-from jpets.engine.costs.coarse_profile import LENGTHS, ROWS, stepped_grid
+from jpets.engine.costs.coarse_profile import LENGTHS, ROWS, WINDOW, stepped_grid
 from jpets.engine.costs.cost_table import full_rows
 from jpets.engine.costs.figures import ClassFigures
 from jpets.engine.device.replica import Replica
@@ -96,15 +96,17 @@ class Bench:
         return lambda: case.median * self._scale
 
     def light(self, key: ClassKey) -> Callable[[], Grid]:
-        """A window's cost grows with its cells, with any rows in it: proportional to n l."""
+        """A window's cost grows with its cells, with any rows in it: proportional to n l. It has more cells than
+        its rows have tokens."""
         variant = make_variant({self._short[key]: FULL})
         buckets = self._buckets(LIGHT_SHAPES)
+        cells_a_token = 1.0 if class_method(key.method).kind == "row" else WINDOW
         pairs = [(self._case(bucket, variant), self._case(bucket)) for bucket in buckets]
 
         def found() -> Grid:
             cells = np.array([bucket.tokens for bucket in buckets], float)
             costs = self._class_scale(key) * np.array([_added(own, bare) for own, bare in pairs])
-            rate = float(np.dot(cells, costs) / np.dot(cells, cells))
+            rate = cells_a_token * float(np.dot(cells, costs) / np.dot(cells, cells))
             rows, lengths = np.array([1, ROWS[-1]]), np.array([1, LENGTHS[-1]])
             return Grid(rows, lengths, rate * rows[:, None] * lengths[None, :].astype(float))
 

@@ -27,6 +27,10 @@ SPARSE_SETUP = 6000
 """``SETUP_TOKENS`` of a class that multiplies entry by entry: on a CPU a step over an entry takes 20 to 40 ns, for any
 number of tokens."""
 
+WINDOW = 2.0
+"""Cells that a light class's window computes for each token of its rows, at least: segments are whole, and a window has
+room in eighths of the batch (rows of 3 to 32 tokens in segments of 32 fill 0.55 of them)."""
+
 
 def coarse_profile(family: Family, costs: CostTable) -> CostProfile:
     """Figures for all classes of ``family``, at the speed of the programs that ``costs`` knows."""
@@ -86,6 +90,7 @@ def _grid(key: ClassKey, family: Family, rate: float) -> Grid:
     work = each.flops / 2  # a row's: element by element, fused into other operators
     if method.kind != "row":  # each segment gathers its task's matrices
         work += BYTE * (each.bytes + method.work(key, config, 0, 1).bytes / SEGMENT)
+        work *= WINDOW
     rows, lengths = np.array([1, ROWS[-1]]), np.array([1, LENGTHS[-1]])
     return Grid(rows, lengths, rate * _layers(key, family) * work * rows[:, None] * lengths[None, :].astype(float))
 

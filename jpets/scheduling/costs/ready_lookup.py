@@ -187,7 +187,10 @@ class ReadyCosts(BatchCosts):
         capacities = table.capacities(lengths)
         if not capacities.any():
             raise ValueError(f"a query of {lengths[-1]} tokens is longer than every shape holds")
-        rates = [capacity / max(shape.seconds, LEAST_SECONDS) for capacity, shape in zip(capacities, table.shapes, strict=True)]
+        rates = [
+            capacity / max(shape.seconds, LEAST_SECONDS)
+            for capacity, shape in zip(capacities, table.shapes, strict=True)
+        ]
         kept, most, seconds = [table.shapes[int(np.argmax(rates))]], 0.0, 0.0
         for shape, capacity in zip(table.shapes, capacities.tolist(), strict=True):
             if capacity > most and (shape.seconds >= seconds or capacity >= STEP * most):
