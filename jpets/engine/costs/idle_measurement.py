@@ -78,8 +78,6 @@ class IdleMeasurement:
     def _work(self) -> None:
         while not self._closed.is_set():
             try:
-                if self._missing():
-                    self._profile.reload()  # another server may have measured them
                 if missing := self._missing():
                     self._measure(missing)
             except Saturated:
@@ -111,7 +109,9 @@ class IdleMeasurement:
                 raise OutOfSpace(f"measuring costs takes {taken / 1e6:.0f} MB of device memory, and there is no room")
             bare: dict[ProgramKey, Program] = {}
             for key in keys:
-                self._measure_class(key, bench, bare)
+                self._profile.reload()  # another server, or another device's engine, may have measured it
+                if str(key) in self._profile.coarse:
+                    self._measure_class(key, bench, bare)
         finally:
             del bench
             self._memory.measuring = 0
