@@ -27,7 +27,7 @@ COMPILE_SECONDS = 2.0
 it have lost as much: so at most twice the time is lost that would be if the coming traffic were known (the rule of the
 rented skis)."""
 IDLE_SHARE = 0.1
-"""Share of that loss at which a program is compiled while no other one is to be."""
+"""Share of that loss at which a program is compiled, at the lowest priority, while no other one is to be."""
 RETRY_SECONDS = 30.0
 """Seconds until a program that could not be had may be asked for again; each further time twice as long, up to an
 hour."""
@@ -157,16 +157,15 @@ class BackgroundCompiler:
             self._busy = False
 
     def _next(self) -> tuple[ProgramKey, bool] | None:
-        """The program to bring next, and whether that is urgent: one that is to stay, one that batches miss, one of the
-        menu, or else the one that was missed most."""
+        """The program to bring next, and whether that is urgent: one that is to stay, the one that batches miss most, or
+        one of the menu."""
         if self._needed:
             return next(iter(self._needed)), False
         if (key := self._wanted.most(self.compile_seconds)) is not None:
             return key, True
-        if self._menu:
-            return self._menu.pop(0), False
-        key = self._wanted.most(self.compile_seconds * IDLE_SHARE)
-        return (key, False) if key is not None else None
+        if (key := self._wanted.most(self.compile_seconds * IDLE_SHARE)) is not None:
+            return key, False
+        return (self._menu.pop(0), False) if self._menu else None
 
     def _failed(self, key: ProgramKey) -> None:
         self.failed += 1
@@ -220,8 +219,9 @@ class BackgroundCompiler:
                     self._add(program)
                     self.memory.added(program)
                     self.compiled += 1
-                    with self._changed:
-                        self._wanted.brought()
+                    if wanted:
+                        with self._changed:
+                            self._wanted.brought()
         with self._changed:
             for absent in [key] if gone is None else gone:
                 self._wanted.put_off(absent, IDLE_SECONDS)
