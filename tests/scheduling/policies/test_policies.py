@@ -150,11 +150,11 @@ def test_one_query_a_task_makes_coordinated_alpha_and_beta_single() -> None:
     assert all(len(batch.queries) == 1 for batch in beta(queue, SMALL))
 
 
-def test_without_delta_costs_ties_go_to_single_queries_or_one_mini_batch() -> None:
-    """A strict comparison keeps the first of equal splits, the smallest last mini-batch."""
+def test_without_delta_costs_a_task_is_one_mini_batch() -> None:
+    """A strict comparison keeps the first of equal splits, the largest last mini-batch (Algorithm 1, line 11)."""
     free = Costs(profile(delta=0.0), Limits(rows=8, tokens=512, longest=64), KINDS)
-    queue = Queue.of([9, 30, 12], [0, 0, 0], [0, 0, 0])
-    assert sum(map(len, mini_batches(queue, free))) == 3
+    queue = Queue.of([9, 30, 12, 5], [0, 0, 0, 1], [0, 0, 0, 1])
+    assert sorted(map(len, mini_batches(queue, free))) == [1, 3]
 
 
 @given(queues(most=40), st.integers(1, 9))

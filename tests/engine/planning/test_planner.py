@@ -1,0 +1,128 @@
+"""The planner over ready programs: kept plans, policies by name, and what the traffic deserves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
+import pytest
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS
+
+from jpets.config import Policy
+from jpets.deltas import class_method
+from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.engine import Engine
+from jpets.engine.planning.kept_plan import KeptPlan
+from jpets.engine.planning.menu import Menu
+from jpets.engine.planning.planner import Planner
+from jpets.engine.planning.ready_programs import kinds_of, shapes_for
+from jpets.engine.planning.window import read_window
+from jpets.engine.planning.wishes import LIGHT, MIXED, possible_variants
+from jpets.engine.programs.program import ProgramKey
+from jpets.engine.queue.pending import Pending
+from jpets.scheduling.policies.auto import POLICIES
+from jpets.types import Query
+
+
+def pendings(engine: Engine, tasks: Sequence[str | None], length: int = 9) -> list[Pending]:
+    prepared = [
+        engine.intake.prepare(Query(task, input_ids=[7] * (length + at % 3)), None, 0, "default")
+        for at, task in enumerate(tasks)
+    ]
+    engine.intake.give_back(prepared)
+    return [item for item in prepared if isinstance(item, Pending)]
+
+
+def test_every_policy_has_one_name() -> None:
+    assert set(get_args(Policy)) == {*POLICIES, "auto", "steady"}
+
+
+@pytest.mark.parametrize("policy", [name for name in get_args(Policy) if name != "steady"])
+def test_every_policy_serves(engine: Engine, policy: Policy) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, policy=policy)
+    planner = Planner(engine.replica, engine.costs, engine.profile, settings, engine.menu)
+    waiting = pendings(engine, ["mask", "bitfit", None, "diff", "mask", "adapter", "bitfit", "mask"] * 3)
+    left, batches = list(waiting), 0
+    while left:
+        plan = planner.next_batch(left)
+        assert left[0] in plan.pendings
+        assert plan.program.key.bucket.holds(np.array([p.row.length for p in plan.pendings]))
+        left = [pending for pending in left if pending not in plan.pendings]
+        batches += 1
+    assert batches < len(waiting) or policy == "beta"
+
+
+def test_a_kept_plan_gives_its_batches_until_much_else_comes(engine: Engine) -> None:
+    own, waiting = KeptPlan(), pendings(engine, [None] * 20)
+    assert own.batch(waiting) is None
+    own.keep(waiting, [range(12), range(12, 20)])
+    assert own.batch(waiting) == list(range(12))
+    rest = waiting[12:]
+    assert own.batch(rest) == list(range(8))
+    assert own.batch([*rest, *pendings(engine, [None])]) == list(range(8))
+    assert own.batch([*rest, *pendings(engine, [None] * 2)]) is None, "they could fill batches better"
+    assert own.batch([*pendings(engine, [None]), *rest]) is None, "the most urgent query is not in it"
+    assert own.batch([p for p in rest if p is not rest[3]]) == list(range(7)), "one client left"
+    own.forget()
+    assert own.batch(rest) is None
+
+
+def test_a_window_knows_its_sorts(engine: Engine) -> None:
+    window = read_window(pendings(engine, ["mask", "bitfit", None, "mask", "diff"]))
+    kinds = kinds_of(window.sorts)
+    assert kinds[window.queue.kinds[2]] == () and window.queue.tasks[2] == -1
+    assert window.queue.kinds[0] == window.queue.kinds[3] and "mask" in kinds[window.queue.kinds[0]][0]
+    assert len(window.sorts) == 4 and len({*window.queue.tasks.tolist()}) == 4
+
+
+def test_programs_are_shapes_for_rows_whose_classes_they_have(engine: Engine) -> None:
+    window = read_window(pendings(engine, ["mask", "bitfit", "mask"]))
+    programs = [(p.key.bucket, p.key.variant, 1.0) for p in engine.replica.programs]
+    shapes = shapes_for(window.sorts, programs)
+    assert {(s.tokens, s.groups) for s in shapes.light} == {(b.tokens, b.groups) for b in ENGINE_BUCKETS}
+    assert all(shape.run for shape in shapes.heavy) and not any(shape.run for shape in shapes.light)
+    kind = int(window.queue.kinds[0])
+    variants = possible_variants(window)
+    (replaced,) = [variant for variant, sort in variants.items() if sort == kind]
+    assert replaced.replaced, "all rows of that kind have a mask"
+    more = shapes_for(window.sorts, [*programs, (Bucket(40, ((4, 10),)), replaced, 0.5)])
+    assert [s.tokens for s in more.own[kind] if s.tokens == 40] == [40]
+    assert len(more.heavy) == len(shapes.heavy) and len(more.light) == len(shapes.light)
+
+
+def test_possible_programs_of_a_window(engine: Engine) -> None:
+    window = read_window(pendings(engine, ["mask", "bitfit", "adapter", None, "diff", "bitfit"]))
+    found = possible_variants(window)
+    assert sorted(found.values()) == sorted([LIGHT, MIXED, *{int(window.queue.kinds[q]) for q in (0, 4)}])
+    light = next(variant for variant, sort in found.items() if sort == LIGHT)
+    assert not light.has("heavy") and any(key.method == "adapter" for key in light.classes())
+    static = possible_variants(window, static_runs=True)
+    rooms = [v.level(key) for v, s in static.items() if s >= 0 for key in v.classes() if _heavy(key.method)]
+    assert rooms and all(level < 8 for level in rooms)
+
+
+def _heavy(method: str) -> bool:
+    return class_method(method).kind == "heavy"
+
+
+def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine) -> None:
+    wanted: list[tuple[ProgramKey, float]] = []
+    learnt = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
+    planner = Planner(
+        engine.replica,
+        engine.costs,
+        engine.profile,
+        ENGINE_SETTINGS,
+        learnt,
+        want=lambda key, seconds: wanted.append((key, seconds)),
+    )
+    waiting = pendings(engine, [None, "bitfit"] * 150)
+    planner.serving(planner.next_batch(waiting))
+    assert learnt.main, "lengths were learnt"
+    planner._wishes._next = 0.0  # type: ignore[union-attr]
+    planner._kept.forget()
+    planner.serving(planner.next_batch(waiting))
+    for key, seconds in wanted:
+        assert key.bucket in learnt.main and not key.variant.has("heavy") and seconds >= 0
