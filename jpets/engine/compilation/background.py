@@ -157,8 +157,8 @@ class BackgroundCompiler:
             self._busy = False
 
     def _next(self) -> tuple[ProgramKey, bool] | None:
-        """The program to bring next, and whether it is urgent: one that is to stay, what batches miss most, or one of the
-        menu."""
+        """The program to bring next, and whether it is urgent: one that is to stay, what batches miss most, or one of
+        the menu."""
         if self._needed:
             return next(iter(self._needed)), False
         if (key := self._wanted.most(self.compile_seconds)) is not None:

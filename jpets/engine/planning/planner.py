@@ -26,7 +26,7 @@ from jpets.engine.planning.wishes import Wishes
 from jpets.engine.programs.network import Params
 from jpets.engine.programs.program import Program, ProgramKey
 from jpets.engine.queue.pending import Pending
-from jpets.scheduling.order.fairness import fair_batch
+from jpets.scheduling.order.fairness import fair_batch, fill
 from jpets.scheduling.policies import ready as policies
 from jpets.scheduling.policies.auto import POLICIES, auto
 from jpets.scheduling.policies.offline import fixed
@@ -77,17 +77,27 @@ class Planner:
             batches = self._batches(waiting)
             self._kept.keep(waiting, batches)
             chosen = next(batch for batch in batches if 0 in batch)
-        loops, most = any(heavy[q] for q in chosen), self._settings.max_batch_rows
-        shapes = self.ready.shapes(heavy=loops, rare=rare)
-        chosen = fair_batch(chosen, [pending.party for pending in waiting], lengths, shapes, most)
+        chosen = self._fair(chosen, waiting, lengths)
         if busy and self._settings.policy == "auto":
-            chosen = policies.well_filled(chosen, lengths, shapes, most)
+            own = self.ready.shapes_of(frozenset(waiting[q].sort for q in chosen))
+            chosen = policies.well_filled(chosen, lengths, own, self._settings.max_batch_rows)
         batch = [waiting[q] for q in chosen]
         if self._merged is None or not self._merged.enabled:
             return self.place(batch)
-        light = self.ready.shapes(heavy=False, rare=rare)
+        light, shapes = (self.ready.shapes(heavy=each, rare=rare) for each in (False, True))
         part = part_to_run(batch, waiting[0], self._merged.copies, self._predictions.certainly_added, light, shapes)
         return dataclasses.replace(self.place(part.pendings, part.copy), saved=part.saves)
+
+    def _fair(self, chosen: list[int], waiting: Sequence[Pending], lengths: Sequence[int]) -> list[int]:
+        """``chosen``, or, for several parties, what keeps each one's part in a shape that takes all of them."""
+        parties = [pending.party for pending in waiting]
+        if len(set(parties)) == 1:
+            return chosen
+        most = self._settings.max_batch_rows
+        shapes = self.ready.shapes_for(frozenset(pending.sort for pending in waiting)).any
+        held = [fill(sorted(chosen), lengths, shape, most) for shape in shapes]
+        best = max((members for members in held if 0 in members), key=len)
+        return fair_batch(best, parties, lengths, shapes, most)
 
     def _batches(self, waiting: Sequence[Pending]) -> list[list[int]]:
         """The plan of the window, as places in it."""

@@ -77,6 +77,12 @@ class ReadyPrograms:
             self._shapes[sorts] = shapes_for(sorts, programs)
         return self._shapes[sorts]
 
+    def shapes_of(self, sorts: frozenset[Sort]) -> Sequence[Shape]:
+        """The shapes that one batch of tasks of all these sorts may have."""
+        found = self.shapes_for(sorts)
+        alike = len(kinds_of(sorts)) == 1
+        return [*found.any, *(shape for own in found.own.values() for shape in own)] if alike else found.any
+
     def together(self, waiting: Sequence[Pending]) -> tuple[Sequence[Pending], bool]:
         """The queries that may share a batch with the most urgent one, and whether their classes are rare."""
         self._read()

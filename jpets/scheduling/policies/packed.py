@@ -16,6 +16,7 @@ from jpets.scheduling.costs.batch_costs import BatchCosts
 from jpets.scheduling.costs.exact_packing import TOKEN_STEP
 from jpets.scheduling.queue import BARE, Batches, Ints, Queue
 
+GOLDEN = (5**0.5 - 1) / 2
 WELL_FILLED = 0.75
 """Share of a batch's tokens that are used in one that is left alone."""
 __all__ = ["TOKEN_STEP", "orders", "packed"]
@@ -47,17 +48,29 @@ def _pooled(queue: Queue, plan: Batches, costs: BatchCosts) -> Batches:
 def orders(queue: Queue, costs: BatchCosts) -> list[tuple[Ints, Sequence[Ints]]]:
     """Orders [n] in which queries may fill batches, each with what may not share a batch [n], in that order.
 
-    By length, all together or heavy ones apart from light ones; or heavy ones task by task, apart from light ones or
-    each heavy kind by itself. Rows that all have the same kind of heavy delta may share products, and light batches are
-    spared the loops over heavy deltas.
+    By length, all together; or heavy ones task by task, apart from light ones or each heavy kind by itself. Rows that
+    all have the same kind of heavy delta may share products, and light batches are spared the loops over heavy deltas.
+    Light ones are ordered by length, which suits shapes for like lengths, or spread, so that every batch has some of
+    all lengths, which fills shapes for mixtures.
     """
     heavy = costs.deltas.heavy[queue.kinds]
     by_length = np.argsort(queue.lengths, kind="stable")
     together = np.zeros(len(queue), np.int_)
-    if not heavy.any() or len(queue) == 1:
+    if len(queue) == 1:
         return [(by_length, [together])]
+    rank = np.empty(len(queue), np.int_)
+    rank[by_length] = spread(len(queue))
+    if not heavy.any():
+        return [(by_length, [together]), (np.argsort(rank, kind="stable"), [together])]
     task, kind = np.where(heavy, queue.tasks, BARE), np.where(heavy, queue.kinds, BARE)
-    by_task = np.lexsort((queue.lengths, task, kind, ~heavy))
-    light_last = np.lexsort((queue.lengths, ~heavy))
-    loops = heavy[light_last].astype(np.int_)
-    return [(by_length, [together]), (by_task, [kind[by_task], loops]), (light_last, [loops])]
+    found: list[tuple[Ints, Sequence[Ints]]] = [(by_length, [together])]
+    for place in (queue.lengths, np.where(heavy, queue.lengths, rank)):
+        by_task = np.lexsort((place, task, kind, ~heavy))
+        found.append((by_task, [kind[by_task], heavy[by_task].astype(np.int_)]))
+    return found
+
+
+def spread(count: int) -> Ints:
+    """A place [count] for each of ``count`` ordered things: the first of them in the new order are always evenly spread
+    over the old one (the golden ratio's low-discrepancy sequence)."""
+    return np.argsort(np.modf(np.arange(count) * GOLDEN)[0])
