@@ -107,22 +107,28 @@ def _heavy(method: str) -> bool:
     return class_method(method).kind == "heavy"
 
 
-def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine) -> None:
+def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[tuple[ProgramKey, float]] = []
-    learnt = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
+    menu = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
     planner = Planner(
         engine.replica,
         engine.costs,
         engine.profile,
         ENGINE_SETTINGS,
-        learnt,
+        menu,
         want=lambda key, seconds: wanted.append((key, seconds)),
     )
     waiting = pendings(engine, [None, "bitfit"] * 150)
     planner.serving(planner.next_batch(waiting))
-    assert learnt.main, "lengths were learnt"
-    planner._wishes._next = 0.0  # type: ignore[union-attr]
-    planner._kept.forget()
-    planner.serving(planner.next_batch(waiting))
-    for key, seconds in wanted:
-        assert key.bucket in learnt.main and not key.variant.has("heavy") and seconds >= 0
+    assert menu.main, "lengths were learnt"
+    assert planner._wishes is not None
+    for seconds, expected in ((60.0, False), (1e-9, True)):
+        monkeypatch.setattr(planner._predictions, "estimate", lambda key, seconds=seconds: seconds)
+        wanted.clear()
+        planner._wishes._next = 0.0
+        planner._kept.forget()
+        ran = planner._wishes._unseen
+        planner.serving(planner.next_batch(waiting))
+        assert bool(wanted) == expected
+        assert all(key.bucket in menu.main and not key.variant.has("heavy") for key, _ in wanted)
+        assert sum(lost for _, lost in wanted) <= ran
