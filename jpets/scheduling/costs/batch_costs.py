@@ -33,6 +33,8 @@ class BatchCosts(abc.ABC):
 
     limits: Limits
     deltas: DeltaTables
+    mixtures: bool
+    """Whether there are shapes for mixtures of lengths, which batches have to fill, and not for each batch its own."""
 
     def check(self, length: int) -> None:
         """Raises ``ValueError`` for a query that no shape holds."""

@@ -34,6 +34,8 @@ class Costs(BatchCosts):
     beyond the limits.
     """
 
+    mixtures = False
+
     def __init__(
         self, profile: CostProfile, limits: Limits, kinds: Sequence[ClassNames] = (), *, length_step: int = LENGTH_STEP
     ) -> None:

@@ -16,13 +16,15 @@ from jpets.scheduling.costs.deltas import DeltaTables, task_tokens
 from jpets.scheduling.costs.shape import Shape, ShapeTable, reach, span_costs
 from jpets.scheduling.queue import BARE, Batch, Batches, Bools, Floats, Groups, Ints, Queue
 
+MAIN = 2
+"""Shapes that most batches of a plan have."""
 STEP = 2.0
 """Factor between the costs of shapes that ``pack`` uses beside each other for queries of one sort."""
 
 LEAST_SECONDS = 1e-9
 """A shape whose cost is not known yet takes as much."""
-PLANNING_SECONDS = 5e-5
-"""Seconds for each query that further policies take to plan, about."""
+PLANNING_SECONDS = 1e-3, 4e-5
+"""Seconds that further policies take to plan, about: in any case, and for each query."""
 PLANNING_SHARE = 0.01
 """Share of a plan's time that they may take: the device waits for the plan."""
 MOST_COMPARED = 512
@@ -49,6 +51,8 @@ class ReadyCosts(BatchCosts):
     A shape's seconds contain the work of its light classes, whether rows use them or not. Heavy deltas cost more, by
     each task's tokens. ``runs`` are the lengths of heavy steps between which the profile chose.
     """
+
+    mixtures = True
 
     def __init__(self, shapes: ReadyShapes, deltas: DeltaTables, most: int, runs: Sequence[int]) -> None:
         self._shapes = shapes
@@ -107,7 +111,8 @@ class ReadyCosts(BatchCosts):
         return self._table(queue, queries).shapes
 
     def further_policies(self, queue: Queue, seconds: float) -> Literal["all", "quick", "none"]:
-        quick = len(queue) <= MOST_COMPARED and len(queue) * PLANNING_SECONDS <= PLANNING_SHARE * seconds
+        base, each = PLANNING_SECONDS
+        quick = len(queue) <= MOST_COMPARED and base + each * len(queue) <= PLANNING_SHARE * seconds
         return "quick" if quick else "none"
 
     def _table(self, queue: Queue, queries: Ints) -> ShapeTable:
@@ -160,14 +165,16 @@ class ReadyCosts(BatchCosts):
         self, queue: Queue, order: Ints, first: int, last: int, ends: Callable[[Shape], list[int]], again: list[float]
     ) -> Batches:
         """The cheapest way from place ``first`` of ``order`` to ``last`` where every batch is the longest span that its
-        shape holds from where the one before it ended. ``again`` [n] is paid where a batch begins."""
+        shape holds from where the one before it ended. ``again`` [n] is paid where a batch begins. Until the rest fits
+        the shape that costs least for what it holds, only the ``MAIN`` best shapes are tried."""
         steps = [(shape.seconds, ends(shape)) for shape in self._useful(queue, order[first:last])]
+        best_of, main = steps[0][1], steps[:MAIN]
         best = {first: 0.0}
         back: dict[int, int] = {}
         waiting = [first]
         while (at := heapq.heappop(waiting)) < last:
             so_far = best[at] + again[at]
-            for seconds, end_of in steps:
+            for seconds, end_of in steps if best_of[at] >= last else main:
                 end = min(end_of[at], last)
                 if end not in best:
                     heapq.heappush(waiting, end)
@@ -181,8 +188,8 @@ class ReadyCosts(BatchCosts):
         return [self.batch(queue, span) for span in reversed(spans)]
 
     def _useful(self, queue: Queue, order: Ints) -> Sequence[Shape]:
-        """Shapes for these queries that hold the longest one, of rising cost and size; steps of less than ``STEP`` are
-        left out, but not the shape that costs least for what it holds."""
+        """Shapes for these queries that hold the longest one: first the ``MAIN`` ones that cost least for what they
+        hold, then others of rising cost and size, in steps of ``STEP``."""
         table, lengths = self._table(queue, order), np.sort(queue.lengths[order])
         capacities = table.capacities(lengths)
         if not capacities.any():
@@ -191,7 +198,8 @@ class ReadyCosts(BatchCosts):
             capacity / max(shape.seconds, LEAST_SECONDS)
             for capacity, shape in zip(capacities, table.shapes, strict=True)
         ]
-        kept, most, seconds = [table.shapes[int(np.argmax(rates))]], 0.0, 0.0
+        best = sorted(range(len(rates)), key=lambda at: -rates[at])[:MAIN]
+        kept, most, seconds = [table.shapes[at] for at in best if capacities[at]], 0.0, 0.0
         for shape, capacity in zip(table.shapes, capacities.tolist(), strict=True):
             if capacity > most and (shape.seconds >= seconds or capacity >= STEP * most):
                 kept.append(shape)

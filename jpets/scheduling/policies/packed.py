@@ -16,6 +16,8 @@ from jpets.scheduling.costs.batch_costs import BatchCosts
 from jpets.scheduling.costs.exact_packing import TOKEN_STEP
 from jpets.scheduling.queue import BARE, Batches, Ints, Queue
 
+FEW = 64
+"""Queries of which light ones are only spread: orders take time to plan."""
 GOLDEN = (5**0.5 - 1) / 2
 WELL_FILLED = 0.75
 """Share of a batch's tokens that are used in one that is left alone."""
@@ -59,12 +61,13 @@ def orders(queue: Queue, costs: BatchCosts) -> list[tuple[Ints, Sequence[Ints]]]
     if len(queue) == 1:
         return [(by_length, [together])]
     rank = np.empty(len(queue), np.int_)
-    rank[by_length] = spread(len(queue))
+    rank[by_length] = spread(len(queue)) if costs.mixtures else np.arange(len(queue))
     if not heavy.any():
-        return [(by_length, [together]), (np.argsort(rank, kind="stable"), [together])]
+        return [(by_length, [together]), *([(np.argsort(rank), [together])] if costs.mixtures else [])]
     task, kind = np.where(heavy, queue.tasks, BARE), np.where(heavy, queue.kinds, BARE)
     found: list[tuple[Ints, Sequence[Ints]]] = [(by_length, [together])]
-    for place in (queue.lengths, np.where(heavy, queue.lengths, rank)):
+    mixed = np.where(heavy, queue.lengths, rank)
+    for place in (queue.lengths, mixed) if costs.mixtures and len(queue) > FEW else (mixed,):
         by_task = np.lexsort((place, task, kind, ~heavy))
         found.append((by_task, [kind[by_task], heavy[by_task].astype(np.int_)]))
     return found
