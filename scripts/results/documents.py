@@ -83,6 +83,10 @@ def command(document: Document, commands: Mapping[str, BenchCommand]) -> str:
     return f"python scripts/bench.py {document.name} " + _given(chosen | {"json": "FILE"})
 
 
+SERVED = "served "
+"""Begins the names of systems of ``bench.py batching`` that are engines."""
+
+
 def _of_systems(document: Document) -> dict[str, Sequence[str]]:
     """Options that select systems and cases, derived from the figures."""
     names = list(document.systems)
@@ -95,8 +99,10 @@ def _of_systems(document: Document) -> dict[str, Sequence[str]]:
                 found["loads"] = [f"{point['load']:g}" for point in longest]
             return found
         case "batching":
-            policies = dict.fromkeys("fixed" if name.startswith("fixed") else name for name in names)
-            return {"policies": list(policies)}
+            exact = [name for name in names if not name.startswith(SERVED)]
+            policies = list(dict.fromkeys("fixed" if name.startswith("fixed") else name for name in exact))
+            served = [name.removeprefix(SERVED) for name in names if name.startswith(SERVED)]
+            return {"policies": policies, "served": served} if served else {"policies": policies}
         case "interval":
             return {"systems": names, "redraws": [f"{point['redraw']:g}" for point in series[0]]}
         case "migration":

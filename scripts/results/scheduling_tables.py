@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from results.documents import Document
+from results.documents import SERVED, Document
 from results.engine_tables import methods
 from results.markdown import MISSING, markdown_table, milliseconds, percent, ratio
 
@@ -30,9 +30,36 @@ def traffic(settings: Mapping[str, Any]) -> str:
     return f"{settings['backbone']}, {methods(settings)}; {settings['queries']} queries, {lengths}{window}{without}"
 
 
+def is_served(document: Document) -> bool:
+    """Whether engines served the queries beside exact plans."""
+    return any(name.startswith(SERVED) for name in document.systems)
+
+
+def served(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        for name, own in each.systems.items():
+            share = percent(own["fallback_share"], 0) if "fallback_share" in own else MISSING
+            over = ratio(own["over_packed"]) if "over_packed" in own else MISSING
+            padding, rate = percent(own["linear_padding"], 1), f"{own['qps']:.0f}"
+            rows.append([traffic(each.settings), f"`{name}`", rate, f"{own['batches']:.0f}", padding, share, over])
+    head = [
+        "traffic",
+        "system",
+        "queries/s",
+        "batches a pass",
+        "padding",
+        "batches in fallbacks",
+        "over exact `packed`",
+    ]
+    return markdown_table(head, rows, left=2)
+
+
 def batching(found: Sequence[Document]) -> str:
     rates, padding, ratios = [], [], []
     for each in found:
+        if is_served(each):
+            continue
         best, case = best_by_policy(each), traffic(each.settings)
         rates.append([case, *(f"{best[name]['qps']:.0f}" if name in best else MISSING for name in POLICIES)])
         padding.append(
@@ -48,7 +75,8 @@ def batching(found: Sequence[Document]) -> str:
     return (
         f"Queries a second:\n\n{markdown_table(head, rates)}\n\n"
         f"Tokens computed beyond those that there are, in linear sites:\n\n{markdown_table(head, padding)}\n\n"
-        f"Paired ratios:\n\n{markdown_table(over, ratios)}"
+        f"Paired ratios:\n\n{markdown_table(over, ratios)}\n\n"
+        f"As served, after a warm-up, beside exact plans:\n\n{served([each for each in found if is_served(each)])}"
     )
 
 
