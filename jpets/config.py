@@ -19,6 +19,7 @@ PADDING_SKIPPED = ("roberta", "xlm-roberta", "camembert")
 
 Policy = Literal["fixed", "alpha", "beta", "coordinated", "turbo", "packed", "length-buffer", "auto", "steady"]
 Trigger = Literal["hungry", "lazy"]
+Kernels = Literal["auto", "reference", "batched", "dense", "cudnn", "mosaic"]
 DType = Literal["bfloat16", "float32"]
 
 
@@ -216,7 +217,7 @@ class EngineSettings:
         default=0, metadata=about("programs with fewer tokens for each class use two delta streams", ge=0)
     )
     """Programs with fewer tokens for each class use two delta streams; to be profiled on each kind of GPU."""
-    kernels: str = field(
+    kernels: Kernels = field(
         default="auto",
         metadata=about(
             "what computes a GPU's operators: auto for the fastest candidates as measured at the first start, "

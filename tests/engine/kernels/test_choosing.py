@@ -8,12 +8,13 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 import pytest
 from fake_kernels import GPU
 
-from jpets.config import NAMED_BACKBONES
-from jpets.deltas.operators import Operators, usual_operators
+from jpets.config import NAMED_BACKBONES, Kernels
+from jpets.deltas.operators import CANDIDATES, Operators, usual_operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, widest
 from jpets.engine.kernels import choosing
@@ -195,3 +196,7 @@ def test_a_family_with_a_choice_survives_json() -> None:
     operators = Operators((("masked_matmul", "batched"),), ((str(MASK), "masked_matmul", "mosaic"),))
     own = dataclasses.replace(FAMILY, operators=operators)
     assert family_from_json(own.to_json()) == own
+
+
+def test_every_candidate_can_be_forced() -> None:
+    assert set(get_args(Kernels)) == {AUTO, *(name for own in CANDIDATES.values() for name in own)}
