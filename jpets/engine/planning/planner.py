@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from functools import partial
 
 from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
@@ -28,7 +29,7 @@ from jpets.engine.programs.program import Program, ProgramKey
 from jpets.engine.queue.pending import Pending
 from jpets.scheduling.order.fairness import fair_batch, fill
 from jpets.scheduling.policies import ready as policies
-from jpets.scheduling.policies.auto import POLICIES, auto
+from jpets.scheduling.policies.auto import POLICIES, Policy, auto
 from jpets.scheduling.policies.offline import fixed
 
 USUAL_TOKENS = 32
@@ -53,7 +54,10 @@ class Planner:
         self._placer = Placer(replica, self._predictions, menu)
         self._flood = FloodGuard(self.ready, settings.flood_stretch, settings.max_batch_rows)
         self._pricing = Pricing(lambda: profile.current, settings.max_batch_rows)
-        self._wishes = Wishes(replica, menu, self._predictions, self._pricing, want) if want is not None else None
+        self._policy = named_policy(settings)
+        self._wishes = (
+            Wishes(replica, menu, self._predictions, self._pricing, self._policy, want) if want is not None else None
+        )
         self._kept = KeptPlan()
         self._settings = settings
         self._merged = merged
@@ -103,12 +107,7 @@ class Planner:
         """The plan of the window, as places in it."""
         window = read_window(waiting)
         costs = self._pricing.costs(window.sorts, self.ready.shapes_for(window.sorts))
-        if self._settings.policy == "auto":
-            plan = auto(window.queue, costs).plan
-        elif self._settings.policy == "fixed":
-            plan = fixed(window.queue, costs, self._settings.fixed_batch)
-        else:
-            plan = POLICIES[self._settings.policy](window.queue, costs)
+        plan = self._policy(window.queue, costs)
         if self._wishes is not None:
             self._wishes.planned(window, costs.total(window.queue, plan))
         return [batch.queries.tolist() for batch in plan]
@@ -160,3 +159,12 @@ class Planner:
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
         """Learns from a batch what its program costs."""
         self._predictions.ran(rows, program, seconds)
+
+
+def named_policy(settings: EngineSettings) -> Policy:
+    """The function of the policy that ``settings`` name; ``steady`` has none."""
+    if settings.policy == "fixed":
+        return partial(fixed, size=settings.fixed_batch)
+    if settings.policy in ("auto", "steady"):
+        return lambda queue, costs: auto(queue, costs).plan
+    return POLICIES[settings.policy]

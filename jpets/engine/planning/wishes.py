@@ -19,7 +19,7 @@ from jpets.engine.planning.ready_programs import kinds_of, shapes_for
 from jpets.engine.planning.window import Pricing, Window
 from jpets.engine.programs.program import ProgramKey
 from jpets.engine.tasks.sorts import Sort
-from jpets.scheduling.policies.packed import packed
+from jpets.scheduling.policies.auto import Policy
 from jpets.scheduling.queue import Batch
 
 LEAST_QUERIES = 8
@@ -37,7 +37,7 @@ LIGHT, MIXED = -1, -2
 
 
 class Wishes:
-    """``want`` is told of a program and of the seconds that windows lost without it."""
+    """``policy`` plans windows. ``want`` is told of a program and of the seconds that windows lost without it."""
 
     def __init__(
         self,
@@ -45,12 +45,14 @@ class Wishes:
         menu: Menu,
         predictions: Predictions,
         pricing: Pricing,
+        policy: Policy,
         want: Callable[[ProgramKey, float], None],
     ) -> None:
         self._replica = replica
         self._menu = menu
         self._predictions = predictions
         self._pricing = pricing
+        self._policy = policy
         self._want = want
         self._next = 0.0
         """When another window may be looked at (``time.monotonic``)."""
@@ -78,7 +80,7 @@ class Wishes:
         new = {key: sort for key, sort in possible.items() if not self._replica.has_program(key)}
         priced = [(key.bucket, key.variant, self._predictions.estimate(key)) for key in new]
         costs = self._pricing.costs(window.sorts, shapes_for(window.sorts, [*ready, *priced]))
-        plan = packed(window.queue, costs)
+        plan = self._policy(window.queue, costs)
         best = costs.total(window.queue, plan)
         if best >= WORTHWHILE * seconds:
             return
