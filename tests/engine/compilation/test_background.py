@@ -16,10 +16,11 @@ from support import ENGINE_SETTINGS, shallow, wait_until
 
 from jpets.config import BackboneConfig
 from jpets.engine.batch.bucket import Bucket, Variant
-from jpets.engine.compilation import background, process, wanted
+from jpets.engine.compilation import background, wanted
 from jpets.engine.compilation.background import COMPILE_SECONDS, IDLE_SHARE, RETRY_SECONDS, BackgroundCompiler
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.engine import Engine
+from jpets.engine.programs import store
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, ProgramKey
 from jpets.engine.programs.store import ProgramStore
@@ -158,7 +159,7 @@ def test_the_process_compiles_as_the_engine_would(tmp_path: pathlib.Path) -> Non
     name = ProgramStore(tmp_path, first_device()).family_name(FAMILY)
     with jax.default_matmul_precision("highest"):
         assert ProgramStore(tmp_path, first_device()).family_name(FAMILY) != name
-        assert process.settings_as_variables()["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
+        assert store.settings_as_variables()["JAX_DEFAULT_MATMUL_PRECISION"] == "highest"
     assert ProgramStore(tmp_path, first_device()).family_name(FAMILY) == name
 
 
