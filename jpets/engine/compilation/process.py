@@ -18,9 +18,10 @@ import time
 
 import jax
 
+from jpets.engine.programs.child import start_child
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, compile_program, key_from_json, key_to_json
-from jpets.engine.programs.store import ProgramStore, platforms_variable, settings_as_variables
+from jpets.engine.programs.store import ProgramStore, settings_as_variables
 from jpets.engine.workloads.registry import family_from_json
 
 IDLE = 19
@@ -105,24 +106,8 @@ class CompilingProcess:
         return self._process
 
     def _start(self, niceness: int) -> subprocess.Popen[str]:
-        numbers = [jax.local_devices().index(device) for device in self._mesh.devices]
-        root = str(pathlib.Path(__file__).parents[3])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        arguments = [str(self._folder), str(niceness), *map(str, numbers)]
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "jpets.engine.compilation.process", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                **self._settings,
-                "JAX_PLATFORMS": platforms_variable(self._mesh.devices[0].platform),
-                "JAX_NUM_CPU_DEVICES": str(1 + max(numbers)),
-                "PYTHONPATH": os.pathsep.join(paths),
-                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to the server
-            },
-        )
+        module, arguments = "jpets.engine.compilation.process", [str(self._folder), str(niceness)]
+        return start_child(module, arguments, self._mesh.devices, self._settings)
 
 
 def main() -> None:

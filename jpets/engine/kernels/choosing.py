@@ -9,7 +9,6 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,10 +22,11 @@ from jpets.engine.kernels.class_calls import MODEL, ClassCalls, class_calls, eve
 from jpets.engine.kernels.description import describe
 from jpets.engine.kernels.operators import OPERATORS
 from jpets.engine.kernels.trials import Name, Start, run_trials
+from jpets.engine.programs.child import start_child
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, key_to_json
 from jpets.engine.programs.sources import digest_of_code
-from jpets.engine.programs.store import COMPILER_VARIABLES, compiler_settings, platforms_variable, settings_as_variables
+from jpets.engine.programs.store import COMPILER_VARIABLES, compiler_settings, settings_as_variables
 from jpets.errors import InvalidInput
 from pallas_kernels.gates import Device
 
@@ -168,23 +168,7 @@ class _Processes:
         self._device = mesh.devices[0]
 
     def __call__(self, wanted: Sequence[Name]) -> subprocess.Popen[str]:
-        root = str(pathlib.Path(__file__).parents[3])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        number = jax.local_devices().index(self._device)
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "jpets.engine.kernels.process", str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                **settings_as_variables(),
-                "JAX_PLATFORMS": platforms_variable(self._device.platform),
-                "JAX_NUM_CPU_DEVICES": str(1 + number),
-                "PYTHONPATH": os.pathsep.join(paths),
-                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the device's memory belongs to this process
-            },
-        )
+        process = start_child("jpets.engine.kernels.process", [], [self._device], settings_as_variables())
         assert process.stdin is not None
         process.stdin.write(json.dumps({**self._work, "wanted": wanted}) + "\n")
         process.stdin.flush()
