@@ -22,9 +22,6 @@ Takers = Mapping[Bucket, Sequence[Program]]
 KEPT_SECONDS = 1.0
 """Seconds for which shapes keep their costs: programs follow their batches slowly."""
 MOST_KEPT = 256
-HOST_SECONDS = 1.5e-3
-"""What the host does for each batch, beside what it does for each query: of two plans that take the device as long, the
-one with fewer batches is better."""
 
 
 class ReadyPrograms:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jpets.engine.batch.bucket import HEAVY_RUNS
 from jpets.engine.planning.ready_programs import kinds_of
 from jpets.engine.queue.pending import Pending
 from jpets.engine.tasks.sorts import Sort
@@ -58,4 +57,4 @@ class Pricing:
         name = tuple(map(str, kinds)), longest, tokens
         if name not in self._tables:
             self._tables[name] = DeltaTables(profile, kinds, rows=self._most_rows, longest=longest, tokens=tokens)
-        return ReadyCosts(shapes, self._tables[name], self._most_rows, HEAVY_RUNS)
+        return ReadyCosts(shapes, self._tables[name], self._most_rows)

@@ -19,8 +19,9 @@ from jpets.engine.planning.ready_programs import kinds_of, shapes_for
 from jpets.engine.planning.window import Pricing, Window
 from jpets.engine.programs.program import ProgramKey
 from jpets.engine.tasks.sorts import Sort
+from jpets.scheduling.costs.ready_lookup import MIXED
 from jpets.scheduling.policies.auto import Policy
-from jpets.scheduling.queue import Batch
+from jpets.scheduling.queue import BARE, Batch
 
 LEAST_QUERIES = 8
 """A window with fewer is one batch: what it misses is seen when that is placed."""
@@ -32,8 +33,6 @@ LONG_TASK = 96
 """Tokens of a task in a window from which on its heavy deltas are worth long runs."""
 STATIC_LEVEL = 4
 """Eighths of the most runs of a bucket for which programs have room that compute all of them."""
-LIGHT, MIXED = -1, -2
-"""Sorts of programs beside those of one heavy kind."""
 
 
 class Wishes:
@@ -86,7 +85,7 @@ class Wishes:
             return
         missing: dict[ProgramKey, float] = {}
         for batch in plan:
-            sort = self._sort(window, batch)
+            sort = costs.sort_of(window.queue, batch.queries)
             key = next((k for k, own in new.items() if own == sort and _is_shape(batch, k.bucket)), None)
             if key is not None:
                 missing[key] = missing.get(key, 0.0) + batch.seconds
@@ -94,25 +93,13 @@ class Wishes:
         for key, share in missing.items():
             self._want(key, lost * share / sum(missing.values()))
 
-    def _sort(self, window: Window, batch: Batch) -> int:
-        """That of the program that a batch needs."""
-        heavy = {at for at, kind in enumerate(kinds_of(window.sorts)) if _is_heavy(window.sorts, kind)}
-        kinds = set(window.queue.kinds[batch.queries].tolist())
-        if not kinds & heavy:
-            return LIGHT
-        return kinds.pop() if len(kinds) == 1 else MIXED
-
 
 def _is_shape(batch: Batch, bucket: Bucket) -> bool:
     return (batch.tokens, batch.groups) == (bucket.tokens, bucket.groups)
 
 
-def _is_heavy(sorts: Iterable[Sort], kind: tuple[str, ...]) -> bool:
-    return any(sort.heavy for sort in sorts if sort.kind == kind)
-
-
 def possible_variants(window: Window, *, static_runs: bool = False) -> dict[Variant, int]:
-    """The variants that a window's batches may use, each with its sort: LIGHT, MIXED, or a heavy kind.
+    """The variants that a window's batches may use, each with its sort (``ReadyCosts.sort_of``).
 
     With ``static_runs`` batches of one heavy kind have room for half of the most runs that there may be: all of it is
     computed.
@@ -125,7 +112,7 @@ def possible_variants(window: Window, *, static_runs: bool = False) -> dict[Vari
     if light:
         count = {key: sum(int(rows[kinds.index(s.kind)]) for s in light if key in s.classes) for key in _classes(light)}
         total = max(1, sum(int(rows[kinds.index(kind)]) for kind in {s.kind for s in light}))
-        found[make_variant({key: _level(key, count[key] / total) for key in count})] = LIGHT
+        found[make_variant({key: _level(key, count[key] / total) for key in count})] = BARE
     for at, kind in enumerate(kinds):
         own = [sort for sort in sorts if sort.kind == kind]
         if any(sort.heavy for sort in own):

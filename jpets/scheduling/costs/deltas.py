@@ -113,12 +113,12 @@ class DeltaTables:
         chosen = seconds[one, np.arange(len(padded_to))]
         return float((whole - np.where(stepped, heavy, 0.0)).sum() + chosen.sum())
 
-    def heavy_by_run(self, run: int, runs: Sequence[int]) -> Floats:
+    def heavy_by_run(self, run: int) -> Floats:
         """The cost of one task's packed tokens [kinds + 1, tokens + 1] by heavy deltas alone, in steps of ``run``
-        tokens. The profile has the least over ``runs``."""
+        tokens. Where the profile has no steps, it has the least over ``RUNS``."""
         if run not in self._by_run:
             tokens = np.maximum(np.arange(self._tokens + 1), 1)
-            work = {size: -(-tokens // size) * (SETUP_TOKENS + size) for size in {run, *runs}}
+            work = {size: -(-tokens // size) * (SETUP_TOKENS + size) for size in {run, *RUNS}}
             self._by_run[run] = self._heavy_packed * (work[run] / np.min(list(work.values()), axis=0))
             for index, names in enumerate(self._heavy_names):
                 if names and all(name in self._profile.steps for name in names):

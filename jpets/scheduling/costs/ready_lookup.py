@@ -12,10 +12,12 @@ from typing import Literal
 import numpy as np
 
 from jpets.scheduling.costs.batch_costs import BatchCosts, Limits
-from jpets.scheduling.costs.deltas import DeltaTables, task_tokens
+from jpets.scheduling.costs.deltas import RUNS, DeltaTables, task_tokens
 from jpets.scheduling.costs.shape import Shape, ShapeTable, reach, span_costs
 from jpets.scheduling.queue import BARE, Batch, Batches, Bools, Floats, Groups, Ints, Queue
 
+MIXED = BARE - 1
+"""The sort of queries of several kinds, heavy ones among them."""
 MAIN = 2
 """Shapes that most batches of a plan have."""
 STEP = 2.0
@@ -49,14 +51,13 @@ class ReadyCosts(BatchCosts):
     """Costs of batches of at most ``most`` queries in ``shapes``.
 
     A shape's seconds contain the work of its light classes, whether rows use them or not. Heavy deltas cost more, by
-    each task's tokens. ``runs`` are the lengths of heavy steps between which the profile chose.
+    each task's tokens.
     """
 
     mixtures = True
 
-    def __init__(self, shapes: ReadyShapes, deltas: DeltaTables, most: int, runs: Sequence[int]) -> None:
+    def __init__(self, shapes: ReadyShapes, deltas: DeltaTables, most: int) -> None:
         self._shapes = shapes
-        self._runs = runs
         self.deltas = deltas
         every = [*shapes.light, *shapes.heavy]
         self.limits = Limits(
@@ -115,12 +116,16 @@ class ReadyCosts(BatchCosts):
         quick = len(queue) <= MOST_COMPARED and base + each * len(queue) <= PLANNING_SHARE * seconds
         return "quick" if quick else "none"
 
-    def _table(self, queue: Queue, queries: Ints) -> ShapeTable:
+    def sort_of(self, queue: Queue, queries: Ints) -> int:
+        """What shapes these queries need: ``BARE`` for light ones, the kind where all have one heavy kind, or
+        ``MIXED``."""
         kinds = queue.kinds[queries]
         if not self.deltas.heavy[kinds].any():
-            sort = BARE
-        else:
-            sort = int(kinds[0]) if (kinds == kinds[0]).all() else len(self.deltas.heavy)  # past the last: a mixture
+            return BARE
+        return int(kinds[0]) if (kinds == kinds[0]).all() else MIXED
+
+    def _table(self, queue: Queue, queries: Ints) -> ShapeTable:
+        sort = self.sort_of(queue, queries)
         if sort not in self._tables:
             light, heavy, own = self._shapes.light, self._shapes.heavy, self._shapes.own
             self._tables[sort] = ShapeTable(light if sort == BARE else [*heavy, *own.get(sort, ())])
@@ -134,7 +139,7 @@ class ReadyCosts(BatchCosts):
         kinds, tokens = task_tokens(queue, heavy)
 
         def added(run: int) -> float:
-            return float(self.deltas.heavy_by_run(run, self._runs)[kinds, tokens].sum())
+            return float(self.deltas.heavy_by_run(run)[kinds, tokens].sum())
 
         return functools.cache(added)
 
@@ -211,7 +216,7 @@ class ReadyCosts(BatchCosts):
         tasks, kinds, lengths = queue.tasks[order], queue.kinds[order], queue.lengths[order]
         if not self.deltas.heavy[kinds].any():
             return [0.0] * len(order)
-        table = self.deltas.heavy_by_run(min(self._runs), self._runs)
+        table = self.deltas.heavy_by_run(min(RUNS))
         most = table.shape[1] - 1
         sums = np.concatenate([[0], np.cumsum(lengths)])
         first = np.diff(tasks, prepend=tasks[0] - 1) != 0

@@ -19,10 +19,12 @@ from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.planner import Planner
 from jpets.engine.planning.ready_programs import kinds_of, shapes_for
 from jpets.engine.planning.window import read_window
-from jpets.engine.planning.wishes import LIGHT, MIXED, possible_variants
+from jpets.engine.planning.wishes import possible_variants
 from jpets.engine.programs.program import ProgramKey
 from jpets.engine.queue.pending import Pending
+from jpets.scheduling.costs.ready_lookup import MIXED
 from jpets.scheduling.policies.auto import POLICIES
+from jpets.scheduling.queue import BARE
 from jpets.types import Query
 
 
@@ -95,8 +97,8 @@ def test_programs_are_shapes_for_rows_whose_classes_they_have(engine: Engine) ->
 def test_possible_programs_of_a_window(engine: Engine) -> None:
     window = read_window(pendings(engine, ["mask", "bitfit", "adapter", None, "diff", "bitfit"]))
     found = possible_variants(window)
-    assert sorted(found.values()) == sorted([LIGHT, MIXED, *{int(window.queue.kinds[q]) for q in (0, 4)}])
-    light = next(variant for variant, sort in found.items() if sort == LIGHT)
+    assert sorted(found.values()) == sorted([BARE, MIXED, *{int(window.queue.kinds[q]) for q in (0, 4)}])
+    light = next(variant for variant, sort in found.items() if sort == BARE)
     assert not light.has("heavy") and any(key.method == "adapter" for key in light.classes())
     static = possible_variants(window, static_runs=True)
     rooms = [v.level(key) for v, s in static.items() if s >= 0 for key in v.classes() if _heavy(key.method)]

@@ -80,7 +80,7 @@ def test_a_kind_whose_steps_are_not_known_costs_its_beta() -> None:
     one = np.ones(1, np.int_)
     for padded_to in (0, 32):
         assert tables.of_tasks(0 * one, 0 * one, 2 * one, 40 * one, 20 * one, padded_to * one) == 7.0
-    assert tables.heavy_by_run(32, RUNS)[1, 40] == pytest.approx(DIFF.seconds(np.array([40]), 32)[0])
+    assert tables.heavy_by_run(32)[1, 40] == pytest.approx(DIFF.seconds(np.array([40]), 32)[0])
 
 
 @pytest.mark.parametrize("parts", [(-1.0, 0.0, 0.0), (0.0, np.inf, 0.0), (0.0, 0.0, np.nan)])

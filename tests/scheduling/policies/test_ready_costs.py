@@ -41,7 +41,7 @@ PROFILE = CostProfile(
     frozenset({"mask", "diff"}),
 )
 TABLES = DeltaTables(PROFILE, KINDS, rows=13, longest=128, tokens=128)
-COSTS = ReadyCosts(ReadyShapes(LIGHT, HEAVY, {MASK: LONG_RUNS}), TABLES, 13, (32, 64, 128))
+COSTS = ReadyCosts(ReadyShapes(LIGHT, HEAVY, {MASK: LONG_RUNS}), TABLES, 13)
 
 
 def holds(lengths: Sequence[int], shape: Shape) -> bool:
