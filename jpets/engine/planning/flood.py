@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence, Set
+from collections.abc import Hashable, Sequence, Set
 
 from jpets.engine.planning.ready_programs import ReadyPrograms
 from jpets.engine.queue.pending import Pending
@@ -49,11 +49,11 @@ class FloodGuard:
             chosen = short_batch([0, *others], lengths, shapes, most, self._contention.longest)
         return [waiting[q] for q in chosen]
 
-    def serving(self, pendings: Sequence[Pending], seconds: Callable[[], float]) -> None:
-        """Is told which queries will be computed; ``seconds`` predicts how long that takes."""
+    def serving(self, pendings: Sequence[Pending], seconds: float) -> None:
+        """Is told which queries will be computed, and in how many ``seconds``, as predicted."""
         tokens: Counter[Hashable] = Counter()
         for pending in pendings:
             tokens[pending.party] += pending.tokens
         if not self.keeping.isdisjoint(tokens):
-            self._contention.ran(seconds())
+            self._contention.ran(seconds)
         self._contention.spend(tokens, time.monotonic())

@@ -38,11 +38,11 @@ class Placer:
         layout = needs.layout(best.key.bucket)
         ideal = self._ideal(needs, COARSE_LEVELS)
         if ideal is None or self._replica.has_program(ideal):
-            return Plan(pendings, layout, best, copy=copy)
+            return Plan(pendings, layout, best, known, copy=copy)
         seconds = self._predictions.of_key(needs.rows, ideal)
         if seconds >= WORTHWHILE * known:
-            return Plan(pendings, layout, best, copy=copy)
-        return Plan(pendings, layout, best, ideal, known - seconds, copy)
+            return Plan(pendings, layout, best, known, copy=copy)
+        return Plan(pendings, layout, best, known, ideal, known - seconds, copy)
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
         """The best program for these rows, compiled or not; None where the menu has no bucket for them."""

@@ -18,12 +18,13 @@ class Plan:
     """``wanted`` is a program not yet compiled that would run the batch clearly cheaper, by ``missed`` seconds.
 
     ``layout`` is that of the rows in the program's bucket. ``copy`` holds the weights to run on where the whole batch
-    is one hot task's; the rows then lack their heavy deltas.
+    is one hot task's; the rows then lack their heavy deltas. ``seconds`` is its predicted time.
     """
 
     pendings: Sequence[Pending]
     layout: Layout
     program: Program
+    seconds: float
     wanted: ProgramKey | None = None
     missed: float = 0.0
     copy: Params | None = None

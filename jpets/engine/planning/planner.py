@@ -70,7 +70,9 @@ class Planner:
         """
         waiting, rare = self.ready.together(waiting)
         if self._settings.policy == "steady":
-            return steady_plan(waiting, lambda heavy: self.ready.takers(heavy=heavy, rare=rare))
+            return steady_plan(
+                waiting, lambda heavy: self.ready.takers(heavy=heavy, rare=rare), self._predictions.seconds
+            )
         lengths = [pending.row.length for pending in waiting]
         heavy = [pending.row.heavy for pending in waiting]
         if (contended := self._flood.batch(waiting, lengths, heavy, rare=rare)) is not None:
@@ -138,23 +140,18 @@ class Planner:
         """Is told which plan will be computed."""
         if self._merged is not None and self._merged.enabled:
             self._merged.saves(plan.saved)
-        self._flood.serving(plan.pendings, lambda: self.seconds(plan.rows, plan.program))
+        self._flood.serving(plan.pendings, plan.seconds)
         if self._wishes is not None:
-            self._wishes.ran(self.seconds(plan.rows, plan.program))
+            self._wishes.ran(plan.seconds)
 
     def predicted(self, waiting: Sequence[Pending]) -> float:
         """Seconds that the next batch of these queries would take."""
-        plan = self.next_batch(waiting)
-        return self.seconds(plan.rows, plan.program)
+        return self.next_batch(waiting).seconds
 
     def query_weight(self, slots: Mapping[ClassKey, int]) -> float:
         """The cost of a row with these slots in a well-filled batch, as a multiple of a bare row's."""
         added = self._predictions.added([Row({}, slots, 0, USUAL_TOKENS)])
         return 1 + added * self.ready.rate / USUAL_TOKENS
-
-    def seconds(self, rows: Sequence[Row], program: Program) -> float:
-        """Predicted time of these rows in a program."""
-        return self._predictions.seconds(rows, program)
 
     def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
         """Learns from a batch what its program costs."""

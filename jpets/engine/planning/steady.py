@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jpets.engine.batch.layout import Layout
+from jpets.engine.batch.rows import Row
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.ready_programs import Takers
 from jpets.engine.programs.program import Program
@@ -12,15 +13,18 @@ from jpets.engine.queue.pending import Pending
 from jpets.errors import EngineFailure
 
 
-def steady_plan(waiting: Sequence[Pending], takers: Callable[[bool], Takers]) -> Plan:
+def steady_plan(
+    waiting: Sequence[Pending], takers: Callable[[bool], Takers], predicted: Callable[[Sequence[Row], Program], float]
+) -> Plan:
     """The most urgent query's own program, filled with other queries of the same own program. ``takers`` are the ready
-    programs, with or without heavy classes."""
+    programs, with or without heavy classes; ``predicted`` is the time of rows in a program."""
     kinds = [(pending.row.length, pending.row.heavy) for pending in waiting]
     own = {(length, heavy): own_program(length, takers(heavy)) for length, heavy in dict.fromkeys(kinds)}
     program = own[kinds[0]]
     same = [pending for pending, kind in zip(waiting, kinds, strict=True) if own[kind] is program]
     taken = same[: program.key.bucket.rows]
-    return Plan(taken, Layout([pending.row for pending in taken], program.key.bucket), program)
+    rows = [pending.row for pending in taken]
+    return Plan(taken, Layout(rows, program.key.bucket), program, predicted(rows, program))
 
 
 def own_program(length: int, takers: Takers) -> Program:
