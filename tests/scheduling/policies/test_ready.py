@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shape_rule import holds
 
 from jpets.scheduling.costs.shape import Shape
 from jpets.scheduling.order.trigger import MARGIN, lazy_wait
@@ -20,18 +21,6 @@ SHAPES = [
     Shape(64, ((6, 16), (1, 64)), 3.0),
     Shape(128, ((8, 16), (4, 32), (1, 128)), 5.0),
 ]
-
-
-def holds(lengths: tuple[int, ...], shape: Shape) -> bool:
-    """Straight from the definition: each query goes to the shortest group that is long enough."""
-    taken = [0] * len(shape.groups)
-    for length in lengths:
-        fitting = [g for g, (_, longest) in enumerate(shape.groups) if length <= longest]
-        if not fitting:
-            return False
-        taken[fitting[0]] += 1
-    fits = all(count <= n for count, (n, _) in zip(taken, shape.groups, strict=True))
-    return fits and (shape.padded or sum(lengths) <= shape.tokens)
 
 
 def cheapest(lengths: tuple[int, ...]) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shape_rule import holds
 
 from jpets.scheduling.costs.deltas import DeltaTables
 from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
@@ -42,18 +43,6 @@ PROFILE = CostProfile(
 )
 TABLES = DeltaTables(PROFILE, KINDS, rows=13, longest=128, tokens=128)
 COSTS = ReadyCosts(ReadyShapes(LIGHT, HEAVY, {MASK: LONG_RUNS}), TABLES, 13)
-
-
-def holds(lengths: Sequence[int], shape: Shape) -> bool:
-    """Straight from the definition: each query goes to the shortest group that is long enough."""
-    taken = [0] * len(shape.groups)
-    for length in lengths:
-        fitting = [g for g, (_, longest) in enumerate(shape.groups) if length <= longest]
-        if not fitting:
-            return False
-        taken[fitting[0]] += 1
-    fits = all(count <= n for count, (n, _) in zip(taken, shape.groups, strict=True))
-    return fits and (shape.padded or sum(lengths) <= shape.tokens)
 
 
 @st.composite
