@@ -8,7 +8,7 @@ same in every bucket.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,13 @@ class RowTable:
     def used(self) -> npt.NDArray[np.bool_]:
         """Whether each row uses each class [N, classes]."""
         return self.slots > 0
+
+    @functools.cached_property
+    def heavy_tokens(self) -> Mapping[ClassKey, npt.NDArray[np.int_]]:
+        """The tokens [tasks] of each task with a heavy delta, by class."""
+        keys, heavy = self.columns.keys, self.columns.heavy
+        sums = [np.bincount(self.slots[:, column], weights=self.lengths)[1:] for column in heavy]
+        return {keys[at]: own[own > 0].astype(np.int_) for at, own in zip(heavy, sums, strict=True)}
 
     @property
     def replaced(self) -> bool:

@@ -6,13 +6,11 @@ import dataclasses
 import math
 import pathlib
 import threading
-from collections.abc import Sequence
 
-from jpets.engine.batch.rows import Row
 from jpets.engine.costs.coarse_profile import coarse_profile, priced
 from jpets.engine.costs.correction import Correction
 from jpets.engine.costs.cost_table import CostTable
-from jpets.engine.costs.delta_costs import DeltaCosts
+from jpets.engine.costs.delta_costs import DeltaCosts, HeavyTokens
 from jpets.engine.costs.figures import Figures, profile_of
 from jpets.engine.costs.shared_file import SharedFile
 from jpets.engine.device.replica import Replica
@@ -70,22 +68,22 @@ class LiveProfile:
         state = self._now()
         return frozenset(state.profile.beta) - state.classes
 
-    def seconds(self, rows: Sequence[Row], run: int | None = None) -> float:
-        """The time that the heavy deltas of these rows add to a program with steps of ``run`` tokens, or of the best
+    def seconds(self, tokens: HeavyTokens, run: int | None = None) -> float:
+        """The time that the heavy deltas of some rows add to a program with steps of ``run`` tokens, or of the best
         length."""
-        return self._now().deltas.seconds(rows, run)
+        return self._now().deltas.seconds(tokens, run)
 
-    def certain_seconds(self, rows: Sequence[Row]) -> float:
+    def certain_seconds(self, tokens: HeavyTokens) -> float:
         """``seconds``, of which coarse figures count by half: for what does not pay if they are too high."""
         state = self._now()
-        parts = state.deltas.parts(rows).items()
+        parts = state.deltas.parts(tokens).items()
         return sum(seconds * (1.0 if str(key) in state.classes else CERTAIN) for key, seconds in parts)
 
-    def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
+    def ran(self, tokens: HeavyTokens, program: Program, seconds: float) -> None:
         """Learns from the time of a batch. One thread at a time."""
         state = self._now()
         run = program.key.bucket.run(program.key.variant.run)
-        parts = {str(key): part for key, part in state.deltas.parts(rows, run).items()}
+        parts = {str(key): part for key, part in state.deltas.parts(tokens, run).items()}
         with self._lock:
             if parts:
                 self._correction.heavy(program.seconds, parts, seconds)

@@ -61,7 +61,7 @@ class Completion:
                 again.append(pending)
         if again:
             self._answers.fail(self._pending.put_back(again), Saturated(SHUTTING_DOWN))
-        self._planner.ran(batch.plan.rows, program, done - max(batch.dispatched, self._fetched))
+        self._planner.ran(batch.plan.layout.table, program, done - max(batch.dispatched, self._fetched))
         self._fetched = done
 
     def _count(self, batch: InFlight, done: float) -> None:

@@ -29,9 +29,7 @@ class FloodGuard:
         """The parties that keep to their part during the flood."""
         return self._contention.keeping
 
-    def batch(
-        self, waiting: Sequence[Pending], lengths: Sequence[int], heavy: Sequence[bool], *, rare: bool
-    ) -> list[Pending] | None:
+    def batch(self, waiting: Sequence[Pending], *, rare: bool) -> list[Pending] | None:
         """The next batch while a flood lasts; None while there is none."""
         now, most = time.monotonic(), self._most_rows
         self._contention.rate = self._ready.rate
@@ -39,6 +37,7 @@ class FloodGuard:
         modest = self._contention.modest(parties, most, now)
         if not self._contention.lasts(now):
             return None
+        lengths, heavy = [p.row.length for p in waiting], [p.row.heavy for p in waiting]
         first = modest or [0]
         loops = any(heavy[q] for q in first)
         others = [q for q in range(len(waiting)) if q not in first and (loops or not heavy[q])]

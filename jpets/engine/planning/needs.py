@@ -17,14 +17,14 @@ class Needs:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
-        self._table = RowTable(rows)
-        self.lengths = self._table.lengths
-        self._heavy = len(self._table.columns.heavy) > 0
+        self.table = RowTable(rows)
+        self.lengths = self.table.lengths
+        self._heavy = len(self.table.columns.heavy) > 0
         self._layouts: dict[Bucket, Layout] = {}
 
     def layout(self, bucket: Bucket) -> Layout:
         if bucket not in self._layouts:
-            self._layouts[bucket] = Layout(self._table, bucket)
+            self._layouts[bucket] = Layout(self.table, bucket)
         return self._layouts[bucket]
 
     def run(self, bucket: Bucket) -> int:
@@ -47,7 +47,7 @@ class Needs:
 
     def _all_have(self, variant: Variant) -> bool:
         """Whether every row has the variant's classes that replace weights."""
-        return all(self._table.all_use(key) for key in variant.classes() if replaces_weights(key))
+        return all(self.table.all_use(key) for key in variant.classes() if replaces_weights(key))
 
     def variant(self, bucket: Bucket, levels: Sequence[int] = LEVELS, *, static_runs: bool = False) -> Variant:
         """The tightest variant for the rows, with room in steps of ``levels``; with ``static_runs``, which are computed
@@ -55,4 +55,4 @@ class Needs:
         run = self.run(bucket)
         found = self._levels(bucket, run if static_runs else None)
         needs = {key: next(step for step in levels if step >= level) for key, level in found.items()}
-        return make_variant(needs, run, replaced=self._table.replaced)
+        return make_variant(needs, run, replaced=self.table.replaced)

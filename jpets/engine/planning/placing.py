@@ -39,7 +39,7 @@ class Placer:
         ideal = self._ideal(needs, COARSE_LEVELS)
         if ideal is None or self._replica.has_program(ideal):
             return Plan(pendings, layout, best, known, copy=copy)
-        seconds = self._predictions.of_key(needs.rows, ideal)
+        seconds = self._predictions.of_key(needs.table, ideal)
         if seconds >= WORTHWHILE * known:
             return Plan(pendings, layout, best, known, copy=copy)
         return Plan(pendings, layout, best, known, ideal, known - seconds, copy)
@@ -54,7 +54,7 @@ class Placer:
         for program in sorted(self._replica.programs, key=lambda program: program.seconds):
             if program.seconds >= least:
                 break
-            if needs.met_by(program) and (seconds := self._predictions.seconds(needs.rows, program)) < least:
+            if needs.met_by(program) and (seconds := self._predictions.seconds(needs.table, program)) < least:
                 best, least = program, seconds
         if best is None:
             raise EngineFailure(f"no ready program takes {len(needs.rows)} rows of up to {needs.lengths.max()} tokens")

@@ -8,6 +8,7 @@ from functools import partial
 
 from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.row_table import RowTable
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.live_profile import LiveProfile
@@ -73,9 +74,7 @@ class Planner:
             return steady_plan(
                 waiting, lambda heavy: self.ready.takers(heavy=heavy, rare=rare), self._predictions.seconds
             )
-        lengths = [pending.row.length for pending in waiting]
-        heavy = [pending.row.heavy for pending in waiting]
-        if (contended := self._flood.batch(waiting, lengths, heavy, rare=rare)) is not None:
+        if (contended := self._flood.batch(waiting, rare=rare)) is not None:
             self._kept.forget()
             return self.place(contended)
         chosen = self._kept.batch(waiting)
@@ -83,9 +82,10 @@ class Planner:
             batches = self._batches(waiting)
             self._kept.keep(waiting, batches)
             chosen = next(batch for batch in batches if 0 in batch)
-        chosen = self._fair(chosen, waiting, lengths)
+        chosen = self._fair(chosen, waiting)
         if busy and self._settings.policy == "auto":
             own = self.ready.shapes_of(frozenset(waiting[q].sort for q in chosen))
+            lengths = [pending.row.length for pending in waiting]
             chosen = policies.well_filled(chosen, lengths, own, self._settings.max_batch_rows)
         batch = [waiting[q] for q in chosen]
         if self._merged is None or not self._merged.enabled:
@@ -94,12 +94,12 @@ class Planner:
         part = part_to_run(batch, waiting[0], self._merged.copies, self._predictions.certainly_added, light, shapes)
         return dataclasses.replace(self.place(part.pendings, part.copy), saved=part.saves)
 
-    def _fair(self, chosen: list[int], waiting: Sequence[Pending], lengths: Sequence[int]) -> list[int]:
+    def _fair(self, chosen: list[int], waiting: Sequence[Pending]) -> list[int]:
         """``chosen``, or, for several parties, what keeps each one's part in a shape that takes all of them."""
         parties = [pending.party for pending in waiting]
         if len(set(parties)) == 1:
             return chosen
-        most = self._settings.max_batch_rows
+        most, lengths = self._settings.max_batch_rows, [pending.row.length for pending in waiting]
         shapes = self.ready.shapes_for(frozenset(pending.sort for pending in waiting)).any
         held = [fill(sorted(chosen), lengths, shape, most) for shape in shapes]
         best = max((members for members in held if 0 in members), key=len)
@@ -111,7 +111,7 @@ class Planner:
         costs = self._pricing.costs(window.sorts, self.ready.shapes_for(window.sorts))
         plan = self._policy(window.queue, costs)
         if self._wishes is not None:
-            self._wishes.planned(window, costs.total(window.queue, plan))
+            self._wishes.planned(window, costs.device_seconds(window.queue, plan))
         return [batch.queries.tolist() for batch in plan]
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
@@ -153,9 +153,9 @@ class Planner:
         added = self._predictions.added([Row({}, slots, 0, USUAL_TOKENS)])
         return 1 + added * self.ready.rate / USUAL_TOKENS
 
-    def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
+    def ran(self, table: RowTable, program: Program, seconds: float) -> None:
         """Learns from a batch what its program costs."""
-        self._predictions.ran(rows, program, seconds)
+        self._predictions.ran(table, program, seconds)
 
 
 def named_policy(settings: EngineSettings) -> Policy:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jpets.engine.batch.row_table import RowTable
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.costs.delta_costs import heavy_tokens
 from jpets.engine.costs.live_profile import LiveProfile
 from jpets.engine.programs.program import Program, ProgramKey
 
@@ -19,28 +21,28 @@ class Predictions:
 
     def added(self, rows: Sequence[Row]) -> float:
         """Time that the heavy deltas of these rows add to a program's."""
-        return self._profile.seconds(rows)
+        return self._profile.seconds(heavy_tokens(rows))
 
     def certainly_added(self, rows: Sequence[Row]) -> float:
         """``added``, where coarse figures count by half."""
-        return self._profile.certain_seconds(rows)
+        return self._profile.certain_seconds(heavy_tokens(rows))
 
-    def seconds(self, rows: Sequence[Row], program: Program) -> float:
+    def seconds(self, table: RowTable, program: Program) -> float:
         """Time of these rows in a program that is ready."""
-        return program.seconds + self._profile.seconds(rows, _run(program.key))
+        return program.seconds + self._profile.seconds(table.heavy_tokens, _run(program.key))
 
-    def of_key(self, rows: Sequence[Row], key: ProgramKey) -> float:
+    def of_key(self, table: RowTable, key: ProgramKey) -> float:
         """Time of these rows in a program that may never have run."""
-        return self.estimate(key) + self._profile.seconds(rows, _run(key))
+        return self.estimate(key) + self._profile.seconds(table.heavy_tokens, _run(key))
 
     def estimate(self, key: ProgramKey) -> float:
         """Time of a program that may never have run."""
         return self._costs.estimate(key)
 
-    def ran(self, rows: Sequence[Row], program: Program, seconds: float) -> None:
+    def ran(self, table: RowTable, program: Program, seconds: float) -> None:
         """Learns from a batch what its program costs, and what its heavy rows add."""
-        added = self._profile.seconds(rows, _run(program.key))
-        self._profile.ran(rows, program, seconds)
+        added = self._profile.seconds(table.heavy_tokens, _run(program.key))
+        self._profile.ran(table.heavy_tokens, program, seconds)
         self._costs.follow(program, seconds - added)
 
 

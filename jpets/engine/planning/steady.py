@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jpets.engine.batch.layout import Layout
-from jpets.engine.batch.rows import Row
+from jpets.engine.batch.row_table import RowTable
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.ready_programs import Takers
 from jpets.engine.programs.program import Program
@@ -14,7 +14,7 @@ from jpets.errors import EngineFailure
 
 
 def steady_plan(
-    waiting: Sequence[Pending], takers: Callable[[bool], Takers], predicted: Callable[[Sequence[Row], Program], float]
+    waiting: Sequence[Pending], takers: Callable[[bool], Takers], predicted: Callable[[RowTable, Program], float]
 ) -> Plan:
     """The most urgent query's own program, filled with other queries of the same own program. ``takers`` are the ready
     programs, with or without heavy classes; ``predicted`` is the time of rows in a program."""
@@ -23,8 +23,8 @@ def steady_plan(
     program = own[kinds[0]]
     same = [pending for pending, kind in zip(waiting, kinds, strict=True) if own[kind] is program]
     taken = same[: program.key.bucket.rows]
-    rows = [pending.row for pending in taken]
-    return Plan(taken, Layout(rows, program.key.bucket), program, predicted(rows, program))
+    layout = Layout([pending.row for pending in taken], program.key.bucket)
+    return Plan(taken, layout, program, predicted(layout.table, program))
 
 
 def own_program(length: int, takers: Takers) -> Program:

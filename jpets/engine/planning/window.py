@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from jpets.scheduling.costs.measured_profile import CostProfile
 from jpets.scheduling.costs.ready_lookup import ReadyCosts, ReadyShapes
 from jpets.scheduling.queue import BARE, Queue
 
-MOST_TABLES = 64
+MOST_KEPT = 64
 
 
 class Window(NamedTuple):
@@ -38,20 +39,34 @@ def read_window(waiting: Iterable[Pending]) -> Window:
 
 
 class Pricing:
-    """Makes the costs of windows from shapes and the present ``profile``; at most ``most_rows`` run together."""
+    """Makes the costs of windows from shapes and the present ``profile``; at most ``most_rows`` run together. Windows
+    of the same sorts and shapes share costs, and the tables that the first of them made."""
 
     def __init__(self, profile: Callable[[], CostProfile], most_rows: int) -> None:
         self._profile = profile
         self._most_rows = most_rows
         self._known: CostProfile | None = None
         self._tables: dict[tuple[Sequence[str], int, int], DeltaTables] = {}
+        self._costs: dict[tuple[frozenset[Sort], ReadyShapes], ReadyCosts] = {}
 
-    def costs(self, sorts: Iterable[Sort], shapes: ReadyShapes) -> ReadyCosts:
+    def costs(self, sorts: frozenset[Sort], shapes: ReadyShapes) -> ReadyCosts:
+        """Those that were made before, if there are."""
         profile = self._profile()
-        if profile is not self._known or len(self._tables) >= MOST_TABLES:
+        if (sorts, shapes) not in self._costs or profile is not self._known:
+            made = self.made(sorts, shapes)
+            if len(self._costs) >= MOST_KEPT:
+                self._costs.clear()
+            self._costs[sorts, shapes] = made
+        return self._costs[sorts, shapes]
+
+    def made(self, sorts: frozenset[Sort], shapes: ReadyShapes) -> ReadyCosts:
+        """Costs that are not kept."""
+        profile = self._profile()
+        if profile is not self._known or len(self._tables) >= MOST_KEPT:
             self._known = profile
             self._tables.clear()
-        every = [*shapes.light, *shapes.heavy]
+            self._costs.clear()
+        every = [*shapes.light, *shapes.heavy, *itertools.chain(*shapes.own.values())]
         kinds = kinds_of(sorts)
         longest, tokens = max(shape.longest for shape in every), max(shape.tokens for shape in every)
         name = tuple(map(str, kinds)), longest, tokens

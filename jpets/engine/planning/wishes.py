@@ -63,7 +63,7 @@ class Wishes:
         self._unseen += seconds
 
     def planned(self, window: Window, seconds: float) -> None:
-        """Is told of a window and of the predicted time of its plan in the programs that are ready."""
+        """Is told of a window and of the device's predicted time for its plan in the programs that are ready."""
         now = time.monotonic()
         if len(window.queue) < LEAST_QUERIES or now < self._next:
             return
@@ -78,9 +78,9 @@ class Wishes:
         possible = {ProgramKey(bucket, own): sort for own, sort in variants.items() for bucket in self._menu.main}
         new = {key: sort for key, sort in possible.items() if not self._replica.has_program(key)}
         priced = [(key.bucket, key.variant, self._predictions.estimate(key)) for key in new]
-        costs = self._pricing.costs(window.sorts, shapes_for(window.sorts, [*ready, *priced]))
+        costs = self._pricing.made(window.sorts, shapes_for(window.sorts, [*ready, *priced]))
         plan = self._policy(window.queue, costs)
-        best = costs.total(window.queue, plan)
+        best = costs.device_seconds(window.queue, plan)
         if best >= WORTHWHILE * seconds:
             return
         missing: dict[ProgramKey, float] = {}

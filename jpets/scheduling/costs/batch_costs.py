@@ -63,6 +63,10 @@ class BatchCosts(abc.ABC):
         """These queries in the cheapest shape that holds them."""
 
     @abc.abstractmethod
+    def whole(self, queue: Queue) -> Batch | None:
+        """All queries as one batch, where looking for a better plan would take longer than any could save."""
+
+    @abc.abstractmethod
     def pack(self, queue: Queue, order: Ints, aparts: Sequence[Ints]) -> list[Batches]:
         """Batches of neighbours in ``order`` [n], as full as pays: a plan for each of ``aparts`` [n], where no batch
         has queries of two values of it. Values stand in that order."""

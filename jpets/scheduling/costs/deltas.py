@@ -113,6 +113,19 @@ class DeltaTables:
         chosen = seconds[one, np.arange(len(padded_to))]
         return float((whole - np.where(stepped, heavy, 0.0)).sum() + chosen.sum())
 
+    @functools.cached_property
+    def heavy_least(self) -> Floats:
+        """What one task's packed tokens [kinds + 1, tokens + 1] cost at least by heavy deltas, in runs of any length
+        and divided among any batches."""
+        tokens = np.arange(self._tokens + 1)
+        each = np.minimum.accumulate(self._heavy_packed[:, 1:] / tokens[1:], axis=1)
+        table = np.concatenate([np.zeros((len(each), 1)), each * tokens[1:]], axis=1)
+        for index, (task, step, token) in enumerate(self._steps):
+            if np.isfinite(task):  # each part has a step at least, and all of them have as many as the longest need
+                whole = task + step + token * tokens[1:]
+                table[index, 1:] = np.maximum(whole, (step / LONGEST_RUN + token) * tokens[1:])
+        return table
+
     def heavy_by_run(self, run: int) -> Floats:
         """The cost of one task's packed tokens [kinds + 1, tokens + 1] by heavy deltas alone, in steps of ``run``
         tokens. Where the profile has no steps, it has the least over ``RUNS``."""

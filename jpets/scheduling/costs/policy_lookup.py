@@ -85,6 +85,9 @@ class Costs(BatchCosts):
         n, length = int(self.rows_up[len(queries)]), int(self.lengths_up[queue.lengths[queries].max()])
         return Batch(queries, n * length, ((n, length),))
 
+    def whole(self, queue: Queue) -> Batch | None:
+        return None
+
     def pack(self, queue: Queue, order: Ints, aparts: Sequence[Ints]) -> list[Batches]:
         lengths = queue.lengths[order]
         budgets = sorted({max(self.limits.longest, int(share * self.limits.tokens)) for share in BUDGET_SHARES})

@@ -23,17 +23,22 @@ MAIN = 2
 STEP = 2.0
 """Factor between the costs of shapes that ``pack`` uses beside each other for queries of one sort."""
 
+HOST_SECONDS = 1e-3
+"""Seconds of the host for each batch, whatever its rows: without them, a rest would be cut into single queries for the
+last hundredth of the device's time."""
 LEAST_SECONDS = 1e-9
 """A shape whose cost is not known yet takes as much."""
 PLANNING_SECONDS = 1e-3, 4e-5
 """Seconds that further policies take to plan, about: in any case, and for each query."""
+PACKING_SECONDS = 8e-4, 1e-5
+"""The same of ``packed``."""
 PLANNING_SHARE = 0.01
 """Share of a plan's time that they may take: the device waits for the plan."""
 MOST_COMPARED = 512
 """Most queries for which plans are compared."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ReadyShapes:
     """``light`` shapes take any rows without heavy deltas, ``heavy`` ones any rows, ``own[k]`` rows that all have the
     heavy deltas of kind k; ``heavy`` is empty where no row has heavy deltas."""
@@ -86,19 +91,50 @@ class ReadyCosts(BatchCosts):
         return span_costs([queue.lengths[part] for part in parts], shapes, min(most, self.limits.rows))
 
     def batch(self, queue: Queue, queries: Ints) -> Batch:
+        found = self._cheapest(queue, queries)
+        if found is None:
+            longest = queue.lengths[queries].max()
+            raise ValueError(f"{len(queries)} queries of up to {longest} tokens fit no shape")
+        return found
+
+    def _cheapest(self, queue: Queue, queries: Ints) -> Batch | None:
         lengths = np.sort(queue.lengths[queries]).tolist()
         added = self._added(queue, queries)
         best, least = None, np.inf
-        for shape in self._table(queue, queries).holding(lengths):
+        for shape in self._table(self.sort_of(queue, queries)).holding(lengths):
             if shape.seconds >= least:
                 break
             if (seconds := shape.seconds + added(shape.run)) < least:
                 best, least = shape, seconds
-        if best is None:
-            raise ValueError(f"{len(lengths)} queries of up to {lengths[-1]} tokens fit no shape")
-        return Batch(queries, best.tokens, best.groups, least)
+        return None if best is None else Batch(queries, best.tokens, best.groups, least)
+
+    def whole(self, queue: Queue) -> Batch | None:
+        if len(queue) > self.limits.rows:
+            return None
+        every = np.arange(len(queue))
+        if (one := self._cheapest(queue, every)) is None:
+            return None
+        base, each = PACKING_SECONDS
+        saved = one.seconds - self._least(queue, every) - HOST_SECONDS  # another plan has a batch more
+        return one if saved <= base + each * len(queue) else None
+
+    def _least(self, queue: Queue, queries: Ints) -> float:
+        """Predicted seconds that no plan of several batches of these queries undercuts."""
+        heavy = queries[self.deltas.heavy[queue.kinds[queries]]]
+        sorts = {self.sort_of(queue, queries), *queue.kinds[heavy].tolist()}
+        tables = [self._table(sort) for sort in (sorts if len(heavy) == len(queries) else {*sorts, BARE})]
+        rate = min(table.rate for table in tables)
+        shared = max(2 * min(table.least for table in tables), float(queue.lengths[queries].sum()) * rate)
+        if not len(heavy):
+            return shared
+        kinds, tokens = task_tokens(queue, heavy)
+        return shared + float(self.deltas.heavy_least[kinds, tokens].sum())
 
     def total(self, queue: Queue, plan: Batches) -> float:
+        return self.device_seconds(queue, plan) + HOST_SECONDS * len(plan)
+
+    def device_seconds(self, queue: Queue, plan: Batches) -> float:
+        """``total`` without the host's part."""
         return sum(batch.seconds if batch.seconds == batch.seconds else self.seconds(queue, batch) for batch in plan)
 
     def seconds(self, queue: Queue, batch: Batch) -> float:
@@ -109,7 +145,7 @@ class ReadyCosts(BatchCosts):
 
     def shapes_for(self, queue: Queue, queries: Ints) -> Sequence[Shape]:
         """The shapes that take the deltas of these queries, the cheapest first."""
-        return self._table(queue, queries).shapes
+        return self._table(self.sort_of(queue, queries)).shapes
 
     def further_policies(self, queue: Queue, seconds: float) -> Literal["all", "quick", "none"]:
         base, each = PLANNING_SECONDS
@@ -124,8 +160,8 @@ class ReadyCosts(BatchCosts):
             return BARE
         return int(kinds[0]) if (kinds == kinds[0]).all() else MIXED
 
-    def _table(self, queue: Queue, queries: Ints) -> ShapeTable:
-        sort = self.sort_of(queue, queries)
+    def _table(self, sort: int) -> ShapeTable:
+        """The shapes for queries of one sort."""
         if sort not in self._tables:
             light, heavy, own = self._shapes.light, self._shapes.heavy, self._shapes.own
             self._tables[sort] = ShapeTable(light if sort == BARE else [*heavy, *own.get(sort, ())])
@@ -172,7 +208,7 @@ class ReadyCosts(BatchCosts):
         """The cheapest way from place ``first`` of ``order`` to ``last`` where every batch is the longest span that its
         shape holds from where the one before it ended. ``again`` [n] is paid where a batch begins. Until the rest fits
         the shape that costs least for what it holds, only the ``MAIN`` best shapes are tried."""
-        steps = [(shape.seconds, ends(shape)) for shape in self._useful(queue, order[first:last])]
+        steps = [(shape.seconds + HOST_SECONDS, ends(shape)) for shape in self._useful(queue, order[first:last])]
         best_of, main = steps[0][1], steps[:MAIN]
         best = {first: 0.0}
         back: dict[int, int] = {}
@@ -195,7 +231,7 @@ class ReadyCosts(BatchCosts):
     def _useful(self, queue: Queue, order: Ints) -> Sequence[Shape]:
         """Shapes for these queries that hold the longest one: first the ``MAIN`` ones that cost least for what they
         hold, then others of rising cost and size, in steps of ``STEP``."""
-        table, lengths = self._table(queue, order), np.sort(queue.lengths[order])
+        table, lengths = self._table(self.sort_of(queue, order)), np.sort(queue.lengths[order])
         capacities = table.capacities(lengths)
         if not capacities.any():
             raise ValueError(f"a query of {lengths[-1]} tokens is longer than every shape holds")

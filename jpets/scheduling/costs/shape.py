@@ -54,6 +54,10 @@ class ShapeTable:
         self._rows = np.array([shape.rows for shape in self.shapes])
         self._longest = np.array([shape.longest for shape in self.shapes])
         most = max((len(shape.groups) for shape in self.shapes), default=1)
+        self.least = self.shapes[0].seconds if self.shapes else np.inf
+        """Seconds of the cheapest one."""
+        self.rate = min((shape.seconds / shape.tokens for shape in self.shapes), default=np.inf)
+        """Seconds that a token takes at least."""
         groups = [[*shape.groups, *[(0, shape.longest)] * (most - len(shape.groups))] for shape in self.shapes]
         self._group_rows, self._limits = np.moveaxis(np.array(groups, np.int_).reshape(-1, most, 2), -1, 0)
 

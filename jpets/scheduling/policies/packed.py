@@ -29,6 +29,8 @@ def packed(queue: Queue, costs: BatchCosts) -> Batches:
     if len(queue) == 0:
         return []
     costs.check(int(queue.lengths.max()))
+    if (whole := costs.whole(queue)) is not None:
+        return [whole]
     plans = [plan for order, aparts in orders(queue, costs) for plan in costs.pack(queue, order, aparts)]
     best = min(plans, key=partial(costs.total, queue))
     pooled = _pooled(queue, best, costs)

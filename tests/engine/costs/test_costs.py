@@ -12,6 +12,7 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, random_delta, shallow
 
 from jpets.deltas import METHODS
 from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.row_table import RowTable
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.bench import Bench
 from jpets.engine.costs.cost_table import SURPRISE, CostTable
@@ -56,19 +57,21 @@ def test_one_strange_batch_says_little(table: CostTable) -> None:
 
 def test_a_program_learns_what_is_left_beside_heavy_rows(engine: Engine) -> None:
     profile = mock.create_autospec(LiveProfile, instance=True)
-    profile.seconds.side_effect = lambda rows, run: 0.004 * len(rows)
+    profile.seconds.side_effect = lambda tokens, run: 0.004 * sum(len(own) for own in tokens.values())
     planner = Planner(engine.replica, engine.costs, profile, ENGINE_SETTINGS, engine.menu)
+    entry = engine.tasks.entry("default", "mask")
+    mask = entry.resident if entry is not None else None
+    assert mask is not None
+    masks = sum("mask" in str(key) for key in mask.slots)
     own = program(0.010)
     for _ in range(100):
-        planner.ran([Row({}, {}, 0, 5)], own, 0.020)
-    assert own.seconds == pytest.approx(0.016, rel=0.01)
+        planner.ran(RowTable([Row({}, mask.slots, 0, 5)]), own, 0.020)
+    assert own.seconds == pytest.approx(0.020 - 0.004 * masks, rel=0.01)
 
 
 def test_a_query_weighs_what_its_delta_adds_to_its_part_of_a_full_batch(engine: Engine) -> None:
     profile = mock.create_autospec(LiveProfile, instance=True)
-    profile.seconds.side_effect = lambda rows, run=None: (
-        0.003 * sum("mask" in str(key) for row in rows for key in row.slots)
-    )
+    profile.seconds.side_effect = lambda tokens, run=None: 0.003 * sum("mask" in str(key) for key in tokens)
     planner = Planner(engine.replica, engine.costs, profile, ENGINE_SETTINGS, engine.menu)
     fastest = max(shape.tokens / shape.seconds for shape in planner.ready.shapes(heavy=False))
     mask, bitfit = (entry.resident for name in ("mask", "bitfit") if (entry := engine.tasks.entry("default", name)))

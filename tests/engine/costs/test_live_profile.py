@@ -15,6 +15,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.correction import Correction
 from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.costs.delta_costs import HeavyTokens, heavy_tokens
 from jpets.engine.costs.figures import ClassFigures, Figures
 from jpets.engine.costs.live_profile import CERTAIN, LiveProfile
 from jpets.engine.costs.shared_file import SharedFile
@@ -49,8 +50,9 @@ def profile_of(replica: Replica, folder: Path) -> LiveProfile:
     return LiveProfile(replica, CostTable(folder / "a.json", replica.family), folder / "a.profile.json")
 
 
-def row(key: ClassKey, length: int = 5) -> Row:
-    return Row({}, {key: 1}, 0, length)
+def used(*keys: ClassKey) -> HeavyTokens:
+    """A row of five tokens for each of these classes' first tasks."""
+    return heavy_tokens([Row({}, {key: 1}, 0, 5) for key in keys])
 
 
 def test_an_engine_has_costs_of_all_its_classes_when_it_is_made(engine: Engine) -> None:
@@ -60,7 +62,7 @@ def test_an_engine_has_costs_of_all_its_classes_when_it_is_made(engine: Engine) 
     assert all((each.filled >= 0).all() for each in profile.beta.values())
     for key in keys:
         heavy = class_method(key.method).kind == "heavy"
-        assert (str(key) in profile.heavy) == heavy == (engine.profile.seconds([row(key)]) > 0)
+        assert (str(key) in profile.heavy) == heavy == (engine.profile.seconds(used(key)) > 0)
     assert profile.alpha.at([8], [32]) > profile.alpha.at([1], [8]) > 0
     assert profile.packed_seconds(1024, 1024 * 32) > profile.packed_seconds(64, 64 * 32) > 0
 
@@ -74,7 +76,7 @@ def test_coarse_costs_follow_the_speed_that_the_start_measured(tmp_path: Path) -
             for key in shape.core:
                 work = shape.family.network.arithmetic(key.bucket, key.variant)
                 profile._costs.set(key, seconds * work)
-    assert slow.seconds([row(mask)]) == pytest.approx(2 * fast.seconds([row(mask)]))
+    assert slow.seconds(used(mask)) == pytest.approx(2 * fast.seconds(used(mask)))
 
 
 def test_classes_that_come_later_have_costs_too(tmp_path: Path) -> None:
@@ -85,19 +87,19 @@ def test_classes_that_come_later_have_costs_too(tmp_path: Path) -> None:
     assert profile.current is before, "the same until something changes"
     replica.add_banks({diff: 2})
     assert profile.current.beta.keys() == {str(mask), str(diff)}
-    assert profile.seconds([row(diff)]) > 0
+    assert profile.seconds(used(diff)) > 0
 
 
 def test_measured_figures_take_the_place_of_coarse_ones(tmp_path: Path) -> None:
     mask, diff = class_of("mask"), class_of("diff")
     profile = profile_of(replica_of(mask, diff), tmp_path)
-    coarse = profile.seconds([row(diff)])
-    assert profile.certain_seconds([row(diff)]) == pytest.approx(CERTAIN * coarse)
+    coarse = profile.seconds(used(diff))
+    assert profile.certain_seconds(used(diff)) == pytest.approx(CERTAIN * coarse)
     profile.add(figures(str(mask)))
     assert profile.measured == {str(mask)} and profile.coarse == {str(diff)}
-    assert profile.seconds([row(mask)]) == profile.certain_seconds([row(mask)]) == pytest.approx(0.1)
-    assert profile.seconds([row(mask)] * 2) == pytest.approx(0.1), "rows of a task share its cost"
-    assert profile.seconds([row(mask), row(diff)]) == pytest.approx(0.1 + coarse)
+    assert profile.seconds(used(mask)) == profile.certain_seconds(used(mask)) == pytest.approx(0.1)
+    assert profile.seconds(used(mask, mask)) == pytest.approx(0.1), "rows of a task share its cost"
+    assert profile.seconds(used(mask, diff)) == pytest.approx(0.1 + coarse)
 
 
 def test_layers_tell_classes_apart(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_servers_that_measure_at_the_same_time_lose_nothing(tmp_path: Path) -> N
     two.add(figures(str(diff), seconds=0.2))
     assert two.coarse == {str(mask)}, "not read yet"
     two.reload()
-    assert two.seconds([row(mask), row(diff)]) == pytest.approx(0.3)
+    assert two.seconds(used(mask, diff)) == pytest.approx(0.3)
     assert profile_of(replica_of(mask, diff), tmp_path).measured == {str(mask), str(diff)}
 
 

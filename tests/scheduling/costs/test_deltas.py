@@ -6,6 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jpets.engine.batch.bucket import HEAVY_RUNS, Bucket
 from jpets.engine.batch.bucket import SETUP_TOKENS as ENGINE_SETUP
@@ -87,3 +89,22 @@ def test_a_kind_whose_steps_are_not_known_costs_its_beta() -> None:
 def test_steps_without_sense_are_refused(parts: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
         Steps(*parts)
+
+
+CONVEX = CostProfile(
+    profile().alpha,
+    (),
+    {"mask": Grid(AXIS, np.array([1, 100, 1000]), np.array([[0.1, 0.2, 9.0], [50.0, 100.0, 9000.0]]))},
+    frozenset({"mask"}),
+)
+"""Without steps, and dearer for each token the more there are."""
+
+
+@pytest.mark.parametrize("known", [profile(), CONVEX], ids=["steps", "grid"])
+@given(parts=st.lists(st.tuples(st.integers(1, 300), st.sampled_from(RUNS)), min_size=1, max_size=4))
+def test_no_way_to_divide_a_task_undercuts_its_bound(known: CostProfile, parts: list[tuple[int, int]]) -> None:
+    tables = DeltaTables(known, (("mask",),), rows=8, longest=64, tokens=1200)
+    whole = sum(tokens for tokens, _ in parts)
+    divided = sum(float(tables.heavy_by_run(run)[0, tokens]) for tokens, run in parts)
+    assert 0 < tables.heavy_least[0, whole] <= divided * (1 + 1e-9)
+    assert tables.heavy_least[0, 0] == 0.0 and not tables.heavy_least[1].any()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shape_rule import holds
 
+from jpets.scheduling.costs import ready_lookup
 from jpets.scheduling.costs.deltas import DeltaTables
 from jpets.scheduling.costs.measured_profile import CostProfile, Grid, PackedPoint
-from jpets.scheduling.costs.ready_lookup import STEP, ReadyCosts, ReadyShapes
+from jpets.scheduling.costs.ready_lookup import HOST_SECONDS, STEP, ReadyCosts, ReadyShapes
 from jpets.scheduling.costs.shape import Shape, ShapeTable, reach, span_costs
 from jpets.scheduling.policies.auto import POLICIES, auto
 from jpets.scheduling.queue import BARE, Batch, Batches, Queue
@@ -71,6 +73,10 @@ def seconds(queue: Queue, batch: Sequence[int]) -> float:
     return min((s.seconds + added(s) for s in shapes if holds(lengths, s)), default=float("inf"))
 
 
+def whole_time(queue: Queue, plan: Sequence[Sequence[int]]) -> float:
+    return sum(seconds(queue, batch) + HOST_SECONDS for batch in plan)
+
+
 def check_plan(queue: Queue, plan: Batches) -> None:
     assert sorted(q for batch in plan for q in batch.queries.tolist()) == list(range(len(queue)))
     for batch in plan:
@@ -101,7 +107,7 @@ def test_span_costs_of_mini_batches(parts: list[list[int]], most: int) -> None:
 def test_every_policy_plans_over_ready_shapes(queue: Queue, name: str) -> None:
     plan = auto(queue, COSTS).plan if name == "auto" else POLICIES[name](queue, COSTS)
     check_plan(queue, plan)
-    assert COSTS.total(queue, plan) == pytest.approx(sum(seconds(queue, b.queries.tolist()) for b in plan))
+    assert COSTS.total(queue, plan) == pytest.approx(whole_time(queue, [b.queries.tolist() for b in plan]))
 
 
 @given(queues(most=6))
@@ -127,9 +133,38 @@ def test_capacities_are_those_of_the_lengths(lengths: list[int]) -> None:
 def test_packed_is_near_the_plans_of_single_queries_and_of_one_batch(queue: Queue) -> None:
     """Only some shapes are tried, in steps of ``STEP``."""
     plan = POLICIES["packed"](queue, COSTS)
-    alone = sum(seconds(queue, [q]) for q in range(len(queue)))
-    together = seconds(queue, range(len(queue)))
+    alone = whole_time(queue, [[q] for q in range(len(queue))])
+    together = whole_time(queue, [range(len(queue))])
     assert COSTS.total(queue, plan) <= STEP * min(alone, together) + 1e-9
+
+
+@given(queues(most=5), st.floats(0.0, 8.0))
+def test_one_batch_is_kept_where_no_plan_saves_what_planning_takes(queue: Queue, planning: float) -> None:
+    with mock.patch.object(ready_lookup, "PACKING_SECONDS", (planning, 0.0)):
+        whole = COSTS.whole(queue)
+    if whole is not None:
+        check_plan(queue, [whole])
+        best = min(whole_time(queue, plan) for plan in partitions(range(len(queue))))
+        assert COSTS.total(queue, [whole]) <= best + planning + 1e-9
+
+
+def test_one_full_batch_is_kept() -> None:
+    queue = Queue.of([16] * 4)
+    with mock.patch.object(ready_lookup, "PACKING_SECONDS", (0.01, 0.0)):
+        assert COSTS.whole(queue) is not None
+        assert COSTS.whole(Queue.of([16] * 5)) is None
+
+
+def partitions(queries: Sequence[int]) -> Iterator[list[list[int]]]:
+    """Every way to divide queries among batches."""
+    if not queries:
+        yield []
+        return
+    first, *rest = queries
+    for plan in partitions(rest):
+        yield [[first], *plan]
+        for at in range(len(plan)):
+            yield [*plan[:at], [first, *plan[at]], *plan[at + 1 :]]
 
 
 def test_light_rows_stay_out_of_heavy_batches() -> None:
