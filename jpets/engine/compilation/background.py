@@ -6,9 +6,11 @@ import logging
 import os
 import pathlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from jpets.engine.compilation.process import HURRIED, IDLE, CompilingProcess
 from jpets.engine.compilation.program_memory import IDLE_SECONDS, ProgramMemory
@@ -27,16 +29,35 @@ COMPILE_SECONDS = 2.0
 it have lost as much: so at most twice the time is lost that would be if the coming traffic were known (the rule of the
 rented skis)."""
 IDLE_SHARE = 0.1
-"""Share of that loss at which a program is compiled, at the lowest priority, while no other one is to be."""
+"""Share of that loss at which a program is compiled while no other one is to be."""
+HURRY_SHARE = 0.5
+"""The same while compiling is hurried: another program may soon have cost batches more."""
+MENU_SHARE = 0.02
+"""The same while programs of the menu wait, which no batch has missed at all."""
+HURRY_RATE = 0.05
+"""Share of all time that batches lose for want of programs from which on compiling is hurried, and nothing is compiled
+that no batch missed."""
+LOOK_SECONDS = 1.0
+"""Seconds between looks at that share."""
+MOST_WAIT = 120.0
+"""Seconds for which programs that only measure wait for those that batches miss."""
 RETRY_SECONDS = 30.0
 """Seconds until a program that could not be had may be asked for again; each further time twice as long, up to an
 hour."""
 MOST_RETRY_SECONDS = 3600.0
 
 
+class _Next(NamedTuple):
+    """The program to bring next. Idle programs leave for a ``wanted`` one."""
+
+    key: ProgramKey
+    wanted: bool
+    niceness: int
+
+
 class BackgroundCompiler:
-    """Brings the programs that batches keep missing and, while there are none, the ``menu`` as far as ``memory`` has
-    room.
+    """Brings the programs that batches keep missing and, once they miss none badly, the ``menu`` as far as ``memory``
+    has room.
 
     ``add`` receives each loaded program.
     """
@@ -76,8 +97,11 @@ class BackgroundCompiler:
     def want(self, key: ProgramKey, seconds: float) -> None:
         """Notes that a batch would have been ``seconds`` faster in ``key``."""
         with self._changed:
-            if self._wanted.miss(key, seconds) >= self.compile_seconds * IDLE_SHARE:
-                self._changed.notify()
+            missed = self._wanted.miss(key, seconds)
+            if self._hurried:
+                self.process.hurry()
+            if missed >= self._least():
+                self._changed.notify_all()
 
     def need(self, key: ProgramKey) -> Future[None]:
         """Brings a program that is to stay, before all others. The future raises ``EngineFailure`` where it cannot be
@@ -86,21 +110,28 @@ class BackgroundCompiler:
             done = self._needed.setdefault(key, Future())
             if self._closed:
                 self._refuse_needed()
-            self._changed.notify()
+            self._changed.notify_all()
             return done
 
     def offer(self, menu: Iterable[ProgramKey]) -> None:
         """Adds to the menu."""
         with self._changed:
             self._menu += menu
-            self._changed.notify()
+            self._changed.notify_all()
 
     def compile_other(self, family: Family, key: ProgramKey) -> Program | None:
-        """A program of another family than the engine's, which is not kept, in turn with the engine's. None where it
-        could not be had, or the engine closes."""
-        seconds = self.process.compile(family, key)
+        """A program of another family than the engine's, which is not kept. It waits while batches miss programs of the
+        engine's, up to ``MOST_WAIT`` seconds. None where it could not be had; raises ``Saturated`` where the engine
+        closes."""
         with self._changed:
-            self._changed.notify()  # the process may now have to end
+            until = time.monotonic() + MOST_WAIT
+            while not self._closed and self._in_need() and time.monotonic() < until:
+                self._changed.wait(LOOK_SECONDS)
+        seconds = None if self._closed else self.process.compile(family, key)
+        with self._changed:
+            self._changed.notify_all()  # the process may now have to end
+        if self._closed:
+            raise Saturated(SHUTTING_DOWN)
         if seconds is None:
             return None
         program = self._store.load(family, key)
@@ -117,7 +148,7 @@ class BackgroundCompiler:
         with self._changed:
             self._closed = True
             self._refuse_needed()
-            self._changed.notify()
+            self._changed.notify_all()
         self.process.close()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
@@ -131,12 +162,14 @@ class BackgroundCompiler:
         while True:
             with self._changed:
                 while not (self._closed or (next_one := self._next())):
-                    if not self._changed.wait(PROCESS_IDLE_SECONDS if self.process.runs else None):
+                    if self._hurried:
+                        self._changed.wait(LOOK_SECONDS)
+                    elif not self._changed.wait(PROCESS_IDLE_SECONDS if self.process.runs else None):
                         self.process.end_if_idle()
                 if self._closed:
                     return
                 assert next_one is not None
-                key, wanted = next_one
+                key, wanted, niceness = next_one
                 needed = key if key in self._needed else None
                 self._wanted.bring(key)
                 self._busy = True
@@ -145,7 +178,7 @@ class BackgroundCompiler:
                 if needed is not None:
                     problem = self._bring_needed(needed)
                 else:
-                    self._bring(key, wanted)
+                    self._bring(key, wanted, niceness)
             except Exception as error:  # one program fewer; the queries run in others
                 log.exception("a program could not be added")
                 self._store.forget(self._replica.family, key)
@@ -154,18 +187,36 @@ class BackgroundCompiler:
                 problem = error if isinstance(error, JpetsError) else unforeseen
             if needed is not None:
                 self._tell(needed, problem)
-            self._busy = False
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
 
-    def _next(self) -> tuple[ProgramKey, bool] | None:
-        """The program to bring next, and whether it is urgent: one that is to stay, what batches miss most, or one of
-        the menu."""
+    def _next(self) -> _Next | None:
+        """One that is to stay, what batches miss most, or one of the menu."""
         if self._needed:
-            return next(iter(self._needed)), False
+            return _Next(next(iter(self._needed)), wanted=False, niceness=IDLE)
+        niceness = HURRIED if self._hurried else IDLE
         if (key := self._wanted.most(self.compile_seconds)) is not None:
-            return key, True
-        if (key := self._wanted.most(self.compile_seconds * IDLE_SHARE)) is not None:
-            return key, False
-        return (self._menu.pop(0), False) if self._menu else None
+            return _Next(key, wanted=True, niceness=niceness)
+        if (key := self._wanted.most(self._least())) is not None:
+            return _Next(key, wanted=False, niceness=niceness)
+        if self._menu and not self._hurried:
+            return _Next(self._menu.pop(0), wanted=False, niceness=IDLE)
+        return None
+
+    @property
+    def _hurried(self) -> bool:
+        """Whether batches lose much for want of programs."""
+        return self._wanted.rate > HURRY_RATE
+
+    def _least(self) -> float:
+        """Seconds that batches have lost without a program that is worth compiling."""
+        share = HURRY_SHARE if self._hurried else MENU_SHARE if self._menu else IDLE_SHARE
+        return self.compile_seconds * share
+
+    def _in_need(self) -> bool:
+        """Whether batches lose much, or miss a program that is to come."""
+        return self._hurried or self._wanted.most(self.compile_seconds * IDLE_SHARE) is not None
 
     def _failed(self, key: ProgramKey) -> None:
         self.failed += 1
@@ -198,14 +249,14 @@ class BackgroundCompiler:
     def _load(self, key: ProgramKey, niceness: int) -> Program | None:
         return self._store.load(self._replica.family, key) or self._compile(key, niceness)
 
-    def _bring(self, key: ProgramKey, wanted: bool) -> None:
+    def _bring(self, key: ProgramKey, wanted: bool, niceness: int) -> None:
         """Adds a program if it is still missing and there is room. Idle programs leave only for a wanted one."""
         if self.memory.has(key):
             return
         gone: list[ProgramKey] | None = None
         if wanted or not self.memory.full:
             try:
-                program = self._load(key, HURRIED if wanted else IDLE)
+                program = self._load(key, niceness)
             except OutOfSpace as full:
                 log.warning("a program must wait: %s", full)
             else:

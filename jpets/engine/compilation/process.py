@@ -1,7 +1,7 @@
 """The process that compiles beside the traffic, at low priority.
 
 It compiles and writes to the program store; the server only loads the result. Run as
-``python -m jpets.engine.compilation.process STORE NICENESS DEVICE...``, with the devices' numbers; each line of
+``python -m jpets.engine.compilation.process STORE DEVICE...``, with the devices' numbers; each line of
 standard input is a family, or a program of the latest one.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import time
 
 import jax
 
-from jpets.engine.programs.child import start_child
+from jpets.engine.programs.child import renice, start_child
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, compile_program, key_from_json, key_to_json
 from jpets.engine.programs.store import ProgramStore, settings_as_variables
@@ -26,9 +25,9 @@ from jpets.engine.workloads.registry import family_from_json
 
 IDLE = 19
 """Niceness of what can wait: it takes a sixtieth of a core that is busy."""
-HURRIED = 5
-"""Niceness of a program that batches miss: a quarter of a core that is busy, or the traffic that deserves it would keep
-it from coming."""
+HURRIED = 0
+"""Niceness while batches lose much for want of programs: as the server itself, or the traffic that needs them would
+keep them from coming."""
 TRIES = 2
 """Immediate tries of a program: the process that compiled it may have died for another reason (it was killed, memory
 was short)."""
@@ -43,12 +42,20 @@ class CompilingProcess:
         self._mesh = mesh
         self._settings = settings_as_variables()
         self._process: subprocess.Popen[str] | None = None
-        self._niceness = IDLE
+        self._niceness = 0
         self._family: Family | None = None
         """The family that the process was told last."""
         self._lock = threading.Lock()
         """Held while the process compiles a program, or ends."""
         self._closed = False
+        self._may_hurry = True
+        self._renicing = threading.Lock()
+
+    def hurry(self) -> None:
+        """Lets what is compiled now, if anything, end sooner: batches lose much, for want of it or of another one."""
+        process = self._process
+        if process is not None and self._niceness > HURRIED and self._may_hurry:
+            self._may_hurry = self._renice(process, HURRIED)  # if not, it is not asked again at every batch
 
     @property
     def runs(self) -> bool:
@@ -99,24 +106,31 @@ class CompilingProcess:
                 pass
 
     def _running(self, niceness: int) -> subprocess.Popen[str]:
-        if niceness != self._niceness:
+        if self._process is not None and not self._renice(self._process, niceness):
             self._end()
         if self._process is None or self._process.poll() is not None:
-            self._process, self._niceness, self._family = self._start(niceness), niceness, None
+            self._process, self._niceness, self._family = self._start(), 0, None
+            self._renice(self._process, niceness)
         return self._process
 
-    def _start(self, niceness: int) -> subprocess.Popen[str]:
-        module, arguments = "jpets.engine.compilation.process", [str(self._folder), str(niceness)]
-        return start_child(module, arguments, self._mesh.devices, self._settings)
+    def _renice(self, process: subprocess.Popen[str], niceness: int) -> bool:
+        """Whether the process has this niceness now."""
+        with self._renicing:
+            if niceness != self._niceness and not renice(process, niceness):
+                return False
+            self._niceness = niceness
+            return True
+
+    def _start(self) -> subprocess.Popen[str]:
+        module, folder = "jpets.engine.compilation.process", str(self._folder)
+        return start_child(module, [folder], self._mesh.devices, self._settings)
 
 
 def main() -> None:
     """The process: compiles the programs on standard input until that ends; reports the processor time of each."""
-    with contextlib.suppress(OSError):
-        os.nice(int(sys.argv[2]))
     folder = pathlib.Path(sys.argv[1])
     devices = jax.local_devices()
-    mesh = MeshSlice([devices[int(number)] for number in sys.argv[3:]])
+    mesh = MeshSlice([devices[int(number)] for number in sys.argv[2:]])
     store = ProgramStore(folder, mesh)
     family: Family | None = None
     with contextlib.suppress(BrokenPipeError):  # the server was killed

@@ -10,12 +10,16 @@ from operator import itemgetter
 from jpets.engine.programs.program import ProgramKey
 
 MOST_WANTED = 1024
+RATE_SECONDS = 10.0
+"""Seconds after which a loss counts for a third of what it was, in the rate of losses."""
 
 
 class Wanted:
     """Not thread-safe."""
 
     def __init__(self) -> None:
+        self._lost, self._at = 0.0, time.monotonic()
+        """What batches lost until then, where each earlier loss counts for less: see ``rate``."""
         self._missed: dict[ProgramKey, float] = {}
         """Seconds that batches lost because a program was not there."""
         self._not_before: dict[ProgramKey, float] = {}
@@ -24,6 +28,7 @@ class Wanted:
 
     def miss(self, key: ProgramKey, seconds: float) -> float:
         """Notes that batches would have been ``seconds`` faster in a program. Returns all that they lost."""
+        self._lost, self._at = self.rate * RATE_SECONDS + seconds, time.monotonic()
         if time.monotonic() < self._not_before.get(key, 0.0):
             return 0.0
         if len(self._missed) > MOST_WANTED:
@@ -35,6 +40,11 @@ class Wanted:
         """The program that is missed most, if batches lost at least so many seconds."""
         key = max(self._missed, key=self._missed.__getitem__, default=None)
         return key if key is not None and self._missed[key] >= least else None
+
+    @property
+    def rate(self) -> float:
+        """Seconds that batches lose in a second for want of programs, lately."""
+        return self._lost * math.exp((self._at - time.monotonic()) / RATE_SECONDS) / RATE_SECONDS
 
     def count(self, least: float) -> int:
         """The programs without which batches lost at least so many seconds."""

@@ -127,8 +127,6 @@ class IdleMeasurement:
                 continue
             program = self._compile(bench.family, wanted)
             if program is None:
-                if self._closed.is_set():
-                    raise Saturated(SHUTTING_DOWN)
                 raise EngineFailure("a program to measure could not be compiled")
             programs[wanted] = program
             if not wanted.variant.classes():

@@ -13,6 +13,24 @@ import jax
 from jpets.engine.programs.store import platforms_variable
 
 
+def renice(process: subprocess.Popen[str], niceness: int) -> bool:
+    """Gives a process another niceness, or this process's own where that is higher. False where that is not allowed:
+    anyone may raise a niceness, and few may lower one (``CAP_SYS_NICE``)."""
+    least = max(niceness, os.getpriority(os.PRIO_PROCESS, 0))
+    try:  # on Linux each thread has its own
+        threads = list(map(int, os.listdir(f"/proc/{process.pid}/task")))
+    except OSError:
+        threads = [process.pid]
+    for thread in threads:
+        try:
+            os.setpriority(os.PRIO_PROCESS, thread, least)
+        except ProcessLookupError:
+            pass  # it has ended
+        except PermissionError:
+            return False
+    return True
+
+
 def start_child(
     module: str, arguments: Sequence[str], devices: Sequence[jax.Device], settings: Mapping[str, str]
 ) -> subprocess.Popen[str]:

@@ -17,7 +17,16 @@ from support import ENGINE_SETTINGS, shallow, wait_until
 from jpets.config import BackboneConfig
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.compilation import background, wanted
-from jpets.engine.compilation.background import COMPILE_SECONDS, IDLE_SHARE, RETRY_SECONDS, BackgroundCompiler
+from jpets.engine.compilation.background import (
+    COMPILE_SECONDS,
+    HURRY_RATE,
+    IDLE_SHARE,
+    LOOK_SECONDS,
+    RETRY_SECONDS,
+    BackgroundCompiler,
+)
+from jpets.engine.compilation.process import HURRIED, IDLE
+from jpets.engine.compilation.wanted import Wanted
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.engine import Engine
 from jpets.engine.programs import store
@@ -176,3 +185,56 @@ def test_halves_of_files_go_at_the_next_start(tmp_path: pathlib.Path) -> None:
     assert not old.exists()
     assert not kept.exists()
     assert new.exists(), "another process may be writing it"
+
+
+def test_programs_without_which_batches_lose_much_come_first_and_soon(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, brought, compile = [0.0], list[tuple[int, int]](), compiler.process.compile
+    monkeypatch.setattr(Wanted, "rate", property(lambda self: lost[0]))
+    hurried = mock.Mock()
+    monkeypatch.setattr(compiler.process, "hurry", hurried)
+
+    def watched(family: Family, key: ProgramKey, *, niceness: int) -> float | None:
+        brought.append((key.bucket.tokens, niceness))
+        if len(brought) == 1:
+            hurried.assert_not_called()
+            lost[0] = 2 * HURRY_RATE
+            compiler.want(unlisted(11), compiler.compile_seconds)
+            hurried.assert_called_once()
+        return compile(family, key, niceness=niceness)
+
+    monkeypatch.setattr(compiler.process, "compile", watched)
+    compiler.offer([unlisted(10), unlisted(9)])
+    wait_until(lambda: compiler._replica.has_program(unlisted(11)))
+    time.sleep(2 * LOOK_SECONDS)
+    assert brought == [(10, IDLE), (11, HURRIED)], "nothing else while batches lose so much"
+    lost[0] = 0.0
+    wait_until(lambda: len(brought) == 3 and not compiler.waiting)
+    assert brought[2] == (9, IDLE)
+
+
+def test_programs_that_only_measure_wait_for_those_that_batches_miss(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile, order = compiler.process.compile, list[int]()
+
+    def watched(family: Family, key: ProgramKey, *, niceness: int = IDLE) -> float | None:
+        order.append(key.bucket.tokens)
+        return compile(family, key, niceness=niceness)
+
+    monkeypatch.setattr(compiler.process, "compile", watched)
+    compiler.want(unlisted(7), compiler.compile_seconds)
+    assert compiler.compile_other(compiler._replica.family, unlisted(6)) is not None
+    assert order == [7, 6]
+
+
+def test_programs_that_only_measure_do_not_wait_for_ever(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "MOST_WAIT", 0.3)
+    monkeypatch.setattr(compiler, "_in_need", lambda: True)
+    assert compiler.compile_other(compiler._replica.family, unlisted(5)) is not None
+    monkeypatch.setattr(compiler, "_closed", True)
+    with pytest.raises(Saturated):
+        compiler.compile_other(compiler._replica.family, unlisted(5))

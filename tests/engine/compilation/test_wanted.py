@@ -12,7 +12,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.compilation import wanted
 from jpets.engine.compilation.remembered import RememberedPrograms
-from jpets.engine.compilation.wanted import MOST_WANTED, Wanted
+from jpets.engine.compilation.wanted import MOST_WANTED, RATE_SECONDS, Wanted
 from jpets.engine.programs.program import Program, ProgramKey
 
 LORA = ClassKey("lora", (("query", 8),), (0, 1))
@@ -73,3 +73,19 @@ def test_a_damaged_file_is_left_out(tmp_path: pathlib.Path, text: str) -> None:
     assert RememberedPrograms(path).read([LORA]) == []
     path.write_text(json.dumps([]))
     assert RememberedPrograms(path).read([LORA]) == []
+
+
+def test_what_batches_lose_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = mock.Mock(monotonic=mock.Mock(return_value=100.0))
+    monkeypatch.setattr(wanted, "time", clock)
+    own = Wanted()
+    assert own.rate == 0.0
+    for _ in range(1000):  # a tenth of the time, for 100 seconds
+        clock.monotonic.return_value += 0.1
+        own.miss(key(1), 0.01)
+    assert own.rate == pytest.approx(0.1, rel=0.02)
+    own.bring(key(1))
+    own.brought()
+    assert own.rate == pytest.approx(0.1, rel=0.02), "it has not become faster yet"
+    clock.monotonic.return_value += 10 * RATE_SECONDS
+    assert own.rate < 1e-4
