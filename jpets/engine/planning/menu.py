@@ -35,12 +35,16 @@ class Menu:
         self._lengths: Ints = np.zeros(0, np.int_)
         self._new = 0
         self.buckets: Sequence[Bucket] = tuple(self._fixed)
-        """The cheapest first; a new tuple at every change."""
+        """The cheapest first, but after learnt mixtures the ladder's own that are as large: for one batch, programs of
+        both would be one too many. A new tuple at every change."""
 
     def learn(self, buckets: Iterable[Bucket]) -> None:
         """Begins with shapes that were learnt before."""
         self._learnt = tuple(dict.fromkeys(bucket for bucket in buckets if bucket not in self._fixed))
-        self.buckets = tuple(sorted({*self._fixed, *self._learnt}, key=self._cost))
+        least = min(map(self._cost, self._learnt), default=float("inf"))
+        later = [bucket for bucket in self._fixed if not bucket.rectangular and self._cost(bucket) >= least]
+        first = {*self._fixed, *self._learnt}.difference(later)
+        self.buckets = (*sorted(first, key=self._cost), *later)
 
     @property
     def main(self) -> Sequence[Bucket]:

@@ -149,7 +149,7 @@ def shapes_for(sorts: Set[Sort], programs: Iterable[tuple[Bucket, Variant, float
             if has >= needed and (not variant.replaced or _replaces(variant, shared)):
                 _keep(of_kind[kind], bucket, shape)
     return ReadyShapes(
-        list(any_light.values()),
+        list((any_light or looped).values()),
         list(any_heavy.values()),
         {kind: list(each.values()) for kind, each in of_kind.items()},
     )

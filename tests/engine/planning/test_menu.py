@@ -63,3 +63,15 @@ def test_learnt_shapes_of_the_last_start() -> None:
     own = menu()
     own.learn([FIXED[0], Bucket(1000, ((40, 40),))])
     assert [bucket for bucket in own.buckets if bucket not in FIXED] == [Bucket(1000, ((40, 40),))]
+
+
+def test_learnt_mixtures_come_before_the_ladders() -> None:
+    own = menu()
+    assert list(own.buckets) == sorted(FIXED, key=cost)
+    learnt = Bucket(200, ((8, 40),))
+    own.learn([learnt])
+    large = [bucket for bucket in FIXED if not bucket.rectangular and cost(bucket) >= cost(learnt)]
+    small = [bucket for bucket in FIXED if not bucket.rectangular and bucket not in large]
+    assert large and set(own.buckets[-len(large) :]) == set(large)
+    first = own.buckets[: -len(large)]
+    assert learnt in first and small and set(small) < set(first) and list(first) == sorted(first, key=cost)

@@ -94,6 +94,12 @@ def test_programs_are_shapes_for_rows_whose_classes_they_have(engine: Engine) ->
     assert len(more.heavy) == len(shapes.heavy) and len(more.light) == len(shapes.light)
 
 
+def test_light_rows_that_only_programs_with_loops_take(engine: Engine) -> None:
+    window = read_window(pendings(engine, ["bitfit"]))
+    looped = [(p.key.bucket, p.key.variant, 1.0) for p in engine.replica.programs if p.key.variant.has("heavy")]
+    assert looped and len(shapes_for(window.sorts, looped).light) == len({bucket for bucket, _, _ in looped})
+
+
 def test_possible_programs_of_a_window(engine: Engine) -> None:
     window = read_window(pendings(engine, ["mask", "bitfit", "adapter", None, "diff", "bitfit"]))
     found = possible_variants(window)
