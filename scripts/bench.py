@@ -28,6 +28,7 @@ from benches.scheduling.batching import batching
 from benches.scheduling.migration import interval, migration
 from benches.scheduling.validation import validation
 from benches.service.arrivals import arrivals
+from benches.service.costs import costs
 from benches.service.jobs import jobs
 from benches.service.registered import registered
 from benches.service.serving import serving
@@ -42,6 +43,7 @@ COMMANDS = (
     breakdown,
     capacity,
     choice,
+    costs,
     host,
     interval,
     jobs,

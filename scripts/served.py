@@ -59,14 +59,17 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(options: Sequence[str], timeout: float = 600, program: Sequence[str] = SERVER) -> Iterator[Served]:
-    """``python -m jpets.serve`` with these options, from process start to ready; ended with SIGTERM."""
+def serve(
+    options: Sequence[str], timeout: float = 600, program: Sequence[str] = SERVER, tree: pathlib.Path = ROOT
+) -> Iterator[Served]:
+    """``python -m jpets.serve`` of a checkout with these options, from process start to ready; ended with SIGTERM."""
     port = free_port()
-    command = [sys.executable, *program, *options, "--port", str(port), "--log-level", "warning"]
+    elsewhere = ["-P"] if tree != ROOT else []  # not the code of the working directory
+    command = [sys.executable, *elsewhere, *program, *options, "--port", str(port), "--log-level", "warning"]
     url = f"http://127.0.0.1:{port}"
     with (
         httpx.Client(base_url=url, timeout=30) as client,
-        running(command, {"PYTHONPATH": str(ROOT)}, lambda: _ready(client), timeout) as (seconds, pid),
+        running(command, {"PYTHONPATH": str(tree)}, lambda: _ready(client), timeout) as (seconds, pid),
     ):
         yield Served(url, client, seconds, pid)
 

@@ -123,7 +123,10 @@ def _of_systems(document: Document) -> dict[str, Sequence[str]]:
 
 
 def _given(options: Mapping[str, Any]) -> str:
-    return " ".join(f"--{name.replace('_', '-')} {_value(value)}" for name, value in options.items())
+    flags = {name: f"--{name.replace('_', '-')}" for name in options}
+    return " ".join(
+        flags[name] if value is True else f"{flags[name]} {_value(value)}" for name, value in options.items()
+    )
 
 
 def _value(value: Any) -> str:

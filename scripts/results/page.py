@@ -35,6 +35,7 @@ OF_REPORTS: Mapping[str, Tables] = {
     "serving": service_tables.serving,
     "infinity": service_tables.infinity,
     "startup": service_tables.startup,
+    "costs": service_tables.costs,
     "registered": service_tables.registered,
     "arrivals": service_tables.arrivals,
     "training": service_tables.training,

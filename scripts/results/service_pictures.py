@@ -27,7 +27,8 @@ def draw_serving(found: Sequence[Document]) -> None:
         target = document.settings["target"] * 1e3
         row[1].axhline(target, color="grey", linestyle="--", linewidth=0.8)
         row[1].set_yscale("log")
-        row[0].set_title(f"MiniLM embeddings over HTTP, {document.settings['lengths']} lengths", fontsize=9)
+        what = "MiniLM's tasks of five methods" if document.settings.get("mix") else "MiniLM embeddings"
+        row[0].set_title(f"{what} over HTTP, {document.settings['lengths']} lengths", fontsize=9)
 
 
 def _ends(axis: Axes, label: str) -> None:

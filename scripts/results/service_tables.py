@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from results.documents import RESULTS, ROOT, Document, read_lines
 from results.markdown import MISSING, markdown_table, milliseconds, percent, ratio
 
-SYSTEMS = {"pets": "jpets", "single": "no batching", "naive": "one padded batch"}
+SYSTEMS = {
+    "pets": "jpets",
+    "before": "an earlier jpets",
+    "single": "no batching",
+    "naive": "one padded batch",
+}
 TARGETS = (0.1, 0.2)
 """Limit of the p99 in seconds."""
 
@@ -26,7 +31,7 @@ def serving(found: Sequence[Document]) -> str:
                 [
                     SYSTEMS[name],
                     each.cpu,
-                    each.settings["lengths"],
+                    each.settings["lengths"] + (", five methods" if each.settings.get("mix") else ""),
                     f"{own['qps']:.0f}",
                     f"{each.systems['pets']['qps'] / own['qps']:.2f}" if name != "pets" else MISSING,
                     *(f"{rate:.0f}" if rate is not None else MISSING for rate in most[1:]),
@@ -80,6 +85,22 @@ def soak() -> str:
         ["resident memory, GB", f"{own['resident_bytes'] / 1e9:.2f}"],
     ]
     return f"{markdown_table(['', 'requests', 'p50, ms', 'p99, ms'], rows)}\n\n{markdown_table(['in all', ''], others)}"
+
+
+def costs(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        first, later = each.systems["meanwhile"], each.systems["afterwards"]
+        rows.append(
+            [
+                f"{first['measured']} of {first['classes']} classes",
+                f"{first['seconds']:.0f}",
+                *(milliseconds(own[name]) for name in ("p50", "p99") for own in (first, later)),
+                f"{first['p99'] / later['p99']:.2f}",
+            ]
+        )
+    head = ["measured", "s after ready", "p50 meanwhile, ms", "next start", "p99 meanwhile, ms", "next start", "ratio"]
+    return markdown_table(head, rows)
 
 
 def registered(found: Sequence[Document]) -> str:

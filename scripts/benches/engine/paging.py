@@ -120,7 +120,7 @@ def paging(
             "eager": stack.enter_context(make(names=names, slots=slots, host_memory_gb=host_memory_gb, prefetch=False)),
             "few": stack.enter_context(make(names=[*names[: len(each)], *(names[n] for n in few)], slots=slots)),
         }
-        for name in ("resident", "paged"):
+        for name in ("resident", "paged", "eager"):
             touch(engines[name], names, name)
         figures: dict[str, Any] = {}
         for traffic in TRAFFIC:

@@ -41,10 +41,12 @@ class ServedEngine:
         return [Query(self._tasks[task].id, input_ids=tokens) for task, tokens in zip(owners, ids, strict=True)]
 
     def warm_up(self, lengths: np.ndarray, owners: np.ndarray, seconds: float) -> None:
-        """Passes over other orders of the same lengths and tasks, for so many seconds."""
+        """Passes over other orders of the same lengths and tasks, for so many seconds. Then nothing is compiled any
+        more: it would take cores from the systems that are timed beside this one."""
         until, rng = time.perf_counter() + seconds, np.random.default_rng(7)
         while time.perf_counter() < until:
             self.run(self.queries(rng.permutation(lengths).tolist(), rng.permutation(owners).tolist()))
+        self.engine.compiler.close()
         report = self.engine.report().devices[0]
         console.log(
             f"{self.engine.settings.policy}: {len(self.engine.replica.programs)} programs after {seconds:.0f} s, "

