@@ -1,4 +1,4 @@
-"""Brings programs while queries are answered: compiled in another process of low priority, loaded here."""
+"""Brings programs while queries are answered: compiled in another process, loaded here."""
 
 from __future__ import annotations
 

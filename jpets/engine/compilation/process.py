@@ -1,4 +1,4 @@
-"""The process that compiles beside the traffic, at low priority.
+"""The process that compiles beside the traffic: at low priority, unless batches lose much meanwhile.
 
 It compiles and writes to the program store; the server only loads the result. Run as
 ``python -m jpets.engine.compilation.process STORE DEVICE...``, with the devices' numbers; each line of

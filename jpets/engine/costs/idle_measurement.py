@@ -1,6 +1,6 @@
 """Measures the figures of classes while an engine serves: one short batch at a time, when nothing else runs or waits.
 
-The programs that are timed are compiled by the process of low priority that compiles in the background. They are timed
+The programs that are timed are compiled by the process that compiles in the background, at low priority. They are timed
 here, by the owner of the device, whose moments without work are free of charge: a query that comes meanwhile waits for
 one short batch at most.
 """
