@@ -15,20 +15,24 @@ import typer
 from benches.device.kernels import choice, kernels
 from benches.engine.breakdown import breakdown
 from benches.engine.capacity import capacity, memory
+from benches.engine.curve import curve
 from benches.engine.host import host
 from benches.engine.layerwise import layerwise
 from benches.engine.operators import operators
 from benches.engine.paging import paging
 from benches.engine.prediction import prediction
 from benches.engine.programs import programs
+from benches.engine.runtimes import runtimes
 from benches.engine.scaling import scaling
 from benches.engine.throughput import throughput
 from benches.engine.training import training
 from benches.scheduling.batching import batching
 from benches.scheduling.migration import interval, migration
+from benches.scheduling.spread import spread
 from benches.scheduling.validation import validation
 from benches.service.arrivals import arrivals
 from benches.service.costs import costs
+from benches.service.growth import growth
 from benches.service.jobs import jobs
 from benches.service.registered import registered
 from benches.service.serving import serving
@@ -44,6 +48,8 @@ COMMANDS = (
     capacity,
     choice,
     costs,
+    curve,
+    growth,
     host,
     interval,
     jobs,
@@ -56,7 +62,9 @@ COMMANDS = (
     prediction,
     programs,
     registered,
+    runtimes,
     scaling,
+    spread,
     training,
     serving,
     tenants,

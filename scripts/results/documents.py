@@ -103,6 +103,9 @@ def _of_systems(document: Document) -> dict[str, Sequence[str]]:
             policies = list(dict.fromkeys("fixed" if name.startswith("fixed") else name for name in exact))
             served = [name.removeprefix(SERVED) for name in names if name.startswith(SERVED)]
             return {"policies": policies, "served": served} if served else {"policies": policies}
+        case "curve":
+            sides = dict.fromkeys(name.partition("/")[2] for name in names)
+            return {"systems": [side for side in sides if side != "single"]}
         case "interval":
             return {"systems": names, "redraws": [f"{point['redraw']:g}" for point in series[0]]}
         case "migration":

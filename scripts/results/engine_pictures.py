@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import pyplot
 
 from results.documents import Document
-from results.engine_tables import PETS_TASKS, capacities
+from results.engine_tables import COPIES, PETS_TASKS, TORCH, capacities, curve_points
 
 
 def draw_operators(found: Sequence[Document]) -> None:
@@ -134,3 +134,49 @@ def draw_breakdown(found: Sequence[Document]) -> None:
     axis.set_yticks(range(len(found)), labels, fontsize=8)
     axis.set_xlabel("share of the time of a batch")
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=7, ncols=5)
+
+
+def draw_curve(found: Sequence[Document]) -> None:
+    """PetS figures 7 and 8: jpets by the number of tasks, over one task alone and over merged copies."""
+    sides = [(each, side) for each in found for side in COPIES if curve_points(each, side)]
+    columns = min(3, len(sides))
+    size = (4.2 * columns, 3.4 * -(-len(sides) // columns))
+    _, axes = pyplot.subplots(-(-len(sides) // columns), columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(sides) :]:
+        axis.axis("off")
+    for axis, (document, side) in zip(axes.flat, sides, strict=False):
+        for shape, points in curve_points(document, side).items():
+            ratios = [own["pets_ratio"]["median"] for own in points.values()]
+            axis.plot(list(points), ratios, marker="o", label=f"{shape.replace('x', ' x ')} tokens")
+        axis.axhline(1, color="grey", linestyle="--", linewidth=0.8)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(list(points), list(map(str, points)))
+        axis.set_xlabel("tasks")
+        axis.set_title(f"{document.settings['backbone']}: jpets / {COPIES[side].strip('`')}", fontsize=9)
+        axis.legend(fontsize=7)
+        axis.grid(alpha=0.3)
+
+
+def draw_runtimes(found: Sequence[Document]) -> None:
+    """TurboTransformers figures 10 and 11: seconds of single texts, and speed of batches beside PyTorch."""
+    _, axes = pyplot.subplots(len(found), 2, figsize=(11, 3.8 * len(found)), squeeze=False, layout="constrained")
+    for (singles, batches), document in zip(axes, found, strict=True):
+        lengths = np.array(document.settings["drawn"])
+        order = np.argsort(lengths, kind="stable")
+        for name, label in {"pets": "jpets", **TORCH}.items():
+            times = np.array(document.systems[name]["singles"])[order] * 1e3
+            singles.plot(lengths[order], times, marker=".", label=label)
+        singles.set_xlabel("tokens of the text")
+        singles.set_ylabel("ms")
+        singles.set_title(f"{document.settings['backbone']}, single texts", fontsize=9)
+        shapes = list(document.systems["pets"]["batches"])
+        for at, (name, label) in enumerate(TORCH.items()):
+            ratios = [document.systems[name]["batches"][shape]["pets_ratio"]["median"] for shape in shapes]
+            places = np.arange(len(shapes)) + (at - 0.5) * 0.4
+            batches.bar(places, ratios, 0.4, label=f"over {label}", color=f"C{at + 1}")
+        batches.axhline(1, color="grey", linestyle="--", linewidth=0.8)
+        batches.set_xticks(range(len(shapes)), shapes, fontsize=7, rotation=45)
+        batches.set_ylabel("speed of jpets / PyTorch")
+        for axis in (singles, batches):
+            axis.legend(fontsize=8)
+            axis.grid(alpha=0.3)

@@ -35,6 +35,38 @@ def throughput(found: Sequence[Document]) -> str:
     return markdown_table([*head, "/ `backbone`", "/ `seqs`", "/ `pars`", "/ `stacked`"], rows, left=2)
 
 
+COPIES = {"single": "one task alone", "seqs": "`seqs`", "pars": "`pars`", "stacked": "`stacked`"}
+
+
+def curve_points(document: Document, system: str) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """Figures of a system by shape and number of tasks."""
+    points: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for name, own in document.systems.items():
+        place, _, side = name.partition("/")
+        shape, _, count = place.partition(" ")
+        if side == system:
+            points.setdefault(shape, {})[int(count)] = own
+    return points
+
+
+def curve(found: Sequence[Document]) -> str:
+    parts = []
+    for each in found:
+        pets, counts = curve_points(each, "pets"), each.settings["tasks"].split(",")
+        rows = []
+        for shape, points in pets.items():
+            of_shape = f"{shape.replace('x', ' x ')}"
+            rows.append([of_shape, "queries/s", *(f"{points[int(count)]['qps']:.1f}" for count in counts)])
+            for side, label in COPIES.items():
+                if own := curve_points(each, side).get(shape):
+                    rows.append(
+                        [of_shape, f"/ {label}", *(f"{own[int(n)]['pets_ratio']['median']:.2f}" for n in counts)]
+                    )
+        head = ["queries a task x tokens", "jpets", *(f"{count} tasks" for count in counts)]
+        parts.append(f"{each.settings['backbone']}, {methods(each.settings)}:\n\n{markdown_table(head, rows, left=2)}")
+    return "\n\n".join(parts)
+
+
 def breakdown(found: Sequence[Document]) -> str:
     parts = []
     for each in found:
@@ -205,8 +237,35 @@ def paging(found: Sequence[Document]) -> str:
 
 
 def prediction(found: Sequence[Document]) -> str:
-    rows = [[str(each.settings["batches"]), *(percent(each.systems["pets"][key], 1) for key in KEYS)] for each in found]
-    return markdown_table(["random batches", "median error", "nine of ten within", "median bias"], rows)
+    labels = {"profile": "the cost profile alone", "engine": "an engine, which learnt from other batches"}
+    rows = [
+        [f"{each.settings['batches']} random batches, by {labels[name]}", *(percent(own[key], 1) for key in KEYS)]
+        for each in found
+        for name, own in each.systems.items()
+    ]
+    return markdown_table(["predicted", "median error", "nine of ten within", "median bias"], rows)
 
 
 KEYS = ("median_error", "p90_error", "median_bias")
+
+
+TORCH = {"torch float32": "PyTorch in f32", "torch bfloat16": "PyTorch in bf16"}
+
+
+def runtimes(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        pets, fallbacks = each.systems["pets"], f"{each.settings['fallbacks']} of {each.settings['served']}"
+        count = f"{each.settings['texts']} single texts of 5 to 500 tokens"
+        sides = [each.systems[name] for name in TORCH]
+        rows.append(
+            [
+                f"{each.settings['backbone']}: {count}; {fallbacks} batches in fallbacks",
+                milliseconds(pets["mean_seconds"]),
+                *(ratio(side["pets_ratio"]) for side in sides),
+            ]
+        )
+        for shape, own in pets["batches"].items():
+            ratios = [ratio(side["batches"][shape]["pets_ratio"]) for side in sides]
+            rows.append([shape.replace("x", " x "), milliseconds(own["seconds"]), *ratios])
+    return markdown_table(["texts x tokens", "jpets, ms", *(f"/ {label}" for label in TORCH.values())], rows)

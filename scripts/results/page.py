@@ -18,6 +18,7 @@ PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 Tables = Callable[[Sequence[Document]], str]
 OF_REPORTS: Mapping[str, Tables] = {
     "throughput": engine_tables.throughput,
+    "curve": engine_tables.curve,
     "breakdown": engine_tables.breakdown,
     "scaling": engine_tables.scaling,
     "capacity": engine_tables.capacity,
@@ -27,7 +28,9 @@ OF_REPORTS: Mapping[str, Tables] = {
     "layerwise": engine_tables.layerwise,
     "paging": engine_tables.paging,
     "prediction": engine_tables.prediction,
+    "runtimes": engine_tables.runtimes,
     "batching": scheduling_tables.batching,
+    "spread": scheduling_tables.spread,
     "tenants": scheduling_tables.tenants,
     "migration": scheduling_tables.migration,
     "interval": scheduling_tables.interval,
@@ -38,6 +41,7 @@ OF_REPORTS: Mapping[str, Tables] = {
     "costs": service_tables.costs,
     "registered": service_tables.registered,
     "arrivals": service_tables.arrivals,
+    "growth": service_tables.growth,
     "training": service_tables.training,
     "jobs": service_tables.jobs,
     "debian-tasks": service_tables.debian,

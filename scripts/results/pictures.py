@@ -11,9 +11,17 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from results.documents import Document
-from results.engine_pictures import draw_breakdown, draw_capacity, draw_memory, draw_operators, draw_throughput
-from results.scheduling_pictures import draw_batching, draw_interval, draw_migration
-from results.service_pictures import draw_serving, draw_tasks
+from results.engine_pictures import (
+    draw_breakdown,
+    draw_capacity,
+    draw_curve,
+    draw_memory,
+    draw_operators,
+    draw_runtimes,
+    draw_throughput,
+)
+from results.scheduling_pictures import draw_batching, draw_interval, draw_migration, draw_spread
+from results.service_pictures import draw_growth, draw_serving, draw_tasks
 
 Draw = Callable[[Sequence[Document]], None]
 DRAWN: Mapping[str, Draw] = {
@@ -27,6 +35,10 @@ DRAWN: Mapping[str, Draw] = {
     "migration": draw_migration,
     "interval": draw_interval,
     "debian-tasks": draw_tasks,
+    "curve": draw_curve,
+    "runtimes": draw_runtimes,
+    "spread": draw_spread,
+    "growth": draw_growth,
 }
 
 

@@ -11,7 +11,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 from results.documents import Document
-from results.scheduling_tables import MIGRATION, POLICIES, best_by_policy
+from results.scheduling_tables import MIGRATION, POLICIES, best_by_policy, spread_cases
 
 COLOURS = dict(zip(POLICIES, pyplot.get_cmap("tab10").colors, strict=False))
 
@@ -47,6 +47,31 @@ def draw_batching(found: Sequence[Document]) -> None:
     axis.set_ylabel("throughput / best fixed size")
     axis.margins(y=0.12)
     figure.legend(loc="outside upper center", fontsize=7, ncols=4)
+
+
+def draw_spread(found: Sequence[Document]) -> None:
+    """PetS figure 12: policies by deviation of the lengths and number of tasks, relative to the best fixed size."""
+    cases = [spread_cases(document) for document in found]
+    _, axes = pyplot.subplots(
+        len(found),
+        1,
+        figsize=(max(7, 0.9 * max(map(len, cases))), 3.8 * len(found)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, document, own in zip(axes[:, 0], found, cases, strict=True):
+        names = [name for name in POLICIES if name in next(iter(own.values()))]
+        width = 0.85 / len(names)
+        for at, name in enumerate(names):
+            ratios = [best[name]["qps"] / best["fixed"]["qps"] for best in own.values()]
+            places = np.arange(len(own)) + (at - (len(names) - 1) / 2) * width
+            axis.bar(places, ratios, width, color=COLOURS[name], label=name)
+        axis.axhline(1, color="grey", linewidth=0.8)
+        axis.set_xticks(range(len(own)), [case.replace(", ", "\n") for case in own], fontsize=8)
+        axis.set_ylabel("throughput / best fixed size")
+        axis.set_title(f"{document.settings['backbone']}, {document.settings['queries']} queries", fontsize=9)
+        axis.margins(y=0.2)
+        axis.legend(fontsize=7, ncols=len(names))
 
 
 MIGRATION_COLOURS = {"none": "grey", "fixed": "C0", "adaptive": "C1", "ours": "C2"}

@@ -80,6 +80,34 @@ def batching(found: Sequence[Document]) -> str:
     )
 
 
+def spread_cases(document: Document) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Figures by case and policy; of ``fixed`` those of the best batch size."""
+    cases: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, own in document.systems.items():
+        case, _, system = name.partition("/")
+        policy, known = "fixed" if system.startswith("fixed") else system, cases.setdefault(case, {})
+        if policy not in known or own["qps"] > known[policy]["qps"]:
+            known[policy] = own
+    return cases
+
+
+def spread(found: Sequence[Document]) -> str:
+    parts = []
+    for each in found:
+        rows = []
+        for case, best in spread_cases(each).items():
+            rates = [f"{best[name]['qps']:.0f}" if name in best else MISSING for name in POLICIES[:-1]]
+            ratios = [ratio(best["coordinated"].get(f"over_{name}")) for name in ("alpha", "beta")]
+            rows.append([case, *rates, *ratios])
+        names = [f"`{name}`" for name in POLICIES[:-1]]
+        head = ["lengths, tasks", *names, "`coordinated` / `alpha`", "`coordinated` / `beta`"]
+        kept = [at for at in range(len(head)) if any(row[at] for row in rows)]
+        table = markdown_table([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
+        settings = each.settings
+        parts.append(f"{settings['backbone']}, {methods(settings)}, {settings['queries']} queries:\n\n{table}")
+    return "\n\n".join(parts)
+
+
 def tenants(found: Sequence[Document]) -> str:
     rows = []
     for each in found:

@@ -57,3 +57,25 @@ def draw_tasks(found: Sequence[Document]) -> None:
         title = f"{settings['train']} texts, {settings['epochs']} epochs, {settings['runs']} runs; bars: standard error"
         axis.set_title(title, fontsize=9)
         axis.grid(alpha=0.3)
+
+
+def draw_growth(found: Sequence[Document]) -> None:
+    """HMI figures 11 and 12: throughput and response times by the number of tenants."""
+    _, axes = pyplot.subplots(len(found), 2, figsize=(10, 3.6 * len(found)), squeeze=False, layout="constrained")
+    for (rates, times), document in zip(axes, found, strict=True):
+        for side, label in (("paged", "jpets"), ("swapping", "whole models swapped")):
+            points = {
+                int(name.partition(" ")[0]): own for name, own in document.systems.items() if name.endswith(f"/{side}")
+            }
+            rates.plot(list(points), [own["qps"] for own in points.values()], marker="o", label=label)
+            times.plot(
+                list(points), [own["p50"] * 1e3 for own in points.values()], marker="o", label=f"{label}, median"
+            )
+        rates.set_ylabel("queries a second")
+        times.set_ylabel("response time, ms")
+        times.set_yscale("log")
+        for axis in (rates, times):
+            axis.set_xscale("log")
+            axis.set_xlabel("tenants")
+            axis.legend(fontsize=8)
+            axis.grid(alpha=0.3)

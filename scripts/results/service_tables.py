@@ -140,6 +140,20 @@ def arrivals(found: Sequence[Document]) -> str:
     return markdown_table(["load", "system", "queries", "p50, ms", "p99, ms"], rows, left=2)
 
 
+def growth(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        for case in dict.fromkeys(name.partition("/")[0] for name in each.systems):
+            paged, swapping = (each.systems[f"{case}/{side}"] for side in ("paged", "swapping"))
+            rates = [f"{own['qps']:.0f}" for own in (paged, swapping)]
+            times = [milliseconds(own[key]) for own in (paged, swapping) for key in ("p50", "p99")]
+            rows.append(
+                [case.removesuffix(" tenants"), *rates, ratio(paged["over_swapping"]), f"{paged['arrivals']:,}", *times]
+            )
+    head = ["tenants", "jpets, queries/s", "models swapped, queries/s", "ratio", "arrivals"]
+    return markdown_table([*head, "jpets, p50 ms", "p99", "swapped, p50 ms", "p99"], rows)
+
+
 def training(found: Sequence[Document]) -> str:
     rows = []
     for each in found:

@@ -40,25 +40,28 @@ class Call(NamedTuple):
 
 
 class MergedCopies:
-    """One call for each task and length; methods without a dense form are inline. Embeddings are shared, or 32 copies
-    would not fit.
+    """One dense copy a task; methods without a dense form are inline. Embeddings are shared, or 32 copies would not
+    fit."""
 
-    Lengths are padded to multiples of 8, one program each; the queries of one task are one rectangle.
-    """
-
-    def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task], per_task: int, lengths: Sequence[int]) -> None:
+    def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task]) -> None:
         self._config = backbone.config
         self._network = EncoderNetwork(backbone.config)
         self._mesh = first_device()
         self._base_bias = np.asarray(backbone.params["bias"])
         shared = jax.device_put(cast_params(backbone.params, "bfloat16"), self._mesh.everywhere)
-        self._calls: list[Call] = []
         self._programs: dict[ProgramKey, Program] = {}
-        for i, task in enumerate(tasks):
-            own = any(METHODS[delta.method].merges for delta in task.deltas)
-            params = self._merged(task, backbone.params, shared) if own else shared
-            longest = max(lengths[i * per_task : (i + 1) * per_task])
-            self._calls.append(self._call(task, params, per_task, longest))
+        self._copies = [(task, self._params(task, backbone.params, shared)) for task in tasks]
+
+    def batch(self, per_task: int, lengths: Sequence[int]) -> CopiesBatch:
+        """Queries of these lengths: ``per_task`` of the first task, as many of the next, and so on.
+
+        Lengths are padded to multiples of 8, one program each; the queries of one task are one rectangle.
+        """
+        calls = []
+        for at, first in enumerate(range(0, len(lengths), per_task)):
+            task, params = self._copies[at]
+            calls.append(self._call(task, params, per_task, max(lengths[first : first + per_task])))
+        return CopiesBatch(self._network, [(self._programs[call.key], call) for call in calls])
 
     def _call(self, task: Task, params: Params, rows: int, length: int) -> Call:
         banks: dict[ClassKey, Bank] = {}
@@ -76,32 +79,38 @@ class MergedCopies:
         arrays = {each: bank.arrays for each, bank in banks.items()}
         return Call(params, arrays, key, assemble([row] * rows, key.bucket, key.variant, INPUTS))
 
-    def _merged(self, task: Task, host: Params, shared: Params) -> Params:
-        params: Params = {**host, "layers": dict(host["layers"])}
+    def _params(self, task: Task, host: Params, shared: Params) -> Params:
         dense = [delta for delta in task.deltas if METHODS[delta.method].merges]
+        if not dense:
+            return shared
+        params: Params = {**host, "layers": dict(host["layers"])}
         params = merge_deltas(dense, self._config, jax.tree.map(jnp.asarray, params))
         own = cast_params({name: params[name] for name in ("layers", "bias")}, "bfloat16")
         return {**shared, **jax.block_until_ready(own)}
 
-    def _run(self, call: Call) -> None:
-        _, outputs = self._programs[call.key](call.params, call.banks, (), call.assembled)
-        np.asarray(outputs.logits[0])
+
+class CopiesBatch:
+    """The queries of one batch, split by task: a call for each copy."""
+
+    def __init__(self, network: EncoderNetwork, calls: Sequence[tuple[Program, Call]]) -> None:
+        self._network = network
+        self._calls = calls
 
     def in_turn(self) -> None:
         """``seqs``: one task after the other."""
-        for call in self._calls:
-            self._run(call)
+        for program, call in self._calls:
+            _run(program, call)
 
     def concurrently(self) -> None:
         """``pars``: several tasks at a time (PetS's ParS)."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for done in [pool.submit(self._run, call) for call in self._calls]:
+            for done in [pool.submit(_run, *each) for each in self._calls]:
                 done.result()
 
     def stacked(self) -> Callable[[], None]:
         """``stacked``: copies with the same program as one call, their weights on an axis that is mapped over."""
         groups: dict[ProgramKey, list[Call]] = defaultdict(list)
-        for call in self._calls:
+        for _, call in self._calls:
             groups[call.key].append(call)
         ready = [self._stack(key, calls) for key, calls in groups.items()]
 
@@ -131,3 +140,8 @@ class MergedCopies:
         )
         arguments = (params, banks, (), batch, views)
         return jax.jit(function).lower(*arguments).compile(), arguments
+
+
+def _run(program: Program, call: Call) -> None:
+    _, outputs = program(call.params, call.banks, (), call.assembled)
+    np.asarray(outputs.logits[0])

@@ -1,22 +1,30 @@
-"""``bench prediction``: the cost profile's predictions for random batches beside their measured times."""
+"""``bench prediction``: predicted times of random batches beside measured ones: by the cost profile alone, and as an
+engine predicts them, which learns from the batches before."""
 
 from __future__ import annotations
 
 import pathlib
+import tempfile
 import time
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
 import typer
 
-from benches.scheduling.batching import read_profile
-from benches.scheduling.plan_runner import PlanRunner
+from benches.scheduling.plan_runner import PlanRunner, PreparedBatch
 from benches.shared import console, random_backbone, random_tasks, report
 from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.row_table import RowTable
 from jpets.engine.batch.rows import Row
-from jpets.engine.costs.cost_table import full_rows
+from jpets.engine.compilation.readiness import COARSE_REPEATS
+from jpets.engine.costs.coarse_profile import priced
+from jpets.engine.costs.cost_table import CostTable, full_rows, measure
+from jpets.engine.costs.figures import Figures, profile_of
+from jpets.engine.costs.live_profile import LiveProfile
+from jpets.engine.costs.profile_measurement import measure_figures
+from jpets.engine.planning.predictions import Predictions
 from jpets.engine.programs.program import Program, ProgramKey, compile_programs
 from jpets.scheduling.costs.policy_lookup import Costs, Limits
 from jpets.scheduling.queue import Batch, Queue
@@ -55,12 +63,30 @@ def draw_batch(bucket: Bucket, rng: np.random.Generator) -> list[int]:
     return lengths
 
 
+class Timed(NamedTuple):
+    """Batches in their programs: seconds of every round [rounds, batches], and of the bare batches among them
+    [rounds, batches / BESIDE]."""
+
+    seconds: np.ndarray
+    beside: np.ndarray
+
+    @property
+    def medians(self) -> np.ndarray:
+        return np.median(self.seconds, axis=0)
+
+    def over_bare(self) -> np.ndarray:
+        """Each batch's time as its ratio to the bare batches next to it [batches]."""
+        around = (self.beside + np.roll(self.beside, -1, axis=1)) / 2  # before it and after it
+        return np.median(self.seconds / np.repeat(around, BESIDE, axis=1)[:, : self.seconds.shape[1]], axis=0)
+
+
 def prediction(
     backbone: str = "minilm-l6",
     batches: int = 200,
     tasks: int = 32,
     methods: str = "adapter,lora,bitfit,mask,diff",
     rounds: int = 5,
+    passes: Annotated[int, typer.Option(help="over as many other batches, from which the engine's part learns")] = 5,
     clock: Annotated[
         str, typer.Option(help="wall, or processor: what this process takes, whatever else the machine does (CPU only)")
     ] = "wall",
@@ -69,8 +95,10 @@ def prediction(
 ) -> None:
     """Relative error of predicted batch times; the batches run interleaved, the median of the rounds counts.
 
-    A bare batch runs among them, often: ``drift`` is its time over that of the profile, and how much the machine's
-    speed changed meanwhile. Without drift, each run counts as its ratio to the bare batches next to it.
+    ``profile``: the measured cost profile alone. A bare batch runs among the others, often: ``drift`` is its time over
+    that of the profile, and how much the machine's speed changed meanwhile. Without drift, each run counts as its ratio
+    to the bare batches next to it. ``engine``: ``Predictions`` of an engine with that profile, which learnt from other
+    random batches before, and learns nothing from those that count.
     """
     now = {"wall": time.perf_counter, "processor": time.process_time}[clock]
     set_xla_flags()
@@ -78,19 +106,12 @@ def prediction(
     runner = PlanRunner(loaded, random_tasks(loaded, methods.split(","), tasks))
     kinds = sorted(set(runner.kinds))
     rng = np.random.default_rng(3)
-    lengths: list[int] = []
-    plan: list[Batch] = []
-    for number in range(batches):
-        bucket = SHAPES[number % len(SHAPES)]
-        own = draw_batch(bucket, rng)
-        plan.append(Batch(np.arange(len(lengths), len(lengths) + len(own)), bucket.tokens, bucket.groups))
-        lengths += own
+    plan, lengths = draw_plan(2 * batches, rng)
     chosen = rng.integers(0, tasks, len(lengths))
     queue = Queue.of(lengths, chosen, [kinds.index(runner.kinds[task]) for task in chosen])
-    measured_profile = read_profile(profile, runner, 2048, now)
-    costs = Costs(measured_profile, Limits(128, 4096, 128), kinds)
-    rows = runner.rows(lengths, chosen.tolist())
-    steps = runner.prepare(plan, rows)
+    figures = _read_figures(profile, runner, 2048, now)
+    steps = runner.prepare(plan, runner.rows(lengths, chosen.tolist()))
+    learnt, counted = steps[:batches], steps[batches:]
     (reference,) = compile_programs(runner.family, [ProgramKey(REFERENCE, Variant())])
     console.log("compiled")
 
@@ -100,31 +121,31 @@ def prediction(
         jax.block_until_ready(runner.replica.dispatch(program, assembled))
         return now() - start
 
-    bare = full_rows(REFERENCE, runner.family.network)
-    times = np.empty((rounds, len(steps)))
-    beside = np.empty((rounds, -(-len(steps) // BESIDE)))
-    for number in range(-1, rounds):  # one to warm up
-        for at, (program, members) in enumerate(steps):
-            if at % BESIDE == 0:
-                beside[number, at // BESIDE] = run(reference, bare)
-            times[number, at] = run(program, members)
-    measured = np.median(times, axis=0)
+    with tempfile.TemporaryDirectory() as folder:
+        predictions = _predictions(
+            runner, figures, {program.key: program for program, _ in steps}, pathlib.Path(folder)
+        )
+    for _ in range(passes):
+        for program, members in learnt:
+            predictions.ran(RowTable(members), program, run(program, members))
+    by_engine = np.array([predictions.seconds(RowTable(members), program) for program, members in counted])
+    timed = _time(run, counted, reference, full_rows(REFERENCE, runner.family.network), rounds)
+    measured_profile = profile_of(figures, priced(key for key, _ in runner.family.slots))
+    costs = Costs(measured_profile, Limits(128, 4096, 128), kinds)
+    by_profile = np.array([costs.total(queue, [batch]) for batch in plan[batches:]])
     ((n, length),) = REFERENCE.groups
     expected = float(measured_profile.alpha.at([n], [length])[0, 0])
-    drift = float(np.median(beside)) / expected
-    around = (beside + np.roll(beside, -1, axis=1)) / 2  # before it and after it
-    relative = np.median(times / np.repeat(around, BESIDE, axis=1)[:, : len(steps)], axis=0)
-    predicted = np.array([costs.total(queue, [batch]) for batch in plan])
-    ratios, without = predicted / measured, predicted / expected / relative
-    figures = {
-        "median_error": float(np.median(np.abs(ratios - 1))),
-        "p90_error": float(np.percentile(np.abs(ratios - 1), 90)),
-        "median_bias": float(np.median(ratios - 1)),
-        "drift": drift,
-        "median_error_without_drift": float(np.median(np.abs(without - 1))),
-        "median_bias_without_drift": float(np.median(without - 1)),
-        "measured_seconds": measured.tolist(),
-        "predicted_seconds": predicted.tolist(),
+    without = by_profile / expected / timed.over_bare()
+    found = {
+        "profile": _errors(by_profile / timed.medians)
+        | {
+            "drift": float(np.median(timed.beside)) / expected,
+            "median_error_without_drift": float(np.median(np.abs(without - 1))),
+            "median_bias_without_drift": float(np.median(without - 1)),
+            "predicted_seconds": by_profile.tolist(),
+        },
+        "engine": _errors(by_engine / timed.medians)
+        | {"predicted_seconds": by_engine.tolist(), "measured_seconds": timed.medians.tolist()},
     }
     settings = {
         "backbone": backbone,
@@ -132,6 +153,76 @@ def prediction(
         "tasks": tasks,
         "methods": methods,
         "rounds": rounds,
+        "passes": passes,
         "clock": clock,
     }
-    report("prediction", settings, {"pets": figures}, json_out)
+    report("prediction", settings, found, json_out)
+
+
+def draw_plan(count: int, rng: np.random.Generator) -> tuple[list[Batch], list[int]]:
+    """``count`` batches, of the shapes in turn, and the lengths of all their queries."""
+    lengths: list[int] = []
+    plan: list[Batch] = []
+    for number in range(count):
+        bucket = SHAPES[number % len(SHAPES)]
+        own = draw_batch(bucket, rng)
+        plan.append(Batch(np.arange(len(lengths), len(lengths) + len(own)), bucket.tokens, bucket.groups))
+        lengths += own
+    return plan, lengths
+
+
+def _read_figures(
+    path: pathlib.Path | None, runner: PlanRunner, max_tokens: int, clock: Callable[[], float]
+) -> Figures:
+    """The figures in ``path``, or measured now, in seconds of ``clock``, and kept there."""
+    if path is not None and path.exists():
+        return Figures.from_json(path.read_text())
+    start = time.perf_counter()
+    found = measure_figures(
+        runner.family, runner.mesh, max_tokens=max_tokens, progress=lambda what, done, total: None, clock=clock
+    )
+    console.log(f"figures measured in {time.perf_counter() - start:.0f} s")
+    if path is not None:
+        path.write_text(found.to_json())
+    return found
+
+
+def _predictions(
+    runner: PlanRunner, figures: Figures, programs: Mapping[ProgramKey, Program], folder: pathlib.Path
+) -> Predictions:
+    """As in an engine: the first and the last shape's programs are measured, the others' times estimated at first."""
+    costs = CostTable(folder / "costs.json", runner.family)
+    for key, program in programs.items():
+        if key.bucket in (SHAPES[0], SHAPES[-1]):
+            costs.set(key, measure(runner.replica, program, COARSE_REPEATS))
+    for key, program in programs.items():
+        program.seconds = costs.estimate(key)
+    live = LiveProfile(runner.replica, costs, folder / "figures.json")
+    live.add(figures)
+    return Predictions(costs, live)
+
+
+def _time(
+    run: Callable[[Program, Sequence[Row]], float],
+    steps: Sequence[PreparedBatch],
+    reference: Program,
+    bare: Sequence[Row],
+    rounds: int,
+) -> Timed:
+    times = np.empty((rounds, len(steps)))
+    beside = np.empty((rounds, -(-len(steps) // BESIDE)))
+    for number in range(-1, rounds):  # one to warm up
+        for at, (program, members) in enumerate(steps):
+            if at % BESIDE == 0:
+                beside[number, at // BESIDE] = run(reference, bare)
+            times[number, at] = run(program, members)
+    return Timed(times, beside)
+
+
+def _errors(ratios: np.ndarray) -> dict[str, float]:
+    """Of predicted over measured times."""
+    return {
+        "median_error": float(np.median(np.abs(ratios - 1))),
+        "p90_error": float(np.percentile(np.abs(ratios - 1), 90)),
+        "median_bias": float(np.median(ratios - 1)),
+    }

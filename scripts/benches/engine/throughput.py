@@ -148,7 +148,7 @@ def throughput(
             "backbone": lambda: engine.infer(bare),
         }
         if {"seqs", "pars", "stacked"} & set(chosen):
-            copies = MergedCopies(loaded, made, per_task_batch, lengths)
+            copies = MergedCopies(loaded, made).batch(per_task_batch, lengths)
             known |= {"seqs": copies.in_turn, "pars": copies.concurrently}
             if "stacked" in chosen:
                 known["stacked"] = copies.stacked()

@@ -109,7 +109,7 @@ def batching(
     costs = Costs(read_profile(profile, runner, max_tokens), limits, kinds)
     rows = runner.rows(drawn.tolist(), task.tolist())
 
-    prepared, plans, planning = _prepare(runner, rows, queue, window, costs, policies.split(","))
+    prepared, plans, planning = prepare_policies(runner, rows, queue, window, costs, policies.split(","))
     systems: dict[str, Callable[[], object]] = {name: partial(runner.run, steps) for name, steps in prepared.items()}
     with contextlib.ExitStack() as stack:
         engines = {}
@@ -148,7 +148,7 @@ def batching(
     report("batching", settings, figures, json_out)
 
 
-def _prepare(
+def prepare_policies(
     runner: PlanRunner, rows: Sequence[Any], queue: Queue, window: int | None, costs: Costs, names: Sequence[str]
 ) -> tuple[dict[str, list[PreparedBatch]], dict[str, Batches], dict[str, float]]:
     """Steps, plan and planning seconds of each policy; ``fixed`` once for each batch size worth a measurement."""

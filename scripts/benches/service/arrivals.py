@@ -159,7 +159,7 @@ def arrivals(
         kept.mkdir(parents=True, exist_ok=True)
         names = write_tasks(kept, model, each, tasks)
         chosen = {
-            name: stack.enter_context(_system(name, model, kept, names, each, slots, host_memory_gb))
+            name: stack.enter_context(system(name, model, kept, names, each, slots, host_memory_gb))
             for name in systems.split(",")
         }
         plans = {
@@ -193,7 +193,7 @@ def arrivals(
 
 
 @contextlib.contextmanager
-def _system(
+def system(
     name: str,
     model: RandomBackbone,
     folder: pathlib.Path,

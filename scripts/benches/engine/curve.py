@@ -1,0 +1,137 @@
+"""``bench.py curve``: queries a second by the number of tasks of a batch (PetS figures 7 and 8)."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from benches.engine.merged_copies import MergedCopies
+from benches.shared import RandomBackbone, console, interleave, paired_ratio, random_backbone, random_tasks, report
+from jpets.config import EngineSettings
+from jpets.deltas import METHODS, task_lead
+from jpets.engine.batch.bucket import Bucket
+from jpets.engine.engine import Engine
+from jpets.types import Query, Task
+from jpets.xla_flags import set_xla_flags
+
+ALTERNATIVES = ("seqs", "pars", "stacked")
+
+
+class Case(NamedTuple):
+    """Queries of each task, and their tokens."""
+
+    per_task: int
+    length: int
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        per_task, _, length = text.partition("x")
+        return cls(int(per_task), int(length))
+
+    def __str__(self) -> str:
+        return f"{self.per_task}x{self.length}"
+
+    def queries(self, tasks: Sequence[Task]) -> list[Query]:
+        ids = list(range(1000, 1000 + self.length))
+        return [Query(task.id, input_ids=ids[task_lead(task).tokens :]) for task in tasks for _ in range(self.per_task)]
+
+
+def curve(
+    backbone: str = "bert-base",
+    tasks: Annotated[str, typer.Option(help="numbers of tasks")] = "1,2,4,8,16,32",
+    shapes: Annotated[str, typer.Option(help="queries of a task x tokens")] = "1x16,1x32,2x32,1x64",
+    methods: str = "mask,diff,bitfit,adapter",
+    systems: Annotated[str, typer.Option(help="of pets, seqs, pars and stacked")] = "pets,seqs,pars,stacked",
+    rounds: int = 5,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Queries a second of one batch by its number of tasks, beside merged copies and one task alone.
+
+    ``single`` is the papers' base: a merged copy of one task with that task's queries.
+    """
+    set_xla_flags()
+    loaded, counts = random_backbone(backbone), [int(count) for count in tasks.split(",")]
+    made = random_tasks(loaded, methods.split(","), max(counts))
+    cases, chosen = [Case.parse(text) for text in shapes.split(",")], systems.split(",")
+    alone = next((task for task in made if all(METHODS[delta.method].merges for delta in task.deltas)), made[0])
+    single = MergedCopies(loaded, [alone])
+    copies = MergedCopies(loaded, made) if set(ALTERNATIVES) & set(chosen) else None
+    figures: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        own = _engine(loaded, made, counts, cases, cache)
+        engine = stack.enter_context(own.start(lambda what, done, total: None))
+        for case in cases:
+            for count in counts:
+                console.log(f"{case}: program of {count} tasks")
+                engine.specialise(case.queries(made[:count]))
+        for case in cases:
+            for count in counts:
+                runs: dict[str, Callable[[], object]] = {
+                    "pets": partial(engine.infer, case.queries(made[:count])),
+                    "single": single.batch(case.per_task, [case.length] * case.per_task).in_turn,
+                }
+                if copies is not None:
+                    runs |= _alternatives(copies, case, count, chosen)
+                figures |= _point(runs, case, count, rounds)
+    settings = {
+        "backbone": backbone,
+        "tasks": tasks,
+        "shapes": shapes,
+        "methods": methods,
+        "rounds": rounds,
+    }
+    report("curve", settings, figures, json_out)
+
+
+def _engine(
+    backbone: RandomBackbone, tasks: Sequence[Task], counts: Sequence[int], cases: Sequence[Case], cache: pathlib.Path
+) -> Engine:
+    """An engine with the shapes of all points in its menu."""
+    batches = [(count * case.per_task, case.length) for case in cases for count in counts]
+    buckets = [Bucket(rows * length, ((rows, length),)) for rows, length in batches]
+    settings = EngineSettings(
+        background_compile=False,
+        max_batch_tokens=max(bucket.tokens for bucket in buckets),
+        max_batch_rows=max(bucket.rows for bucket in buckets),
+        max_length=max(case.length for case in cases),
+        slots=len(tasks),
+    )
+    return Engine(backbone, tasks, settings, cache_dir=cache, buckets=buckets)
+
+
+def _alternatives(
+    copies: MergedCopies, case: Case, count: int, chosen: Sequence[str]
+) -> dict[str, Callable[[], object]]:
+    batch = copies.batch(case.per_task, [case.length] * count * case.per_task)
+    runs: dict[str, Callable[[], object]] = {}
+    if "seqs" in chosen:
+        runs["seqs"] = batch.in_turn
+    if "pars" in chosen:
+        runs["pars"] = batch.concurrently
+    if "stacked" in chosen:
+        runs["stacked"] = batch.stacked()
+    return runs
+
+
+def _point(runs: dict[str, Callable[[], object]], case: Case, count: int, rounds: int) -> dict[str, Any]:
+    """Figures of one batch, by ``<shape> <tasks>/<system>``."""
+    seconds, found = interleave(runs, rounds), {}
+    for name, times in seconds.items():
+        queries = case.per_task * (1 if name == "single" else count)
+        own: dict[str, Any] = {"qps": queries / statistics.median(times), "seconds": statistics.median(times)}
+        if name != "pets":
+            ratio = paired_ratio(seconds["pets"], times)
+            # Rates, not times: the batches of ``single`` hold one task's queries.
+            own["pets_ratio"] = {key: value * count * case.per_task / queries for key, value in ratio.items()}
+        found[f"{case} {count}/{name}"] = own
+    pets = found[f"{case} {count}/pets"]["qps"]
+    console.log(f"{case}, {count} tasks: {pets:.1f} queries/s")
+    return found
