@@ -31,6 +31,7 @@ from jpets.engine.batch.rows import led as led_by
 from jpets.engine.engine import Engine
 from jpets.engine.programs.delta_order import ORDERED, Execution
 from jpets.engine.programs.mesh import first_device
+from jpets.engine.queue.pending import Pending
 from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
 from jpets.model.batch import POOLINGS
 from jpets.model.encoder import Params, cast_params, split
@@ -354,3 +355,13 @@ class paused:
         self._engine.hooks.remove(self._hook)
         self._resume.set()
         self._future.result(30)
+
+
+def pendings(engine: Engine, tasks: Sequence[str | None], length: int = 9) -> list[Pending]:
+    """Queries of these tasks, ready to be planned; lengths go up and down by two."""
+    prepared = [
+        engine.intake.prepare(Query(task, input_ids=[7] * (length + at % 3)), None, 0, "default")
+        for at, task in enumerate(tasks)
+    ]
+    engine.intake.give_back(prepared)
+    return [item for item in prepared if isinstance(item, Pending)]

@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 
@@ -189,17 +190,15 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     compilation = _compilation(replica, tasks, memory, liveness, settings, frame, folder)
     budget = copies_budget(settings)
     merged = MergedCopies(replica, dict(backbone.params), budget, memory)
-    want, menu = compilation.compiler.want, make_menu(frame, settings)
-    planner, own = (
-        Planner(replica, compilation.costs, compilation.profile, settings, menu, merged, wishes)
-        for wishes in (None, want)
-    )
-    loop = HostLoop(replica, workload, own, pending, answers, stats, settings, want)
+    compiler, menu = compilation.compiler, make_menu(frame, settings)
+    for_all = partial(Planner, replica, compilation.costs, compilation.profile, settings, menu, merged)
+    planner, own = for_all(), for_all(compiler.want, compiler.missed)
+    loop = HostLoop(replica, workload, own, pending, answers, stats, settings, compiler.want)
     measurement = IdleMeasurement(
         replica,
         compilation.profile,
         memory,
-        compilation.compiler.compile_other,
+        compiler.compile_other,
         lambda: loop.idle_seconds,
         lambda: {key: used for key, (used, _) in tasks.occupancy().items()},
         liveness.wait,

@@ -8,7 +8,7 @@ import pathlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -103,6 +103,11 @@ class BackgroundCompiler:
             if missed >= self._least():
                 self._changed.notify_all()
 
+    def missed(self) -> Sequence[ProgramKey]:
+        """Programs that batches miss most, the most missed first."""
+        with self._changed:
+            return self._wanted.foremost()
+
     def need(self, key: ProgramKey) -> Future[None]:
         """Brings a program that is to stay, before all others. The future raises ``EngineFailure`` where it cannot be
         had, ``Saturated`` where the engine closes first."""
@@ -125,7 +130,9 @@ class BackgroundCompiler:
         closes."""
         with self._changed:
             until = time.monotonic() + MOST_WAIT
-            while not self._closed and self._in_need() and time.monotonic() < until:
+            while not self._closed and time.monotonic() < until:
+                if not self._hurried and self._wanted.most(self.compile_seconds * IDLE_SHARE) is None:
+                    break
                 self._changed.wait(LOOK_SECONDS)
         seconds = None if self._closed else self.process.compile(family, key)
         with self._changed:
@@ -213,10 +220,6 @@ class BackgroundCompiler:
         """Seconds that batches have lost without a program that is worth compiling."""
         share = HURRY_SHARE if self._hurried else MENU_SHARE if self._menu else IDLE_SHARE
         return self.compile_seconds * share
-
-    def _in_need(self) -> bool:
-        """Whether batches lose much, or miss a program that is to come."""
-        return self._hurried or self._wanted.most(self.compile_seconds * IDLE_SHARE) is not None
 
     def _failed(self, key: ProgramKey) -> None:
         self.failed += 1

@@ -10,6 +10,7 @@ from operator import itemgetter
 from jpets.engine.programs.program import ProgramKey
 
 MOST_WANTED = 1024
+FOREMOST = 8
 RATE_SECONDS = 10.0
 """Seconds after which a loss counts for a third of what it was, in the rate of losses."""
 
@@ -40,6 +41,10 @@ class Wanted:
         """The program that is missed most, if batches lost at least so many seconds."""
         key = max(self._missed, key=self._missed.__getitem__, default=None)
         return key if key is not None and self._missed[key] >= least else None
+
+    def foremost(self) -> list[ProgramKey]:
+        """The programs that are missed most, the most missed first."""
+        return heapq.nlargest(FOREMOST, self._missed, key=self._missed.__getitem__)
 
     @property
     def rate(self) -> float:

@@ -9,7 +9,7 @@ from jpets.engine.batch.bucket import HEAVY_RUNS, LEVELS, Bucket, Variant, make_
 from jpets.engine.batch.layout import Layout, best_run
 from jpets.engine.batch.row_table import RowTable
 from jpets.engine.batch.rows import Row
-from jpets.engine.programs.program import Program
+from jpets.engine.programs.program import ProgramKey
 
 
 class Needs:
@@ -19,7 +19,7 @@ class Needs:
         self.rows = rows
         self.table = RowTable(rows)
         self.lengths = self.table.lengths
-        self._heavy = len(self.table.columns.heavy) > 0
+        self.heavy = len(self.table.columns.heavy) > 0
         self._layouts: dict[Bucket, Layout] = {}
 
     def layout(self, bucket: Bucket) -> Layout:
@@ -29,14 +29,14 @@ class Needs:
 
     def run(self, bucket: Bucket) -> int:
         """The length of heavy runs with the least work."""
-        return best_run(self.layout(bucket).run_work) if self._heavy else HEAVY_RUNS[0]
+        return best_run(self.layout(bucket).run_work) if self.heavy else HEAVY_RUNS[0]
 
-    def met_by(self, program: Program) -> bool:
+    def met_by(self, key: ProgramKey) -> bool:
         """Long runs are mostly empty if few rows of a task meet, so they are only for rows with long runs."""
-        bucket, variant = program.key.bucket, program.key.variant
+        bucket, variant = key.bucket, key.variant
         if not bucket.holds(self.lengths) or (variant.replaced and not self._all_have(variant)):
             return False
-        if self._heavy and variant.run not in (HEAVY_RUNS[0], self.run(bucket)):
+        if self.heavy and variant.run not in (HEAVY_RUNS[0], self.run(bucket)):
             return False
         return variant.has_room(self._levels(bucket, variant.run if variant.runs else None))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jpets.engine.batch.bucket import FULL, LEVELS
 from jpets.engine.batch.rows import Row
@@ -19,30 +19,61 @@ from jpets.errors import EngineFailure
 
 WORTHWHILE = 0.9
 """A program is wanted when its predicted time is below this share of the best ready one's."""
+NEARLY = 0.8
+"""A program is asked for in the place of the best one if it gains at least this share of what that would."""
 COARSE_LEVELS = (2, 4, FULL)
-"""Room that programs for coming traffic give light classes, in eighths: few steps, so that few programs are enough."""
+"""Room that programs for coming traffic give light classes, in eighths: few steps, so that few programs are enough.
+Beside heavy classes, whose loops take what there is, they get all: room for them costs little there, and mixtures that
+differ by level would each want a program of its own."""
 
 
 class Placer:
-    """For one replica. ``menu`` are the buckets that programs may be compiled for."""
+    """For one replica. ``menu`` are the buckets that programs may be compiled for; ``missed`` gives the programs that
+    batches miss most."""
 
-    def __init__(self, replica: Replica, predictions: Predictions, menu: Menu) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        predictions: Predictions,
+        menu: Menu,
+        missed: Callable[[], Sequence[ProgramKey]] = tuple,
+    ) -> None:
         self._replica = replica
         self._predictions = predictions
         self._menu = menu
+        self._missed = missed
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
         needs = Needs([pending.row if copy is None else without_heavy(pending) for pending in pendings])
         best, known = self._ready(needs)
         layout = needs.layout(best.key.bucket)
-        ideal = self._ideal(needs, COARSE_LEVELS)
+        looped = needs.heavy and not self._replica.family.operators.static_runs
+        ideal = self._ideal(needs, (FULL,) if looped else COARSE_LEVELS)
         if ideal is None or self._replica.has_program(ideal):
             return Plan(pendings, layout, best, known, copy=copy)
         seconds = self._predictions.of_key(needs.table, ideal)
         if seconds >= WORTHWHILE * known:
             return Plan(pendings, layout, best, known, copy=copy)
-        return Plan(pendings, layout, best, known, ideal, known - seconds, copy)
+        wanted, gain = self._to_ask_for(needs, best, ideal, known, known - seconds)
+        return Plan(pendings, layout, best, known, wanted, gain, copy)
+
+    def _to_ask_for(
+        self, needs: Needs, best: Program, ideal: ProgramKey, known: float, most: float
+    ) -> tuple[ProgramKey, float]:
+        """The program to compile for such rows, and the seconds that they gain by it: ``most`` by the ideal one.
+
+        Every mixture of classes has another ideal program. So that few are enough, one that other batches miss comes
+        before it, and then one with as much room as the ready program, as long as the rows gain nearly as much.
+        """
+        for key in (*self._missed(), ProgramKey(ideal.bucket, best.key.variant)):
+            if key == ideal:
+                break
+            if not self._replica.has_program(key) and needs.met_by(key):
+                gain = known - self._predictions.of_key(needs.table, key)
+                if gain >= NEARLY * most:
+                    return key, gain
+        return ideal, most
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
         """The best program for these rows, compiled or not; None where the menu has no bucket for them."""
@@ -54,7 +85,7 @@ class Placer:
         for program in sorted(self._replica.programs, key=lambda program: program.seconds):
             if program.seconds >= least:
                 break
-            if needs.met_by(program) and (seconds := self._predictions.seconds(needs.table, program)) < least:
+            if needs.met_by(program.key) and (seconds := self._predictions.seconds(needs.table, program)) < least:
                 best, least = program, seconds
         if best is None:
             raise EngineFailure(f"no ready program takes {len(needs.rows)} rows of up to {needs.lengths.max()} tokens")

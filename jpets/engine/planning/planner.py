@@ -38,7 +38,10 @@ USUAL_TOKENS = 32
 
 
 class Planner:
-    """Plans batches by the engine's policy, from the programs that are ``ready``; ``ran`` corrects their costs."""
+    """Plans batches by the engine's policy, from the programs that are ``ready``; ``ran`` corrects their costs.
+
+    ``want`` is told of programs that windows miss; ``missed`` gives those that are missed most.
+    """
 
     def __init__(
         self,
@@ -49,10 +52,11 @@ class Planner:
         menu: Menu,
         merged: MergedCopies | None = None,
         want: Callable[[ProgramKey, float], None] | None = None,
+        missed: Callable[[], Sequence[ProgramKey]] = tuple,
     ) -> None:
         self.ready = ReadyPrograms(replica)
         self._predictions = Predictions(costs, profile)
-        self._placer = Placer(replica, self._predictions, menu)
+        self._placer = Placer(replica, self._predictions, menu, missed)
         self._flood = FloodGuard(self.ready, settings.flood_stretch, settings.max_batch_rows)
         self._pricing = Pricing(lambda: profile.current, settings.max_batch_rows)
         self._policy = named_policy(settings)

@@ -233,7 +233,7 @@ def test_programs_that_only_measure_do_not_wait_for_ever(
     compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "MOST_WAIT", 0.3)
-    monkeypatch.setattr(compiler, "_in_need", lambda: True)
+    monkeypatch.setattr(BackgroundCompiler, "_hurried", True)
     assert compiler.compile_other(compiler._replica.family, unlisted(5)) is not None
     monkeypatch.setattr(compiler, "_closed", True)
     with pytest.raises(Saturated):

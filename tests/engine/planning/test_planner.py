@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, pendings
 
 from jpets.config import Policy
 from jpets.deltas import class_method
@@ -21,20 +20,9 @@ from jpets.engine.planning.ready_programs import kinds_of, shapes_for
 from jpets.engine.planning.window import read_window
 from jpets.engine.planning.wishes import possible_variants
 from jpets.engine.programs.program import ProgramKey
-from jpets.engine.queue.pending import Pending
 from jpets.scheduling.costs.ready_lookup import MIXED
 from jpets.scheduling.policies.auto import POLICIES
 from jpets.scheduling.queue import BARE
-from jpets.types import Query
-
-
-def pendings(engine: Engine, tasks: Sequence[str | None], length: int = 9) -> list[Pending]:
-    prepared = [
-        engine.intake.prepare(Query(task, input_ids=[7] * (length + at % 3)), None, 0, "default")
-        for at, task in enumerate(tasks)
-    ]
-    engine.intake.give_back(prepared)
-    return [item for item in prepared if isinstance(item, Pending)]
 
 
 def test_every_policy_has_one_name() -> None:
