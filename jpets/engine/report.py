@@ -116,6 +116,12 @@ class DeviceReport:
     batches: int
     fallbacks: int
     """Batches for which a better program was still missing."""
+    missed_seconds: float
+    """What they would have been faster in those programs, as predicted."""
+    computing_seconds: float
+    """Time that the device took for batches."""
+    predicted_seconds: float
+    """What was expected of that."""
     real_tokens: int
     computed_tokens: int
     """Tokens computed, padding included."""

@@ -161,6 +161,7 @@ def run_phases(server: Served, traffic: Traffic, requests: int, clients: int) ->
         "background_programs": total["jpets_background_compiles_total"],
         "computed_per_real_token": total["jpets_computed_tokens_total"] / total["jpets_real_tokens_total"],
         "fallback_share": total["jpets_fallbacks_total"] / total["jpets_batches_total"],
+        "missed_share": total["jpets_missed_seconds_total"] / total["jpets_predicted_seconds_total"],
     }
 
 

@@ -82,6 +82,8 @@ def soak() -> str:
         ["computed tokens per real token", f"{own['computed_per_real_token']:.2f}"],
         ["compilations that a query waited for", f"{own['request_path_compiles']:.0f}"],
         ["programs compiled in the background", f"{own['background_programs']:.0f}"],
+        ["batches for which a better program was missing", percent(own["fallback_share"])],
+        ["their loss, of the time that batches were predicted to take", percent(own["missed_share"])],
         ["resident memory, GB", f"{own['resident_bytes'] / 1e9:.2f}"],
     ]
     return f"{markdown_table(['', 'requests', 'p50, ms', 'p99, ms'], rows)}\n\n{markdown_table(['in all', ''], others)}"

@@ -18,6 +18,13 @@ Counted = Counter[tuple[str, tuple[tuple[str, str], ...]]]
 COUNTERS: Sequence[tuple[str, str, Callable[[DeviceReport], float]]] = (
     ("batches", "Device batches", lambda d: d.batches),
     ("fallbacks", "Batches for which a better program was still missing", lambda d: d.fallbacks),
+    (
+        "missed_seconds",
+        "Predicted seconds by which batches would have been faster in missing programs",
+        lambda d: d.missed_seconds,
+    ),
+    ("computing_seconds", "Seconds that devices took for batches", lambda d: d.computing_seconds),
+    ("predicted_seconds", "Seconds that batches were predicted to take", lambda d: d.predicted_seconds),
     ("real_tokens", "Tokens of queries", lambda d: d.real_tokens),
     ("computed_tokens", "Tokens computed, padding included", lambda d: d.computed_tokens),
     ("request_path_compiles", "Compilations that queries had to wait for", lambda d: d.request_path_compiles),

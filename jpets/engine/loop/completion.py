@@ -61,8 +61,12 @@ class Completion:
                 again.append(pending)
         if again:
             self._answers.fail(self._pending.put_back(again), Saturated(SHUTTING_DOWN))
-        self._planner.ran(batch.plan.layout.table, program, done - max(batch.dispatched, self._fetched))
+        self._planner.ran(batch.plan.layout.table, program, self._computing(batch, done))
         self._fetched = done
+
+    def _computing(self, batch: InFlight, done: float) -> float:
+        """The device's seconds for a batch that was fetched at ``done``."""
+        return done - max(batch.dispatched, self._fetched)
 
     def _count(self, batch: InFlight, done: float) -> None:
         """Counts a batch before its queries are answered: a client that has its answer finds it counted."""
@@ -74,6 +78,9 @@ class Completion:
             seconds=done - batch.dispatched,
             queued=tuple(batch.dispatched - p.arrived for p in pendings),
             fallback=batch.plan.wanted is not None,
+            computing=self._computing(batch, done),
+            predicted=batch.plan.seconds,
+            missed=batch.plan.missed,
         )
         self._stats.ran(record)
 

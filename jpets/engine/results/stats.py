@@ -18,7 +18,11 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 @dataclasses.dataclass(frozen=True)
 class BatchRecord:
-    """One executed batch. Times are seconds; ``queued`` holds one entry a query."""
+    """One executed batch. Times are seconds; ``queued`` holds one entry a query.
+
+    ``computing`` is the device's time for it and ``predicted`` what was expected of that; ``missed`` is by how much a
+    program that was still missing would have been faster.
+    """
 
     rows: int
     real_tokens: int
@@ -26,6 +30,9 @@ class BatchRecord:
     seconds: float
     queued: tuple[float, ...]
     fallback: bool
+    computing: float
+    predicted: float
+    missed: float
 
 
 BatchObserver = Callable[[BatchRecord], None]
@@ -42,6 +49,9 @@ class Stats:
         self.fallbacks = 0
         self.real_tokens = 0
         self.computed_tokens = 0
+        self.computing_seconds = 0.0
+        self.predicted_seconds = 0.0
+        self.missed_seconds = 0.0
         self.request_path_compiles = 0
         self.out_of_memory = 0
         """Batches and tasks that found no room on the device."""
@@ -61,6 +71,9 @@ class Stats:
             self.fallbacks += record.fallback
             self.real_tokens += record.real_tokens
             self.computed_tokens += record.computed_tokens
+            self.computing_seconds += record.computing
+            self.predicted_seconds += record.predicted
+            self.missed_seconds += record.missed
         for observer in self.observers:
             try:
                 observer(record)

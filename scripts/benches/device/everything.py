@@ -56,6 +56,9 @@ GPU = (
     Measurement("capacity-bert-base", ("capacity", "--check-gb", "32")),
     Measurement("memory-bert-base", ("memory",)),
     Measurement("operators-32x32", ("operators", "--rows", "128", "--length", "32")),
+    Measurement("operators-128x4", ("operators", "--tasks", "128", "--rows", "128", "--length", "4")),
+    Measurement("curve-bert-base", ("curve", "--tasks", "16,32,64,128", "--shapes", "1x32,1x128", "--systems", "pets")),
+    Measurement("runtimes-bert-base", ("runtimes", "--warm-up", "20")),
     Measurement("paging-bert-base", ("paging", "--backbone", "bert-base", "--tasks", "1500", "--slots", "127")),
     Measurement("layerwise-bert-base", ("layerwise",)),
     Measurement(
