@@ -31,7 +31,8 @@ rented skis)."""
 IDLE_SHARE = 0.1
 """Share of that loss at which a program is compiled while no other one is to be."""
 HURRY_SHARE = 0.5
-"""The same while compiling is hurried: another program may soon have cost batches more."""
+"""The same while compiling is hurried, until batches have lost as much without all programs together: another program
+may soon have cost them more."""
 MENU_SHARE = 0.02
 """The same while programs of the menu wait, which no batch has missed at all."""
 HURRY_RATE = 0.05
@@ -218,8 +219,10 @@ class BackgroundCompiler:
 
     def _least(self) -> float:
         """Seconds that batches have lost without a program that is worth compiling."""
-        share = HURRY_SHARE if self._hurried else MENU_SHARE if self._menu else IDLE_SHARE
-        return self.compile_seconds * share
+        if not self._hurried:
+            return self.compile_seconds * (MENU_SHARE if self._menu else IDLE_SHARE)
+        early = self._wanted.total < self.compile_seconds * HURRY_SHARE
+        return self.compile_seconds * (HURRY_SHARE if early else IDLE_SHARE)
 
     def _failed(self, key: ProgramKey) -> None:
         self.failed += 1

@@ -51,6 +51,11 @@ class Wanted:
         """Seconds that batches lose in a second for want of programs, lately."""
         return self._lost * math.exp((self._at - time.monotonic()) / RATE_SECONDS) / RATE_SECONDS
 
+    @property
+    def total(self) -> float:
+        """Seconds that batches lost without any of them."""
+        return sum(self._missed.values())
+
     def count(self, least: float) -> int:
         """The programs without which batches lost at least so many seconds."""
         return sum(seconds >= least for seconds in self._missed.values())

@@ -214,6 +214,20 @@ def test_programs_without_which_batches_lose_much_come_first_and_soon(
     assert brought[2] == (9, IDLE)
 
 
+def test_losses_that_many_programs_share_count_together(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler._wanted.brought()  # forgets what other tests missed
+    monkeypatch.setattr(Wanted, "rate", property(lambda self: 2 * HURRY_RATE))
+    parts = {1: 0.15, 2: 0.2, 3: 0.05}
+    for tokens, share in parts.items():
+        compiler.want(unlisted(tokens), share * compiler.compile_seconds)
+    time.sleep(2 * LOOK_SECONDS)
+    assert not any(compiler._replica.has_program(unlisted(tokens)) for tokens in parts)
+    compiler.want(unlisted(4), 0.11 * compiler.compile_seconds)  # half of what compiling takes, together
+    wait_until(lambda: compiler._replica.has_program(unlisted(2)))
+
+
 def test_programs_that_only_measure_wait_for_those_that_batches_miss(
     compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
