@@ -19,7 +19,7 @@ from jpets.errors import EngineFailure
 
 WORTHWHILE = 0.9
 """A program is wanted when its predicted time is below this share of the best ready one's."""
-NEARLY = 0.8
+NEARLY = 0.9
 """A program is asked for in the place of the best one if it gains at least this share of what that would."""
 COARSE_LEVELS = (2, 4, FULL)
 """Room that programs for coming traffic give light classes, in eighths: few steps, so that few programs are enough.

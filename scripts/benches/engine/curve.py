@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from benches.engine.merged_copies import MergedCopies
-from benches.shared import RandomBackbone, console, interleave, paired_ratio, random_backbone, random_tasks, report
+from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS, task_lead
 from jpets.engine.batch.bucket import Bucket
@@ -64,10 +64,18 @@ def curve(
     single = MergedCopies(loaded, [alone])
     copies = MergedCopies(loaded, made) if set(ALTERNATIVES) & set(chosen) else None
     figures: dict[str, Any] = {}
+    shapes_of_all = _shapes(counts, cases)
+    own = EngineSettings(
+        background_compile=False,
+        max_batch_tokens=max(bucket.tokens for bucket in shapes_of_all),
+        max_batch_rows=max(bucket.rows for bucket in shapes_of_all),
+        max_length=max(case.length for case in cases),
+        slots=len(made),
+    )
     with contextlib.ExitStack() as stack:
         cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        own = _engine(loaded, made, counts, cases, cache)
-        engine = stack.enter_context(own.start(lambda what, done, total: None))
+        engine = stack.enter_context(Engine(loaded, made, own, cache_dir=cache).start(lambda what, done, total: None))
+        engine.menu.learn(shapes_of_all)
         for case in cases:
             for count in counts:
                 console.log(f"{case}: program of {count} tasks")
@@ -91,20 +99,10 @@ def curve(
     report("curve", settings, figures, json_out)
 
 
-def _engine(
-    backbone: RandomBackbone, tasks: Sequence[Task], counts: Sequence[int], cases: Sequence[Case], cache: pathlib.Path
-) -> Engine:
-    """An engine with the shapes of all points in its menu."""
+def _shapes(counts: Sequence[int], cases: Sequence[Case]) -> list[Bucket]:
+    """The shape of each point's batch."""
     batches = [(count * case.per_task, case.length) for case in cases for count in counts]
-    buckets = [Bucket(rows * length, ((rows, length),)) for rows, length in batches]
-    settings = EngineSettings(
-        background_compile=False,
-        max_batch_tokens=max(bucket.tokens for bucket in buckets),
-        max_batch_rows=max(bucket.rows for bucket in buckets),
-        max_length=max(case.length for case in cases),
-        slots=len(tasks),
-    )
-    return Engine(backbone, tasks, settings, cache_dir=cache, buckets=buckets)
+    return [Bucket(rows * length, ((rows, length),)) for rows, length in batches]
 
 
 def _alternatives(
