@@ -31,6 +31,7 @@ from jpets.engine.batch.rows import led as led_by
 from jpets.engine.engine import Engine
 from jpets.engine.programs.delta_order import ORDERED, Execution
 from jpets.engine.programs.mesh import first_device
+from jpets.engine.programs.program import ProgramKey
 from jpets.engine.queue.pending import Pending
 from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
 from jpets.model.batch import POOLINGS
@@ -365,3 +366,21 @@ def pendings(engine: Engine, tasks: Sequence[str | None], length: int = 9) -> li
     ]
     engine.intake.give_back(prepared)
     return [item for item in prepared if isinstance(item, Pending)]
+
+
+@dataclasses.dataclass
+class FakeCompiling:
+    """Notes what is wanted; says that ``foremost`` are missed most, and that ``never`` are barred."""
+
+    foremost: Sequence[ProgramKey] = ()
+    never: Sequence[ProgramKey] = ()
+    wanted: list[tuple[ProgramKey, float]] = dataclasses.field(default_factory=list)
+
+    def want(self, key: ProgramKey, seconds: float) -> None:
+        self.wanted.append((key, seconds))
+
+    def missed(self) -> Sequence[ProgramKey]:
+        return self.foremost
+
+    def barred(self, key: ProgramKey) -> bool:
+        return key in self.never

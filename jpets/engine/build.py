@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -191,9 +191,8 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     budget = copies_budget(settings)
     merged = MergedCopies(replica, dict(backbone.params), budget, memory)
     compiler, menu = compilation.compiler, make_menu(frame, settings)
-    for_all = partial(Planner, replica, compilation.costs, compilation.profile, settings, menu, merged)
-    missed: Callable[[], Sequence[ProgramKey]] = compiler.missed if settings.background_compile else tuple
-    planner, own = for_all(), for_all(compiler.want, missed)
+    make_planner = partial(Planner, replica, compilation.costs, compilation.profile, settings, menu, merged)
+    planner, own = make_planner(), make_planner(compiler if settings.background_compile else None)
     loop = HostLoop(replica, workload, own, pending, answers, stats, settings, compiler.want)
     measurement = IdleMeasurement(
         replica,

@@ -148,7 +148,9 @@ def growth(found: Sequence[Document]) -> str:
         for case in dict.fromkeys(name.partition("/")[0] for name in each.systems):
             paged, swapping = (each.systems[f"{case}/{side}"] for side in ("paged", "swapping"))
             rates = [f"{own['qps']:.0f}" for own in (paged, swapping)]
-            times = [milliseconds(own[key]) for own in (paged, swapping) for key in ("p50", "p99")]
+            times = [
+                milliseconds(own[key]) if key in own else MISSING for own in (paged, swapping) for key in ("p50", "p99")
+            ]
             rows.append(
                 [case.removesuffix(" tenants"), *rates, ratio(paged["over_swapping"]), f"{paged['arrivals']:,}", *times]
             )

@@ -24,6 +24,11 @@ def test_a_report_is_data_of_its_moment(engine: Engine) -> None:
     assert after.answers["not_found"] - before.answers.get("not_found", 0) == 1
     assert after.batches - before.batches == len(batches) == 1
     assert after.real_tokens - before.real_tokens == batches[0].real_tokens
+    assert 0 < batches[0].computing <= batches[0].seconds
+    for name in ("computing", "predicted", "missed"):
+        total = getattr(after, f"{name}_seconds") - getattr(before, f"{name}_seconds")
+        assert total == pytest.approx(getattr(batches[0], name), abs=1e-9)
+    assert batches[0].predicted > 0
     assert after.tasks.known == after.tasks.tiers["repository"] == len(engine.tasks)
     assert sum(found.bytes for found in after.classes.values()) == after.memory.banks
     assert engine.report().balance is None

@@ -31,8 +31,8 @@ rented skis)."""
 IDLE_SHARE = 0.1
 """Share of that loss at which a program is compiled while no other one is to be."""
 HURRY_SHARE = 0.5
-"""The same while compiling is hurried, until batches have lost as much without all programs together: another program
-may soon have cost them more."""
+"""The same while compiling is hurried, for another program may soon have cost batches more; once all of them together
+have lost what compiling takes, it is ``IDLE_SHARE`` again."""
 MENU_SHARE = 0.02
 """The same while programs of the menu wait, which no batch has missed at all."""
 HURRY_RATE = 0.05
@@ -98,16 +98,22 @@ class BackgroundCompiler:
     def want(self, key: ProgramKey, seconds: float) -> None:
         """Notes that a batch would have been ``seconds`` faster in ``key``."""
         with self._changed:
-            missed = self._wanted.miss(key, seconds)
+            self._wanted.miss(key, seconds)
             if self._hurried:
                 self.process.hurry()
-            if missed >= self._least():
+            if self._wanted.most(self._least()) is not None:
                 self._changed.notify_all()
 
     def missed(self) -> Sequence[ProgramKey]:
-        """Programs that batches miss most, the most missed first."""
+        """A few programs that batches miss most, the most missed first. Those that are being brought, or were put off,
+        are not among them."""
         with self._changed:
             return self._wanted.foremost()
+
+    def barred(self, key: ProgramKey) -> bool:
+        """Whether a program cannot be had for now: it failed, or there was no room."""
+        with self._changed:
+            return self._wanted.barred(key)
 
     def need(self, key: ProgramKey) -> Future[None]:
         """Brings a program that is to stay, before all others. The future raises ``EngineFailure`` where it cannot be
@@ -193,9 +199,9 @@ class BackgroundCompiler:
                 self._failed(key)
                 unforeseen = EngineFailure(f"a program could not be added: {type(error).__name__}")
                 problem = error if isinstance(error, JpetsError) else unforeseen
-            if needed is not None:
-                self._tell(needed, problem)
             with self._changed:
+                if needed is not None and not (done := self._needed.pop(needed)).done():
+                    done.set_exception(problem) if problem is not None else done.set_result(None)
                 self._busy = False
                 self._changed.notify_all()
 
@@ -206,7 +212,7 @@ class BackgroundCompiler:
         niceness = HURRIED if self._hurried else IDLE
         if (key := self._wanted.most(self.compile_seconds)) is not None:
             return _Next(key, wanted=True, niceness=niceness)
-        if (key := self._wanted.most(self._least())) is not None:
+        if not self.memory.full and (key := self._wanted.most(self._least())) is not None:
             return _Next(key, wanted=False, niceness=niceness)
         if self._menu and not self._hurried:
             return _Next(self._menu.pop(0), wanted=False, niceness=IDLE)
@@ -221,7 +227,7 @@ class BackgroundCompiler:
         """Seconds that batches have lost without a program that is worth compiling."""
         if not self._hurried:
             return self.compile_seconds * (MENU_SHARE if self._menu else IDLE_SHARE)
-        early = self._wanted.total < self.compile_seconds * HURRY_SHARE
+        early = self._wanted.total < self.compile_seconds
         return self.compile_seconds * (HURRY_SHARE if early else IDLE_SHARE)
 
     def _failed(self, key: ProgramKey) -> None:
@@ -245,12 +251,6 @@ class BackgroundCompiler:
         self._add(program)
         self.compiled += 1
         return None
-
-    def _tell(self, key: ProgramKey, problem: JpetsError | None) -> None:
-        with self._changed:
-            done = self._needed.pop(key)
-            if not done.done():
-                done.set_exception(problem) if problem is not None else done.set_result(None)
 
     def _load(self, key: ProgramKey, niceness: int) -> Program | None:
         return self._store.load(self._replica.family, key) or self._compile(key, niceness)
@@ -276,7 +276,7 @@ class BackgroundCompiler:
                     self._add(program)
                     self.memory.added(program)
                     self.compiled += 1
-                    if wanted:
+                    if wanted or niceness == HURRIED:
                         with self._changed:
                             self._wanted.brought()
         with self._changed:

@@ -43,8 +43,12 @@ class Wanted:
         return key if key is not None and self._missed[key] >= least else None
 
     def foremost(self) -> list[ProgramKey]:
-        """The programs that are missed most, the most missed first."""
-        return heapq.nlargest(FOREMOST, self._missed, key=self._missed.__getitem__)
+        """``FOREMOST`` programs that are missed most, the most missed first."""
+        return [key for key, _ in heapq.nlargest(FOREMOST, self._missed.items(), key=itemgetter(1))]
+
+    def barred(self, key: ProgramKey) -> bool:
+        """Whether a program was put off, and may not be asked for yet."""
+        return time.monotonic() < self._not_before.get(key, 0.0) < math.inf
 
     @property
     def rate(self) -> float:
@@ -53,7 +57,7 @@ class Wanted:
 
     @property
     def total(self) -> float:
-        """Seconds that batches lost without any of them."""
+        """Seconds that batches lost for want of all these programs together."""
         return sum(self._missed.values())
 
     def count(self, least: float) -> int:

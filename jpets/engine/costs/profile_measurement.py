@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -24,10 +23,8 @@ def measure_figures(
     max_tokens: int,
     rounds: int = 7,
     progress: Progress,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Figures:
-    """Figures of ``family``'s classes and of shapes of up to ``max_tokens`` tokens, in seconds of ``clock``. Needs the
-    device to itself.
+    """Figures of ``family``'s classes and of shapes of up to ``max_tokens`` tokens. Needs the device to itself.
 
     Every point is timed once in each round, so that a device that slows down for a while does so for all points.
     """
@@ -38,7 +35,7 @@ def measure_figures(
     padded = {(n, length): bench.bare(Bucket(n * length, ((n, length),))) for n, length in shapes}
     packed = [(tokens, groups, bench.bare(Bucket(tokens, groups))) for tokens, groups in typical(sizes, longest[-1])]
     classes = {str(key): bench.of_class(key) for key in priced(key for key, _ in family.slots)}
-    _time(bench, rounds, progress, clock)
+    _time(bench, rounds, progress)
 
     seconds = np.full((len(ROWS), len(longest)), np.nan)
     for (n, length), found in padded.items():
@@ -57,14 +54,13 @@ def measure_profile(
     max_tokens: int,
     rounds: int = 7,
     progress: Progress,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> CostProfile:
     """``measure_figures`` as the profile of ``family``'s classes."""
-    figures = measure_figures(family, mesh, max_tokens=max_tokens, rounds=rounds, progress=progress, clock=clock)
+    figures = measure_figures(family, mesh, max_tokens=max_tokens, rounds=rounds, progress=progress)
     return profile_of(figures, priced(key for key, _ in family.slots))
 
 
-def _time(bench: Bench, rounds: int, progress: Progress, clock: Callable[[], float]) -> None:
+def _time(bench: Bench, rounds: int, progress: Progress) -> None:
     """Compiles what the cases need, and times them all in turn, ``rounds`` times after one to warm up."""
     cases = list(bench.cases.values())
     keys = list(dict.fromkeys(case.program for case in cases))
@@ -77,8 +73,8 @@ def _time(bench: Bench, rounds: int, progress: Progress, clock: Callable[[], flo
     for number in range(rounds + 1):
         progress("cost profile", len(keys) + number, total)
         for case, run in zip(cases, runs, strict=True):
-            start = clock()
+            start = time.perf_counter()
             run()
             if number:
-                case.seconds.append(clock() - start)
+                case.seconds.append(time.perf_counter() - start)
     progress("cost profile", total, total)

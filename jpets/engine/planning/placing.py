@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from jpets.engine.batch.bucket import FULL, LEVELS
 from jpets.engine.batch.rows import Row
@@ -21,59 +22,87 @@ WORTHWHILE = 0.9
 """A program is wanted when its predicted time is below this share of the best ready one's."""
 NEARLY = 0.9
 """A program is asked for in the place of the best one if it gains at least this share of what that would."""
+FEW_QUERIES = 8
+"""Batches of fewer queries differ most, and ask for programs that many of them can use. What larger windows miss is
+seen when they are planned. Where all room for runs is computed, only a program with as little as possible will do."""
 COARSE_LEVELS = (2, 4, FULL)
 """Room that programs for coming traffic give light classes, in eighths: few steps, so that few programs are enough.
-Beside heavy classes, whose loops take what there is, they get all: room for them costs little there, and mixtures that
-differ by level would each want a program of its own."""
+Beside heavy classes of few queries they get all: it costs little beside loops."""
+
+
+class Compiling(Protocol):
+    """What compiles programs in the background."""
+
+    def want(self, key: ProgramKey, seconds: float) -> None:
+        """Is told of a program and of the seconds that batches lost without it."""
+
+    def missed(self) -> Sequence[ProgramKey]:
+        """A few programs that batches miss most, the most missed first."""
+
+    def barred(self, key: ProgramKey) -> bool:
+        """Whether a program cannot be had for now."""
 
 
 class Placer:
-    """For one replica. ``menu`` are the buckets that programs may be compiled for; ``missed`` gives the programs that
-    batches miss most."""
+    """For one replica. ``menu`` are the buckets that programs may be compiled for; ``compiling`` tells of programs that
+    other batches miss."""
 
     def __init__(
         self,
         replica: Replica,
         predictions: Predictions,
         menu: Menu,
-        missed: Callable[[], Sequence[ProgramKey]] = tuple,
+        compiling: Compiling | None = None,
     ) -> None:
         self._replica = replica
         self._predictions = predictions
         self._menu = menu
-        self._missed = missed
+        self._compiling = compiling
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
         needs = Needs([pending.row if copy is None else without_heavy(pending) for pending in pendings])
         best, known = self._ready(needs)
         layout = needs.layout(best.key.bucket)
-        looped = needs.heavy and not self._replica.family.operators.static_runs
-        ideal = self._ideal(needs, (FULL,) if looped else COARSE_LEVELS)
+        shared = self._compiling is not None and len(pendings) < FEW_QUERIES and not self._static_runs
+        ideal = self._ideal(needs, (FULL,) if needs.heavy and shared else COARSE_LEVELS)
         if ideal is None or self._replica.has_program(ideal):
             return Plan(pendings, layout, best, known, copy=copy)
         seconds = self._predictions.of_key(needs.table, ideal)
         if seconds >= WORTHWHILE * known:
             return Plan(pendings, layout, best, known, copy=copy)
-        wanted, gain = self._to_ask_for(needs, best, ideal, known, known - seconds)
-        return Plan(pendings, layout, best, known, wanted, gain, copy)
+        wanted, missed = ideal, known - seconds
+        if shared:
+            wanted, missed = self._to_ask_for(needs, best, ideal, known, missed)
+        return Plan(pendings, layout, best, known, wanted, missed, copy)
 
     def _to_ask_for(
-        self, needs: Needs, best: Program, ideal: ProgramKey, known: float, most: float
+        self, needs: Needs, best: Program, ideal: ProgramKey, known: float, gain: float
     ) -> tuple[ProgramKey, float]:
-        """The program to compile for such rows, and the seconds that they gain by it: ``most`` by the ideal one.
+        """The program to compile for such rows, and the seconds that they gain by it over ``known``, which they take in
+        the ``best`` ready program; ``gain`` by the ideal one.
 
         Every mixture of classes has another ideal program. So that few are enough, one that other batches miss comes
         before it, and then one with as much room as the ready program, as long as the rows gain nearly as much.
         """
-        for key in (*self._missed(), ProgramKey(ideal.bucket, best.key.variant)):
+        assert self._compiling is not None
+        for key in (*self._compiling.missed(), ProgramKey(ideal.bucket, best.key.variant)):
             if key == ideal:
                 break
-            if not self._replica.has_program(key) and needs.met_by(key):
-                gain = known - self._predictions.of_key(needs.table, key)
-                if gain >= NEARLY * most:
-                    return key, gain
-        return ideal, most
+            if self._may_replace(key, ideal, needs):
+                own = known - self._predictions.of_key(needs.table, key)
+                if own >= NEARLY * gain:
+                    return key, own
+        return ideal, gain
+
+    def _may_replace(self, key: ProgramKey, ideal: ProgramKey, needs: Needs) -> bool:
+        assert self._compiling is not None
+        return (
+            key.variant.replaced == ideal.variant.replaced
+            and not self._replica.has_program(key)
+            and not self._compiling.barred(key)
+            and needs.met_by(key)
+        )
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
         """The best program for these rows, compiled or not; None where the menu has no bucket for them."""
@@ -95,5 +124,8 @@ class Placer:
         bucket = next((bucket for bucket in self._menu.buckets if bucket.holds(needs.lengths)), None)
         if bucket is None:
             return None
-        static = self._replica.family.operators.static_runs
-        return ProgramKey(bucket, needs.variant(bucket, levels, static_runs=static))
+        return ProgramKey(bucket, needs.variant(bucket, levels, static_runs=self._static_runs))
+
+    @property
+    def _static_runs(self) -> bool:
+        return self._replica.family.operators.static_runs

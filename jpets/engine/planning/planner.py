@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from functools import partial
 
 from jpets.config import EngineSettings
@@ -18,7 +18,7 @@ from jpets.engine.planning.hot_tasks import part_to_run
 from jpets.engine.planning.kept_plan import KeptPlan
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.merged import MergedCopies
-from jpets.engine.planning.placing import Placer
+from jpets.engine.planning.placing import Compiling, Placer
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.predictions import Predictions
 from jpets.engine.planning.ready_programs import ReadyPrograms
@@ -40,7 +40,7 @@ USUAL_TOKENS = 32
 class Planner:
     """Plans batches by the engine's policy, from the programs that are ``ready``; ``ran`` corrects their costs.
 
-    ``want`` is told of programs that windows miss; ``missed`` gives those that are missed most.
+    ``compiling`` is told of programs that windows miss, and tells which ones are missed most.
     """
 
     def __init__(
@@ -51,17 +51,18 @@ class Planner:
         settings: EngineSettings,
         menu: Menu,
         merged: MergedCopies | None = None,
-        want: Callable[[ProgramKey, float], None] | None = None,
-        missed: Callable[[], Sequence[ProgramKey]] = tuple,
+        compiling: Compiling | None = None,
     ) -> None:
         self.ready = ReadyPrograms(replica)
         self._predictions = Predictions(costs, profile)
-        self._placer = Placer(replica, self._predictions, menu, missed)
+        self._placer = Placer(replica, self._predictions, menu, compiling)
         self._flood = FloodGuard(self.ready, settings.flood_stretch, settings.max_batch_rows)
         self._pricing = Pricing(lambda: profile.current, settings.max_batch_rows)
         self._policy = named_policy(settings)
         self._wishes = (
-            Wishes(replica, menu, self._predictions, self._pricing, self._policy, want) if want is not None else None
+            Wishes(replica, menu, self._predictions, self._pricing, self._policy, compiling.want)
+            if compiling is not None
+            else None
         )
         self._kept = KeptPlan()
         self._settings = settings

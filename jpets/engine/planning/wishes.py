@@ -13,7 +13,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, replaces_weights, windowed
 from jpets.engine.device.replica import Replica
 from jpets.engine.planning.menu import Menu
-from jpets.engine.planning.placing import COARSE_LEVELS, WORTHWHILE
+from jpets.engine.planning.placing import COARSE_LEVELS, FEW_QUERIES, WORTHWHILE
 from jpets.engine.planning.predictions import Predictions
 from jpets.engine.planning.ready_programs import kinds_of, shapes_for
 from jpets.engine.planning.window import Pricing, Window
@@ -23,8 +23,6 @@ from jpets.scheduling.costs.ready_lookup import MIXED
 from jpets.scheduling.policies.auto import Policy
 from jpets.scheduling.queue import BARE, Batch
 
-LEAST_QUERIES = 8
-"""A window with fewer is one batch: what it misses is seen when that is placed."""
 SHARE = 0.01
 """Share of the time of batches that looking for better programs may take."""
 SLACK = 1.3
@@ -65,7 +63,7 @@ class Wishes:
     def planned(self, window: Window, seconds: float) -> None:
         """Is told of a window and of the device's predicted time for its plan in the programs that are ready."""
         now = time.monotonic()
-        if len(window.queue) < LEAST_QUERIES or now < self._next:
+        if len(window.queue) < FEW_QUERIES or now < self._next:
             return
         self._menu.saw(window.queue.lengths)
         self._compare(window, seconds)

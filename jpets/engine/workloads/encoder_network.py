@@ -31,7 +31,7 @@ from jpets.model.forward import Outputs, forward
 from jpets.scheduling.costs.measured_profile import attention_cells
 from jpets.types import Task
 
-HEAVY_LOOP = 0.2
+HEAVY_LOOP = 0.1
 """Cost of the loops over heavy classes without any heavy row, as a share of the bare cost (measured on a CPU)."""
 ATTENTION = 5
 """Time of a multiply-add in attention over one in a linear site (measured on a CPU); softmax is included."""
@@ -102,8 +102,8 @@ class EncoderNetwork(Network):
         d, layers = self.config.hidden_size, self.config.layers
         attention = ATTENTION * 2 * d * attention_cells(bucket.groups)
         total = layers * (bucket.tokens * self.config.layer_weights() + attention)
-        if variant.has("heavy"):
-            total = int(total * (1 + HEAVY_LOOP))
+        loops = sum(class_method(key.method).kind == "heavy" for key in variant.classes())
+        total = int(total * (1 + HEAVY_LOOP * loops))
         for key in variant.classes():
             if windowed(key):
                 length = bucket.longest if bucket.rectangular else bucket.segment

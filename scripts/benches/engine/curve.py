@@ -52,8 +52,9 @@ def curve(
     rounds: int = 5,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Queries a second of one batch by its number of tasks, beside merged copies and one task alone.
+    """Queries a second by the number of tasks that have some at once, beside merged copies and one task alone.
 
+    An engine has a program for each point, but plans as it serves: ``batches`` says into how many it put the queries.
     ``single`` is the papers' base: a merged copy of one task with that task's queries.
     """
     set_xla_flags()
@@ -88,7 +89,10 @@ def curve(
                 }
                 if copies is not None:
                     runs |= _alternatives(copies, case, count, chosen)
-                figures |= _point(runs, case, count, rounds)
+                before = _batches(engine)
+                point = _point(runs, case, count, rounds)
+                point[f"{case} {count}/pets"]["batches"] = (_batches(engine) - before) / (rounds + 1)
+                figures |= point
     settings = {
         "backbone": backbone,
         "tasks": tasks,
@@ -97,6 +101,11 @@ def curve(
         "rounds": rounds,
     }
     report("curve", settings, figures, json_out)
+
+
+def _batches(engine: Engine) -> int:
+    (device,) = engine.report().devices
+    return device.batches
 
 
 def _shapes(counts: Sequence[int], cases: Sequence[Case]) -> list[Bucket]:

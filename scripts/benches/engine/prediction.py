@@ -87,10 +87,9 @@ def prediction(
     methods: str = "adapter,lora,bitfit,mask,diff",
     rounds: int = 5,
     passes: Annotated[int, typer.Option(help="over as many other batches, from which the engine's part learns")] = 5,
-    clock: Annotated[
-        str, typer.Option(help="wall, or processor: what this process takes, whatever else the machine does (CPU only)")
-    ] = "wall",
-    profile: Annotated[pathlib.Path | None, typer.Option(help="cost profile to read, or to write")] = None,
+    profile: Annotated[
+        pathlib.Path | None, typer.Option(help="figures of the cost profile to read, or to write")
+    ] = None,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Relative error of predicted batch times; the batches run interleaved, the median of the rounds counts.
@@ -100,7 +99,6 @@ def prediction(
     to the bare batches next to it. ``engine``: ``Predictions`` of an engine with that profile, which learnt from other
     random batches before, and learns nothing from those that count.
     """
-    now = {"wall": time.perf_counter, "processor": time.process_time}[clock]
     set_xla_flags()
     loaded = random_backbone(backbone)
     runner = PlanRunner(loaded, random_tasks(loaded, methods.split(","), tasks))
@@ -109,7 +107,7 @@ def prediction(
     plan, lengths = draw_plan(2 * batches, rng)
     chosen = rng.integers(0, tasks, len(lengths))
     queue = Queue.of(lengths, chosen, [kinds.index(runner.kinds[task]) for task in chosen])
-    figures = _read_figures(profile, runner, 2048, now)
+    figures = _read_figures(profile, runner, 2048)
     steps = runner.prepare(plan, runner.rows(lengths, chosen.tolist()))
     learnt, counted = steps[:batches], steps[batches:]
     (reference,) = compile_programs(runner.family, [ProgramKey(REFERENCE, Variant())])
@@ -117,9 +115,9 @@ def prediction(
 
     def run(program: Program, members: Sequence[Row]) -> float:
         assembled = runner.replica.assemble(members, program)
-        start = now()
+        start = time.perf_counter()
         jax.block_until_ready(runner.replica.dispatch(program, assembled))
-        return now() - start
+        return time.perf_counter() - start
 
     with tempfile.TemporaryDirectory() as folder:
         predictions = _predictions(
@@ -154,7 +152,6 @@ def prediction(
         "methods": methods,
         "rounds": rounds,
         "passes": passes,
-        "clock": clock,
     }
     report("prediction", settings, found, json_out)
 
@@ -171,16 +168,12 @@ def draw_plan(count: int, rng: np.random.Generator) -> tuple[list[Batch], list[i
     return plan, lengths
 
 
-def _read_figures(
-    path: pathlib.Path | None, runner: PlanRunner, max_tokens: int, clock: Callable[[], float]
-) -> Figures:
-    """The figures in ``path``, or measured now, in seconds of ``clock``, and kept there."""
+def _read_figures(path: pathlib.Path | None, runner: PlanRunner, max_tokens: int) -> Figures:
+    """The figures in ``path``, or measured now and kept there."""
     if path is not None and path.exists():
         return Figures.from_json(path.read_text())
     start = time.perf_counter()
-    found = measure_figures(
-        runner.family, runner.mesh, max_tokens=max_tokens, progress=lambda what, done, total: None, clock=clock
-    )
+    found = measure_figures(runner.family, runner.mesh, max_tokens=max_tokens, progress=lambda what, done, total: None)
     console.log(f"figures measured in {time.perf_counter() - start:.0f} s")
     if path is not None:
         path.write_text(found.to_json())
@@ -190,11 +183,14 @@ def _read_figures(
 def _predictions(
     runner: PlanRunner, figures: Figures, programs: Mapping[ProgramKey, Program], folder: pathlib.Path
 ) -> Predictions:
-    """As in an engine: the first and the last shape's programs are measured, the others' times estimated at first."""
+    """As in an engine: every program ran once; the first and the last shape's are measured, the others' times estimated
+    at first."""
     costs = CostTable(folder / "costs.json", runner.family)
     for key, program in programs.items():
-        if key.bucket in (SHAPES[0], SHAPES[-1]):
-            costs.set(key, measure(runner.replica, program, COARSE_REPEATS))
+        core = key.bucket in (SHAPES[0], SHAPES[-1])
+        seconds = measure(runner.replica, program, COARSE_REPEATS if core else 0)
+        if core:
+            costs.set(key, seconds)
     for key, program in programs.items():
         program.seconds = costs.estimate(key)
     live = LiveProfile(runner.replica, costs, folder / "figures.json")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
+import jax
 import numpy as np
 import typer
 
@@ -36,7 +37,8 @@ def runtimes(
 ) -> None:
     """Seconds of a text and of a batch in an engine by default settings, and in PyTorch by ``transformers``.
 
-    Needs PyTorch. Both compute the encoder of the same random weights: bf16 here, f32 and bf16 there.
+    Needs PyTorch, with CUDA where jpets runs on a GPU. The encoders have the same sizes and random weights: bf16 here,
+    f32 and bf16 there.
     """
     set_xla_flags()
     loaded = random_backbone(backbone)
@@ -47,6 +49,7 @@ def runtimes(
         engine = Engine(loaded, [], EngineSettings(), cache_dir=pathlib.Path(cache))
         with engine.start(lambda what, done, total: None):
             _warm_up(engine, drawn, fixed, warm_up)
+            before = engine.report().devices[0]
             runs: dict[str, Callable[[int, int], object]] = {"pets": partial(_serve, engine)}
             runs |= {name: partial(run, loaded.config.vocab_size) for name, run in models.items()}
             singles = _singles(runs, drawn, rounds)
@@ -59,7 +62,7 @@ def runtimes(
                     if name != "pets":
                         own["pets_ratio"] = paired_ratio(seconds["pets"], times)
                     figures[name]["batches"][f"{rows}x{length}"] = own
-            report_device = engine.report().devices[0]
+            after = engine.report().devices[0]
     settings = {
         "backbone": backbone,
         "texts": texts,
@@ -68,8 +71,8 @@ def runtimes(
         "warm_up": warm_up,
         "rounds": rounds,
         "drawn": drawn,
-        "fallbacks": report_device.fallbacks,
-        "served": report_device.batches,
+        "fallbacks": after.fallbacks - before.fallbacks,
+        "served": after.batches - before.batches,
     }
     report("runtimes", settings, figures, json_out)
 
@@ -87,12 +90,13 @@ def torch_model(config: BackboneConfig, dtype: str) -> Callable[[int, int, int],
         intermediate_size=config.intermediate_size,
         max_position_embeddings=config.max_positions,
     )
-    model = transformers.BertModel(sizes, add_pooling_layer=False).eval().to(getattr(torch, dtype))
+    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    model = transformers.BertModel(sizes, add_pooling_layer=False).eval().to(device, getattr(torch, dtype))
 
     def run(vocabulary: int, rows: int, length: int) -> object:
         ids = np.random.default_rng(length).integers(5, vocabulary, (rows, length))
         with torch.inference_mode():
-            return model(input_ids=torch.from_numpy(ids)).last_hidden_state.mean(1).float().numpy()
+            return model(input_ids=torch.from_numpy(ids).to(device)).last_hidden_state.mean(1).float().cpu().numpy()
 
     return run
 

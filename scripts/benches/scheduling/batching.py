@@ -57,14 +57,13 @@ def read_profile(
     path: pathlib.Path | None,
     runner: PlanRunner,
     max_tokens: int,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> CostProfile:
-    """The profile in ``path``, or measured now, in seconds of ``clock``, and kept there."""
+    """The profile in ``path``, or measured now and kept there."""
     if path is not None and path.exists():
         return CostProfile.from_json(path.read_text())
     start = time.perf_counter()
     profile = measure_profile(
-        runner.family, runner.mesh, max_tokens=max_tokens, progress=lambda what, done, total: None, clock=clock
+        runner.family, runner.mesh, max_tokens=max_tokens, progress=lambda what, done, total: None
     )
     console.log(f"profile measured in {time.perf_counter() - start:.0f} s")
     if path is not None:

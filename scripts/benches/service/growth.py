@@ -23,6 +23,7 @@ PERIOD = 20.0
 """Seconds between two queries of one of HMI's tenants: 500 queries a second of 10,000."""
 LEAST_RATE = 1.0
 """Queries a second of few tenants together: with one every 20 s there would be nothing to measure."""
+LEAST_FOR_P99 = 100
 SWAPPED = 64
 """Queries of one measurement of ``swapping``, of which every one may move a model."""
 
@@ -64,11 +65,10 @@ def growth(
             arrivals = steady(count, min(PERIOD / scale, count / LEAST_RATE), seconds, 1)
             for name, submit in systems.items():
                 times = play(arrivals, submit)
-                figures[f"{count} tenants/{name}"] = rates[name] | {
-                    "arrivals": len(times),
-                    "p50": float(np.median(times)),
-                    "p99": float(np.percentile(times, 99)),
-                }
+                own = rates[name] | {"arrivals": len(times), "p50": float(np.median(times))}
+                if len(times) >= LEAST_FOR_P99:
+                    own["p99"] = float(np.percentile(times, 99))
+                figures[f"{count} tenants/{name}"] = own
                 console.log(f"{count} tenants, {name}: {rates[name]['qps']:.0f} queries/s, {np.median(times):.3f} s")
     settings = {
         "backbone": backbone,

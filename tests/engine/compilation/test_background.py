@@ -219,13 +219,15 @@ def test_losses_that_many_programs_share_count_together(
 ) -> None:
     compiler._wanted.brought()  # forgets what other tests missed
     monkeypatch.setattr(Wanted, "rate", property(lambda self: 2 * HURRY_RATE))
-    parts = {1: 0.15, 2: 0.2, 3: 0.05}
+    parts = {1: 0.35, 2: 0.4, 3: 0.05}
     for tokens, share in parts.items():
         compiler.want(unlisted(tokens), share * compiler.compile_seconds)
     time.sleep(2 * LOOK_SECONDS)
     assert not any(compiler._replica.has_program(unlisted(tokens)) for tokens in parts)
-    compiler.want(unlisted(4), 0.11 * compiler.compile_seconds)  # half of what compiling takes, together
-    wait_until(lambda: compiler._replica.has_program(unlisted(2)))
+    assert compiler.missed() == [unlisted(2), unlisted(1), unlisted(3)]
+    compiler.want(unlisted(3), 0.21 * compiler.compile_seconds)  # what compiling takes, together
+    wait_until(lambda: compiler._replica.has_program(unlisted(2)) and not compiler._busy)
+    assert compiler.missed() == [], "what was lost without it says little about others"
 
 
 def test_programs_that_only_measure_wait_for_those_that_batches_miss(

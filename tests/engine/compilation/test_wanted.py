@@ -35,6 +35,19 @@ def test_what_is_missed_most_comes_first() -> None:
     assert own.most(0.0) is None, "what was lost without it says little about others"
 
 
+def test_the_foremost_are_few_and_in_order() -> None:
+    own = Wanted()
+    assert own.foremost() == [] and own.total == 0
+    for tokens in range(1, 13):
+        own.miss(key(tokens), tokens / 10)
+    assert own.foremost() == [key(tokens) for tokens in range(12, 4, -1)]
+    assert own.total == pytest.approx(7.8)
+    own.put_off(key(12), 60)
+    own.bring(key(11))
+    assert own.barred(key(12)) and not own.barred(key(11)) and not own.barred(key(10))
+    assert own.foremost()[0] == key(10)
+
+
 def test_what_could_not_be_had_is_asked_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Wanted()
     own.bring(key(1))

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from support import pendings
+from support import FakeCompiling, pendings
 
-from jpets.engine.batch.bucket import Bucket
+from jpets.deltas import class_method
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import FULL, Bucket, make_variant
 from jpets.engine.engine import Engine
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.placing import Placer
 from jpets.engine.planning.predictions import Predictions
 from jpets.engine.programs.program import ProgramKey
 
-SMALL = Bucket(64, ((6, 16),))
+SMALL = Bucket(96, ((8, 16),))
 """A bucket without programs."""
 MIXTURES = (["mask", "bitfit"], ["mask", "adapter"], ["diff"], ["mask", "diff", "adapter"])
 
@@ -30,43 +32,68 @@ class Estimates(Predictions):
         return self._given(key)
 
 
-def placer(engine: Engine, seconds: Callable[[ProgramKey], float], missed: Sequence[ProgramKey] = ()) -> Placer:
-    return Placer(engine.replica, Estimates(engine, seconds), Menu([SMALL], lambda bucket: 1.0, 8, 0), lambda: missed)
+def asked_for(
+    engine: Engine,
+    tasks: Sequence[str],
+    slow: Sequence[ProgramKey] = (),
+    missed: Sequence[ProgramKey] = (),
+    barred: Sequence[ProgramKey] = (),
+) -> ProgramKey:
+    """What a batch asks for where every program takes no time, except for the slow ones."""
+    predictions = Estimates(engine, lambda key: 0.5 if key in slow else 1e-9)
+    menu = Menu([SMALL], lambda bucket: 1.0, 8, 0)
+    plan = Placer(engine.replica, predictions, menu, FakeCompiling(missed, barred)).place(pendings(engine, tasks))
+    assert plan.wanted is not None and 0 < plan.missed < plan.seconds
+    return plan.wanted
 
 
-def asked_for(own: Placer, engine: Engine, tasks: Sequence[str]) -> ProgramKey | None:
-    return own.place(pendings(engine, tasks)).wanted
+def heavy(key: ProgramKey) -> list[ClassKey]:
+    return [each for each in key.variant.classes() if class_method(each.method).kind == "heavy"]
 
 
 def test_mixtures_ask_for_one_program(engine: Engine) -> None:
-    own = placer(engine, lambda key: 1e-9)
-    found = {asked_for(own, engine, tasks) for tasks in MIXTURES}
-    (general,) = found
-    assert general is not None and general.bucket == SMALL
+    (general,) = {asked_for(engine, tasks) for tasks in MIXTURES}
+    assert general.bucket == SMALL
     assert {key.method for key in general.variant.classes()} >= {"mask", "diff", "adapter", "bitfit"}
 
 
 def test_a_program_of_its_own_where_the_general_one_gains_little(engine: Engine) -> None:
-    general = asked_for(placer(engine, lambda key: 1e-9), engine, ["mask"])
-    own = placer(engine, lambda key: 0.5 if key == general else 1e-9)
-    found = [asked_for(own, engine, tasks) for tasks in MIXTURES]
+    general = asked_for(engine, MIXTURES[0])
+    found = [asked_for(engine, tasks, slow=[general]) for tasks in MIXTURES]
     assert len(set(found)) == len(MIXTURES) and general not in found
-    most_adapters = asked_for(own, engine, ["mask", *["adapter"] * 5])
-    assert most_adapters == asked_for(own, engine, ["mask", "adapter"]), "beside loops light classes get all room"
+    most_adapters = asked_for(engine, ["mask", *["adapter"] * 5], slow=[general])
+    assert most_adapters == found[1], "beside loops light classes get all room"
+
+
+def test_masks_alone_ask_for_a_program_without_shared_products(engine: Engine) -> None:
+    asked = asked_for(engine, ["mask", "mask"], missed=[asked_for(engine, MIXTURES[0])])
+    assert asked.variant.replaced and len(heavy(asked)) == 1
+
+
+def test_larger_batches_ask_for_their_own(engine: Engine) -> None:
+    general = asked_for(engine, MIXTURES[0])
+    (own,) = {asked_for(engine, ["diff"] * 8, missed=missed) for missed in ((), [general])}
+    assert own != general and len(heavy(own)) == 1
 
 
 def test_what_other_batches_miss_comes_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = placer(engine, lambda key: 1e-9)
-    general = asked_for(own, engine, ["mask"])
-    assert general is not None
-    other = ProgramKey(Bucket(96, ((8, 16),)), general.variant)
+    general = asked_for(engine, MIXTURES[0])
     light = next(p.key.variant for p in engine.replica.programs if not p.key.variant.has("heavy"))
-    bare = ProgramKey(SMALL, light)
-    long = ProgramKey(Bucket(64, ((16, 4),)), general.variant)
-    own = placer(engine, lambda key: 1e-9, [long, bare, other])
-    assert asked_for(own, engine, ["mask", "diff"]) == other, "rows do not fit the first two"
-    own = placer(engine, lambda key: 0.5 if key == other else 1e-9, [other])
-    assert asked_for(own, engine, ["mask", "diff"]) == general, "it would gain little there"
+    short, bare = ProgramKey(Bucket(64, ((16, 4),)), general.variant), ProgramKey(SMALL, light)
+    other, tasks = ProgramKey(Bucket(128, ((8, 16),)), general.variant), ["mask", "diff"]
+    assert asked_for(engine, tasks, missed=[short, bare, other]) == other, "rows do not fit the first two"
+    assert asked_for(engine, tasks, slow=[other], missed=[other]) == general, "it would gain little"
+    assert asked_for(engine, tasks, missed=[other], barred=[other]) == general, "it could not be had"
+    assert asked_for(engine, tasks, barred=[general]) not in (general, other)
     monkeypatch.setattr(engine.replica, "has_program", lambda key: key == other)
-    own = placer(engine, lambda key: 1e-9, [other])
-    assert asked_for(own, engine, ["mask", "diff"]) == general, "it has come meanwhile"
+    assert asked_for(engine, tasks, missed=[other]) == general, "it has come meanwhile"
+
+
+def test_room_for_runs_that_are_all_computed_is_as_tight_as_can_be(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    general = asked_for(engine, MIXTURES[0])
+    monkeypatch.setattr(Placer, "_static_runs", True)  # as on a GPU
+    asked = asked_for(engine, ["diff", "bitfit"], missed=[general])
+    assert asked != general and len(heavy(asked)) == 1
+    assert asked.variant != make_variant(dict.fromkeys(asked.variant.classes(), FULL))

@@ -7,7 +7,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from support import ENGINE_BUCKETS, ENGINE_SETTINGS, pendings
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, FakeCompiling, pendings
 
 from jpets.config import Policy
 from jpets.deltas import class_method
@@ -19,7 +19,6 @@ from jpets.engine.planning.planner import Planner
 from jpets.engine.planning.ready_programs import kinds_of, shapes_for
 from jpets.engine.planning.window import read_window
 from jpets.engine.planning.wishes import possible_variants
-from jpets.engine.programs.program import ProgramKey
 from jpets.scheduling.costs.ready_lookup import MIXED
 from jpets.scheduling.policies.auto import POLICIES
 from jpets.scheduling.queue import BARE
@@ -104,7 +103,8 @@ def _heavy(method: str) -> bool:
 
 
 def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted: list[tuple[ProgramKey, float]] = []
+    compiling = FakeCompiling()
+    wanted = compiling.wanted
     menu = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
     planner = Planner(
         engine.replica,
@@ -112,7 +112,7 @@ def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine, monkeypat
         engine.profile,
         ENGINE_SETTINGS,
         menu,
-        want=lambda key, seconds: wanted.append((key, seconds)),
+        compiling=compiling,
     )
     waiting = pendings(engine, [None, "bitfit"] * 150)
     planner.serving(planner.next_batch(waiting))
