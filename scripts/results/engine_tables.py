@@ -57,6 +57,7 @@ def curve(found: Sequence[Document]) -> str:
         for shape, points in pets.items():
             of_shape = f"{shape.replace('x', ' x ')}"
             rows.append([of_shape, "queries/s", *(f"{points[int(count)]['qps']:.1f}" for count in counts)])
+            rows.append([of_shape, "batches", *(f"{points[int(count)]['batches']:.0f}" for count in counts)])
             for side, label in COPIES.items():
                 if own := curve_points(each, side).get(shape):
                     rows.append(
@@ -236,10 +237,16 @@ def paging(found: Sequence[Document]) -> str:
     return markdown_table(head, rows)
 
 
+PREDICTED_BY = {
+    "profile": "the cost profile alone",
+    "pets": "the cost profile alone",  # in files of an earlier version
+    "engine": "an engine, which learnt from other batches",
+}
+
+
 def prediction(found: Sequence[Document]) -> str:
-    labels = {"profile": "the cost profile alone", "engine": "an engine, which learnt from other batches"}
     rows = [
-        [f"{each.settings['batches']} random batches, by {labels[name]}", *(percent(own[key], 1) for key in KEYS)]
+        [f"{each.settings['batches']} random batches, by {PREDICTED_BY[name]}", *(percent(own[key], 1) for key in KEYS)]
         for each in found
         for name, own in each.systems.items()
     ]

@@ -83,9 +83,10 @@ def soak() -> str:
         ["compilations that a query waited for", f"{own['request_path_compiles']:.0f}"],
         ["programs compiled in the background", f"{own['background_programs']:.0f}"],
         ["batches for which a better program was missing", percent(own["fallback_share"])],
-        ["their loss, of the time that batches were predicted to take", percent(own["missed_share"])],
         ["resident memory, GB", f"{own['resident_bytes'] / 1e9:.2f}"],
     ]
+    if "missed_share" in own:
+        others.append(["their loss, of the time that batches were predicted to take", percent(own["missed_share"])])
     return f"{markdown_table(['', 'requests', 'p50, ms', 'p99, ms'], rows)}\n\n{markdown_table(['in all', ''], others)}"
 
 

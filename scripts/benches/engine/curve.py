@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from benches.engine.merged_copies import MergedCopies
+from benches.engine.throughput import keep_profile
 from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
 from jpets.config import EngineSettings
 from jpets.deltas import METHODS, task_lead
@@ -21,6 +22,8 @@ from jpets.engine.engine import Engine
 from jpets.types import Query, Task
 from jpets.xla_flags import set_xla_flags
 
+MEASURED_TOKENS = 1024
+"""Most tokens of a batch of the cost profile."""
 ALTERNATIVES = ("seqs", "pars", "stacked")
 
 
@@ -54,7 +57,8 @@ def curve(
 ) -> None:
     """Queries a second by the number of tasks that have some at once, beside merged copies and one task alone.
 
-    An engine has a program for each point, but plans as it serves: ``batches`` says into how many it put the queries.
+    An engine has a program for each point and measured costs, but plans as it serves: ``batches`` says into how many it
+    put the queries.
     ``single`` is the papers' base: a merged copy of one task with that task's queries.
     """
     set_xla_flags()
@@ -75,6 +79,7 @@ def curve(
     )
     with contextlib.ExitStack() as stack:
         cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        keep_profile(Engine(loaded, made, own, cache_dir=cache), min(MEASURED_TOKENS, own.max_batch_tokens))
         engine = stack.enter_context(Engine(loaded, made, own, cache_dir=cache).start(lambda what, done, total: None))
         engine.menu.learn(shapes_of_all)
         for case in cases:
