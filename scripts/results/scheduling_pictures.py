@@ -63,7 +63,7 @@ def draw_spread(found: Sequence[Document]) -> None:
         names = [name for name in POLICIES if name in next(iter(own.values()))]
         width = 0.85 / len(names)
         for at, name in enumerate(names):
-            ratios = [best[name]["qps"] / best["fixed"]["qps"] for best in own.values()]
+            ratios = [best[name]["qps"] / best.get("fixed", best[name])["qps"] for best in own.values()]
             places = np.arange(len(own)) + (at - (len(names) - 1) / 2) * width
             axis.bar(places, ratios, width, color=COLOURS[name], label=name)
         axis.axhline(1, color="grey", linewidth=0.8)

@@ -97,7 +97,7 @@ def spread(found: Sequence[Document]) -> str:
         rows = []
         for case, best in spread_cases(each).items():
             rates = [f"{best[name]['qps']:.0f}" if name in best else MISSING for name in POLICIES[:-1]]
-            ratios = [ratio(best["coordinated"].get(f"over_{name}")) for name in ("alpha", "beta")]
+            ratios = [ratio(best.get("coordinated", {}).get(f"over_{name}")) for name in ("alpha", "beta")]
             rows.append([case, *rates, *ratios])
         names = [f"`{name}`" for name in POLICIES[:-1]]
         head = ["lengths, tasks", *names, "`coordinated` / `alpha`", "`coordinated` / `beta`"]

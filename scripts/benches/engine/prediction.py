@@ -76,7 +76,9 @@ class Timed(NamedTuple):
 
     def over_bare(self) -> np.ndarray:
         """Each batch's time as its ratio to the bare batches next to it [batches]."""
-        around = (self.beside + np.roll(self.beside, -1, axis=1)) / 2  # before it and after it
+        one_after_the_other = self.beside.ravel()
+        after = np.append(one_after_the_other[1:], one_after_the_other[-1]).reshape(self.beside.shape)
+        around = (self.beside + after) / 2
         return np.median(self.seconds / np.repeat(around, BESIDE, axis=1)[:, : self.seconds.shape[1]], axis=0)
 
 

@@ -78,6 +78,10 @@ class PlanRunner:
         self._programs.update((program.key, program) for program in compile_programs(self.family, missing))
         return [(self._programs[keys[shape]], [rows[q] for q in batch.queries]) for shape, batch in kept]
 
+    def forget_programs(self) -> None:
+        """Frees the memory of all programs that nobody holds."""
+        self._programs.clear()
+
     def run(self, steps: Sequence[PreparedBatch]) -> list[np.ndarray]:
         """Logits of every batch, in the order of the steps; the next batch is assembled while one computes."""
         flying: deque[Outputs] = deque()

@@ -54,6 +54,7 @@ def spread(
     figures = _kept(json_out, settings)
     measured = read_profile(profile, runner, max_tokens)
     for std in map(float, stds.split(",")):
+        runner.forget_programs()  # other lengths have other shapes
         for count in counts:
             case = f"std {std:g}, {count} tasks"
             if any(name.startswith(f"{case}/") for name in figures):
