@@ -52,6 +52,7 @@ OF_FILES: Mapping[str, Callable[[], str]] = {
     "small-tasks": service_tables.small_tasks,
     "demo-tasks": service_tables.demo_tasks,
 }
+NOT_RUN = "Not run yet: `python scripts/bench.py {name}`."
 SCRIPT = "PYTHONPATH=scripts python -m"
 WRITERS: Mapping[str, Mapping[str, str]] = {
     "soak": {"docs/results/cpu-2core/soak-10000.json": f"{SCRIPT} faults.soak --requests 10000 --json FILE"},
@@ -83,7 +84,7 @@ def fill_page(page: str) -> str:
         own = named(documents, name)
         tables = OF_REPORTS[name](own) if name in OF_REPORTS else OF_FILES[name]()
         made = {_place(each.path): command(each, commands) for each in own} | dict(WRITERS.get(name, {}))
-        written[name] = f"{tables}\n\nMade by:\n\n{_made(made)}"
+        written[name] = f"{tables}\n\nMade by:\n\n{_made(made)}" if made else NOT_RUN.format(name=name)
     return fill_blocks(page, written)
 
 
