@@ -239,7 +239,6 @@ def paging(found: Sequence[Document]) -> str:
 
 PREDICTED_BY = {
     "profile": "the cost profile alone",
-    "pets": "the cost profile alone",  # in files of an earlier version
     "engine": "an engine, which learnt from other batches",
 }
 
