@@ -39,7 +39,9 @@ class ProgramMemory:
 
     @property
     def full(self) -> bool:
-        return self.used >= self._budget
+        """Whether another program of the usual size finds no room: what is compiled then is compiled in vain."""
+        programs = self._programs()
+        return self.used * (1 + 1 / max(1, len(programs))) > self._budget
 
     def has(self, key: ProgramKey) -> bool:
         return self._replica.has_program(key)
