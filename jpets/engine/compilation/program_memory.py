@@ -40,8 +40,8 @@ class ProgramMemory:
     @property
     def full(self) -> bool:
         """Whether another program of the usual size finds no room: what is compiled then is compiled in vain."""
-        programs = self._programs()
-        return self.used * (1 + 1 / max(1, len(programs))) > self._budget
+        used = self.used
+        return used + used / max(1, len(self._programs())) > self._budget
 
     def has(self, key: ProgramKey) -> bool:
         return self._replica.has_program(key)

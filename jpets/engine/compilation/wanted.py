@@ -11,6 +11,7 @@ from jpets.engine.programs.program import ProgramKey
 
 MOST_WANTED = 1024
 FOREMOST = 8
+"""Programs that batches are told of as missed most: each costs a prediction where a batch misses one."""
 RATE_SECONDS = 10.0
 """Seconds after which a loss counts for a third of what it was, in the rate of losses."""
 

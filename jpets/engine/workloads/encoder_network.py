@@ -32,7 +32,7 @@ from jpets.scheduling.costs.measured_profile import attention_cells
 from jpets.types import Task
 
 HEAVY_LOOP = 0.1
-"""Cost of the loops over heavy classes without any heavy row, as a share of the bare cost (measured on a CPU)."""
+"""Cost of the loops over one heavy class without any row of it, as a share of the bare cost (measured on a CPU)."""
 ATTENTION = 5
 """Time of a multiply-add in attention over one in a linear site (measured on a CPU); softmax is included."""
 FEW_WORDS = 4096

@@ -58,8 +58,7 @@ def curve(
     """Queries a second by the number of tasks that have some at once, beside merged copies and one task alone.
 
     An engine has a program for each point and measured costs, but plans as it serves: ``batches`` says into how many it
-    put the queries.
-    ``single`` is the papers' base: a merged copy of one task with that task's queries.
+    put the queries. ``single`` is the papers' base: a merged copy of one task with that task's queries.
     """
     set_xla_flags()
     loaded, counts = random_backbone(backbone), [int(count) for count in tasks.split(",")]
