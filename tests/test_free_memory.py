@@ -6,10 +6,11 @@ import gc
 import platform
 import subprocess
 import sys
+import weakref
 
 import pytest
 
-from jpets.free_memory import SELDOM, freeze_heap
+from jpets.free_memory import SELDOM, collect_all, freeze_heap
 
 
 def test_a_frozen_heap_is_left_out_of_full_collections_which_are_rare() -> None:
@@ -19,6 +20,31 @@ def test_a_frozen_heap_is_left_out_of_full_collections_which_are_rare() -> None:
         assert gc.get_threshold() == (*usual[:2], SELDOM) and usual[2] < SELDOM
         assert all(entry is not marker for entry in gc.get_objects(generation=2))
         assert gc.get_freeze_count() >= len(marker)
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+
+
+class Cyclic:
+    """Refers to itself, as an engine's parts do to each other."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_was_frozen_is_freed_once_nothing_refers_to_it(frozen: bool) -> None:
+    kept, gone, usual = Cyclic(), Cyclic(), gc.get_threshold()
+    if frozen:
+        freeze_heap()
+    try:
+        reference = weakref.ref(gone)
+        del gone
+        gc.collect()
+        assert (reference() is not None) == frozen
+        collect_all()
+        assert reference() is None and kept.itself is kept
+        assert (gc.get_freeze_count() > 0) == frozen
     finally:
         gc.unfreeze()
         gc.set_threshold(*usual)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from jpets.engine.interface import Serves
 from jpets.errors import Conflict, JpetsError, NotFound
-from jpets.free_memory import return_free_memory
+from jpets.free_memory import collect_all, return_free_memory
 from jpets.types import BackboneRef, Head, LoadedBackbone, Task, TaskName
 from serving.hosted.engine_metrics import Counted, counted
 from serving.hosted.roster import Roster
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 State = Literal["available", "starting", "ready", "draining", "failed"]
 POLL = 0.02
+LOOKING = 5.0
+"""Seconds that unloading waits for readers that still have an engine in their hands, such as a scrape of metrics."""
 OpenBackbone = Callable[[str, Callable[[], Sequence[Serves]]], tuple[Service, MakeEngine]]
 """(name, a function that gives the engines already there) -> a service that has not started, and what makes its
 engine."""
@@ -155,8 +157,9 @@ class Backbones:
                     time.sleep(POLL)
         except Exception:  # withdrawn all the same, or it would look as if it drained for ever
             log.exception("a backbone did not close well", extra={"backbone": name})
+        gone = _engine_of(hosted)
         del hosted, service
-        self._free()
+        self._free(gone)
 
     def _first(self) -> Hosted:
         first = self._roster.first
@@ -182,8 +185,9 @@ class Backbones:
                 self._promise(False)
             if problem:
                 with self._lock:
+                    gone = _engine_of(self._hosted[name])
                     self._hosted[name] = Hosted(name, "failed", None, problem)
-                self._free()
+                self._free(gone)
                 return
             try:
                 self._share()
@@ -216,9 +220,13 @@ class Backbones:
                 service.close()
             raise
 
-    def _free(self) -> None:
+    def _free(self, gone: weakref.ref[Serves] | None) -> None:
         """An engine's parts know each other: only the garbage collector finds that nothing else refers to them."""
-        gc.collect()
+        end = time.monotonic() + LOOKING
+        collect_all()
+        while gone is not None and gone() is not None and time.monotonic() < end:
+            time.sleep(POLL)
+            collect_all()
         return_free_memory()
         self._share()
 
@@ -236,6 +244,11 @@ class Backbones:
 def engines_of(*services: Service) -> list[Serves]:
     """The engines of the services that have one."""
     return [engine for service in services if (engine := service.started) is not None]
+
+
+def _engine_of(hosted: Hosted) -> weakref.ref[Serves] | None:
+    engine = hosted.service and hosted.service.started
+    return None if engine is None else weakref.ref(engine)
 
 
 def _plain(backbone: LoadedBackbone) -> Task:

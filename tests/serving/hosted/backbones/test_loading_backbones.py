@@ -70,6 +70,19 @@ def test_unloading_answers_what_runs_and_keeps_the_tasks(call: Call, services: S
     call("DELETE", f"/v1/backbones/{OTHER}")
 
 
+def test_unloading_waits_for_readers_that_have_its_engine(call: Call, services: Services) -> None:
+    """As a scrape does, which reads all engines while one of them goes."""
+    call("PUT", f"/v1/backbones/{OTHER}")
+    wait_for(call, OTHER, "ready")
+    reading = [services.started[1]]
+    reference = weakref.ref(reading[0])
+    reader = threading.Timer(0.5, reading.clear)
+    reader.start()
+    assert call("DELETE", f"/v1/backbones/{OTHER}").status_code == 204
+    assert reference() is None
+    reader.join()
+
+
 def test_loaded_backbones_are_there_after_a_restart(
     start: Start, repository: Repository, settings: ServingSettings
 ) -> None:
