@@ -247,7 +247,7 @@ def engines_of(*services: Service) -> list[Serves]:
 
 
 def _engine_of(hosted: Hosted) -> weakref.ref[Serves] | None:
-    engine = hosted.service and hosted.service.started
+    engine = None if hosted.service is None else hosted.service.started
     return None if engine is None else weakref.ref(engine)
 
 

@@ -24,24 +24,29 @@ class Wanted:
         """What batches lost until then, where each earlier loss counts for less: see ``rate``."""
         self._missed: dict[ProgramKey, float] = {}
         """Seconds that batches lost because a program was not there."""
+        self._most: ProgramKey | None = None
+        self.total = 0.0
+        """Seconds that batches lost for want of all these programs together."""
         self._not_before: dict[ProgramKey, float] = {}
         """When a program may be asked for again: never while it is being brought or loaded, later if it had to leave
         or could not be had."""
 
-    def miss(self, key: ProgramKey, seconds: float) -> float:
-        """Notes that batches would have been ``seconds`` faster in a program. Returns all that they lost."""
+    def miss(self, key: ProgramKey, seconds: float) -> None:
+        """Notes that batches would have been ``seconds`` faster in a program. Each batch may: it takes no search."""
         self._lost, self._at = self.rate * RATE_SECONDS + seconds, time.monotonic()
         if time.monotonic() < self._not_before.get(key, 0.0):
-            return 0.0
+            return
         if len(self._missed) > MOST_WANTED:
             self._missed = dict(heapq.nlargest(MOST_WANTED // 2, self._missed.items(), key=itemgetter(1)))
+            self._count_again()
         self._missed[key] = self._missed.get(key, 0.0) + seconds
-        return self._missed[key]
+        self.total += seconds
+        if self._most is None or self._missed[key] > self._missed[self._most]:
+            self._most = key
 
     def most(self, least: float) -> ProgramKey | None:
         """The program that is missed most, if batches lost at least so many seconds."""
-        key = max(self._missed, key=self._missed.__getitem__, default=None)
-        return key if key is not None and self._missed[key] >= least else None
+        return self._most if self._most is not None and self._missed[self._most] >= least else None
 
     def foremost(self) -> list[ProgramKey]:
         """``FOREMOST`` programs that are missed most, the most missed first."""
@@ -56,25 +61,29 @@ class Wanted:
         """Seconds that batches lose in a second for want of programs, lately."""
         return self._lost * math.exp((self._at - time.monotonic()) / RATE_SECONDS) / RATE_SECONDS
 
-    @property
-    def total(self) -> float:
-        """Seconds that batches lost for want of all these programs together."""
-        return sum(self._missed.values())
-
     def count(self, least: float) -> int:
         """The programs without which batches lost at least so many seconds."""
         return sum(seconds >= least for seconds in self._missed.values())
 
     def bring(self, key: ProgramKey) -> None:
         """The program is being brought."""
-        self._missed.pop(key, None)
+        self._drop(key)
         self._not_before[key] = math.inf
 
     def brought(self) -> None:
         """A program came: what batches lost without others, they might not have lost with it."""
         self._missed.clear()
+        self._count_again()
 
     def put_off(self, key: ProgramKey, seconds: float) -> None:
         """The program may be asked for again after so many seconds."""
-        self._missed.pop(key, None)
+        self._drop(key)
         self._not_before[key] = time.monotonic() + seconds
+
+    def _drop(self, key: ProgramKey) -> None:
+        if self._missed.pop(key, None) is not None:
+            self._count_again()
+
+    def _count_again(self) -> None:
+        self._most = max(self._missed, key=self._missed.__getitem__, default=None)
+        self.total = sum(self._missed.values())

@@ -64,20 +64,20 @@ class Placer:
         needs = Needs([pending.row if copy is None else without_heavy(pending) for pending in pendings])
         best, known = self._ready(needs)
         layout = needs.layout(best.key.bucket)
-        shared = self._compiling is not None and len(pendings) < FEW_QUERIES and not self._static_runs
-        ideal = self._ideal(needs, (FULL,) if needs.heavy and shared else COARSE_LEVELS)
+        compiling = self._compiling if len(pendings) < FEW_QUERIES and not self._static_runs else None
+        ideal = self._ideal(needs, (FULL,) if needs.heavy and compiling is not None else COARSE_LEVELS)
         if ideal is None or self._replica.has_program(ideal):
             return Plan(pendings, layout, best, known, copy=copy)
         seconds = self._predictions.of_key(needs.table, ideal)
         if seconds >= WORTHWHILE * known:
             return Plan(pendings, layout, best, known, copy=copy)
         wanted, missed = ideal, known - seconds
-        if shared:
-            wanted, missed = self._to_ask_for(needs, best, ideal, known, missed)
+        if compiling is not None:
+            wanted, missed = self._to_ask_for(compiling, needs, best, ideal, known, missed)
         return Plan(pendings, layout, best, known, wanted, missed, copy)
 
     def _to_ask_for(
-        self, needs: Needs, best: Program, ideal: ProgramKey, known: float, gain: float
+        self, compiling: Compiling, needs: Needs, best: Program, ideal: ProgramKey, known: float, gain: float
     ) -> tuple[ProgramKey, float]:
         """The program to compile for such rows, and the seconds that they gain by it over ``known``, which they take in
         the ``best`` ready program; ``gain`` by the ideal one.
@@ -85,24 +85,15 @@ class Placer:
         Every mixture of classes has another ideal program. So that few are enough, one that other batches miss comes
         before it, and then one with as much room as the ready program, as long as the rows gain nearly as much.
         """
-        assert self._compiling is not None
-        for key in (*self._compiling.missed(), ProgramKey(ideal.bucket, best.key.variant)):
+        for key in (*compiling.missed(), ProgramKey(ideal.bucket, best.key.variant)):
             if key == ideal:
                 break
-            if self._may_replace(key, ideal, needs):
+            to_be_had = not self._replica.has_program(key) and not compiling.barred(key)
+            if to_be_had and key.variant.replaced == ideal.variant.replaced and needs.met_by(key):
                 own = known - self._predictions.of_key(needs.table, key)
                 if own >= NEARLY * gain:
                     return key, own
         return ideal, gain
-
-    def _may_replace(self, key: ProgramKey, ideal: ProgramKey, needs: Needs) -> bool:
-        assert self._compiling is not None
-        return (
-            key.variant.replaced == ideal.variant.replaced
-            and not self._replica.has_program(key)
-            and not self._compiling.barred(key)
-            and needs.met_by(key)
-        )
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
         """The best program for these rows, compiled or not; None where the menu has no bucket for them."""

@@ -6,6 +6,8 @@ import json
 import pathlib
 from unittest import mock
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from jpets.deltas.protocol import ClassKey
@@ -29,8 +31,8 @@ def test_what_is_missed_most_comes_first() -> None:
         own.miss(key(tokens), seconds)
     assert own.most(0.6) == key(2) and own.most(0.9) is None and own.count(0.5) == 2
     own.bring(key(2))
-    assert own.miss(key(2), 9.0) == 0.0, "it is being brought"
-    assert own.most(0.0) == key(1)
+    own.miss(key(2), 9.0)
+    assert own.most(0.0) == key(1), "the other one is being brought"
     own.brought()
     assert own.most(0.0) is None, "what was lost without it says little about others"
 
@@ -52,9 +54,49 @@ def test_what_could_not_be_had_is_asked_for_later(monkeypatch: pytest.MonkeyPatc
     own = Wanted()
     own.bring(key(1))
     own.put_off(key(1), 30.0)
-    assert own.miss(key(1), 1.0) == 0.0
+    own.miss(key(1), 1.0)
+    assert own.most(0.0) is None
     monkeypatch.setattr(wanted, "time", mock.Mock(monotonic=lambda: float("inf")))
-    assert own.miss(key(1), 1.0) == 1.0
+    own.miss(key(1), 1.0)
+    assert own.most(1.0) == key(1)
+
+
+@hypothesis.given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("miss"), st.integers(1, 12), st.floats(0.0, 1.0)),
+            st.tuples(st.sampled_from(["bring", "put_off", "brought"]), st.integers(1, 12), st.just(0.0)),
+        ),
+        max_size=60,
+    )
+)
+def test_the_most_and_the_total_are_those_of_a_plain_search(steps: list[tuple[str, int, float]]) -> None:
+    with mock.patch.object(wanted, "MOST_WANTED", 8):
+        own, lost, brought = Wanted(), dict[ProgramKey, float](), set[ProgramKey]()
+        for what, tokens, seconds in steps:
+            one = key(tokens)
+            if what == "miss":
+                own.miss(one, seconds)
+                if one not in brought:
+                    if len(lost) > 8:
+                        lost = dict(sorted(lost.items(), key=lambda each: -each[1])[:4])
+                    lost[one] = lost.get(one, 0.0) + seconds
+            elif what == "bring":
+                own.bring(one)
+                brought.add(one)
+                lost.pop(one, None)
+            elif what == "put_off":
+                own.put_off(one, 60.0)
+                brought.add(one)
+                lost.pop(one, None)
+            else:
+                own.brought()
+                lost.clear()
+            assert own.total == pytest.approx(sum(lost.values()), abs=1e-9)
+            most = own.most(0.0)
+            assert (most is None) == (not lost)
+            if most is not None:
+                assert lost[most] == pytest.approx(max(lost.values()))
 
 
 def test_memory_is_bounded() -> None:
