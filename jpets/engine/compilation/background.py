@@ -212,7 +212,8 @@ class BackgroundCompiler:
         niceness = HURRIED if self._hurried else IDLE
         if (key := self._wanted.most(self.compile_seconds)) is not None:
             return _Next(key, wanted=True, niceness=niceness)
-        if not self.memory.full and (key := self._wanted.most(self._least())) is not None:
+        key = self._wanted.most(self._least())
+        if key is not None and self.memory.has_room(key, evict=False):
             return _Next(key, wanted=False, niceness=niceness)
         if self._menu and not self._hurried:
             return _Next(self._menu.pop(0), wanted=False, niceness=IDLE)
@@ -256,11 +257,12 @@ class BackgroundCompiler:
         return self._store.load(self._replica.family, key) or self._compile(key, niceness)
 
     def _bring(self, key: ProgramKey, wanted: bool, niceness: int) -> None:
-        """Adds a program if it is still missing and there is room. Idle programs leave only for a wanted one."""
+        """Adds a program if it is still missing and there is room; without room none is compiled. Idle programs leave
+        only for a wanted one."""
         if self.memory.has(key):
             return
         gone: list[ProgramKey] | None = None
-        if wanted or not self.memory.full:
+        if self.memory.has_room(key, evict=wanted):
             try:
                 program = self._load(key, niceness)
             except OutOfSpace as full:

@@ -30,6 +30,8 @@ class ProgramMemory:
         self._device = device
         self._budget = budget
         self._added: set[ProgramKey] = set()
+        self._unmapped = mappings_left() - KEPT_MAPPINGS
+        """Memory mappings for further programs, as counted when the last one came: to count them takes milliseconds."""
         self.evicted = 0
 
     @property
@@ -37,14 +39,19 @@ class ProgramMemory:
         """Bytes of all programs, the core's included."""
         return sum(program.host_bytes for program in self._programs().values())
 
-    @property
-    def full(self) -> bool:
-        """Whether another program of the usual size finds no room: what is compiled then is compiled in vain."""
-        used = self.used
-        return used + used / max(1, len(self._programs())) > self._budget
-
     def has(self, key: ProgramKey) -> bool:
         return self._replica.has_program(key)
+
+    def has_room(self, key: ProgramKey, *, evict: bool) -> bool:
+        """Whether a program that was not compiled yet is likely to fit: it is taken to need what the one with the most
+        similar number of classes does."""
+        classes = len(key.variant.classes())
+        programs = self._programs().values()
+        similar = min(programs, key=lambda p: abs(len(p.key.variant.classes()) - classes), default=None)
+        if similar is None:
+            return True
+        unmapped = self._unmapped - similar.mappings
+        return self._leaving(key, similar, evict, unmapped) is not None
 
     def make_room(self, program: Program, *, evict: bool) -> list[ProgramKey] | None:
         """Makes idle programs leave, if it may, the longest idle first, until ``program``, loaded already, fits.
@@ -52,13 +59,33 @@ class ProgramMemory:
 
         None, and nothing goes, where it does not fit.
         """
-        programs = self._programs()
         unmapped = mappings_left() - KEPT_MAPPINGS
-        missing = sum(each.host_bytes for each in programs.values()) + program.host_bytes - self._budget
+        leaving = self._leaving(program.key, program, evict, unmapped)
+        self._unmapped = unmapped + (program.mappings if leaving is None else 0)
+        for key in leaving or ():
+            self._replica.drop_program(key)
+            self._added.discard(key)
+        self.evicted += len(leaving or ())
+        return leaving
+
+    def added(self, program: Program) -> None:
+        """From now on ``program`` may have to leave for others."""
+        self._added.add(program.key)
+        return_free_memory()
+        self._unmapped = mappings_left() - KEPT_MAPPINGS
+
+    def _programs(self) -> dict[ProgramKey, Program]:
+        return {program.key: program for program in self._replica.programs}
+
+    def _leaving(self, key: ProgramKey, like: Program, evict: bool, unmapped: int) -> list[ProgramKey] | None:
+        """The idle programs that have to leave for one that takes what ``like`` does and leaves ``unmapped`` mappings;
+        None where it does not fit all the same."""
+        programs = self._programs()
+        missing = sum(each.host_bytes for each in programs.values()) + like.host_bytes - self._budget
         horizon = time.monotonic() - IDLE_SECONDS
-        idle = [p for key, p in programs.items() if evict and key in self._added and p.last_used < horizon]
+        idle = [p for own, p in programs.items() if evict and own in self._added and p.last_used < horizon]
         leaving: list[ProgramKey] = []
-        staying = {**programs, program.key: program}
+        staying = {**programs, key: like}
         for each in sorted(idle, key=lambda p: p.last_used):
             if missing <= 0 <= unmapped and self._device.holds(list(staying.values())):
                 break
@@ -66,18 +93,5 @@ class ProgramMemory:
             missing -= each.host_bytes
             unmapped += each.mappings
             del staying[each.key]
-        if not missing <= 0 <= unmapped or not self._device.holds(list(staying.values())):
-            return None
-        for key in leaving:
-            self._replica.drop_program(key)
-            self._added.discard(key)
-        self.evicted += len(leaving)
-        return leaving
-
-    def added(self, program: Program) -> None:
-        """From now on ``program`` may have to leave for others."""
-        self._added.add(program.key)
-        return_free_memory()
-
-    def _programs(self) -> dict[ProgramKey, Program]:
-        return {program.key: program for program in self._replica.programs}
+        fits = missing <= 0 <= unmapped and self._device.holds(list(staying.values()))
+        return leaving if fits else None

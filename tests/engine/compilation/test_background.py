@@ -26,6 +26,7 @@ from jpets.engine.compilation.background import (
     BackgroundCompiler,
 )
 from jpets.engine.compilation.process import HURRIED, IDLE
+from jpets.engine.compilation.program_memory import IDLE_SECONDS
 from jpets.engine.compilation.wanted import Wanted
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.engine import Engine
@@ -72,6 +73,28 @@ def test_without_room_only_what_is_needed_stays(tmp_path: pathlib.Path) -> None:
         assert (own.compiler.compiled, own.compiler.failed, own.compiler.waiting) == (0, 0, 0)
         (result,) = own.infer([Query(None, "some text")])
         assert result.error is None
+
+
+def test_nothing_is_compiled_in_vain(compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What batches lose most is compiled once a program that came later was idle for long, and not before."""
+    compiled = mock.Mock(wraps=compiler.process.compile)
+    monkeypatch.setattr(compiler.process, "compile", compiled)
+    monkeypatch.setattr(background, "IDLE_SECONDS", 0.0)  # it may be asked for again at once
+    monkeypatch.setattr(compiler.memory, "_budget", compiler.memory.used + 2**21)  # less than a program
+    replica = compiler._replica
+    before = {program.key for program in replica.programs}
+    added = before & compiler.memory._added
+    for program in replica.programs:
+        program.last_used = time.monotonic()
+    for _ in range(3):
+        compiler.want(unlisted(6), compiler.compile_seconds)
+        wait_until(lambda: not compiler.waiting)
+    assert compiled.call_count == 0 and before == {program.key for program in replica.programs}
+    for program in replica.programs:
+        program.last_used -= 2 * IDLE_SECONDS
+    compiler.want(unlisted(6), compiler.compile_seconds)
+    wait_until(lambda: replica.has_program(unlisted(6)))
+    assert compiled.call_count == 1 and before - {program.key for program in replica.programs} <= added
 
 
 def test_an_idle_child_ends_and_another_one_follows(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

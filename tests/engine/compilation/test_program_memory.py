@@ -6,9 +6,11 @@ import math
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.compilation import program_memory
 from jpets.engine.compilation.program_memory import IDLE_SECONDS, KEPT_MAPPINGS, ProgramMemory
@@ -69,15 +71,15 @@ def memory(shelf: Shelf) -> ProgramMemory:
 
 
 def test_the_longest_idle_leaves_for_a_wanted_one(memory: ProgramMemory, shelf: Shelf) -> None:
-    assert memory.full and memory.used == 10 * HOST_BYTES_PER_STORED_BYTE
+    assert memory.used == 10 * HOST_BYTES_PER_STORED_BYTE
+    assert not memory.has_room(THIRD, evict=False) and memory.has_room(THIRD, evict=True)
     assert memory.make_room(program(THIRD, 3), evict=True) == [FIRST]
     assert set(shelf.kept) == {CORE, SECOND} and memory.evicted == 1
-    assert memory.full, "what is left is less than programs usually take"
 
 
 def test_as_many_leave_as_needed(memory: ProgramMemory, shelf: Shelf) -> None:
     assert memory.make_room(program(THIRD, 5), evict=True) == [FIRST, SECOND]
-    assert set(shelf.kept) == {CORE} and not memory.full
+    assert set(shelf.kept) == {CORE} and memory.has_room(THIRD, evict=False)
 
 
 def test_the_core_stays_and_nothing_leaves_in_vain(memory: ProgramMemory, shelf: Shelf) -> None:
@@ -114,6 +116,34 @@ def test_programs_leave_for_memory_mappings(
     assert own.make_room(program(THIRD, 3), evict=False) == (None if short else [])
     assert own.make_room(program(THIRD, 3), evict=True) == leaving
     assert set(shelf.kept) == {CORE, FIRST, SECOND} - set(leaving or [])
+
+
+def test_a_program_is_taken_to_need_what_a_similar_one_does(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many classes: 6 stored bytes and 600 mappings; none: 2 and 200. Of 10 stored bytes 2 are left."""
+    replica: Any = shelf
+    some = tuple((ClassKey("lora", (("query", rank),), (0,)), 8) for rank in (1, 2, 4))
+    banks = {key: 0 for key, _ in some}
+    left = mock.Mock(return_value=KEPT_MAPPINGS + 300)
+    monkeypatch.setattr(program_memory, "mappings_left", left)
+    own = ProgramMemory(replica, 10 * HOST_BYTES_PER_STORED_BYTE, DeviceMemory(0, banks, math.inf, 2))
+    assert own.has_room(THIRD, evict=False), "nothing is known of any program's size"
+    many = ProgramKey(CORE.bucket, Variant(some))
+    shelf.kept = {many: program(many, 6), FIRST: program(FIRST, 2)}
+    fewer = ProgramKey(THIRD.bucket, Variant(some[:2]))
+    assert own.has_room(THIRD, evict=False) and not own.has_room(fewer, evict=False)
+    left.return_value = KEPT_MAPPINGS + 100  # with the program that came
+    assert own.make_room(program(THIRD, 1), evict=False) == []
+    own.added(program(THIRD, 1))
+    assert not own.has_room(SECOND, evict=False), "it would take 200 mappings"
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_mappings_of_a_refused_program_are_free_again(
+    short: int, shelf: Shelf, memory: ProgramMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_memory, "mappings_left", lambda: KEPT_MAPPINGS - short)
+    assert memory.make_room(program(THIRD, 7), evict=True) is None
+    assert memory.has_room(THIRD, evict=True), "of one with 400 mappings, like the core's, 600 are idle"
 
 
 def test_runs_must_fit_on_the_device_two_at_a_time(shelf: Shelf, memory: ProgramMemory) -> None:
