@@ -202,9 +202,11 @@ class EngineSettings:
     prefetch: bool = field(default=True, metadata=about("load tasks of waiting texts while others are computed"))
     """Tasks for waiting queries come while others are computed; without it, only when nothing else is left to do."""
     program_memory_mb: int = field(
-        default=896, metadata=about("host memory (MiB) that compiled programs may take", ge=0)
+        default=0,
+        metadata=about("host memory (MiB) of compiled programs, 0 for an eighth of the host's, 896 to 4096", ge=0),
     )
-    """Host memory for compiled programs (MiB, estimated). Programs that are needed to be ready always stay."""
+    """Host memory for compiled programs of a device (MiB, estimated). Programs that are needed to be ready always stay.
+    Left to the host, several devices share the eighth. A program of 13 classes takes 140 MiB, of a few 20."""
     delta_streams: int = field(
         default=1,
         metadata=about(

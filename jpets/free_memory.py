@@ -1,15 +1,46 @@
-"""Host memory: what the allocator holds on to, and what the garbage collector looks at."""
+"""Host memory: how much there is, what the allocator holds on to, and what the garbage collector looks at."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import os
+import pathlib
 
 ARENA_MAX, MMAP_MAX, TRIM_THRESHOLD = -8, -4, -1
 """Options of ``mallopt``, as malloc.h numbers them."""
 KEEPING = ((ARENA_MAX, 1), (MMAP_MAX, 0), (TRIM_THRESHOLD, -1))
 SELDOM = 100
 """Collections of the middle generation between two of all objects. The usual 10 pass while a queue fills."""
+PROGRAMS_SHARE = 1 / 8
+LEAST_PROGRAMS_MB, MOST_PROGRAMS_MB = 896, 4096
+CGROUP = pathlib.Path("/proc/self/cgroup")
+CGROUPS = pathlib.Path("/sys/fs/cgroup")
+
+
+def host_memory() -> int:
+    """Bytes of memory that this process may take: the machine's, or what a container leaves it (Linux cgroups, either
+    version)."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    try:
+        lines = CGROUP.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return found[0]  # not Linux
+    for controllers, path in (line.split(":", 2)[1:] for line in lines):
+        if controllers in ("", "memory"):
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            own = pathlib.PurePosixPath(controllers, path.lstrip("/"))
+            for folder in (own, *own.parents):  # a limit of any group around counts, and a container sees only its root
+                with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+                    found.append(int((CGROUPS / folder / name).read_text(encoding="ascii")))
+    return min(found)
+
+
+def usual_programs_mb(devices: int = 1) -> int:
+    """MiB of host memory for the compiled programs of each of so many devices."""
+    share = int(host_memory() * PROGRAMS_SHARE) >> 20
+    return max(LEAST_PROGRAMS_MB, min(MOST_PROGRAMS_MB, share // devices))
 
 
 def return_free_memory() -> None:

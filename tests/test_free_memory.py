@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import pathlib
 import platform
 import subprocess
 import sys
@@ -10,7 +12,8 @@ import weakref
 
 import pytest
 
-from jpets.free_memory import SELDOM, collect_all, freeze_heap
+from jpets import free_memory
+from jpets.free_memory import SELDOM, collect_all, freeze_heap, host_memory, usual_programs_mb
 
 
 def test_a_frozen_heap_is_left_out_of_full_collections_which_are_rare() -> None:
@@ -23,6 +26,44 @@ def test_a_frozen_heap_is_left_out_of_full_collections_which_are_rare() -> None:
     finally:
         gc.unfreeze()
         gc.set_threshold(*usual)
+
+
+@pytest.mark.parametrize(
+    ("lines", "limits", "expected"),
+    [
+        ("", {}, None),
+        ("0::/", {"memory.max": "max"}, None),
+        ("0::/", {"memory.max": "1000"}, 1000),
+        ("0::/", {"memory.max": str(1 << 60)}, None),
+        ("0::/pods/one", {"pods/one/memory.max": "max", "pods/memory.max": "3000"}, 3000),
+        ("0::/outside/the/container", {"memory.max": "4000"}, 4000),
+        ("3:cpu:/x\n2:memory:/box", {"memory/box/memory.limit_in_bytes": "5000", "x/memory.max": "1"}, 5000),
+    ],
+)
+def test_memory_is_what_the_groups_around_leave(
+    lines: str, limits: dict[str, str], expected: int | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, limit in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{limit}\n")
+    own = tmp_path / "cgroup"
+    own.write_text(lines)
+    monkeypatch.setattr(free_memory, "CGROUP", own)
+    monkeypatch.setattr(free_memory, "CGROUPS", tmp_path)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert host_memory() == (expected or machine)
+    own.unlink()
+    assert host_memory() == machine
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "devices", "expected"), [(4, 1, 896), (16, 1, 2048), (16, 2, 1024), (16, 8, 896), (512, 4, 4096)]
+)
+def test_programs_take_a_share_of_the_host(
+    gigabytes: int, devices: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_memory, "host_memory", lambda: gigabytes << 30)
+    assert usual_programs_mb(devices) == expected
 
 
 class Cyclic:

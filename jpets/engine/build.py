@@ -53,6 +53,7 @@ from jpets.engine.results.stats import Stats
 from jpets.engine.tasks.table import TaskTable
 from jpets.engine.workloads.registry import workload_named
 from jpets.engine.workloads.workload import Workload
+from jpets.free_memory import usual_programs_mb
 from jpets.types import LoadedBackbone, Task
 
 
@@ -253,7 +254,7 @@ def _compilation(
     costs = CostTable(name.with_suffix(".json"), family)
     profile = LiveProfile(replica, costs, frame.figures)
     programs = Programs(replica, store, costs, liveness.wait)
-    room = ProgramMemory(replica, settings.program_memory_mb * 2**20, memory)
+    room = ProgramMemory(replica, (settings.program_memory_mb or usual_programs_mb()) << 20, memory)
     compiler = BackgroundCompiler(replica, store, programs_folder, programs.add, room)
     growth = Growth(
         replica,

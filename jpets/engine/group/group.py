@@ -32,6 +32,7 @@ from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import JpetsError, OutOfSpace
+from jpets.free_memory import usual_programs_mb
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
 
@@ -41,8 +42,8 @@ STARTS = 4
 
 class EngineGroup(Serves):
     """``devices`` is at least one; several in place of one compute each batch together (tensor parallelism) and count
-    as one here. ``host_memory_gb``, ``response_cache_mb`` and ``move_mb_per_second`` are shared by all; other limits
-    hold for each device.
+    as one here. ``host_memory_gb``, ``response_cache_mb``, ``move_mb_per_second`` and the usual ``program_memory_mb``
+    are shared by all; other limits hold for each device.
 
     ``interval``: seconds between balancing moves; None: tasks move only when ``mover`` is told.
 
@@ -296,4 +297,5 @@ def _divided(settings: EngineSettings, devices: int) -> EngineSettings:
         settings,
         host_memory_gb=settings.host_memory_gb / devices,
         response_cache_mb=-(-settings.response_cache_mb // devices),
+        program_memory_mb=settings.program_memory_mb or usual_programs_mb(devices),
     )

@@ -63,7 +63,7 @@ def test_the_rest_of_the_menu_arrives_while_queries_are_answered(tmp_path: pathl
 
 def test_without_room_only_what_is_needed_stays(tmp_path: pathlib.Path) -> None:
     settings = dataclasses.replace(
-        ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64, program_memory_mb=0
+        ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64, program_memory_mb=1
     )
     with Engine(shallow(), [], settings, cache_dir=tmp_path).start() as own:
         missing = next(ProgramKey(b, Variant()) for b in own.menu.buckets if ProgramKey(b, Variant()) not in own.core)
