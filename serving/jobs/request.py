@@ -173,7 +173,7 @@ class Extract(_Asked):
 
 
 class FurtherPretrain(_Asked):
-    """Layers (by default the upper half) to be trained further on texts without labels, as a new backbone ``name``."""
+    """Layers (by default the lower half) to be trained further on texts without labels, as a new backbone ``name``."""
 
     kind: Literal["further-pretrain"] = "further-pretrain"
     name: Id

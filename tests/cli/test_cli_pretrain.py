@@ -90,6 +90,11 @@ def test_chosen_layers_learn_and_the_others_stay(run: Run, tmp_path: Path) -> No
         assert result.exit_code == 1 and message in result.stderr
 
 
+@pytest.mark.parametrize(("count", "expected"), [(1, [0]), (3, [0]), (6, [0, 1, 2]), (12, [0, 1, 2, 3, 4, 5])])
+def test_by_default_the_lower_half_is_trained(count: int, expected: list[int]) -> None:
+    assert further.chosen_layers(None, count) == expected
+
+
 def test_a_run_that_ended_early_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     config = dataclasses.replace(tiny().config, layers=1)
     base = jax.tree.map(np.asarray, random_params(config))

@@ -73,9 +73,10 @@ def first_and_last(losses: Sequence[float]) -> tuple[float, float]:
 
 
 def chosen_layers(given: str | None, count: int) -> list[int]:
-    """Numbers by commas; of ``count`` layers by default the upper half. Raises ``InvalidInput``."""
+    """Numbers by commas; of ``count`` layers by default the lower half, where a model keeps what it knows of a domain
+    (HMI section 5.1). Raises ``InvalidInput``."""
     if given is None:
-        return list(range(count // 2, count))
+        return list(range(max(1, count // 2)))
     try:
         return sorted({int(each) for each in given.split(",")})
     except ValueError as error:

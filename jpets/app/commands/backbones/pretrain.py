@@ -1,4 +1,4 @@
-"""``jpets backbone pretrain``: a backbone whose upper layers know the texts of a domain."""
+"""``jpets backbone pretrain``: a backbone whose lower layers know the texts of a domain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pretrain(
     source: Annotated[str, typer.Argument(help="folder (Hugging Face or native), installed package or hub id")],
     data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".txt, .csv, .tsv, .jsonl or .parquet")],
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="folder to write; it must not exist")],
-    layers: Annotated[str | None, typer.Option(help="numbers by commas; by default the upper half")] = None,
+    layers: Annotated[str | None, typer.Option(help="numbers by commas; by default the lower half")] = None,
     text: Annotated[str, typer.Option(help="column of the texts")] = "text",
     name: Annotated[str | None, typer.Option(help="name of the new backbone; by default DEST's")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 1,
