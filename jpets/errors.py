@@ -7,6 +7,7 @@
     |   |-- InvalidTask                    422  a task file or task object that cannot be accepted
     |   |   `-- UnknownClass               422  its shape class is outside the server's fixed set
     |   |-- InvalidBackbone                422  a checkpoint that lacks tensors or has them in wrong shapes
+    |   |-- InvalidTable                   422  a lookup table that is damaged or was made for another backbone
     |   |-- TooLarge                       413  more inputs or bytes than one request may carry
     |   `-- UnsupportedMedia               415  a body in another format or encoding than is read here
     |-- NotFound (KeyError)                404  unknown task, version or backbone
@@ -61,6 +62,10 @@ class UnknownClass(InvalidTask):
 
 class InvalidBackbone(InvalidInput):
     code = "invalid_backbone"
+
+
+class InvalidTable(InvalidInput):
+    code = "invalid_table"
 
 
 class TooLarge(InvalidInput):

@@ -77,6 +77,7 @@ ALLOWED: Mapping[str, set[str]] = {
     | {"jpets.deltas", "jpets.scheduling", "jpets.scheduling.balancing"}
     | {"jpets.engine", "jpets.engine.batch", "jpets.engine.results", "jpets.engine.tasks"},
     # Beside an engine.
+    "jpets.plot": PLAIN | {"jpets.model", "pallas_kernels", "pallas_kernels.packed_attention"},
     "jpets.training": ARRAYS | {"pallas_kernels", "pallas_kernels.masked_matmul", "pallas_kernels.packed_attention"},
     "checkpoints": PLAIN | {"jpets.deltas"},
     "checkpoints.demo": set(),

@@ -1,0 +1,55 @@
+"""Rows of a text's n-grams in the tables of its domain (HMI section 5.1, equation 3)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jpets.errors import InvalidTable
+from jpets.plot.ngrams import Window, keys_of, shortened
+from jpets.plot.table import Table
+
+DOMAIN, ROOT = 0, 1
+
+
+class Found(NamedTuple):
+    """Where each token's n-gram is: ``table`` [t], ``DOMAIN`` or ``ROOT``, the ``row`` [t] in it, and the ``level`` [t]
+    at which it was found: 0 for the domain's table, 1 for the root's, and one more for each neighbour that was dropped.
+    """
+
+    table: Int[np.ndarray, " t"]
+    row: Int[np.ndarray, " t"]
+    level: Int[np.ndarray, " t"]
+
+
+class Lookup:
+    """The tables of one domain: ``domain``, then ``root``, then ``root`` with fewer neighbours. None: the root alone.
+
+    ``words`` is the size of the vocabulary. Raises ``InvalidTable`` where the root lacks one of its tokens alone: then
+    a text could have a token without vectors.
+    """
+
+    def __init__(self, root: Table, domain: Table | None, words: int) -> None:
+        self.root, self.domain = root, domain
+        self._window: Window = root.info.window
+        alone = np.zeros((words, self._window.size), np.int64)
+        alone[:, self._window.before] = np.arange(words) + 1
+        if missing := int((root.find(keys_of(alone)) < 0).sum()):
+            raise InvalidTable(
+                f"the root table must have each of {words:,} tokens alone, found {missing:,} missing; build it again"
+            )
+
+    def find(self, grams: Int[np.ndarray, "t n"]) -> Found:
+        """Where the n-grams of tokens are. Each is found at least as its token alone."""
+        keys, first, inverse = np.unique(keys_of(grams), return_index=True, return_inverse=True)
+        table, level = np.full(len(keys), ROOT, np.int8), np.zeros(len(keys), np.int8)
+        row = np.full(len(keys), -1) if self.domain is None else self.domain.find(keys)
+        table[row >= 0] = DOMAIN
+        spans = [(self._window.before, self._window.after), *self._window.shorter]
+        for depth, (before, after) in enumerate(spans, 1):
+            missing = np.flatnonzero(row < 0)
+            level[missing] = depth
+            row[missing] = self.root.find(keys_of(shortened(grams[first[missing]], self._window, before, after)))
+        return Found(table[inverse], row[inverse], level[inverse])

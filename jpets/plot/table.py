@@ -1,0 +1,239 @@
+"""Tables of n-gram vectors (HMI's PLOT, section 3.2.1): immutable files that are mapped into memory.
+
+A file holds a header, the vectors in the order of their keys, the sorted keys, and the digest of each block of vectors.
+Its name is the digest of its header, which names the digests of all else. Opening reads the keys alone; a block of
+vectors is compared with its digest when it is first looked into, so gigabytes open at once and a damaged vector is
+never given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+
+from jpets.errors import InvalidTable
+from jpets.files import space_errors, sync_folder
+from jpets.plot.ngrams import Window
+
+FORMAT = 1
+SUFFIX = ".plot"
+BUILDING = ".building-"
+"""Prefix of files that are not finished; one may go on with them days later."""
+HEADER_BYTES = PAGE = 4096
+BLOCK_BYTES = 1 << 18
+"""Bytes of vectors under one digest: a hundred n-grams of MiniLM, hashed in a sixth of a millisecond."""
+DIGEST_BYTES = hashlib.sha256().digest_size
+SYNC_BYTES = 1 << 26
+"""Bytes of vectors after which a writer makes sure of them."""
+COUNT = struct.Struct("<q")
+"""At the begin of an unfinished file: the entries that are sure."""
+VALUES = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableInfo:
+    """What the entries of a table are: ``layers`` is the digest of the n-gram layers that computed them, and ``width``
+    the numbers of a vector."""
+
+    layers: str
+    window: Window
+    width: int
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of an entry."""
+        return len(self.window.places)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.vectors * self.width * VALUES.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Where the parts of a file with so many entries begin, and where it ends."""
+
+    info: TableInfo
+    entries: int
+
+    @property
+    def keys(self) -> int:
+        return -(-(HEADER_BYTES + self.entries * self.info.row_bytes) // PAGE) * PAGE
+
+    @property
+    def digests(self) -> int:
+        return self.keys + self.entries * self.info.window.key_dtype.itemsize
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.entries * self.info.row_bytes // BLOCK_BYTES)
+
+    @property
+    def end(self) -> int:
+        return self.digests + self.blocks * DIGEST_BYTES
+
+
+class Table:
+    """An open table. The vectors of an entry are ``values[row]`` [p, d], one for each of ``Window.places``, zero for
+    a place without a token; ``keys`` are sorted. Thread-safe.
+
+    The file may be deleted or replaced while it is open.
+    """
+
+    def __init__(self, path: Path, info: TableInfo) -> None:
+        """Raises ``InvalidTable`` where the file is damaged, or of other layers, another window or width than
+        ``info``."""
+        self.info, self.name = info, path.stem
+        with path.open("rb") as file:
+            header = Header.read(file.read(HEADER_BYTES), path.stem)
+            if (found := header.info) != info:
+                raise InvalidTable(f"a table must be of {info}, found one of {found}; build it for this backbone")
+            parts = Parts(info, header.entries)
+            if (size := os.fstat(file.fileno()).st_size) != parts.end:
+                raise InvalidTable(f"the table must have {parts.end:,} bytes, found {size:,}; build it again")
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self.entries = header.entries
+        view = memoryview(mapped)
+        self._content = view[HEADER_BYTES : HEADER_BYTES + header.entries * info.row_bytes]
+        shape = (header.entries, info.vectors, info.width)
+        self.values: Float[np.ndarray, "entries p d"] = np.frombuffer(self._content, VALUES).reshape(shape)
+        keys, self._digests = view[parts.keys : parts.digests], view[parts.digests : parts.end]
+        self.keys: Shaped[np.ndarray, " entries"] = np.frombuffer(keys, info.window.key_dtype)
+        for what, own, expected in (("keys", keys, header.keys), ("digests", self._digests, header.blocks)):
+            if hashlib.sha256(own).hexdigest() != expected:
+                raise InvalidTable(f"the table's {what} are damaged; build it again")
+        self._sound = np.zeros(parts.blocks, np.bool_)
+        """Blocks that were compared with their digests."""
+
+    def find(self, keys: Shaped[np.ndarray, " k"]) -> Int[np.ndarray, " k"]:
+        """The row of each key, -1 where there is none. Sorted keys are found ten times as fast."""
+        if not self.entries:
+            return np.full(len(keys), -1)
+        rows = np.minimum(np.searchsorted(self.keys, keys), self.entries - 1)
+        return np.where(self.keys[rows] == keys, rows, -1)
+
+    def check(self, rows: Int[np.ndarray, " k"]) -> None:
+        """Raises ``InvalidTable`` where the vectors of these rows are not those that were written."""
+        start = rows * self.info.row_bytes
+        touched = np.unique(np.concatenate([start, start + self.info.row_bytes - 1]) // BLOCK_BYTES)
+        for block in touched[~self._sound[touched]]:
+            own = self._content[int(block) * BLOCK_BYTES :][:BLOCK_BYTES]
+            if hashlib.sha256(own).digest() != self._digests[int(block) * DIGEST_BYTES :][:DIGEST_BYTES]:
+                raise InvalidTable(f"block {block} of the table is damaged; build it again")
+            self._sound[block] = True
+
+    def check_all(self) -> None:
+        """Compares every block. Raises ``InvalidTable``."""
+        self.check(np.arange(self.entries))
+
+
+class TableWriter:
+    """Writes the table of ``keys``, sorted and each once, into ``folder``; vectors come in the order of the keys.
+
+    A writer of the same keys and layers goes on where one that was killed had last made sure of its work. Raises
+    ``OutOfSpace``; what was written stays.
+    """
+
+    def __init__(self, folder: Path, info: TableInfo, keys: Shaped[np.ndarray, " entries"]) -> None:
+        assert keys.dtype == info.window.key_dtype and (keys[1:] > keys[:-1]).all()
+        self._folder, self._info, self._keys = folder, info, keys
+        self._parts = Parts(info, len(keys))
+        self._keys_digest = hashlib.sha256(keys.tobytes()).hexdigest()
+        name = hashlib.sha256(f"{info} {self._keys_digest}".encode()).hexdigest()
+        self._path = folder / f"{BUILDING}{name}"
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        kept = os.pread(self._file, COUNT.size, 0)
+        self.written = COUNT.unpack(kept)[0] if len(kept) == COUNT.size else 0
+        """Entries whose vectors are there."""
+        self._synced = self.written
+
+    def append(self, values: Float[np.ndarray, "k p d"]) -> None:
+        """Writes the vectors of the next ``k`` entries."""
+        assert values.shape[1:] == (self._info.vectors, self._info.width)
+        assert self.written + len(values) <= len(self._keys)
+        self._write(values.astype(VALUES).tobytes(), self._at(self.written))
+        self.written += len(values)
+        if (self.written - self._synced) * self._info.row_bytes >= SYNC_BYTES:
+            self.sync()
+
+    def sync(self) -> None:
+        """Makes sure that what was written is there after a crash."""
+        os.fsync(self._file)
+        self._write(COUNT.pack(self.written), 0)
+        os.fsync(self._file)
+        self._synced = self.written
+
+    def finish(self) -> Path:
+        """The path of the finished file; all vectors must have been written."""
+        assert self.written == len(self._keys)
+        digests = b"".join(self._block_digests())
+        header = Header(self._info, len(self._keys), self._keys_digest, hashlib.sha256(digests).hexdigest()).to_bytes()
+        os.ftruncate(self._file, self._parts.keys)
+        self._write(self._keys.tobytes(), self._parts.keys)
+        self._write(digests, self._parts.digests)
+        self._write(header, 0)
+        os.fchmod(self._file, 0o444)
+        os.fsync(self._file)
+        path = self._folder / f"{hashlib.sha256(header).hexdigest()}{SUFFIX}"
+        os.replace(self._path, path)
+        sync_folder(self._folder)
+        self.close()
+        return path
+
+    def close(self) -> None:
+        """What was not made sure of is written again by the next writer."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _at(self, entry: int) -> int:
+        return HEADER_BYTES + entry * self._info.row_bytes
+
+    def _write(self, data: bytes, at: int) -> None:
+        view = memoryview(data)
+        with space_errors():
+            while view:
+                count = os.pwrite(self._file, view, at)
+                view, at = view[count:], at + count
+
+    def _block_digests(self) -> Iterator[bytes]:
+        end = self._at(len(self._keys))
+        for at in range(HEADER_BYTES, end, BLOCK_BYTES):
+            yield hashlib.sha256(os.pread(self._file, min(BLOCK_BYTES, end - at), at)).digest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """The first page of a file. ``keys`` and ``blocks`` are the digests of the keys and of the blocks' digests."""
+
+    info: TableInfo
+    entries: int
+    keys: str
+    blocks: str
+
+    def to_bytes(self) -> bytes:
+        document = {"format": FORMAT, "block_bytes": BLOCK_BYTES, **dataclasses.asdict(self)}
+        return json.dumps(document, sort_keys=True).encode().ljust(HEADER_BYTES)
+
+    @classmethod
+    def read(cls, content: bytes, name: str) -> Self:
+        """Raises ``InvalidTable`` where ``content`` is not the header of the file of this name."""
+        if hashlib.sha256(content).hexdigest() != name:
+            raise InvalidTable("the table's header is damaged, or the file was renamed; build it again")
+        document = json.loads(content)
+        if (found := (document["format"], document["block_bytes"])) != (FORMAT, BLOCK_BYTES):
+            raise InvalidTable(f"a table must have format {FORMAT} with blocks of {BLOCK_BYTES} bytes, found {found}")
+        info = document["info"]
+        own = TableInfo(info["layers"], Window(**info["window"]), info["width"])
+        return cls(own, document["entries"], document["keys"], document["blocks"])
