@@ -36,8 +36,9 @@ BLOCK_BYTES = 1 << 18
 DIGEST_BYTES = hashlib.sha256().digest_size
 SYNC_BYTES = 1 << 26
 """Bytes of vectors after which a writer makes sure of them."""
-COUNT = struct.Struct("<q")
-"""At the begin of an unfinished file: the entries that are sure."""
+COUNT = struct.Struct("<8sq")
+"""At the begin of an unfinished file: ``UNFINISHED``, and the entries that are sure."""
+UNFINISHED = b"building"
 VALUES = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -153,8 +154,7 @@ class TableWriter:
         name = hashlib.sha256(f"{info} {self._keys_digest}".encode()).hexdigest()
         self._path = folder / f"{BUILDING}{name}"
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        kept = os.pread(self._file, COUNT.size, 0)
-        self.written = COUNT.unpack(kept)[0] if len(kept) == COUNT.size else 0
+        self.written = self._sure()
         """Entries whose vectors are there."""
         self._synced = self.written
 
@@ -170,7 +170,7 @@ class TableWriter:
     def sync(self) -> None:
         """Makes sure that what was written is there after a crash."""
         os.fsync(self._file)
-        self._write(COUNT.pack(self.written), 0)
+        self._write(COUNT.pack(UNFINISHED, self.written), 0)
         os.fsync(self._file)
         self._synced = self.written
 
@@ -182,11 +182,12 @@ class TableWriter:
         os.ftruncate(self._file, self._parts.keys)
         self._write(self._keys.tobytes(), self._parts.keys)
         self._write(digests, self._parts.digests)
+        os.fsync(self._file)  # a file with a header is whole
         self._write(header, 0)
-        os.fchmod(self._file, 0o444)
         os.fsync(self._file)
         path = self._folder / f"{hashlib.sha256(header).hexdigest()}{SUFFIX}"
         os.replace(self._path, path)
+        os.fchmod(self._file, 0o444)
         sync_folder(self._folder)
         self.close()
         return path
@@ -196,6 +197,13 @@ class TableWriter:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _sure(self) -> int:
+        """Entries that an earlier writer made sure of. It may have been killed when all but the name was there."""
+        start = os.pread(self._file, COUNT.size, 0)
+        if len(start) == COUNT.size and start.startswith(UNFINISHED):
+            return int(COUNT.unpack(start)[1])
+        return len(self._keys) if os.fstat(self._file).st_size == self._parts.end else 0
 
     def _at(self, entry: int) -> int:
         return HEADER_BYTES + entry * self._info.row_bytes

@@ -221,11 +221,13 @@ class Backbones:
             raise
 
     def _free(self, gone: weakref.ref[Serves] | None) -> None:
-        """An engine's parts know each other: only the garbage collector finds that nothing else refers to them."""
-        end = time.monotonic() + LOOKING
+        """An engine's parts know each other: only the garbage collector finds that nothing else refers to them. Each
+        collection stops all threads, so they become rarer."""
+        end, pause = time.monotonic() + LOOKING, POLL
         collect_all()
         while gone is not None and gone() is not None and time.monotonic() < end:
-            time.sleep(POLL)
+            time.sleep(pause)
+            pause *= 2
             collect_all()
         return_free_memory()
         self._share()

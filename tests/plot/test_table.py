@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -119,6 +120,20 @@ def test_an_open_table_outlives_its_file(tmp_path: Path) -> None:
     assert (own.values == some_values(own.entries)).all()
     with pytest.raises(FileNotFoundError):
         Table(path, INFO)
+
+
+def test_a_writer_that_is_killed_before_its_file_has_a_name_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "replace", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path)
+    writer = TableWriter(tmp_path, INFO, some_keys(3000))
+    assert writer.written == len(some_keys(3000))
+    own = Table(writer.finish(), INFO)
+    own.check_all()
+    assert (own.values == some_values(own.entries)).all() and not list(tmp_path.glob(f"{BUILDING}*"))
 
 
 def test_a_killed_writer_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
