@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import pathlib
+import threading
 
 ARENA_MAX, MMAP_MAX, TRIM_THRESHOLD = -8, -4, -1
 """Options of ``mallopt``, as malloc.h numbers them."""
@@ -15,6 +16,8 @@ SELDOM = 100
 """Collections of the middle generation between two of all objects. The usual 10 pass while a queue fills."""
 PROGRAMS_SHARE = 1 / 8
 LEAST_PROGRAMS_MB, MOST_PROGRAMS_MB = 896, 4096
+FREEZING = threading.Lock()
+"""Held while the heap is thawed: nobody else must take it for one that was never frozen."""
 CGROUP = pathlib.Path("/proc/self/cgroup")
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
@@ -24,7 +27,7 @@ def host_memory() -> int:
     version)."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
-        lines = CGROUP.read_text(encoding="ascii").splitlines()
+        lines = os.fsdecode(CGROUP.read_bytes()).splitlines()
     except OSError:
         return found[0]  # not Linux
     for controllers, path in (line.split(":", 2)[1:] for line in lines):
@@ -75,16 +78,18 @@ def freeze_heap() -> None:
     ms, the time of ten small batches, and with a full queue 40 ms, although its 4,096 queries are in no cycles and go
     by themselves. For processes whose engine lives as long as they do.
     """
-    gc.collect()
-    gc.freeze()
+    with FREEZING:
+        gc.collect()
+        gc.freeze()
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, SELDOM)
 
 
 def collect_all() -> None:
     """Frees what nothing refers to any more, also of what ``freeze_heap`` froze; the rest stays frozen."""
-    frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()
-    gc.collect()
-    if frozen:
-        gc.freeze()
+    with FREEZING:
+        frozen = gc.get_freeze_count() > 0
+        gc.unfreeze()
+        gc.collect()
+        if frozen:
+            gc.freeze()

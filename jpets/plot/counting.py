@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jpets.errors import InvalidInput
+from jpets.errors import Conflict, InvalidInput
 from jpets.files import space_errors
 from jpets.plot.ngrams import TOKEN_BITS, Window, keys_of
 
@@ -22,9 +22,14 @@ FILES = 64
 
 
 class NgramCounter:
-    """Counts n-grams exactly. ``folder`` is empty, and holds what does not fit in memory."""
+    """Counts n-grams exactly. ``folder`` holds what does not fit in memory; a counter is of no use after an error.
+
+    Raises ``Conflict`` for a folder that is not empty.
+    """
 
     def __init__(self, folder: Path, window: Window, *, buffered: int = BUFFERED) -> None:
+        if any(folder.iterdir()):
+            raise Conflict("the folder for counts must be empty: what an earlier run left would be counted again")
         self._folder, self._window, self._most = folder, window, buffered
         self._record = np.dtype([("key", window.key_dtype), ("count", np.int64)])
         self._buffer: list[Shaped[np.ndarray, " t"]] = []

@@ -19,7 +19,7 @@ from jpets.errors import InvalidInput
 from jpets.model.batch import PackedBatch, Rows
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
 from jpets.model.forward import encode
-from jpets.plot.ngrams import Window
+from jpets.plot.ngrams import MOST_IDS, Window
 from pallas_kernels.numerics import take_rows
 from pallas_kernels.packed_attention import AttentionGroup
 
@@ -32,8 +32,9 @@ class NGramLayers:
     """The first ``count`` layers of a backbone, computed for each n-gram alone.
 
     Parameters are a plain dict: ``lower``, those of an encoder of ``count`` layers; ``gate``, a weight [p, d] and bias
-    [p] of the sigmoid gates; ``merged``, what is added to the sum: ``position`` [positions, d], ``token_type`` [types,
-    d], and the ``scale`` and ``bias`` [d] of its layer norm.
+    [p] of the sigmoid gates; ``merged``, what is added to the sum: ``position`` [positions, d] (``padding_position``
+    [d] for padding tokens that take none), ``token_type`` [types, d], and the ``scale`` and ``bias`` [d] of its layer
+    norm.
     """
 
     config: BackboneConfig
@@ -43,6 +44,10 @@ class NGramLayers:
     def __post_init__(self) -> None:
         if not 1 <= self.count < self.config.layers:
             raise InvalidInput(f"tables must replace 1 to {self.config.layers - 1} layers, found {self.count}")
+        if self.config.vocab_size > MOST_IDS:
+            raise InvalidInput(
+                f"tables take vocabularies of up to {MOST_IDS:,} tokens, found {self.config.vocab_size:,}"
+            )
         if self.config.embedding_size:
             raise InvalidInput("tables take embeddings of the layers' width; this backbone projects them")
 
@@ -74,6 +79,8 @@ class NGramLayers:
             "scale": params["embeddings_norm"],
             "bias": bias[whole[0, "embeddings_norm"]],
         }
+        if self.config.skips_padding:
+            merged["padding_position"] = params["padding_position"]
         gate = {"weight": np.zeros((len(places), width), np.float32), "bias": gates}
         return jax.tree.map(jnp.asarray, {"lower": lower, "gate": gate, "merged": merged})
 
@@ -111,7 +118,11 @@ class NGramLayers:
             near = jnp.clip(of, 0, count - 1)
             inside = (of == near) & (text_of_token[near] == text_of_token)
             total += jnp.where(inside[:, None], vectors[near, at].astype(jnp.float32), 0.0)
-        total += take_rows(merged["position"], positions) + take_rows(merged["token_type"], types)
+        places = take_rows(merged["position"], jnp.minimum(positions, len(merged["position"]) - 1))
+        if self.config.skips_padding:
+            padding = positions[:, None] == self.config.max_positions
+            places = jnp.where(padding, merged["padding_position"], places)
+        total += places + take_rows(merged["token_type"], types)
         centred = total - total.mean(-1, keepdims=True)
         unit = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + self.config.norm_eps)
         return unit * merged["scale"] + merged["bias"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jpets.errors import InvalidTable
+from jpets.errors import InvalidInput, InvalidTable
 from jpets.plot.ngrams import Window, keys_of, shortened
 from jpets.plot.table import Table
 
@@ -32,7 +32,9 @@ class Lookup:
     """
 
     def __init__(self, root: Table, domain: Table | None, words: int) -> None:
-        self.root, self.domain = root, domain
+        if domain is not None and (domain.info.window, domain.info.width) != (root.info.window, root.info.width):
+            raise InvalidTable("a domain's table must have the window and width of the root's; build it again")
+        self.root, self.domain, self._words = root, domain, words
         self._window: Window = root.info.window
         alone = np.zeros((words, self._window.size), np.int64)
         alone[:, self._window.before] = np.arange(words) + 1
@@ -42,7 +44,13 @@ class Lookup:
             )
 
     def find(self, grams: Int[np.ndarray, "t n"]) -> Found:
-        """Where the n-grams of tokens are. Each is found at least as its token alone."""
+        """Where the n-grams of tokens are. Each is found at least as its token alone.
+
+        Raises ``InvalidInput`` for tokens that are not in the vocabulary.
+        """
+        centre = grams[:, self._window.before]
+        if ((centre < 1) | (centre > self._words)).any():
+            raise InvalidInput(f"token ids must be from 0 to {self._words - 1}")
         keys, first, inverse = np.unique(keys_of(grams), return_index=True, return_inverse=True)
         table, level = np.full(len(keys), ROOT, np.int8), np.zeros(len(keys), np.int8)
         row = np.full(len(keys), -1) if self.domain is None else self.domain.find(keys)

@@ -9,6 +9,7 @@ never given.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import mmap
@@ -22,7 +23,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from jpets.errors import InvalidTable
+from jpets.errors import Conflict, InvalidTable
 from jpets.files import space_errors, sync_folder
 from jpets.plot.ngrams import Window
 
@@ -126,7 +127,8 @@ class Table:
 
     def check(self, rows: Int[np.ndarray, " k"]) -> None:
         """Raises ``InvalidTable`` where the vectors of these rows are not those that were written."""
-        start = rows * self.info.row_bytes
+        assert (rows >= 0).all()
+        start = rows.astype(np.int64) * self.info.row_bytes
         touched = np.unique(np.concatenate([start, start + self.info.row_bytes - 1]) // BLOCK_BYTES)
         for block in touched[~self._sound[touched]]:
             own = self._content[int(block) * BLOCK_BYTES :][:BLOCK_BYTES]
@@ -143,7 +145,7 @@ class TableWriter:
     """Writes the table of ``keys``, sorted and each once, into ``folder``; vectors come in the order of the keys.
 
     A writer of the same keys and layers goes on where one that was killed had last made sure of its work. Raises
-    ``OutOfSpace``; what was written stays.
+    ``Conflict`` while that one still runs, and ``OutOfSpace``; what was written stays.
     """
 
     def __init__(self, folder: Path, info: TableInfo, keys: Shaped[np.ndarray, " entries"]) -> None:
@@ -154,6 +156,7 @@ class TableWriter:
         name = hashlib.sha256(f"{info} {self._keys_digest}".encode()).hexdigest()
         self._path = folder / f"{BUILDING}{name}"
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._claim()
         self.written = self._sure()
         """Entries whose vectors are there."""
         self._synced = self.written
@@ -198,12 +201,24 @@ class TableWriter:
             os.close(self._file)
             self._file = -1
 
+    def _claim(self) -> None:
+        """Raises ``Conflict`` while another writer has the file: it may be one that servers map already."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            own = os.path.samestat(os.fstat(self._file), os.stat(self._path))
+        except OSError:
+            own = False
+        if not own:
+            self.close()
+            raise Conflict("another process is writing this table; wait until it has ended")
+
     def _sure(self) -> int:
         """Entries that an earlier writer made sure of. It may have been killed when all but the name was there."""
         start = os.pread(self._file, COUNT.size, 0)
         if len(start) == COUNT.size and start.startswith(UNFINISHED):
             return int(COUNT.unpack(start)[1])
-        return len(self._keys) if os.fstat(self._file).st_size == self._parts.end else 0
+        whole = start.startswith(b"{") and os.fstat(self._file).st_size == self._parts.end  # a header comes last
+        return len(self._keys) if whole else 0
 
     def _at(self, entry: int) -> int:
         return HEADER_BYTES + entry * self._info.row_bytes

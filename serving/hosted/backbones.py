@@ -229,6 +229,8 @@ class Backbones:
             time.sleep(pause)
             pause *= 2
             collect_all()
+        if gone is not None and gone() is not None:
+            log.warning("an unloaded backbone's engine is still in use: its memory is not free yet")
         return_free_memory()
         self._share()
 

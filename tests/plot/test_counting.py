@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jpets.errors import InvalidInput
+from jpets.errors import Conflict, InvalidInput
 from jpets.plot.counting import NgramCounter
 from jpets.plot.ngrams import MOST_IDS, Window, grams_of, keys_of
 
@@ -47,6 +47,13 @@ def test_few_ngrams_are_in_memory_at_a_time(tmp_path: Path) -> None:
         assert counter._size < 1000
     parts = [len(part) for part in counter.counts()]
     assert sum(parts) > 20_000 and max(parts) < 2 * sum(parts) / len(parts), "spread evenly over the files"
+
+
+def test_what_an_earlier_run_left_is_not_counted_again(tmp_path: Path) -> None:
+    counter = NgramCounter(tmp_path, Window.of(2), buffered=1)
+    counter.add(np.ones((3, 2), np.int64))
+    with pytest.raises(Conflict, match="must be empty"):
+        NgramCounter(tmp_path, Window.of(2))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])

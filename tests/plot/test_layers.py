@@ -130,7 +130,17 @@ def test_a_table_gives_what_computing_gives(config: BackboneConfig, tmp_path: Pa
     assert np.abs(merged(own, params, TEXTS, root.values[only_words.row]) - computed).max() > 0.1
 
 
-def test_some_layers_stay_above(tmp_path: Path) -> None:
+def test_a_padding_token_that_a_text_spells_has_a_position_of_its_own() -> None:
+    own, params = layers_of(ROBERTA, Window.of(3))
+    zeros, text = jnp.zeros((2, 3, 16)), jnp.zeros(2, jnp.int32)
+    found = own.merge(params, zeros, text, jnp.array([0, ROBERTA.max_positions]), text)
+    merged = params["merged"]
+    total = np.stack([merged["position"][0], merged["padding_position"]]) + merged["token_type"][0]
+    unit = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + ROBERTA.norm_eps)
+    np.testing.assert_allclose(found, unit * merged["scale"] + merged["bias"], atol=1e-5)
+
+
+def test_some_layers_stay_above() -> None:
     for count in (0, 3, -1):
         with pytest.raises(InvalidInput, match="1 to 2 layers"):
             NGramLayers(BERT, Window.of(3), count)

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jpets.errors import InvalidTable
+from jpets.errors import InvalidInput, InvalidTable
 from jpets.plot.lookup import DOMAIN, ROOT, Lookup
 from jpets.plot.ngrams import Window, keys_of, ngrams, shortened
 from jpets.plot.table import Table, TableInfo, TableWriter
@@ -62,3 +62,12 @@ def test_a_root_without_one_of_the_tokens_is_refused(tmp_path: Path) -> None:
         Lookup(root, None, WORDS)
     with pytest.raises(InvalidTable, match="2 missing"):
         Lookup(root, None, WORDS + 1)
+
+
+def test_tables_and_tokens_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    root = table_of(tmp_path, Window.of(3), alone(Window.of(3)))
+    with pytest.raises(InvalidTable, match="window"):
+        Lookup(root, table_of(tmp_path, Window.of(2), alone(Window.of(2))), WORDS)
+    for wrong in ([1, 0, 1], [0, WORDS + 1, 0]):
+        with pytest.raises(InvalidInput, match="token ids"):
+            Lookup(root, None, WORDS).find(np.array([wrong]))

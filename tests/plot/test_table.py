@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jpets.errors import InvalidTable
+from jpets.errors import Conflict, InvalidTable
 from jpets.plot import table
 from jpets.plot.ngrams import Window, keys_of
 from jpets.plot.table import BLOCK_BYTES, BUILDING, HEADER_BYTES, Header, Parts, Table, TableInfo, TableWriter
@@ -30,11 +31,11 @@ def some_values(entries: int, size: int = 3) -> np.ndarray:
 
 def write(folder: Path, entries: int = 3000, info: TableInfo = INFO) -> Path:
     keys = some_keys(entries, info.window.size)
-    writer = TableWriter(folder, info, keys)
-    values = some_values(len(keys), info.window.size)
-    for at in range(0, len(keys), 700):
-        writer.append(values[at : at + 700])
-    return writer.finish()
+    with contextlib.closing(TableWriter(folder, info, keys)) as writer:
+        values = some_values(len(keys), info.window.size)
+        for at in range(0, len(keys), 700):
+            writer.append(values[at : at + 700])
+        return writer.finish()
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -136,6 +137,27 @@ def test_a_writer_that_is_killed_before_its_file_has_a_name_loses_nothing(
     assert (own.values == some_values(own.entries)).all() and not list(tmp_path.glob(f"{BUILDING}*"))
 
 
+def test_a_file_that_never_had_a_header_is_not_taken_for_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may write a file's length before its vectors, and then lose power."""
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "fsync", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path)
+    (unfinished,) = tmp_path.glob(f"{BUILDING}*")
+    keys = some_keys(3000)
+    assert unfinished.stat().st_size == Parts(INFO, len(keys)).end
+    with contextlib.closing(TableWriter(tmp_path, INFO, keys)) as writer:
+        assert writer.written == 0
+
+
+def test_a_table_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    with contextlib.closing(TableWriter(tmp_path, INFO, some_keys(3000))) as first:
+        with pytest.raises(Conflict, match="another process"):
+            TableWriter(tmp_path, INFO, some_keys(3000))
+        first.append(some_values(1))
+    TableWriter(tmp_path, INFO, some_keys(3000)).close()
+
+
 def test_a_killed_writer_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "whole").mkdir()
     expected = write(tmp_path / "whole").read_bytes()
@@ -145,12 +167,12 @@ def test_a_killed_writer_is_followed_by_another(tmp_path: Path, monkeypatch: pyt
         writer = TableWriter(tmp_path, INFO, keys)
         assert writer.written >= at - 500, "only what was not sure is lost"
         at = writer.written
-        for _ in range(3):
+        for _ in range(4):
             writer.append(values[at : at + 200])
             at = writer.written
         if at == len(keys):
             break
-        writer._write(bytes(INFO.row_bytes), writer._at(at))  # half of what came next
+        writer._write(bytes(INFO.row_bytes // 2), writer._at(at))  # half of what came next
         writer.close()
     path = writer.finish()
     assert path.read_bytes() == expected

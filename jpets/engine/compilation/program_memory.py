@@ -12,6 +12,8 @@ from jpets.free_memory import return_free_memory
 
 IDLE_SECONDS = 60.0
 """Seconds without a batch after which a program may leave for one that batches miss."""
+COUNTED_SECONDS = 10.0
+"""Seconds for which a count of memory mappings is used again: it takes milliseconds, and others take and free some."""
 KEPT_MAPPINGS = 2 * SPARE_MAPPINGS
 """Memory mappings that stay free when missed programs are added: an eighth of the usual limit is for the first
 programs of backbones that come later."""
@@ -30,8 +32,8 @@ class ProgramMemory:
         self._device = device
         self._budget = budget
         self._added: set[ProgramKey] = set()
-        self._unmapped = mappings_left() - KEPT_MAPPINGS
-        """Memory mappings for further programs, as counted when the last one came: to count them takes milliseconds."""
+        self._unmapped, self._counted_until = 0, 0.0
+        """Memory mappings for further programs, and the time until which this count is used."""
         self.evicted = 0
 
     @property
@@ -50,8 +52,10 @@ class ProgramMemory:
         similar = min(programs, key=lambda p: abs(len(p.key.variant.classes()) - classes), default=None)
         if similar is None:
             return True
-        unmapped = self._unmapped - similar.mappings
-        return self._leaving(key, similar, evict, unmapped) is not None
+        if time.monotonic() >= self._counted_until:
+            self._unmapped = mappings_left() - KEPT_MAPPINGS
+            self._counted_until = time.monotonic() + COUNTED_SECONDS
+        return self._leaving(key, similar, evict, self._unmapped - similar.mappings) is not None
 
     def make_room(self, program: Program, *, evict: bool) -> list[ProgramKey] | None:
         """Makes idle programs leave, if it may, the longest idle first, until ``program``, loaded already, fits.
@@ -59,9 +63,8 @@ class ProgramMemory:
 
         None, and nothing goes, where it does not fit.
         """
-        unmapped = mappings_left() - KEPT_MAPPINGS
-        leaving = self._leaving(program.key, program, evict, unmapped)
-        self._unmapped = unmapped + (program.mappings if leaving is None else 0)
+        self._counted_until = 0.0
+        leaving = self._leaving(program.key, program, evict, mappings_left() - KEPT_MAPPINGS)
         for key in leaving or ():
             self._replica.drop_program(key)
             self._added.discard(key)
@@ -72,7 +75,6 @@ class ProgramMemory:
         """From now on ``program`` may have to leave for others."""
         self._added.add(program.key)
         return_free_memory()
-        self._unmapped = mappings_left() - KEPT_MAPPINGS
 
     def _programs(self) -> dict[ProgramKey, Program]:
         return {program.key: program for program in self._replica.programs}

@@ -13,7 +13,7 @@ import pytest
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.compilation import program_memory
-from jpets.engine.compilation.program_memory import IDLE_SECONDS, KEPT_MAPPINGS, ProgramMemory
+from jpets.engine.compilation.program_memory import COUNTED_SECONDS, IDLE_SECONDS, KEPT_MAPPINGS, ProgramMemory
 from jpets.engine.device.memory import DeviceMemory
 from jpets.engine.programs.program import HOST_BYTES_PER_STORED_BYTE, Program, ProgramKey
 
@@ -137,13 +137,19 @@ def test_a_program_is_taken_to_need_what_a_similar_one_does(shelf: Shelf, monkey
     assert not own.has_room(SECOND, evict=False), "it would take 200 mappings"
 
 
-@pytest.mark.parametrize("short", [0, 1])
-def test_mappings_of_a_refused_program_are_free_again(
-    short: int, shelf: Shelf, memory: ProgramMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(program_memory, "mappings_left", lambda: KEPT_MAPPINGS - short)
-    assert memory.make_room(program(THIRD, 7), evict=True) is None
-    assert memory.has_room(THIRD, evict=True), "of one with 400 mappings, like the core's, 600 are idle"
+def test_mappings_that_others_free_are_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another backbone that went, say."""
+    replica: Any = shelf
+    clock, left = mock.Mock(return_value=time.monotonic()), mock.Mock(return_value=KEPT_MAPPINGS - 5000)
+    monkeypatch.setattr(program_memory, "time", mock.Mock(monotonic=clock))
+    monkeypatch.setattr(program_memory, "mappings_left", left)
+    own = ProgramMemory(replica, 100 * HOST_BYTES_PER_STORED_BYTE, DeviceMemory(0, {}, math.inf, 2))
+    shelf.kept[CORE] = program(CORE, 4)
+    assert not own.has_room(THIRD, evict=True)
+    left.return_value = KEPT_MAPPINGS + 5000
+    assert not own.has_room(THIRD, evict=True) and left.call_count == 1, "batches ask often"
+    clock.return_value += COUNTED_SECONDS
+    assert own.has_room(THIRD, evict=False)
 
 
 def test_runs_must_fit_on_the_device_two_at_a_time(shelf: Shelf, memory: ProgramMemory) -> None:
