@@ -87,6 +87,13 @@ def take_counts(bank: UInt[Array, "slots layers 1"], slots: Int[Array, " g"], la
     return bank.at[slots, layer, 0].get(mode="promise_in_bounds").astype(jnp.int32)
 
 
+def unit_norm(x: Float[Array, "*b d"], eps: float) -> Float[Array, "*b d"]:
+    """A layer norm before its scale and bias."""
+    centred = x - x.mean(-1, keepdims=True)
+    variance = (centred * centred).mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + eps)
+
+
 def gelu(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """x P(X <= x) for a standard normal X (Hendrycks & Gimpel 2016), by erf as Hugging Face's models have it.
 

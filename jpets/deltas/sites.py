@@ -20,7 +20,7 @@ from jpets.deltas.operators import REFERENCES, Operators
 from jpets.deltas.parts import Size, own_part, summed
 from jpets.deltas.protocol import ClassKey, Method, Place
 from jpets.deltas.view import ClassView, SlotView, TokenView
-from pallas_kernels.numerics import dot, take_rows, take_slots
+from pallas_kernels.numerics import dot, take_rows, take_slots, unit_norm
 from pallas_kernels.packed_attention import Prefix
 
 
@@ -160,11 +160,7 @@ class Sites:
 
     def norm(self, layer: int, site: str, x: Float[Array, "t d"], scale: Float[Array, " d"]) -> Float[Array, "t d"]:
         """Layer norm in f32 with the task's own bias."""
-        mean = x.mean(-1, keepdims=True)
-        centred = x - mean
-        variance = (centred * centred).mean(-1, keepdims=True)
-        unit = centred * jax.lax.rsqrt(variance + self.config.norm_eps)
-        return unit * scale.astype(jnp.float32) + self.bias(layer, site, *x.shape)
+        return unit_norm(x, self.config.norm_eps) * scale.astype(jnp.float32) + self.bias(layer, site, *x.shape)
 
     def close(
         self, layer: int, site: str, y: Float[Array, "t d"], residual: Float[Array, "t d"], scale: Float[Array, " d"]

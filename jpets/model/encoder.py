@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 from jpets.config import BackboneConfig
 from jpets.deltas.sites import Sites
 from jpets.model.batch import PackedBatch
+from jpets.model.positions import position_vectors
 from pallas_kernels.numerics import ACTIVATIONS
 from pallas_kernels.packed_attention import packed_attention
 
@@ -78,10 +79,8 @@ class Encoder(nnx.Module):
     def embed(self, batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
         """Sum of the embeddings, normed and, where they have another width, projected, f32."""
         x = sites.embed(self.word[...][batch.ids].astype(jnp.float32), batch.rows.first_token)
-        places = self.position[...][batch.positions]
-        if self.config.skips_padding:
-            padding = batch.positions[:, None] == self.config.max_positions
-            places = jnp.where(padding, self.padding_position[...], places)
+        padding = self.padding_position[...] if self.config.skips_padding else None
+        places = position_vectors(self.position[...], padding, batch.positions, self.config)
         x = x + places.astype(jnp.float32)
         if self.config.type_vocab_size:
             x = x + self.token_type[...][batch.types].astype(jnp.float32)

@@ -19,8 +19,9 @@ from jpets.errors import InvalidInput
 from jpets.model.batch import PackedBatch, Rows
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
 from jpets.model.forward import encode
+from jpets.model.positions import position_vectors
 from jpets.plot.ngrams import MOST_IDS, Window
-from pallas_kernels.numerics import take_rows
+from pallas_kernels.numerics import take_rows, unit_norm
 from pallas_kernels.packed_attention import AttentionGroup
 
 OWN_GATE, OTHER_GATE = 2.0, -1.0
@@ -118,11 +119,6 @@ class NGramLayers:
             near = jnp.clip(of, 0, count - 1)
             inside = (of == near) & (text_of_token[near] == text_of_token)
             total += jnp.where(inside[:, None], vectors[near, at].astype(jnp.float32), 0.0)
-        places = take_rows(merged["position"], jnp.minimum(positions, len(merged["position"]) - 1))
-        if self.config.skips_padding:
-            padding = positions[:, None] == self.config.max_positions
-            places = jnp.where(padding, merged["padding_position"], places)
-        total += places + take_rows(merged["token_type"], types)
-        centred = total - total.mean(-1, keepdims=True)
-        unit = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + self.config.norm_eps)
-        return unit * merged["scale"] + merged["bias"]
+        total += position_vectors(merged["position"], merged.get("padding_position"), positions, self.config)
+        total += take_rows(merged["token_type"], types)
+        return unit_norm(total, self.config.norm_eps) * merged["scale"] + merged["bias"]

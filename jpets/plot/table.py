@@ -129,16 +129,18 @@ class Table:
         """Raises ``InvalidTable`` where the vectors of these rows are not those that were written."""
         assert (rows >= 0).all()
         start = rows.astype(np.int64) * self.info.row_bytes
-        touched = np.unique(np.concatenate([start, start + self.info.row_bytes - 1]) // BLOCK_BYTES)
-        for block in touched[~self._sound[touched]]:
+        self._check_blocks(np.unique(np.concatenate([start, start + self.info.row_bytes - 1]) // BLOCK_BYTES))
+
+    def check_all(self) -> None:
+        """Compares every block. Raises ``InvalidTable``."""
+        self._check_blocks(np.arange(len(self._sound)))
+
+    def _check_blocks(self, blocks: Int[np.ndarray, " b"]) -> None:
+        for block in blocks[~self._sound[blocks]]:
             own = self._content[int(block) * BLOCK_BYTES :][:BLOCK_BYTES]
             if hashlib.sha256(own).digest() != self._digests[int(block) * DIGEST_BYTES :][:DIGEST_BYTES]:
                 raise InvalidTable(f"block {block} of the table is damaged; build it again")
             self._sound[block] = True
-
-    def check_all(self) -> None:
-        """Compares every block. Raises ``InvalidTable``."""
-        self.check(np.arange(self.entries))
 
 
 class TableWriter:

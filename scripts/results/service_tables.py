@@ -22,21 +22,21 @@ TARGETS = (0.1, 0.2)
 def serving(found: Sequence[Document]) -> str:
     rows = []
     for each in found:
+        first = {name: own["curve"][0] for name, own in each.systems.items()}
+        kept = {name: point["p99"] <= each.settings["target"] for name, point in first.items()}
         for name, own in each.systems.items():
             most = [
                 max((point["rate"] for point in own["curve"] if point["p99"] <= limit), default=None)
                 for limit in TARGETS
             ]
-            first = {system: of["curve"][0] for system, of in each.systems.items()}
-            kept = {system: point["p99"] <= each.settings["target"] for system, point in first.items()}
-            times = f"{each.systems['pets']['qps'] / own['qps']:.2f}" if kept["pets"] and kept[name] else MISSING
+            compared = name != "pets" and kept["pets"] and kept[name]
             rows.append(
                 [
                     SYSTEMS[name],
                     each.cpu,
                     each.settings["lengths"] + (", five methods" if each.settings.get("mix") else ""),
                     f"{own['qps']:.0f}" if kept[name] else f"under {first[name]['rate']:.0f}",
-                    times if name != "pets" else MISSING,
+                    f"{each.systems['pets']['qps'] / own['qps']:.2f}" if compared else MISSING,
                     *(f"{rate:.0f}" if rate is not None else MISSING for rate in most[1:]),
                     f"{own['most_responses']:.0f}",
                 ]
