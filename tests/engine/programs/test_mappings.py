@@ -11,7 +11,7 @@ import pytest
 from support import ENGINE_SETTINGS, shallow, wait_until
 
 from jpets.engine.batch.bucket import Bucket, Variant
-from jpets.engine.compilation import background
+from jpets.engine.compilation import background, program_memory
 from jpets.engine.engine import Engine
 from jpets.engine.programs import mappings
 from jpets.engine.programs.mappings import SPARE_MAPPINGS, mappings_left, spare_mappings
@@ -63,6 +63,7 @@ def test_an_engine_that_needs_more_does_not_start(tmp_path: pathlib.Path, limit:
 @needs_figures
 def test_a_program_waits_for_them(tmp_path: pathlib.Path, limit: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(program_memory, "COUNTED_SECONDS", 0.0)  # the limit changes at once
     settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64)
     unlisted = ProgramKey(Bucket(12, ((1, 12),)), Variant())
     plenty = limit.read_text()
