@@ -50,6 +50,11 @@ class BackboneConfig:
     usual_length: int = 0
     """Tokens to which texts are cut unless the query or task says otherwise: the tokenizer's ``model_max_length`` if
     that is less than ``max_positions``; 0: as many as there are positions. Longer texts can be computed."""
+    window: tuple[int, int] = (0, 0)
+    """Tokens before and after a token in its n-gram, if the layers work on tables of n-gram vectors (``jpets.plot``),
+    which stand for word embeddings and lower layers."""
+    table_rows: int = 0
+    """Rows that the tables of a ``window`` have in memory."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads:
@@ -59,6 +64,16 @@ class BackboneConfig:
     def skips_padding(self) -> bool:
         """Whether padding tokens in a text take no position, but share one of their own (RoBERTa)."""
         return self.family in PADDING_SKIPPED
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether tokens come as the rows of their n-grams in tables, and not as their ids."""
+        return self.window != (0, 0)
+
+    @property
+    def table_shape(self) -> tuple[int, int, int]:
+        """Of the tables in memory: rows, vectors of a row, numbers of a vector."""
+        return self.table_rows, sum(self.window) + 1, self.hidden_size
 
     @property
     def embedding_width(self) -> int:
@@ -111,7 +126,7 @@ class BackboneConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BackboneConfig:
-        return cls(**data)
+        return cls(**{**data, "window": tuple(data.get("window", (0, 0)))})
 
 
 NAMED_BACKBONES: Mapping[str, BackboneConfig] = {

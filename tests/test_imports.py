@@ -77,9 +77,10 @@ ALLOWED: Mapping[str, set[str]] = {
     | {"jpets.deltas", "jpets.scheduling", "jpets.scheduling.balancing"}
     | {"jpets.engine", "jpets.engine.batch", "jpets.engine.results", "jpets.engine.tasks"},
     # Beside an engine.
-    "jpets.plot": PLAIN | {"jpets.model", "pallas_kernels", "pallas_kernels.packed_attention"},
-    "jpets.training": ARRAYS | {"pallas_kernels", "pallas_kernels.masked_matmul", "pallas_kernels.packed_attention"},
-    "checkpoints": PLAIN | {"jpets.deltas"},
+    "jpets.plot": PLAIN | {"jpets.model", "pallas_kernels.packed_attention"},
+    "jpets.training": ARRAYS
+    | {"jpets.plot", "pallas_kernels", "pallas_kernels.masked_matmul", "pallas_kernels.packed_attention"},
+    "checkpoints": PLAIN | {"jpets.deltas", "jpets.plot"},
     "checkpoints.demo": set(),
     "checkpoints.imports": PLAIN | {"jpets.deltas", "checkpoints", "pallas_kernels"},
     # A server, from a connection to its routes.

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 from jpets.config import BackboneConfig
 from jpets.deltas.sites import Sites
 from jpets.model.batch import PackedBatch
+from jpets.model.merging import merged, texts_of_tokens
 from jpets.model.positions import position_vectors
 from pallas_kernels.numerics import ACTIVATIONS
 from pallas_kernels.packed_attention import packed_attention
@@ -63,6 +64,8 @@ class Encoder(nnx.Module):
         width = config.embedding_width
         self.config = config
         self.word = _normal(rngs, config.vocab_size, width)
+        if config.looks_up:
+            self.table = nnx.Param(jnp.zeros(config.table_shape, jnp.bfloat16))
         self.position = _normal(rngs, config.max_positions, width)
         if config.skips_padding:
             self.padding_position = nnx.Param(jnp.zeros(width))
@@ -77,11 +80,17 @@ class Encoder(nnx.Module):
             self.pooler = _normal(rngs, config.hidden_size, config.hidden_size)
 
     def embed(self, batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
-        """Sum of the embeddings, normed and, where they have another width, projected, f32."""
-        x = sites.embed(self.word[...][batch.ids].astype(jnp.float32), batch.rows.first_token)
+        """Sum of the embeddings, normed and, where they have another width, projected, f32. Merged n-gram vectors stand
+        for those of words where ``batch.ids`` are rows of tables."""
+        if self.config.looks_up:
+            before, after = self.config.window
+            places = range(before + 1 + after)
+            words = merged(self.table[...], batch.ids, texts_of_tokens(batch), places, before)
+        else:
+            words = self.word[...][batch.ids].astype(jnp.float32)
+        x = sites.embed(words, batch.rows.first_token)
         padding = self.padding_position[...] if self.config.skips_padding else None
-        places = position_vectors(self.position[...], padding, batch.positions, self.config)
-        x = x + places.astype(jnp.float32)
+        x = x + position_vectors(self.position[...], padding, batch.positions, self.config).astype(jnp.float32)
         if self.config.type_vocab_size:
             x = x + self.token_type[...][batch.types].astype(jnp.float32)
         x = sites.norm(0, "embeddings_norm", x, self.embeddings_norm[...])
@@ -143,10 +152,13 @@ def random_params(config: BackboneConfig, seed: int = 0) -> Params:
 
 
 def cast_params(params: Params, dtype: str) -> Params:
-    """Weights and biases in ``dtype``; norm scales stay f32."""
+    """Weights and biases in ``dtype``; norm scales stay f32, and tables of n-gram vectors what and where they are."""
 
     def cast(path: tuple[Any, ...], leaf: Any) -> Array:
         name = str(path[-1].key)
+        if name == "table":
+            own: Array = leaf
+            return own
         return jnp.asarray(leaf, jnp.float32 if name.endswith("_norm") else jnp.dtype(dtype))
 
     return jax.tree_util.tree_map_with_path(cast, params)

@@ -1,7 +1,7 @@
-"""The lower layers of a backbone over single n-grams, and the merging of n-grams into the vectors of a text (HMI
-sections 3.2.1 and 3.3.1, equation 2; SkipBERT).
+"""A backbone in two parts: lower layers that compute single n-grams, and upper layers that compute texts of their
+merged vectors (HMI sections 3.2.1 and 3.3.1; SkipBERT).
 
-Axes: k n-grams of n tokens, p places of an n-gram that have vectors, t packed tokens, d hidden.
+Axes: k n-grams of n tokens, p places of an n-gram that have vectors, d hidden.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jpets.config import BackboneConfig
+from jpets.config import OUTSIDE_SITES, BackboneConfig
 from jpets.errors import InvalidInput
 from jpets.model.batch import PackedBatch, Rows
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
 from jpets.model.forward import encode
-from jpets.model.positions import position_vectors
 from jpets.plot.ngrams import MOST_IDS, Window
-from pallas_kernels.numerics import take_rows, unit_norm
 from pallas_kernels.packed_attention import AttentionGroup
 
 OWN_GATE, OTHER_GATE = 2.0, -1.0
@@ -33,9 +31,7 @@ class NGramLayers:
     """The first ``count`` layers of a backbone, computed for each n-gram alone.
 
     Parameters are a plain dict: ``lower``, those of an encoder of ``count`` layers; ``gate``, a weight [p, d] and bias
-    [p] of the sigmoid gates; ``merged``, what is added to the sum: ``position`` [positions, d] (``padding_position``
-    [d] for padding tokens that take none), ``token_type`` [types, d], and the ``scale`` and ``bias`` [d] of its layer
-    norm.
+    [p] of the sigmoid gates.
     """
 
     config: BackboneConfig
@@ -57,33 +53,37 @@ class NGramLayers:
         """The shape of an encoder that ends behind these layers."""
         return dataclasses.replace(self.config, layers=self.count, pooler=False)
 
+    @property
+    def upper(self) -> BackboneConfig:
+        """The shape of the encoder of the layers above, which takes rows of n-grams. Raises ``InvalidInput`` for
+        causal windows: encoders see what follows."""
+        if self.window.causal:
+            raise InvalidInput("an encoder's n-grams must reach to both sides, found a causal window")
+        return dataclasses.replace(
+            self.config,
+            layers=self.config.layers - self.count,
+            window=(self.window.before, self.window.after),
+        )
+
     @functools.cached_property
     def _encoder(self) -> SplitEncoder:
         return split(self.lower)
 
     def start(self, params: Params) -> Params:
-        """The parameters with which adapting a backbone begins: its own layers and embeddings, which are added to the
-        sum once more; a text's positions are unknown in an n-gram."""
-        bias = np.asarray(params["bias"])
-        own, whole = self.lower.bias_layout(), self.config.bias_layout()
-        lower_bias = np.zeros(self.lower.bias_size(), bias.dtype)
-        for place, span in own.items():
-            lower_bias[span] = bias[whole[place]]
-        names = ("word", "position", "padding_position", "token_type", "embeddings_norm")
-        lower = {name: params[name] for name in names if name in params}
-        lower |= {"layers": {at: params["layers"][at] for at in range(self.count)}, "bias": lower_bias}
+        """The parameters with which adapting a backbone begins: its own."""
+        lower = _layers(params, self.config, self.lower, 0)
         width, places = self.config.hidden_size, list(self.window.places)
         gates = np.where(np.array(places) == self.window.before, OWN_GATE, OTHER_GATE).astype(np.float32)
-        merged = {
-            "position": params["position"],
-            "token_type": params.get("token_type", np.zeros((1, width), np.float32)),
-            "scale": params["embeddings_norm"],
-            "bias": bias[whole[0, "embeddings_norm"]],
-        }
-        if self.config.skips_padding:
-            merged["padding_position"] = params["padding_position"]
         gate = {"weight": np.zeros((len(places), width), np.float32), "bias": gates}
-        return jax.tree.map(jnp.asarray, {"lower": lower, "gate": gate, "merged": merged})
+        return jax.tree.map(jnp.asarray, {"lower": lower, "gate": gate})
+
+    def start_upper(self, params: Params) -> Params:
+        """The parameters with which the upper layers begin: the backbone's own, and its embeddings, which are added to
+        the merged vectors once more, for an n-gram does not know where in a text it stands."""
+        upper = _layers(params, self.config, self.upper, self.count)
+        if self.config.pooler:
+            upper["pooler"] = params["pooler"]
+        return jax.tree.map(jnp.asarray, upper)
 
     def vectors(self, params: Params, grams: Int[Array, "k n"], dtype: str = "float32") -> Float[Array, "k p d"]:
         """The gated vectors of n-grams of raised ids, f32: what tables hold. Zero for a place without a token, which no
@@ -102,23 +102,13 @@ class NGramLayers:
         gate = jax.nn.sigmoid((own * params["gate"]["weight"]).sum(-1) + params["gate"]["bias"])
         return jnp.where((grams[:, places] != 0)[..., None], gate[..., None] * own, 0.0)
 
-    def merge(
-        self,
-        params: Params,
-        vectors: Float[Array, "t p d"],
-        text_of_token: Int[Array, " t"],
-        positions: Int[Array, " t"],
-        types: Int[Array, " t"],
-    ) -> Float[Array, "t d"]:
-        """What the layers above get, f32: each token's vectors summed over the n-grams that contain it, those of the
-        tokens around it in its text, with its position and type, normed."""
-        count, merged = len(text_of_token), params["merged"]
-        total = jnp.zeros((count, vectors.shape[-1]), jnp.float32)
-        for at, place in enumerate(self.window.places):
-            of = jnp.arange(count) - (place - self.window.before)  # the token whose n-gram has this one at ``place``
-            near = jnp.clip(of, 0, count - 1)
-            inside = (of == near) & (text_of_token[near] == text_of_token)
-            total += jnp.where(inside[:, None], vectors[near, at].astype(jnp.float32), 0.0)
-        total += position_vectors(merged["position"], merged.get("padding_position"), positions, self.config)
-        total += take_rows(merged["token_type"], types)
-        return unit_norm(total, self.config.norm_eps) * merged["scale"] + merged["bias"]
+
+def _layers(params: Params, whole: BackboneConfig, part: BackboneConfig, first: int) -> Params:
+    """The parameters of an encoder of the shape ``part``: the embeddings of ``whole``, its layers from ``first``."""
+    bias, layout = np.asarray(params["bias"]), whole.bias_layout()
+    own = np.zeros(part.bias_size(), bias.dtype)
+    for (layer, site), span in part.bias_layout().items():
+        own[span] = bias[layout[layer if site in OUTSIDE_SITES else layer + first, site]]
+    names = ("word", "position", "padding_position", "token_type", "embeddings_norm")
+    found = {name: params[name] for name in names if name in params}
+    return {**found, "layers": {at: params["layers"][at + first] for at in range(part.layers)}, "bias": own}

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
 from jpets.errors import InvalidInput, InvalidTable
 from jpets.plot.ngrams import Window, keys_of, shortened
 from jpets.plot.table import Table
 
 DOMAIN, ROOT = 0, 1
+FEW = 512
+"""N-grams that are looked up one by one: finding out which are the same takes longer."""
 
 
 class Found(NamedTuple):
@@ -36,6 +38,7 @@ class Lookup:
             raise InvalidTable("a domain's table must have the window and width of the root's; build it again")
         self.root, self.domain, self._words = root, domain, words
         self._window: Window = root.info.window
+        self._spans = [(self._window.before, self._window.after), *self._window.shorter]
         alone = np.zeros((words, self._window.size), np.int64)
         alone[:, self._window.before] = np.arange(words) + 1
         if missing := int((root.find(keys_of(alone)) < 0).sum()):
@@ -51,13 +54,20 @@ class Lookup:
         centre = grams[:, self._window.before]
         if ((centre < 1) | (centre > self._words)).any():
             raise InvalidInput(f"token ids must be from 0 to {self._words - 1}")
+        if len(grams) <= FEW:
+            return self._find(grams, keys_of(grams))
         keys, first, inverse = np.unique(keys_of(grams), return_index=True, return_inverse=True)
-        table, level = np.full(len(keys), ROOT, np.int8), np.zeros(len(keys), np.int8)
+        found = self._find(grams[first], keys)
+        return Found(found.table[inverse], found.row[inverse], found.level[inverse])
+
+    def _find(self, grams: Int[np.ndarray, "k n"], keys: Shaped[np.ndarray, " k"]) -> Found:
         row = np.full(len(keys), -1) if self.domain is None else self.domain.find(keys)
-        table[row >= 0] = DOMAIN
-        spans = [(self._window.before, self._window.after), *self._window.shorter]
-        for depth, (before, after) in enumerate(spans, 1):
+        table = np.where(row >= 0, np.int8(DOMAIN), np.int8(ROOT))
+        level = np.zeros(len(keys), np.int8)
+        for depth, span in enumerate(self._spans, 1):
             missing = np.flatnonzero(row < 0)
+            if not len(missing):
+                break
             level[missing] = depth
-            row[missing] = self.root.find(keys_of(shortened(grams[first[missing]], self._window, before, after)))
-        return Found(table[inverse], row[inverse], level[inverse])
+            row[missing] = self.root.find(keys_of(shortened(grams[missing], self._window, *span)))
+        return Found(table, row, level)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int, Shaped
+from numpy.lib.stride_tricks import sliding_window_view
 
 from jpets.errors import InvalidInput
 
@@ -75,16 +76,30 @@ class Window:
             found.append((before, after))
         return found
 
+    @property
+    def level_names(self) -> Sequence[str]:
+        """What each level of a look-up is called (``Found.level``): the tables, then the tokens that are left."""
+        return ["domain", "root", *(f"{before + 1 + after}-gram" for before, after in self.shorter)]
 
-def ngrams(ids: Int[np.ndarray, " t"], text_of_token: Int[np.ndarray, " t"], window: Window) -> Int[np.ndarray, "t n"]:
-    """The n-gram of each token of packed texts, as raised ids; none crosses from one text into another."""
+
+def ngrams(
+    ids: Int[np.ndarray, " t"], text_of_token: Int[np.ndarray, " t"] | None, window: Window
+) -> Int[np.ndarray, "t n"]:
+    """The n-gram of each token of packed texts, as raised ids; none crosses from one text into another. Without
+    ``text_of_token`` all tokens are of one text."""
     count = len(ids)
-    found = np.zeros((count, window.size), np.int64)
+    if not count:
+        return np.zeros((0, window.size), np.int64)
+    raised = np.zeros(count + window.size - 1, np.int64)
+    raised[window.before : window.before + count] = ids
+    raised[window.before : window.before + count] += 1
+    found = sliding_window_view(raised, window.size).copy()
+    if text_of_token is None:
+        return found
     for place, offset in enumerate(range(-window.before, window.after + 1)):
         own = slice(max(0, -offset), max(0, count - max(0, offset)))
         other = slice(max(0, offset), max(0, count + min(0, offset)))
-        same = text_of_token[own] == text_of_token[other]
-        found[own, place] = np.where(same, ids[other].astype(np.int64) + 1, 0)
+        found[own, place] *= text_of_token[own] == text_of_token[other]
     return found
 
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jpets.config import BackboneConfig
+from jpets.config import OUTSIDE_SITES, BackboneConfig
 from jpets.errors import InvalidInput
 from jpets.model.batch import PackedBatch, Rows
 from jpets.model.encoder import Params, random_params, split
-from jpets.model.forward import encode
+from jpets.model.forward import bind_sites, encode
+from jpets.model.merging import merged
 from jpets.plot.layers import NGramLayers
 from jpets.plot.lookup import DOMAIN, Lookup
 from jpets.plot.ngrams import Window, keys_of, ngrams
@@ -43,12 +44,13 @@ def packed(texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return ids, np.repeat(np.arange(len(texts)), lengths), places
 
 
-def merged(own: NGramLayers, params: Params, texts: list[list[int]], values: np.ndarray | None = None) -> np.ndarray:
-    ids, text, places = packed(texts)
+def summed(own: NGramLayers, params: Params, texts: list[list[int]], values: np.ndarray | None = None) -> np.ndarray:
+    """The merged vector of each token, of computed n-grams or of ``values``."""
+    ids, text, _ = packed(texts)
     grams = ngrams(ids, text, own.window)
     vectors = own.vectors(params, jnp.asarray(grams, jnp.int32)) if values is None else jnp.asarray(values)
-    types = jnp.zeros(len(ids), jnp.int32)
-    return np.asarray(own.merge(params, vectors, jnp.asarray(text), jnp.asarray(places), types))
+    rows = jnp.arange(len(ids))
+    return np.asarray(merged(vectors, rows, jnp.asarray(text), own.window.places, own.window.before))
 
 
 def alone(own: NGramLayers, params: Params, tokens: dict[int, int]) -> dict[int, np.ndarray]:
@@ -68,39 +70,34 @@ def alone(own: NGramLayers, params: Params, tokens: dict[int, int]) -> dict[int,
     return found
 
 
-@pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_a_token_is_the_sum_of_its_places_in_the_ngrams_around_it(config: BackboneConfig, window: Window) -> None:
-    own, params = layers_of(config, window)
+def test_a_token_is_the_sum_of_its_places_in_the_ngrams_around_it(window: Window) -> None:
+    own, params = layers_of(BERT, window)
     expected = []
     for text in TEXTS:
-        added = np.asarray(params["merged"]["position"] + params["merged"]["token_type"][0])
-        sums = list(added[: len(text)])
+        sums = list(np.zeros((len(text), BERT.hidden_size), np.float32))
         for centre in range(len(text)):
             around = range(centre - window.before, centre + window.after + 1)
             tokens = {place: text[at] for place, at in enumerate(around) if 0 <= at < len(text)}
             for place, vector in alone(own, params, tokens).items():
                 sums[centre + place - window.before] = sums[centre + place - window.before] + vector
         expected += sums
-    total = np.array(expected)
-    unit = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + config.norm_eps)
-    after = unit * np.asarray(params["merged"]["scale"]) + np.asarray(params["merged"]["bias"])
-    np.testing.assert_allclose(merged(own, params, TEXTS), after, atol=2e-5)
+    np.testing.assert_allclose(summed(own, params, TEXTS), np.array(expected), atol=2e-5)
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_nothing_leaks_from_one_text_into_another(window: Window) -> None:
     own, params = layers_of(BERT, window)
-    together = merged(own, params, TEXTS)
+    together = summed(own, params, TEXTS)
     parts = np.split(together, np.cumsum([len(text) for text in TEXTS])[:-1])
     for text, part in zip(TEXTS, parts, strict=True):
         if text:
-            np.testing.assert_allclose(merged(own, params, [text]), part, atol=1e-6)
+            np.testing.assert_allclose(summed(own, params, [text]), part, atol=1e-6)
 
 
 def test_a_causal_token_knows_nothing_of_those_after_it() -> None:
     own, params = layers_of(BERT, Window.of(3, causal=True))
-    one, other = merged(own, params, [[5, 6, 7, 8]]), merged(own, params, [[5, 6, 9, 9]])
+    one, other = summed(own, params, [[5, 6, 7, 8]]), summed(own, params, [[5, 6, 9, 9]])
     np.testing.assert_array_equal(one[:2], other[:2])
     assert (np.abs(one[2:] - other[2:]).max(1) > 1e-3).all()
 
@@ -123,21 +120,64 @@ def test_a_table_gives_what_computing_gives(config: BackboneConfig, tmp_path: Pa
     root, domain = tables
     found = Lookup(root, domain, config.vocab_size).find(grams)
     assert (found.table == DOMAIN).all()
-    computed = merged(own, params, TEXTS)
-    np.testing.assert_allclose(merged(own, params, TEXTS, domain.values[found.row]), computed, atol=0.03)
+    computed = summed(own, params, TEXTS)
+    np.testing.assert_allclose(summed(own, params, TEXTS, domain.values[found.row]), computed, atol=0.03)
     only_words = Lookup(root, None, config.vocab_size).find(grams)
     assert set(only_words.level.tolist()) == {1, 2, 3}, "a text of one token, the last ones of texts, and all others"
-    assert np.abs(merged(own, params, TEXTS, root.values[only_words.row]) - computed).max() > 0.1
+    assert np.abs(summed(own, params, TEXTS, root.values[only_words.row]) - computed).max() > 0.1
 
 
-def test_a_padding_token_that_a_text_spells_has_a_position_of_its_own() -> None:
-    own, params = layers_of(ROBERTA, Window.of(3))
-    zeros, text = jnp.zeros((2, 3, 16)), jnp.zeros(2, jnp.int32)
-    found = own.merge(params, zeros, text, jnp.array([0, ROBERTA.max_positions]), text)
-    merged = params["merged"]
-    total = np.stack([merged["position"][0], merged["padding_position"]]) + merged["token_type"][0]
-    unit = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + ROBERTA.norm_eps)
-    np.testing.assert_allclose(found, unit * merged["scale"] + merged["bias"], atol=1e-5)
+@pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
+def test_the_layers_above_begin_with_merged_vectors_positions_and_types(config: BackboneConfig) -> None:
+    """Of padded texts: a place without a token is nobody's neighbour. A padding token that a text spells has a
+    position of its own where the family says so."""
+    window = Window.of(3)
+    own, params = layers_of(config, window)
+    ids, text, places = packed(TEXTS)
+    vectors = own.vectors(params, jnp.asarray(ngrams(ids, text, window), jnp.int32))
+    upper = own.start_upper(random_params(config, 1))
+    if config.skips_padding:
+        upper["padding_position"] = jnp.ones(config.hidden_size)
+        places[2] = config.max_positions
+    lengths, longest = np.array([len(text) for text in TEXTS]), 8
+    at = np.flatnonzero(np.arange(longest) < lengths[:, None])
+    rows, positions = np.full(len(TEXTS) * longest, -1), np.zeros(len(TEXTS) * longest, np.int32)
+    rows[at], positions[at] = np.arange(len(ids)), places
+    batch = PackedBatch(
+        {"ids": jnp.asarray(rows), "types": jnp.zeros(len(rows), jnp.int32)},
+        jnp.asarray(positions),
+        (AttentionGroup(None, jnp.asarray(lengths)),),
+        None,
+        None,
+        Rows(jnp.zeros(len(TEXTS), jnp.int32), jnp.zeros(len(TEXTS), jnp.int32)),
+    )
+    shape = split(dataclasses.replace(own.upper, table_rows=len(ids)))
+    upper["table"] = vectors
+    found = shape.bind(upper).embed(batch, bind_sites(shape, upper, batch))
+    table = np.concatenate([upper["position"], np.ones((1, config.hidden_size))])
+    total = summed(own, params, TEXTS) + table[places] + (upper["token_type"][0] if config.type_vocab_size else 0)
+    unit = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + config.norm_eps)
+    expected = unit * upper["embeddings_norm"] + upper["bias"][config.bias_layout()[0, "embeddings_norm"]]
+    np.testing.assert_allclose(found[at], expected, atol=1e-5)
+
+
+def test_both_parts_have_the_layers_of_the_backbone() -> None:
+    own, whole = NGramLayers(BERT, Window.of(3), 1), random_params(BERT, 1)
+    whole["bias"] = jnp.arange(len(whole["bias"]), dtype=jnp.float32)
+    lower, upper = own.start(whole)["lower"], own.start_upper(whole)
+    assert len(lower["layers"]) == 1 and len(upper["layers"]) == 2
+    np.testing.assert_array_equal(lower["layers"][0]["qkv"], whole["layers"][0]["qkv"])
+    np.testing.assert_array_equal(upper["layers"][1]["ffn_in"], whole["layers"][2]["ffn_in"])
+    layout = BERT.bias_layout()
+    for part, params, first in ((own.lower, lower, 0), (own.upper, upper, 1)):
+        for (layer, site), span in part.bias_layout().items():
+            place = layer if site in OUTSIDE_SITES else layer + first
+            np.testing.assert_array_equal(params["bias"][span], whole["bias"][layout[place, site]])
+
+
+def test_an_encoder_takes_no_causal_windows() -> None:
+    with pytest.raises(InvalidInput, match="both sides"):
+        _ = NGramLayers(BERT, Window.of(3, causal=True), 1).upper
 
 
 def test_some_layers_stay_above() -> None:

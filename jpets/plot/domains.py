@@ -1,0 +1,191 @@
+"""The tables of all domains in memory, where tokens are looked up."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jpets.errors import EngineFailure, InvalidTable, JpetsError
+from jpets.plot.arena import RANGE_BYTES, Arena
+from jpets.plot.lookup import DOMAIN, ROOT, Lookup
+from jpets.plot.ngrams import ngrams
+from jpets.plot.table import Table
+from jpets.plot.tree import Branch, Tree, table_path, tree_stamp
+from jpets.types import DomainReport
+
+log = logging.getLogger(__name__)
+
+ROOT_NAME = ""
+LOOK_SECONDS = 1.0
+"""Seconds between looks for a tree that another process wrote."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placed:
+    """A table, and its first row in the arena."""
+
+    table: Table
+    first: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """What a moment's look-ups use: never changed, so a switch is one assignment."""
+
+    tree: Tree
+    lookups: Mapping[str | None, Lookup]
+    """By domain; None is the root alone. A domain without one could not be opened."""
+    problems: Mapping[str, str]
+    """Why a domain could not be opened, or not in its newest version."""
+    first: Mapping[str, int]
+    """The first row of each table, by the table's name."""
+
+
+class DomainTables:
+    """The tables of a tree's folder. ``words`` is the size of the vocabulary. Thread-safe.
+
+    Opening reads keys alone; a vector is compared with its digest before a token is sent to it. Raises ``NotFound``,
+    ``InvalidTable`` where the root cannot be used, ``OutOfSpace``. A domain whose table is damaged is refused, or stays
+    what it was before.
+    """
+
+    def __init__(self, folder: Path, words: int, size: int = RANGE_BYTES) -> None:
+        self.folder, self._words = folder, words
+        tree = Tree.read(folder)
+        self._arena = Arena(tree.info(tree.root).vectors, tree.width, size)
+        self._placed: dict[str, _Placed] = {}
+        self._lock = threading.Lock()
+        """Held while the tree is read again."""
+        self._counting = threading.Lock()
+        self._levels: dict[str, Int[np.ndarray, " levels"]] = {}
+        self._stamp, self._looks_at = tree_stamp(folder), time.monotonic() + LOOK_SECONDS
+        self._view = self._opened(tree, None)
+
+    @property
+    def tree(self) -> Tree:
+        return self._view.tree
+
+    @property
+    def values(self) -> Float[np.ndarray, "r p d"]:
+        """The vectors of all tables: what a program takes."""
+        return self._arena.values
+
+    def full_name(self, domain: str) -> str:
+        """As ``jpets.types.RowSource`` has it."""
+        return self._view.tree.branch(domain).full_name(domain.partition("@")[0])
+
+    def rows(
+        self, ids: Int[np.ndarray, " t"], domain: str | None, text_of_token: Int[np.ndarray, " t"] | None = None
+    ) -> Int[np.ndarray, " t"]:
+        """As ``jpets.types.RowSource`` has it; with ``text_of_token`` of packed texts, far faster than one short
+        text after the other."""
+        self._look()
+        view = self._view
+        name = None
+        if domain is not None:
+            view.tree.branch(domain)
+            name = domain.partition("@")[0]
+        lookup = view.lookups.get(name)
+        if lookup is None:
+            raise EngineFailure(f"the table of domain {name!r} is damaged or missing; build it again")
+        found = lookup.find(ngrams(ids, text_of_token, view.tree.window))
+        rows = np.empty(len(ids), np.int32)
+        try:
+            for table, own in ((lookup.domain, found.table == DOMAIN), (lookup.root, found.table == ROOT)):
+                if table is not None:
+                    table.check(found.row[own])
+                    rows[own] = found.row[own] + view.first[table.name]
+        except InvalidTable as error:
+            raise EngineFailure(error.message) from error
+        self._count(name or ROOT_NAME, found.level)
+        return rows
+
+    def reload(self) -> None:
+        """Reads the tree again: look-ups that come later use its tables. Raises ``NotFound``, ``InvalidTable``; then
+        everything stays as it is."""
+        with self._lock:
+            self._view = self._opened(Tree.read(self.folder), self._view)
+
+    def remove(self, domain: str) -> None:
+        """As ``jpets.types.RowSource`` has it."""
+        Tree.change(self.folder, lambda tree: tree.without(domain))
+        self.reload()
+
+    def report(self) -> Sequence[DomainReport]:
+        """As ``jpets.types.RowSource`` has it."""
+        view = self._view
+        with self._counting:
+            counts = {name: own.tolist() for name, own in self._levels.items()}
+        names = view.tree.window.level_names
+        found = []
+        for name, branch in [(ROOT_NAME, view.tree.root), *sorted(view.tree.domains.items())]:
+            lookup = view.lookups.get(name or None)
+            table = None if lookup is None else lookup.domain if name else lookup.root
+            own = dict(zip(names, counts.get(name, [0] * len(names)), strict=True))
+            sizes = (table.entries, table.size) if table is not None else (0, 0)
+            found.append(DomainReport(name, branch.full_name(name), *sizes, own, view.problems.get(name)))
+        return found
+
+    def _look(self) -> None:
+        """Has the tree read again, aside, where it was replaced."""
+        if time.monotonic() < self._looks_at:
+            return
+        self._looks_at = time.monotonic() + LOOK_SECONDS
+        if (stamp := tree_stamp(self.folder)) != self._stamp:
+            self._stamp = stamp
+            threading.Thread(target=self._reload_aside, name="jpets-tables", daemon=True).start()
+
+    def _reload_aside(self) -> None:
+        try:
+            self.reload()
+        except JpetsError as error:
+            log.error("the tables were replaced, and the new ones cannot be used: %s", error.message)
+
+    def _count(self, name: str, level: Int[np.ndarray, " t"]) -> None:
+        found = np.bincount(level, minlength=len(self._view.tree.window.level_names))
+        with self._counting:
+            self._levels[name] = self._levels.get(name, np.zeros_like(found)) + found
+
+    def _opened(self, tree: Tree, before: _View | None) -> _View:
+        if before is not None and (tree.window, tree.width, tree.root) != (
+            before.tree.window,
+            before.tree.width,
+            before.tree.root,
+        ):
+            raise InvalidTable("the root of the tables changed: load the backbone again")
+        root = self._place(tree, tree.root)
+        lookups: dict[str | None, Lookup] = {None: Lookup(root.table, None, self._words)}
+        first, problems = {root.table.name: root.first}, dict[str, str]()
+        for name, branch in tree.domains.items():
+            try:
+                own = self._place(tree, branch)
+                lookups[name] = Lookup(root.table, own.table, self._words)
+                first[own.table.name] = own.first
+            except JpetsError as error:
+                problems[name] = error.message
+                log.error("the table of a domain cannot be used", extra={"domain": name, "problem": error.message})
+                old = before.lookups.get(name) if before is not None else None
+                if before is None or old is None or old.domain is None or old.domain.info != tree.info(branch):
+                    continue
+                lookups[name] = old
+                first[old.domain.name] = before.first[old.domain.name]
+        self._placed = {name: own for name, own in self._placed.items() if name in first}
+        return _View(tree, MappingProxyType(lookups), MappingProxyType(problems), MappingProxyType(first))
+
+    def _place(self, tree: Tree, branch: Branch) -> _Placed:
+        """Raises ``InvalidTable``, ``OutOfSpace``."""
+        if branch.table not in self._placed:
+            try:
+                table = Table(table_path(self.folder, branch), tree.info(branch))
+            except OSError as error:
+                raise InvalidTable(f"the table cannot be read: {error.strerror}") from error
+            self._placed[branch.table] = _Placed(table, self._arena.map(table))
+        return self._placed[branch.table]

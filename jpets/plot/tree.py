@@ -1,0 +1,132 @@
+"""The version tree of a backbone's tables: a root, and domains that refine it (HMI section 5.1).
+
+A folder holds:
+
+    tree.json          what the files beside it are
+    tables/*.plot      tables, named by their content
+    layers/*.safetensors   the n-gram layers that computed them, named by theirs
+
+Files never change. ``tree.json`` is replaced whole, so a reader sees the old tree or the new one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from jpets.errors import InvalidTable, NotFound
+from jpets.files import space_errors, sync_folder, temporary_sibling
+from jpets.plot.ngrams import Window
+from jpets.plot.table import SUFFIX, TableInfo
+
+FORMAT = 1
+TREE, TABLES, LAYERS, LOCK = "tree.json", "tables", "layers", "tree.lock"
+NAMED_DIGITS = 12
+"""Digits of the digest of its n-gram layers that a domain's full name ends with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """The root, or a domain: the name of its ``table``, and the digest of the n-gram ``layers`` that computed it."""
+
+    table: str
+    layers: str
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """How it was made: for people."""
+
+    def full_name(self, name: str) -> str:
+        """``name`` with what tells vectors of other layers apart: tasks that learnt from one are wrong with others."""
+        return f"{name}@{self.layers[:NAMED_DIGITS]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """``width`` is the numbers of a vector, ``count`` the layers that tables stand for."""
+
+    window: Window
+    width: int
+    count: int
+    root: Branch
+    domains: Mapping[str, Branch] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises ``NotFound`` where there is none, ``InvalidTable`` for a damaged one."""
+        try:
+            data = json.loads((folder / TREE).read_bytes())
+        except FileNotFoundError as error:
+            raise NotFound(f"expected tables ({TREE}) in the backbone's folder, found none; build them") from error
+        except ValueError as error:
+            raise InvalidTable(f"{TREE} is damaged; build the tables again") from error
+        try:
+            if data["format"] != FORMAT:
+                raise InvalidTable(f"{TREE} must have format {FORMAT}, found {data['format']!r}")
+            domains = {str(name): Branch(**own) for name, own in data["domains"].items()}
+            window = Window(**data["window"])
+            return cls(window, int(data["width"]), int(data["count"]), Branch(**data["root"]), domains)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InvalidTable(f"{TREE} is damaged; build the tables again") from error
+
+    def write(self, folder: Path) -> None:
+        """Replaces the tree. Raises ``OutOfSpace``."""
+        temporary = temporary_sibling(folder / TREE)
+        with space_errors():
+            temporary.write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2) + "\n")
+            os.replace(temporary, folder / TREE)
+            sync_folder(folder)
+
+    @classmethod
+    def change(cls, folder: Path, change: Callable[[Self], Self]) -> Self:
+        """Replaces the tree by ``change`` of it, one process at a time. Tables and layers that it no longer names are
+        removed; who has them open keeps them."""
+        with (folder / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            tree = change(cls.read(folder))
+            tree.write(folder)
+            branches = [tree.root, *tree.domains.values()]
+            named = {own.table for own in branches} | {own.layers for own in branches}
+            for path in [*(folder / TABLES).glob(f"*{SUFFIX}"), *(folder / LAYERS).iterdir()]:
+                if path.stem not in named and not path.name.startswith("."):
+                    path.unlink()
+        return tree
+
+    def branch(self, domain: str) -> Branch:
+        """A domain by its name, or by its full name. Raises ``NotFound``."""
+        name, _, layers = domain.partition("@")
+        found = self.domains.get(name)
+        if found is None:
+            raise NotFound(f"there is no domain {name!r}; there are {sorted(self.domains)}")
+        if layers and not found.layers.startswith(layers):
+            raise NotFound(
+                f"domain {name!r} has n-gram layers {found.layers[:NAMED_DIGITS]}, expected {layers}: its vectors mean "
+                "something else now; train the task again"
+            )
+        return found
+
+    def without(self, domain: str) -> Self:
+        """Raises ``NotFound``."""
+        self.branch(domain)
+        name = domain.partition("@")[0]
+        kept = {other: branch for other, branch in self.domains.items() if other != name}
+        return dataclasses.replace(self, domains=kept)
+
+    def info(self, branch: Branch) -> TableInfo:
+        return TableInfo(branch.layers, self.window, self.width)
+
+
+def tree_stamp(folder: Path) -> tuple[int, int] | None:
+    """Changes when the tree is replaced; None where there is none."""
+    try:
+        found = (folder / TREE).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def table_path(folder: Path, branch: Branch) -> Path:
+    return folder / TABLES / f"{branch.table}{SUFFIX}"

@@ -1,0 +1,225 @@
+"""Tables of several domains in one range of addresses: what is opened, refused and switched."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from support import wait_until
+
+from jpets.errors import EngineFailure, InvalidTable, NotFound, OutOfSpace
+from jpets.plot import domains
+from jpets.plot.arena import Arena
+from jpets.plot.domains import DomainTables
+from jpets.plot.ngrams import Window, keys_of, ngrams
+from jpets.plot.table import BLOCK_BYTES, HEADER_BYTES, Table, TableInfo, TableWriter
+from jpets.plot.tree import TABLES, TREE, Branch, Tree, table_path
+
+WORDS, WIDTH, WINDOW = 30, 16, Window.of(3)
+ROOT, GAMES = "a" * 64, "b" * 64
+IDS = np.array([7, 8, 9, 7], np.int32)
+
+
+def written(folder: pathlib.Path, layers: str, grams: np.ndarray, seed: int, width: int = WIDTH) -> str:
+    keys = np.unique(keys_of(grams))
+    writer = TableWriter(folder / TABLES, TableInfo(layers, WINDOW, width), keys)
+    values = np.random.default_rng(seed).standard_normal((len(keys), 3, width), np.float32)
+    writer.append(values)
+    return writer.finish().stem
+
+
+def alone(words: int = WORDS) -> np.ndarray:
+    found = np.zeros((words, 3), np.int64)
+    found[:, 1] = np.arange(words) + 1
+    return found
+
+
+def grams(ids: np.ndarray = IDS) -> np.ndarray:
+    return ngrams(ids, None, WINDOW)
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A tree whose domain ``games`` has the n-grams of ``IDS``."""
+    (tmp_path / TABLES).mkdir()
+    (tmp_path / "layers").mkdir()
+    root, games = written(tmp_path, ROOT, alone(), 1), written(tmp_path, GAMES, grams(), 2)
+    Tree(WINDOW, WIDTH, 1, Branch(root, ROOT), {"games": Branch(games, GAMES)}).write(tmp_path)
+    return tmp_path
+
+
+def damage(path: pathlib.Path, at: int, count: int = 1) -> None:
+    content = bytearray(path.read_bytes())
+    for place in range(at, at + count):
+        content[place] ^= 255
+    path.chmod(0o644)
+    path.unlink()
+    path.write_bytes(content)
+
+
+def with_domain(folder: pathlib.Path, name: str, branch: Branch) -> None:
+    Tree.change(folder, lambda tree: dataclasses.replace(tree, domains={**tree.domains, name: branch}))
+
+
+def test_rows_hold_the_vectors_of_the_tables(folder: pathlib.Path) -> None:
+    own = DomainTables(folder, WORDS)
+    tree = own.tree
+    root, games = (Table(table_path(folder, each), tree.info(each)) for each in (tree.root, tree.domains["games"]))
+    rows = own.rows(IDS, "games")
+    np.testing.assert_array_equal(own.values[rows], games.values[games.find(keys_of(grams()))])
+    rows = own.rows(IDS, None)
+    np.testing.assert_array_equal(own.values[rows], root.values[root.find(keys_of(alone()[IDS]))])
+    root_report, games_report = own.report()
+    assert games_report.levels == {"domain": 4, "root": 0, "2-gram": 0, "1-gram": 0}
+    assert root_report.levels == {"domain": 0, "root": 0, "2-gram": 1, "1-gram": 3}, "the last one has none after it"
+    assert (root_report.name, root_report.entries, games_report.full_name) == ("", WORDS, "games@bbbbbbbbbbbb")
+
+
+def test_a_domain_goes_by_its_name_or_its_full_name(folder: pathlib.Path) -> None:
+    own = DomainTables(folder, WORDS)
+    assert own.full_name("games") == own.full_name("games@bbbbbbbbbbbb") == "games@bbbbbbbbbbbb"
+    np.testing.assert_array_equal(own.rows(IDS, "games"), own.rows(IDS, "games@bbbbbbbbbbbb"))
+    for domain, said in (("cooking", "there are \\['games'\\]"), ("games@cccc", "train the task again")):
+        with pytest.raises(NotFound, match=said):
+            own.rows(IDS, domain)
+
+
+def test_a_new_table_is_taken_without_opening_the_others_again(folder: pathlib.Path) -> None:
+    own = DomainTables(folder, WORDS)
+    before, values = own.rows(IDS, "games"), own.values
+    kept = values[before].copy()
+    more = written(folder, GAMES, np.concatenate([grams(), alone()]), 3)
+    with_domain(folder, "games", Branch(more, GAMES))
+    own.reload()
+    after = own.rows(IDS, "games")
+    assert own.values is values and (after != before).all()
+    np.testing.assert_array_equal(values[before], kept)  # rows that were looked up before stay what they were
+    assert (values[after] != kept).any()
+    assert len(list((folder / TABLES).glob("*.plot"))) == 2
+
+
+def test_a_root_that_changed_needs_another_start(folder: pathlib.Path) -> None:
+    own = DomainTables(folder, WORDS)
+    before = own.rows(IDS, None)
+    other = written(folder, GAMES, alone(), 4)
+    Tree.change(folder, lambda tree: dataclasses.replace(tree, root=Branch(other, GAMES), domains={}))
+    with pytest.raises(InvalidTable, match="load the backbone again"):
+        own.reload()
+    np.testing.assert_array_equal(own.rows(IDS, None), before)
+
+
+@pytest.mark.parametrize("how", ["truncated", "keys", "header", "gone", "other layers", "other width"])
+def test_a_domain_with_a_wrong_table_is_refused_and_the_others_answer(folder: pathlib.Path, how: str) -> None:
+    tree = Tree.read(folder)
+    path = table_path(folder, tree.domains["games"])
+    if how == "truncated":
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content[:-100])
+    elif how == "gone":
+        path.unlink()
+    elif how.startswith("other"):
+        layers, width = (ROOT, WIDTH) if how == "other layers" else (GAMES, WIDTH * 2)
+        with_domain(folder, "games", Branch(written(folder, layers, grams(), 2, width), GAMES))
+    else:
+        damage(path, 10 if how == "header" else path.stat().st_size - 60)
+    own = DomainTables(folder, WORDS)
+    assert len(own.rows(IDS, None)) == len(IDS)
+    with pytest.raises(EngineFailure, match="'games' is damaged or missing"):
+        own.rows(IDS, "games")
+    assert own.report()[1].problem and own.report()[1].entries == 0
+
+
+@pytest.mark.parametrize("how", ["truncated", "gone"])
+def test_a_domain_stays_what_it_was_when_its_new_table_is_wrong(folder: pathlib.Path, how: str) -> None:
+    own = DomainTables(folder, WORDS)
+    before = own.rows(IDS, "games")
+    newer = written(folder, GAMES, np.concatenate([grams(), alone()]), 3)
+    with_domain(folder, "games", Branch(newer, GAMES))
+    path = folder / TABLES / f"{newer}.plot"
+    content = path.read_bytes()
+    path.unlink()
+    if how == "truncated":
+        path.write_bytes(content[:-1])
+    own.reload()
+    np.testing.assert_array_equal(own.rows(IDS, "games"), before)
+
+
+def test_a_damaged_vector_is_never_given(tmp_path: pathlib.Path) -> None:
+    """Also not where its neighbours in the file are sound."""
+    (tmp_path / TABLES).mkdir()
+    (tmp_path / "layers").mkdir()
+    words, width = 3000, 64
+    root = written(tmp_path, ROOT, alone(words), 1, width)
+    Tree(WINDOW, width, 1, Branch(root, ROOT)).write(tmp_path)
+    path = tmp_path / TABLES / f"{root}.plot"
+    row_bytes = 3 * width * 2
+    bad = BLOCK_BYTES // row_bytes + 5
+    damage(path, HEADER_BYTES + bad * row_bytes)
+    own = DomainTables(tmp_path, words)
+    assert own.rows(np.array([1], np.int32), None) == [1]
+    with pytest.raises(EngineFailure, match="block 1 of the table is damaged"):
+        own.rows(np.array([1, bad], np.int32), None)
+
+
+def test_a_file_that_is_deleted_while_it_is_open_is_read_on(folder: pathlib.Path) -> None:
+    own = DomainTables(folder, WORDS)
+    before = own.values[own.rows(IDS, "games")].copy()
+    for path in (folder / TABLES).iterdir():
+        path.unlink()
+    np.testing.assert_array_equal(own.values[own.rows(IDS, "games")], before)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"[]", b'{"format": 1}', b'{"format": 2}', b"\xff"],
+    ids=["half", "list", "empty", "later", "bytes"],
+)
+def test_a_damaged_tree_is_refused(folder: pathlib.Path, content: bytes) -> None:
+    (folder / TREE).write_bytes(content)
+    with pytest.raises(InvalidTable, match=r"tree\.json"):
+        DomainTables(folder, WORDS)
+
+
+def test_a_folder_without_a_tree_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(NotFound, match="build them"):
+        DomainTables(tmp_path, WORDS)
+
+
+def test_a_tree_that_another_process_wrote_is_taken(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domains, "LOOK_SECONDS", 0.0)
+    own = DomainTables(folder, WORDS)
+    own.rows(IDS, "games")
+    with_domain(folder, "science", Branch(written(folder, ROOT, grams(), 3), ROOT))
+
+    def found() -> bool:
+        own.rows(IDS, None)
+        return [each.name for each in own.report()] == ["", "games", "science"]
+
+    wait_until(found)
+    own.remove("science")
+    with pytest.raises(NotFound):
+        own.rows(IDS, "science")
+    with pytest.raises(NotFound):
+        own.remove("science")
+
+
+def test_a_tree_is_written_as_it_is_read(folder: pathlib.Path) -> None:
+    tree = Tree.read(folder)
+    tree.write(folder)
+    assert Tree.read(folder) == tree and json.loads((folder / TREE).read_text())["format"] == 1
+
+
+def test_a_range_that_is_full_says_so(folder: pathlib.Path) -> None:
+    table = Table(table_path(folder, Tree.read(folder).root), TableInfo(ROOT, WINDOW, WIDTH))
+    arena = Arena(3, WIDTH, size=3 * 4096 * 3)
+    firsts = []
+    with pytest.raises(OutOfSpace, match="start the server again"):
+        while True:
+            firsts.append(arena.map(table))
+    assert len(firsts) > 1 and len(set(firsts)) == len(firsts)
+    for first in firsts:
+        np.testing.assert_array_equal(arena.values[first : first + table.entries], table.values)
