@@ -12,7 +12,7 @@ from checkpoints.fingerprint import fingerprint
 from checkpoints.finite import check_finite
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone
-from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule
+from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, RowSource
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,7 +20,8 @@ class Backbone:
     """``params`` is the encoder's parameter tree in f32 NumPy arrays; weights are [in, out].
 
     ``tokenizer_json`` is the text of ``tokenizer.json``, for ``tokenizers.Tokenizer.from_str``. ``embeds`` is how it
-    embeds texts without a task; the fingerprint does not cover it, as no task depends on it.
+    embeds texts without a task; the fingerprint does not cover it, as no task depends on it. Where tokens are looked up
+    in ``tables``, ``root`` is the digest of the n-gram layers of their root, which the fingerprint covers.
     """
 
     name: str
@@ -30,6 +31,8 @@ class Backbone:
     fingerprint: str
     embeds: EmbeddingRule = BY_MEAN
     kind: str = "encoder"
+    root: str | None = None
+    tables: RowSource | None = None
 
     @classmethod
     def of_tensors(
@@ -39,17 +42,18 @@ class Backbone:
         tensors: Mapping[str, FloatArray],
         tokenizer_json: str,
         embeds: EmbeddingRule = BY_MEAN,
+        root: str | None = None,
     ) -> Backbone:
         """A backbone from canonical tensors of the right shapes. Raises ``InvalidBackbone`` for a broken tokenizer, and
         for numbers that are not finite."""
         check_finite(tensors)
         _check_tokenizer(tokenizer_json, config)
-        own = fingerprint(tensors, tokenizer_json, config)
-        return cls(name, config, to_params(tensors, config), tokenizer_json, own, embeds)
+        own = fingerprint(tensors, tokenizer_json, config, root)
+        return cls(name, config, to_params(tensors, config), tokenizer_json, own, embeds, root=root)
 
     def computed_fingerprint(self) -> str:
         """The fingerprint of the parameters as they are now."""
-        return fingerprint(from_params(self.params, self.config), self.tokenizer_json, self.config)
+        return fingerprint(from_params(self.params, self.config), self.tokenizer_json, self.config, self.root)
 
     def ref(self) -> BackboneRef:
         """How task files name this backbone."""

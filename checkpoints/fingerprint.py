@@ -19,16 +19,20 @@ from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone
 
 FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
-LATER: Mapping[str, object] = MappingProxyType({"embedding_size": 0, "padding_id": 1})
+LATER: Mapping[str, object] = MappingProxyType({"embedding_size": 0, "padding_id": 1, "window": (0, 0)})
 """Settings that came later, with the values that every earlier backbone has: only other values enter."""
 
 
-LIMITS = ("usual_length",)
-"""Settings that say how texts are cut, not what numbers mean; like truncation and padding they never enter."""
+LIMITS = ("usual_length", "table_rows")
+"""Settings that say how texts are cut and how much fits, not what numbers mean; like truncation and padding they never
+enter."""
 
 
-def fingerprint(tensors: Mapping[str, FloatArray], tokenizer_json: str, config: BackboneConfig) -> str:
-    """``sha256:<hex>`` of a backbone given by its canonical tensors. Raises ``InvalidBackbone``."""
+def fingerprint(
+    tensors: Mapping[str, FloatArray], tokenizer_json: str, config: BackboneConfig, root: str | None = None
+) -> str:
+    """``sha256:<hex>`` of a backbone given by its canonical tensors, and by the digest of the n-gram layers of its root
+    if it looks tokens up. Raises ``InvalidBackbone``."""
     digest = hashlib.sha256(b"jpets backbone 1\n")
     settings = {**config.to_dict(), "norm_eps": float(config.norm_eps)}
     settings = {key: value for key, value in settings.items() if key not in LIMITS}
@@ -41,6 +45,8 @@ def fingerprint(tensors: Mapping[str, FloatArray], tokenizer_json: str, config: 
             continue  # the usual value, which earlier fingerprints do not cover
         digest.update(f"{name} {list(tensors[name].shape)}\n".encode())
         digest.update(np.ascontiguousarray(tensors[name], "<f4").data)
+    if root is not None:
+        digest.update(f"root {root}\n".encode())
     return f"sha256:{digest.hexdigest()}"
 
 

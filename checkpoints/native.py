@@ -3,12 +3,14 @@
     backbone.json   {"format": 1, "name", "config": {...}, "fingerprint", "embeds": {...}}
     tokenizer.json
     params/         the parameter tree, written by Orbax
+    plot/           tables of n-gram vectors (``jpets.plot.tree``), if they stand for the backbone's lower layers
 
 Task files name a backbone by its fingerprint, so reading one checks it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +25,10 @@ from checkpoints.finite import check_finite
 from jpets.config import BackboneConfig
 from jpets.errors import Conflict, InvalidBackbone
 from jpets.files import space_errors, sync_folder, temporary_sibling
+from jpets.plot.domains import DomainTables
 from jpets.types import BY_MEAN, EmbeddingRule
 
-MANIFEST, TOKENIZER, PARAMS = "backbone.json", "tokenizer.json", "params"
+MANIFEST, TOKENIZER, PARAMS, PLOT = "backbone.json", "tokenizer.json", "params", "plot"
 FORMAT = 1
 
 
@@ -42,8 +45,9 @@ def is_native(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def write_native(backbone: Backbone, folder: Path) -> None:
-    """Writes ``folder`` whole or not at all. Raises ``Conflict`` where something is there already, ``OutOfSpace``."""
+def write_native(backbone: Backbone, folder: Path, plot: Path | None = None) -> None:
+    """Writes ``folder`` whole or not at all; ``plot`` becomes the folder of its tables.
+    Raises ``Conflict`` where something is there already, ``OutOfSpace``."""
     if folder.exists():
         raise Conflict(f"{folder.name} exists already; remove it or choose another name")
     temporary = temporary_sibling(folder)
@@ -60,6 +64,8 @@ def write_native(backbone: Backbone, folder: Path) -> None:
             _save(temporary / PARAMS, backbone.params)
             (temporary / TOKENIZER).write_text(backbone.tokenizer_json, encoding="utf-8")
             (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            if plot is not None:
+                shutil.move(plot, temporary / PLOT)
             temporary.rename(folder)
             sync_folder(folder.parent)
     finally:
@@ -67,7 +73,8 @@ def write_native(backbone: Backbone, folder: Path) -> None:
 
 
 def read_native(folder: Path, name: str | None = None, *, verify: bool = True) -> Backbone:
-    """A backbone that ``write_native`` wrote. ``verify`` recomputes the fingerprint. Raises ``InvalidBackbone``."""
+    """A backbone that ``write_native`` wrote. ``verify`` recomputes the fingerprint. Raises ``InvalidBackbone``; of
+    tables ``InvalidTable``, ``NotFound`` and ``OutOfSpace``."""
     try:
         manifest = _Manifest.model_validate_json((folder / MANIFEST).read_bytes())
         tokenizer_json = (folder / TOKENIZER).read_text(encoding="utf-8")
@@ -76,8 +83,15 @@ def read_native(folder: Path, name: str | None = None, *, verify: bool = True) -
     if manifest.format != FORMAT:
         raise InvalidBackbone(f"{MANIFEST}: expected format {FORMAT}, found {manifest.format}; import it again")
     params = _restore(folder / PARAMS, manifest.config)
+    tables = DomainTables(folder / PLOT, manifest.config.vocab_size) if manifest.config.looks_up else None
     backbone = Backbone(
-        name or manifest.name, manifest.config, params, tokenizer_json, manifest.fingerprint, manifest.embeds
+        name or manifest.name,
+        manifest.config,
+        params,
+        tokenizer_json,
+        manifest.fingerprint,
+        manifest.embeds,
+        root=tables.tree.root.layers if tables is not None else None,
     )
     check_finite(from_params(params, manifest.config))
     if verify and backbone.computed_fingerprint() != manifest.fingerprint:
@@ -85,7 +99,17 @@ def read_native(folder: Path, name: str | None = None, *, verify: bool = True) -
             f"the parameters or tokenizer do not match the stored fingerprint {manifest.fingerprint}; "
             "import the backbone again"
         )
-    return backbone
+    if tables is None:
+        return backbone
+    config = dataclasses.replace(manifest.config, table_rows=len(tables.values))
+    return dataclasses.replace(backbone, config=config, params={**params, "table": _in_place(tables)}, tables=tables)
+
+
+def _in_place(tables: DomainTables) -> Any:
+    """The vectors as a CPU's array that nobody copies: it is far larger than any memory."""
+    import jax
+
+    return jax.device_put(tables.values, jax.local_devices(backend="cpu")[0], may_alias=True)
 
 
 def _save(folder: Path, params: Params) -> None:

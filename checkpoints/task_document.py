@@ -53,6 +53,7 @@ class PreprocessingPart(_Part):
     template: str | None = None
     prefix: str | None = None
     thresholds: tuple[float, ...] | None = None
+    domain: str | None = None
 
 
 class TaskDocument(_Part):

@@ -15,7 +15,8 @@ from tokenizers import Encoding, Tokenizer
 from jpets.cuts import Cuts
 from jpets.errors import InputTooLong, InvalidInput
 from jpets.passage import Context, Passage, passage_of_ids, passage_of_text, trimmed
-from jpets.types import LoadedBackbone, Preprocessing, Query
+from jpets.positions import text_positions
+from jpets.types import LoadedBackbone, Preprocessing, Query, RowSource
 
 Ints = npt.NDArray[np.int32]
 HOLES = re.compile(r"\{text(?:_pair)?\}")
@@ -29,6 +30,8 @@ LETTERS = 8
 MOST_WHOLE = 1 << 20
 """Characters of a text that are tokenised as a whole where there is no place to cut: they take a hundred times as many
 bytes."""
+NO_ROW = -1
+"""The row of a place without a token, in tables."""
 PIECE = 1 << 16
 """Characters that are counted at a time."""
 
@@ -39,6 +42,8 @@ class Tokens(NamedTuple):
     passage: Passage | None = None
     of_text: npt.NDArray[np.int8] | None = None
     """As in ``jpets.types.Tokens``."""
+    places: Ints | None = None
+    """Positions, where the text has tokens that take none (``text_positions``)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,8 +61,18 @@ class TextEncoder:
     ``usual_length`` where that is set and their task has no length of its own."""
 
     def __init__(
-        self, tokenizer_json: str, vocab_size: int, type_vocab_size: int, longest: int, usual_length: int = 0
+        self,
+        tokenizer_json: str,
+        vocab_size: int,
+        type_vocab_size: int,
+        longest: int,
+        usual_length: int = 0,
+        *,
+        skipped: tuple[int, int] | None = None,
+        tables: RowSource | None = None,
     ) -> None:
+        """``skipped`` is a token that takes no position, and the position that stands for its own. With ``tables`` the
+        ids of tokens are their rows there."""
         document = json.loads(tokenizer_json)
         self._side = str((document.get("truncation") or {}).get("direction", "Right")).lower()
         document["truncation"] = document["padding"] = None
@@ -69,7 +84,8 @@ class TextEncoder:
         self._usual = usual_length or longest
         found = [self._tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
         pads = [id for id in found if id is not None]
-        self.pad_id: int = next(iter(pads), 0)
+        self._skipped, self._tables = skipped, tables
+        self.pad_id: int = next(iter(pads), 0) if tables is None else NO_ROW
         nothing = self._tokenizer.encode("", add_special_tokens=False)
         self._special = np.array([*self._tokenizer.post_process(nothing, nothing, True).ids, *pads], np.int32)
         """The tokens around texts."""
@@ -83,7 +99,17 @@ class TextEncoder:
     def for_length(cls, backbone: LoadedBackbone, longest: int) -> Self:
         """For texts of at most ``longest`` tokens."""
         config, text = backbone.config, backbone.tokenizer_json
-        return cls(text, config.vocab_size, config.type_vocab_size, longest, config.usual_length)
+        skipped = (config.padding_id, config.max_positions) if config.skips_padding else None
+        own = backbone.tables
+        return cls(
+            text,
+            config.vocab_size,
+            config.type_vocab_size,
+            longest,
+            config.usual_length,
+            skipped=skipped,
+            tables=own,
+        )
 
     def encode(
         self,
@@ -94,7 +120,8 @@ class TextEncoder:
         passage: bool = False,
         of_text: bool = False,
     ) -> Tokens:
-        """Token and type ids of a query, special tokens included, at most ``longest`` (the model's limit) of them.
+        """Token and type ids of a query, special tokens included, at most ``longest`` (the model's limit) of them; with
+        tables rows in those of the rule's domain instead of token ids.
 
         With ``passage`` also where an answer to its question may stand: in the second text of a pair (of a template
         where ``{text_pair}`` stands first), in all of a single text but the task's prefix or what its template sets
@@ -111,7 +138,7 @@ class TextEncoder:
             tokens = self._check_ids(query, min(longest, rule.max_length or longest))
             own = np.where(np.isin(tokens.ids, self._special), -1, 0).astype(np.int8) if of_text else None
             place = passage_of_ids(tokens.ids, self._special) if passage else None
-            return tokens._replace(passage=place, of_text=own)
+            return self._looked_up(tokens._replace(passage=place, of_text=own), rule.domain)
         assert query.text is not None
         texts = self._prepare(query.text, query.text_pair, rule)
         truncate = rule.truncation if query.truncate is None else query.truncate
@@ -127,7 +154,14 @@ class TextEncoder:
             tokens = tokens._replace(passage=passage_of_text(context, held.text, held.tokens, whole))
         if of_text:
             tokens = tokens._replace(of_text=_owners(whole, first, query, rule))
-        return tokens
+        return self._looked_up(tokens, rule.domain)
+
+    def _looked_up(self, tokens: Tokens, domain: str | None) -> Tokens:
+        if self._skipped is not None and (tokens.ids == self._skipped[0]).any():
+            tokens = tokens._replace(places=text_positions(tokens.ids, *self._skipped, np))
+        if self._tables is None:
+            return tokens
+        return tokens._replace(ids=self._tables.rows(tokens.ids, domain))
 
     def _prepare(self, text: str, pair: str | None, rule: Preprocessing) -> tuple[str, str | None]:
         if not text.strip():

@@ -227,6 +227,8 @@ class Preprocessing:
     template: str | None = None
     prefix: str | None = None
     thresholds: tuple[float, ...] | None = None
+    domain: str | None = None
+    """Where the backbone looks tokens up in tables: the domain of these; None: the root's alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,6 +265,44 @@ class Task:
         return dataclasses.replace(self, deltas=(), head=dataclasses.replace(self.head, tensors=shapes))
 
 
+class DomainReport(NamedTuple):
+    """The table of a domain, or of the root, whose ``name`` is empty. ``levels`` are the tokens that were looked up for
+    its texts, by where they were found: ``domain``, ``root``, or the root with fewer tokens of the n-gram."""
+
+    name: str
+    full_name: str
+    entries: int
+    bytes: int
+    levels: Mapping[str, int]
+    problem: str | None = None
+    """Why the table cannot be used."""
+
+
+class RowSource(Protocol):
+    """Tables of n-gram vectors of several domains, and of the root that they share, in memory. Thread-safe."""
+
+    def full_name(self, domain: str) -> str:
+        """A domain's name with what tells its vectors from those of other ones that had its name. Raises
+        ``NotFound``."""
+        ...
+
+    def rows(self, ids: npt.NDArray[np.int32], domain: str | None) -> npt.NDArray[np.int32]:
+        """The row of each token of a text; of none of its neighbours' n-grams one crosses its ends.
+
+        Raises ``NotFound`` for an unknown domain, ``InvalidInput`` for unknown tokens, ``EngineFailure`` where a table
+        is damaged.
+        """
+        ...
+
+    def report(self) -> Sequence[DomainReport]:
+        """The root's first."""
+        ...
+
+    def remove(self, domain: str) -> None:
+        """Removes a domain for good. Raises ``NotFound``."""
+        ...
+
+
 class LoadedBackbone(Protocol):
     """A backbone in host memory, as a checkpoint reader gives it: ``params`` is its network's nested dict of arrays,
     ``embeds`` says how it embeds texts by itself."""
@@ -284,3 +324,7 @@ class LoadedBackbone(Protocol):
     def fingerprint(self) -> str: ...
     @property
     def embeds(self) -> EmbeddingRule: ...
+    @property
+    def tables(self) -> RowSource | None:
+        """Where tokens are looked up, if ``config.looks_up``."""
+        ...

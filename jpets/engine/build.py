@@ -25,7 +25,7 @@ from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.idle_measurement import IdleMeasurement
 from jpets.engine.costs.live_profile import LiveProfile, figures_file
 from jpets.engine.device.classes import class_slots
-from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, tree_bytes
+from jpets.engine.device.memory import GIGABYTE, DeviceMemory, device_limit, held, tree_bytes
 from jpets.engine.device.replica import Replica
 from jpets.engine.kernels.choosing import before_trials, choose
 from jpets.engine.liveness import Liveness
@@ -53,6 +53,7 @@ from jpets.engine.results.stats import Stats
 from jpets.engine.tasks.table import TaskTable
 from jpets.engine.workloads.registry import workload_named
 from jpets.engine.workloads.workload import Workload
+from jpets.errors import InvalidBackbone
 from jpets.free_memory import usual_programs_mb
 from jpets.types import LoadedBackbone, Task
 
@@ -134,6 +135,8 @@ def make_frame(
         longest = min(longest, max(bucket.longest for bucket in buckets))
     mesh = MeshSlice(devices or jax.local_devices()[:1], config.heads)
     device = mesh.devices[0]
+    if config.looks_up and device.platform != "cpu":
+        raise InvalidBackbone(f"tables of n-gram vectors are read by CPUs only, found a {device.platform}")
     limit = device_limit(device, settings.device_memory_gb)
     workload = workload_named(backbone.kind)(backbone, longest)
     platform = device.platform
@@ -180,7 +183,9 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     stats, liveness = Stats(), Liveness()
     replica = Replica(family, backbone.params, frame.mesh, workload.inputs)
     at_a_time = settings.in_flight + 1  # and the first run of a program that arrived
-    memory = DeviceMemory(tree_bytes(replica.params), replica.bank_bytes(), frame.limit, at_a_time)
+    taken = tree_bytes(held(family.network, replica.params, frame.mesh))
+    mapped = tree_bytes(replica.params) - taken
+    memory = DeviceMemory(taken, replica.bank_bytes(), frame.limit, at_a_time, mapped)
     tasks = TaskTable(dict(family.slots), reserved=settings.reserved_tasks)
 
     answers = Answers(tasks, stats)

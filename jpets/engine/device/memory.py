@@ -56,10 +56,18 @@ def device_limit(device: jax.Device, gigabytes: float) -> float:
 
 def param_bytes(network: Network, params: Params, dtype: DType, mesh: MeshSlice | None = None) -> int:
     """Bytes of a backbone's parameters, in the engine's number format, on each device of ``mesh`` (one by default)."""
-    kept = jax.eval_shape(functools.partial(network.cast, dtype=dtype), params)
-    placed = (mesh or first_device()).params(kept, network.split_axes)
+    mesh = mesh or first_device()
+    kept = held(network, jax.eval_shape(functools.partial(network.cast, dtype=dtype), params), mesh)
+    placed = mesh.params(kept, network.split_axes)
     parts = jax.tree.map(lambda leaf, own: math.prod(own.shard_shape(leaf.shape)) * leaf.dtype.itemsize, kept, placed)
     return sum(jax.tree.leaves(parts))
+
+
+def held(network: Network, params: Params, mesh: MeshSlice) -> Params:
+    """The parameters that take memory of the devices: a CPU's programs read maps of files where they are."""
+    if mesh.devices[0].platform != "cpu":
+        return params
+    return {name: own for name, own in params.items() if name not in network.mapped}
 
 
 def tree_bytes(arrays: Any) -> int:
@@ -113,10 +121,13 @@ def fit_slots(
 
 class DeviceMemory:
     """Memory of one replica's arrays and programs, under a ``limit`` in bytes, with ``at_a_time`` batches on the
-    device."""
+    device. ``mapped`` bytes of the parameters are no memory of it."""
 
-    def __init__(self, backbone: int, banks: Mapping[ClassKey, int], limit: float, at_a_time: int) -> None:
+    def __init__(
+        self, backbone: int, banks: Mapping[ClassKey, int], limit: float, at_a_time: int, mapped: int = 0
+    ) -> None:
         self._backbone = backbone
+        self._mapped = mapped
         self.banks = dict(banks)
         self._at_a_time = at_a_time
         self.limit = limit
@@ -149,6 +160,6 @@ class DeviceMemory:
         found = program.memory
         if found is None:
             return 0
-        resident = self._backbone + sum(self.banks[key] for key in program.key.variant.classes())
+        resident = self._backbone + self._mapped + sum(self.banks[key] for key in program.key.variant.classes())
         inputs = max(0, found.argument_size_in_bytes - resident)
         return int(found.temp_size_in_bytes + found.output_size_in_bytes + inputs)

@@ -83,7 +83,7 @@ class Replica:
         """Cast parameters, or some of them, on this replica's devices."""
         network = self.family.network
         arranged = network.arranged(params, len(self.mesh.devices))
-        placed: Params = jax.device_put(arranged, self.mesh.params(arranged, network.split_axes))
+        placed: Params = jax.device_put(arranged, self.mesh.params(arranged, network.split_axes), may_alias=True)
         return placed
 
     def _make_bank(self, key: ClassKey, slots: int) -> Bank:

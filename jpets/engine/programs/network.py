@@ -51,6 +51,11 @@ class Network(abc.ABC):
         and adds up what ``jpets.deltas.parts`` says. Without any, devices share banks alone, as XLA sees fit."""
         return {}
 
+    @property
+    def mapped(self) -> Sequence[str]:
+        """The parameters that are maps of files: a CPU reads them where they are, other devices get copies."""
+        return ()
+
     def arranged(self, params: Params, devices: int) -> Params:
         """``cast``'s result, or some of it, with numbers in such an order that an even split gives each of so many
         devices what belongs together."""

@@ -13,7 +13,7 @@ from jpets.engine.results.results import check_answers
 from jpets.engine.tasks.entries import Entry, Resident
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.tasks.table import TaskTable
-from jpets.errors import InvalidTask
+from jpets.errors import InvalidTask, NotFound
 from jpets.types import LoadedBackbone, Pooling, Task
 
 OVERHEAD = 4096
@@ -72,6 +72,7 @@ class TaskLoader:
                 f"task {task.id!r} was made for backbone {task.backbone.name!r} ({task.backbone.fingerprint[:19]}...), "
                 f"this engine serves {self._backbone.name!r} ({self._backbone.fingerprint[:19]}...)"
             )
+        self._check_domain(task)
         check_answers(task)
         if self._room(lead := task_lead(task)) < LEAST_ROOM:
             raise InvalidTask(
@@ -80,6 +81,18 @@ class TaskLoader:
             )
         folded, parts = self._family.network.lower(task, self._params)
         return LoweredTask(task, folded, parts, lead)
+
+    def _check_domain(self, task: Task) -> None:
+        """Raises ``InvalidTask`` where the domain that a task learnt in is not there."""
+        domain, tables = task.preprocessing.domain, self._backbone.tables
+        if domain is None:
+            return
+        if tables is None:
+            raise InvalidTask(f"task {task.id!r} is of domain {domain!r}; this backbone has no tables")
+        try:
+            tables.full_name(domain)
+        except NotFound as error:
+            raise InvalidTask(f"task {task.id!r}: {error.message}") from error
 
     def _room(self, lead: Lead) -> int:
         """Most tokens of a text behind ``lead``: within the engine's limit and the backbone's positions."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jpets.config import BackboneConfig
-from jpets.deltas.protocol import NO_LEAD
+from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
 from jpets.engine.batch.rows import Row, TokenInput, led
 from jpets.engine.programs.network import Network
 from jpets.engine.results.results import row_result
@@ -18,7 +18,6 @@ from jpets.engine.workloads.workload import Again, Place, Workload
 from jpets.errors import InvalidInput
 from jpets.model.batch import POOLINGS
 from jpets.model.forward import Outputs
-from jpets.model.positions import text_positions
 from jpets.tokenizing import Tokens
 from jpets.types import LoadedBackbone, Query, Result, Task, Timing
 
@@ -42,10 +41,9 @@ class EncoderWorkload(Workload):
     def row(self, query: Query, resident: Resident | None) -> Row:
         if resident is None:
             tokens, pooling = self._plain(query), POOLINGS.index(self._embeds.pooling)
-            return self._placed(Row.of_tokens(tokens.ids, tokens.types, {}, pooling, normalize=self._embeds.normalize))
+            return _row(tokens, {}, pooling, normalize=self._embeds.normalize)
         if not resident.slots and resident.task.id == resident.task.backbone.name:  # the plain form of the backbone
-            tokens = self._plain(query)
-            return self._placed(Row.of_tokens(tokens.ids, tokens.types, {}, POOLINGS.index(resident.pooling)))
+            return _row(self._plain(query), {}, POOLINGS.index(resident.pooling))
         task, pooling = resident.task, POOLINGS.index(resident.pooling)
         asks, labels = task.head.type == "question-answering", task.head.type == "token-classification"
         if asks and query.text is not None and query.text_pair is None:
@@ -54,10 +52,8 @@ class EncoderWorkload(Workload):
                 "as text_pair, beside the question as text"
             )
         tokens = self.text.encode(query, task.preprocessing, resident.longest, passage=asks, of_text=labels)
-        row = Row.of_tokens(
-            tokens.ids, tokens.types, resident.slots, pooling, passage=tokens.passage, of_text=tokens.of_text
-        )
-        return self._placed(row if resident.lead == NO_LEAD else led(row, resident.lead, self.inputs))
+        row = _row(tokens, resident.slots, pooling)
+        return row if resident.lead == NO_LEAD else led(self._behind(row, resident.lead), resident.lead, self.inputs)
 
     def result(self, task: Task | None, row: Row, outputs: Outputs, place: Place, timing: Timing) -> Result | Again:
         logits = None
@@ -77,18 +73,18 @@ class EncoderWorkload(Workload):
             normalize=row.normalize,
         )
 
-    def _placed(self, row: Row) -> Row:
-        """``row`` with positions for a text that contains the padding token, if its family skips it.
+    def _behind(self, row: Row, lead: Lead) -> Row:
+        """``row`` with its tokens' positions behind ``lead``, where they are not simply counted.
 
         Behind virtual tokens, which models take as vectors, all tokens are counted: without ids they cannot be told
         apart.
         """
-        config, ids = self.network.config, row.ids
-        if row.lead.tokens or not config.skips_padding or not (ids == config.padding_id).any():
+        if row.places is None:
             return row
-        places = text_positions(ids, config, np)
-        places[ids != config.padding_id] += row.lead.first_position
-        return dataclasses.replace(row, places=places)
+        if lead.tokens:
+            return dataclasses.replace(row, places=None)
+        counted = row.places != self.network.config.max_positions
+        return dataclasses.replace(row, places=row.places + lead.first_position * counted.astype(np.int32))
 
     def _plain(self, query: Query) -> Tokens:
         """Tokens for the backbone itself. A text that its library would cut is cut in the same place, unless the query
@@ -100,3 +96,16 @@ class EncoderWorkload(Workload):
         if query.input_ids is not None or len(tokens.ids) <= (rule.max_length or self.text.longest):
             return tokens
         return self.text.encode(query, rule)
+
+
+def _row(tokens: Tokens, slots: Mapping[ClassKey, int], pooling: int, *, normalize: bool = True) -> Row:
+    return Row.of_tokens(
+        tokens.ids,
+        tokens.types,
+        slots,
+        pooling,
+        passage=tokens.passage,
+        of_text=tokens.of_text,
+        places=tokens.places,
+        normalize=normalize,
+    )

@@ -64,7 +64,13 @@ class EncoderNetwork(Network):
         """Taken apart once: every program that is loaded or traced needs it."""
         return split(self.config)
 
+    @property
+    def mapped(self) -> Sequence[str]:
+        return ("table",) if self.config.looks_up else ()
+
     def cast(self, params: Params, dtype: DType) -> Params:
+        if self.config.looks_up:  # no token comes as a word
+            params = {name: own for name, own in params.items() if name != "word"}
         return cast_params(params, dtype)
 
     def arranged(self, params: Params, devices: int) -> Params:
@@ -76,8 +82,7 @@ class EncoderNetwork(Network):
         return {**params, "layers": layers}
 
     def abstract_params(self, dtype: DType) -> Params:
-        cast = functools.partial(cast_params, dtype=dtype)
-        return jax.eval_shape(cast, self._encoder.abstract_params())
+        return jax.eval_shape(functools.partial(self.cast, dtype=dtype), self._encoder.abstract_params())
 
     def run(
         self,
@@ -127,11 +132,13 @@ class EncoderNetwork(Network):
         return cast_params(self.merge_target(merged), dtype)
 
     def shortened(self, layers: int) -> Self:
-        words = min(FEW_WORDS, self.config.vocab_size)
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, layers=layers, vocab_size=words))
+        words, rows = (min(FEW_WORDS, count) for count in (self.config.vocab_size, self.config.table_rows))
+        config = dataclasses.replace(self.config, layers=layers, vocab_size=words, table_rows=rows)
+        return dataclasses.replace(self, config=config)
 
     def sample(self, rng: np.random.Generator, length: int) -> Mapping[str, npt.NDArray[Any]]:
-        ids = rng.integers(0, self.config.vocab_size, length).astype(np.int32)
+        most = min(FEW_WORDS, self.config.table_rows) if self.config.looks_up else self.config.vocab_size
+        ids = rng.integers(0, most, length).astype(np.int32)
         return {"ids": ids, "types": np.zeros_like(ids)}
 
 

@@ -1,0 +1,109 @@
+"""Backbones whose lower layers are tables, through the engine, beside computing their n-gram layers."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hierarchical import IN_DOMAIN, computed, opened, write_tables
+from support import ENGINE_SETTINGS, make_head, make_task, random_delta, shallow
+
+from checkpoints.backbone import Backbone
+from jpets.engine.engine import Engine
+from jpets.errors import InvalidTask
+from jpets.types import Classification, Embedding, Preprocessing, Query, Task
+
+METHODS = ("adapter", "bitfit", "mask", "prefix", "prompt")
+DOMAINS = (("games", IN_DOMAIN, 2), ("science", ("words of science",), 3))
+TEXTS = (
+    "some text",
+    "a text of the root",
+    "unheard words xyzzy",
+    "a",
+    "words of science and other words of the domain, which are many " * 2,
+    "中文的词",
+)
+SEEDS: dict[str | None, int] = {None: 1, **{name: seed for name, _, seed in DOMAINS}}
+OWN_TEXTS: dict[str | None, Sequence[str]] = {None: (), **{name: texts for name, texts, _ in DOMAINS}}
+
+
+def task_of(backbone: Backbone, method: str, domain: str | None) -> Task:
+    delta = random_delta(method, backbone.config, 5)
+    head = make_head(np.random.default_rng(3), backbone.config.hidden_size, 3)
+    rule = Preprocessing(truncation=True, max_length=40, domain=domain)
+    return make_task(backbone, f"{method}-{domain or 'root'}", [delta], head, preprocessing=rule)
+
+
+@pytest.fixture(scope="module", params=["tiny-bert", "tiny-roberta"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Engine, list[Task]]]:
+    folder = tmp_path_factory.mktemp("tables")
+    backbone = opened(write_tables(folder / "own", request.param, domains=DOMAINS))
+    methods = METHODS if request.param == "tiny-bert" else ("lora", "prompt")
+    tasks = [task_of(backbone, method, domain) for method in methods for domain in (None, "games", "science")]
+    with Engine(backbone, tasks, ENGINE_SETTINGS, cache_dir=folder / "cache").start() as engine:
+        yield request.param, engine, tasks
+
+
+Served = tuple[str, Engine, list[Task]]
+
+
+def test_answers_are_those_of_computing_the_ngram_layers(served: Served) -> None:
+    """Of every method, and of tasks of three domains in one batch."""
+    name, engine, tasks = served
+    results = engine.infer([Query(task.id, text) for task in tasks for text in TEXTS])
+    for number, task in enumerate(tasks):
+        domain = task.preprocessing.domain
+        expected = computed(engine.backbone, name, task, TEXTS, OWN_TEXTS[domain], SEEDS[domain])
+        own = results[number * len(TEXTS) :][: len(TEXTS)]
+        found = [result.logits for result in own if isinstance(result, Classification)]
+        np.testing.assert_allclose(found, expected, atol=2e-4, err_msg=task.id)
+
+
+def test_a_text_of_any_length_has_no_neighbours_beside_it(served: Served) -> None:
+    """One token, and as many as there are positions, alone and beside others."""
+    _, engine, tasks = served
+    rng = np.random.default_rng(1)
+    queries = [Query(tasks[0].id, input_ids=rng.integers(5, 700, size).tolist()) for size in (1, 2, 40, 3, 17)]
+    together = engine.infer(queries)
+    for query, beside in zip(queries, together, strict=True):
+        (alone,) = engine.infer([query])
+        assert isinstance(alone, Classification) and isinstance(beside, Classification)
+        np.testing.assert_allclose(alone.logits, beside.logits, atol=1e-5)
+
+
+def test_an_empty_text_and_an_unknown_id_are_refused(served: Served) -> None:
+    _, engine, tasks = served
+    results = engine.infer([Query(tasks[0].id, " "), Query(tasks[0].id, input_ids=[10**6]), Query(tasks[0].id, "some")])
+    assert [result.error.code if result.error else None for result in results] == [
+        "invalid_input",
+        "invalid_input",
+        None,
+    ]
+
+
+def test_the_plain_backbone_embeds_by_the_root(served: Served) -> None:
+    _, engine, _ = served
+    one, other = engine.infer([Query(None, "some text"), Query(None, "some text")])
+    assert isinstance(one, Embedding) and isinstance(other, Embedding)
+    np.testing.assert_array_equal(one.embedding, other.embedding)
+    assert np.isfinite(one.embedding).all()
+
+
+def test_a_task_of_a_domain_that_is_not_there_is_refused(served: Served) -> None:
+    _, engine, tasks = served
+    for domain, said in (("cooking", "there is no domain"), ("games@000000000000", "train the task again")):
+        rule = dataclasses.replace(tasks[0].preprocessing, domain=domain)
+        with pytest.raises(InvalidTask, match=said):
+            engine.add_task(dataclasses.replace(tasks[0], id="other", preprocessing=rule))
+
+
+def test_a_task_of_a_domain_needs_a_backbone_with_tables(tmp_path: pathlib.Path) -> None:
+    head = make_head(np.random.default_rng(3), 64, 3)
+    task = make_task(shallow(), "own", [], head, preprocessing=Preprocessing(domain="games"))
+    with pytest.raises(InvalidTask, match="this backbone has no tables"):
+        Engine(shallow(), [task], ENGINE_SETTINGS, cache_dir=tmp_path).start()
