@@ -19,7 +19,7 @@ from jpets.deltas.view import HeadView, RowView, SlotView
 from jpets.model.batch import POOLINGS, PackedBatch, Rows
 from jpets.model.encoder import Params, SplitEncoder, cast_params
 from jpets.model.forward import encode, forward
-from jpets.model.positions import text_positions
+from jpets.positions import text_positions
 from jpets.types import Delta, Head, Pooling
 from pallas_kernels.numerics import take_rows
 from pallas_kernels.packed_attention import AttentionGroup
@@ -116,11 +116,12 @@ def rectangular_batch(rows: TextRows, pooling: Pooling, config: BackboneConfig, 
     """``rows``, with places for ``lead``'s virtual tokens before each, as the model takes a rectangular bucket; all are
     pooled alike."""
     places = ((0, 0), (lead.tokens, 0))
-    ids, types = jnp.pad(rows.ids, places), jnp.pad(rows.types, places)
+    ids = jnp.pad(rows.ids, places, constant_values=_no_token(config))
+    types = jnp.pad(rows.types, places)
     count, length = ids.shape
     positions = jnp.tile(jnp.arange(length) + lead.first_position, count)
-    if config.skips_padding and not lead.tokens:
-        own = text_positions(ids, config, jnp)
+    if config.skips_padding and not (lead.tokens or config.looks_up):
+        own = text_positions(ids, config.padding_id, config.max_positions, jnp)
         positions = jnp.where(ids == config.padding_id, own, own + lead.first_position).reshape(-1)
     groups = (AttentionGroup(None, rows.lengths + lead.tokens),)
     firsts = _all_pooled(jnp.arange(count) * length, pooling)
@@ -139,15 +140,22 @@ def packed_batch(rows: PackedRows, pooling: Pooling, config: BackboneConfig, lea
     text = jnp.cumsum(rows.lengths) - rows.lengths
     source = jnp.maximum(text[row] + place - lead.tokens, 0)
     tokens = first[:, None] + jnp.minimum(jnp.arange(longest), lengths[:, None] - 1)
-    ids, types = (jnp.where(place < lead.tokens, 0, take_rows(part, source)) for part in (rows.ids, rows.types))
+    virtual = place < lead.tokens
+    ids = jnp.where(virtual, _no_token(config), take_rows(rows.ids, source))
+    types = jnp.where(virtual, 0, take_rows(rows.types, source))
     groups = (AttentionGroup(tokens, lengths),)
     cells = row * longest + place
     positions = place + lead.first_position
-    if config.skips_padding and not lead.tokens:
+    if config.skips_padding and not (lead.tokens or config.looks_up):
         padding = jnp.asarray(ids == config.padding_id, jnp.int32)
         before = jnp.cumsum(padding) - padding
         positions = jnp.where(padding, config.max_positions, positions - before + before[first[row]])
     return PackedBatch({"ids": ids, "types": types}, positions, groups, cells, row, _all_pooled(first, pooling))
+
+
+def _no_token(config: BackboneConfig) -> int:
+    """The id of a virtual token: of a text's neighbours in tables it is none."""
+    return -1 if config.looks_up else 0
 
 
 def _all_pooled(first_token: Int[Array, " n"], pooling: Pooling) -> Rows:

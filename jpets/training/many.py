@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from jpets.config import BackboneConfig
@@ -14,7 +15,7 @@ from jpets.training.linear import FrozenFeatures
 from jpets.training.methods import direct_recipe, together_names
 from jpets.training.plan import Training, settled
 from jpets.training.predict import Predictor
-from jpets.training.prepared import Prepared, prepare
+from jpets.training.prepared import Prepared, domain_of, prepare
 from jpets.training.run import UpdateReport, check_batches
 from jpets.training.session import Result, concluded
 from jpets.training.together import Member, head_kind, train_together
@@ -34,6 +35,7 @@ def train_many(
     A task that diverged has a held-out loss that is not finite. Raises ``InvalidInput`` naming the task.
     """
     check_method(training.method)
+    training = dataclasses.replace(training, domain=domain_of(training, backbone))
     config, base, text = backbone.config, dict(backbone.params), TextEncoder.of(backbone)
     recipe = direct_recipe(training.method, training.settings, config, base, training.plan.seed)
     made = {name: _prepared(name, config, text, training, own) for name, own in examples.items()}

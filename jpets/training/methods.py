@@ -41,6 +41,8 @@ def check_settings(method: str, settings: Mapping[str, Any], config: BackboneCon
         METHODS[method].check_training(settings, config)
     elif settings:
         raise InvalidInput(f"{method} takes no settings, found {sorted(settings)}")
+    elif method == FULL and config.looks_up:
+        raise InvalidInput("full fine-tuning takes a backbone that computes all its layers; this one looks tokens up")
 
 
 def is_direct(method: str) -> bool:

@@ -100,6 +100,8 @@ class Training:
     problem: Literal["multi-label", "regression"] | None = None
     head: Literal["embedding"] | None = None
     """``embedding``: the examples are pairs of texts that belong together, or with labels that are their similarity."""
+    domain: str | None = None
+    """Where the backbone looks tokens up in tables: the domain of these."""
 
 
 def rates_of(sweep: str | None, rate: float | None) -> list[float | None]:

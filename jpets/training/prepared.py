@@ -15,7 +15,7 @@ from jpets.training.data import Example
 from jpets.training.heads import at_the_usual_answer, new_head, usual_answer
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.plan import Training
-from jpets.types import Head, Preprocessing, Task
+from jpets.types import Head, LoadedBackbone, Preprocessing, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,9 @@ def prepare(
 
     Raises ``InvalidInput``.
     """
-    rule = Preprocessing(max_length=min(training.max_length, config.max_positions), truncation=True)
+    rule = Preprocessing(
+        max_length=min(training.max_length, config.max_positions), truncation=True, domain=training.domain
+    )
     head, names = _head(training, examples, config, start)
     _check_head(head, training)
     rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
@@ -54,6 +56,18 @@ def prepare(
     if start is None:
         head = at_the_usual_answer(head, rows)
     return Prepared(head, names, rule, rows, judged, usual_answer(head, rows))
+
+
+def domain_of(training: Training, backbone: LoadedBackbone, start: Task | None = None) -> str | None:
+    """The full name of the domain to train in. Raises ``InvalidInput``, ``NotFound``."""
+    domain = training.domain
+    if domain is None and start is not None:
+        domain = start.preprocessing.domain
+    if domain is None:
+        return None
+    if backbone.tables is None:
+        raise InvalidInput("domain: expected a backbone that looks tokens up in tables; this one computes all layers")
+    return backbone.tables.full_name(domain)
 
 
 def _head(

@@ -25,6 +25,8 @@ from jpets.training.tokens import padded_length, rectangle
 
 CHOSEN = 0.15
 """Share of the tokens to be guessed."""
+RATE = 1e-4
+"""Learning rate by default."""
 MASKED, REPLACED = 0.8, 0.1
 """Shares of these that become ``[MASK]`` and a random token; the others stay."""
 
@@ -74,6 +76,59 @@ def guess_loss(
     return jnp.where(counted, each, 0).sum() / jnp.maximum(counted.sum(), 1).astype(each.dtype)
 
 
+Objective = Callable[[Any, Any, TextRows, PRNGKeyArray], Float[Array, ""]]
+"""The loss of (frozen parameters, trained parameters, a batch of texts, a key of its own)."""
+
+
+def fit_texts(
+    objective: Objective,
+    frozen: Any,
+    trained: Any,
+    tokens: Sequence[Tokens],
+    plan: TrainingPlan,
+    *,
+    rate: float,
+    keeper: Keeper | None = None,
+    save_every: int = 100,
+    pad_id: int = 0,
+    report: Callable[[UpdateReport], None] = lambda step: None,
+) -> tuple[Any, list[float]]:
+    """(``trained`` after all updates, losses), of texts without labels. ``rate`` is what the plan's is by default.
+
+    A killed run resumes from ``keeper``'s progress, with the same result.
+    """
+    lengths = [len(own.ids) for own in tokens]
+    plan = settled(plan, len(lengths))
+    rule = optimiser(plan)
+    per_epoch = plan.per_epoch(len(lengths))
+    total = plan.epochs * per_epoch
+    pace = Pace.of(plan, rate)
+
+    def update(frozen: Any, trained: Any, state: Any, step: Array, pace: Pace, rows: TextRows) -> Any:
+        key = jax.random.fold_in(pace.key, step)
+        value, slopes = jax.value_and_grad(lambda own: objective(frozen, own, rows, key))(trained)
+        return *stepped(rule, pace, slopes, state, trained, rate_at(step, jnp.int32(total), plan)), value
+
+    jitted = jax.jit(update, donate_argnums=(1, 2))
+    trained = jax.tree.map(jnp.array, trained)
+    progress = TrainingProgress.at_start(State(trained, rule.init(trained), 0), total)
+    if keeper is not None:
+        progress = keeper.load(progress)
+    state, losses = progress.state, progress.losses
+    while (step := state.step) < total:
+        epoch, at = divmod(step, per_epoch)
+        chosen = batch_order(lengths, plan, epoch)[at]
+        filled = [tokens[row] for row in [*chosen, *[chosen[-1]] * (plan.batch - len(chosen))]]
+        rows = rectangle(filled, padded_length(max(len(own.ids) for own in filled)), pad_id)
+        after, optimiser_state, value = jitted(frozen, state.trained, state.optimiser, np.int32(step), pace, rows)
+        state = State(after, optimiser_state, step + 1)
+        losses[step] = float(value)
+        report(UpdateReport(state.step, total, float(value)))
+        if keeper is not None and (state.step % save_every == 0 or at == per_epoch - 1):
+            keeper.save(progress._replace(state=state, losses=losses))
+    return state.trained, losses.tolist()
+
+
 def pretrain(
     encoder: SplitEncoder,
     base: Params,
@@ -96,48 +151,34 @@ def pretrain(
     _check(layers, encoder.config)
     if encoder.config.embedding_size:
         raise InvalidInput("further pretraining takes embeddings of the layers' width; this backbone projects them")
+    if encoder.config.looks_up:
+        raise InvalidInput("this backbone's lower layers are tables: make a domain of the texts instead")
     base = jax.tree.map(jnp.asarray, base)
-    trained = {
+    start = {
         "own": {str(layer): base["layers"][layer] for layer in layers},
         "head": {"bias": jnp.zeros(encoder.config.vocab_size)},
     }
-    lengths = [len(own.ids) for own in tokens]
-    plan = settled(plan, len(lengths))
-    rule = optimiser(plan)
-    per_epoch = plan.per_epoch(len(lengths))
-    total = plan.epochs * per_epoch
-    pace = Pace.of(plan, 1e-4)
 
-    def update(base: Params, trained: Any, state: Any, step: Array, pace: Pace, rows: TextRows) -> Any:
-        guesses = hide(rows, vocabulary, jax.random.fold_in(pace.key, step))
+    def objective(base: Params, own: Any, rows: TextRows, key: PRNGKeyArray) -> Float[Array, ""]:
+        guesses = hide(rows, vocabulary, key)
+        params = {**base, "layers": {**base["layers"], **{int(at): leaves for at, leaves in own["own"].items()}}}
+        hidden = hidden_states(encoder, params, guesses.rows, plan.dtype)
+        return guess_loss(hidden, own["head"]["bias"], base["word"], guesses.targets)
 
-        def objective(own: Any) -> Float[Array, ""]:
-            params = {**base, "layers": {**base["layers"], **{int(at): leaves for at, leaves in own["own"].items()}}}
-            hidden = hidden_states(encoder, params, guesses.rows, plan.dtype)
-            return guess_loss(hidden, own["head"]["bias"], base["word"], guesses.targets)
-
-        value, slopes = jax.value_and_grad(objective)(trained)
-        return *stepped(rule, pace, slopes, state, trained, rate_at(step, jnp.int32(total), plan)), value
-
-    jitted = jax.jit(update, donate_argnums=(1, 2))
-    trained = jax.tree.map(jnp.array, trained)
-    progress = TrainingProgress.at_start(State(trained, rule.init(trained), 0), total)
-    if keeper is not None:
-        progress = keeper.load(progress)
-    state, losses = progress.state, progress.losses
-    while (step := state.step) < total:
-        epoch, at = divmod(step, per_epoch)
-        chosen = batch_order(lengths, plan, epoch)[at]
-        filled = [tokens[row] for row in [*chosen, *[chosen[-1]] * (plan.batch - len(chosen))]]
-        rows = rectangle(filled, padded_length(max(len(own.ids) for own in filled)), pad_id)
-        after, optimiser_state, value = jitted(base, state.trained, state.optimiser, np.int32(step), pace, rows)
-        state = State(after, optimiser_state, step + 1)
-        losses[step] = float(value)
-        report(UpdateReport(state.step, total, float(value)))
-        if keeper is not None and (state.step % save_every == 0 or at == per_epoch - 1):
-            keeper.save(progress._replace(state=state, losses=losses))
-    own = {int(layer): leaves for layer, leaves in state.trained["own"].items()}
-    return {**base, "layers": {**base["layers"], **own}}, losses.tolist()
+    trained, losses = fit_texts(
+        objective,
+        base,
+        start,
+        tokens,
+        plan,
+        rate=RATE,
+        keeper=keeper,
+        save_every=save_every,
+        pad_id=pad_id,
+        report=report,
+    )
+    own = {int(layer): leaves for layer, leaves in trained["own"].items()}
+    return {**base, "layers": {**base["layers"], **own}}, losses
 
 
 def _check(layers: Sequence[int], config: BackboneConfig) -> None:

@@ -24,7 +24,7 @@ from jpets.training.methods import check_continued, check_settings, continued, f
 from jpets.training.metrics import scores
 from jpets.training.plan import SettledPlan, Training, settled
 from jpets.training.predict import Answer, Predictor
-from jpets.training.prepared import Prepared, prepare
+from jpets.training.prepared import Prepared, domain_of, prepare
 from jpets.training.run import Outcome, UpdateReport, train
 from jpets.types import BackboneRef, Head, LoadedBackbone, Task
 
@@ -75,6 +75,7 @@ def run_training(
     """
     config, base = backbone.config, dict(backbone.params)
     check_settings(training.method, training.settings, config)
+    training = dataclasses.replace(training, domain=domain_of(training, backbone, start))
     going_on = _going_on(start, training, config, base) if start is not None else None
     text = TextEncoder.of(backbone)
     made = prepare(config, text, training, examples, held_out, start)

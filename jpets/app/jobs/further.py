@@ -53,7 +53,7 @@ def further_pretrained(
             dict(backbone.params),
             tokens,
             layers,
-            _vocabulary(backbone.tokenizer_json),
+            vocabulary_of(backbone.tokenizer_json),
             plan,
             keeper=keeper,
             pad_id=encoder.pad_id,
@@ -83,7 +83,8 @@ def chosen_layers(given: str | None, count: int) -> list[int]:
         raise InvalidInput(f"layers must be numbers by commas, found {given!r}") from error
 
 
-def _vocabulary(tokenizer_json: str) -> Vocabulary:
+def vocabulary_of(tokenizer_json: str) -> Vocabulary:
+    """Raises ``InvalidBackbone`` for a tokenizer that has no mask."""
     tokenizer = Tokenizer.from_str(tokenizer_json)
     special = {at for at, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     mask = next((at for at in map(tokenizer.token_to_id, MASKS) if at is not None), None)

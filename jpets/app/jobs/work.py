@@ -64,6 +64,7 @@ def training_of(request: FineTune) -> Training:
         request.balanced,
         request.problem,
         request.head,
+        request.domain,
     )
 
 

@@ -145,8 +145,9 @@ def _bytes(backbone: Backbone) -> int:
 
 
 def _leaves(tree: Mapping[Any, Any]) -> Iterator[Any]:
-    for branch in tree.values():
+    """All but tables, whose entries ``jpets plot list`` tells."""
+    for name, branch in tree.items():
         if isinstance(branch, Mapping):
             yield from _leaves(branch)
-        else:
+        elif name != "table":
             yield branch

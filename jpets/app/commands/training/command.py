@@ -96,6 +96,7 @@ def train(
     start: Annotated[
         str | None, typer.Option("--from", help="task file to go on from; with --task, one of the server's tasks")
     ] = None,
+    domain: Annotated[str | None, typer.Option(help="domain of a backbone with tables (see jpets plot)")] = None,
     checkpoints: Annotated[
         Path | None, typer.Option(file_okay=False, help="folder to keep progress in; a killed run goes on from it")
     ] = None,
@@ -154,6 +155,7 @@ def train(
         balanced,
         cast("Any", problem),
         cast("Any", head),
+        domain,
     )
     if len(data) > 1 or output.is_dir() or not output.suffix:
         alone = ("validation", "sweep", "start", "checkpoints", "devices")

@@ -1,0 +1,188 @@
+"""``jpets plot``: backbones whose lower layers are tables of n-gram vectors, and the domains of these tables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from jpets.app.commands.app import App
+from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
+from jpets.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from jpets.app.jobs.tables import Made, Making
+    from jpets.plot.tree import Branch, Tree
+    from jpets.training.data import Example
+    from jpets.training.run import UpdateReport
+    from jpets.types import Progress
+
+app = App(no_args_is_help=True, help="Backbones whose lower layers are tables of n-gram vectors, by domain (PLOT).")
+
+Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="folder that jpets plot root wrote")]
+Data = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".txt, .csv, .tsv, .jsonl or .parquet")]
+Text = Annotated[str, typer.Option(help="column of the texts")]
+Share = Annotated[float, typer.Option(min=0, max=1, help="share of the texts' n-grams that the table holds")]
+Epochs = Annotated[int, typer.Option(min=0, help="times that each text is trained on; 0: nothing is trained")]
+Batch = Annotated[int, typer.Option(min=1, help="texts a batch")]
+Rate = Annotated[float | None, typer.Option(min=0, help="learning rate; by default what suits the layers")]
+MaxLength = Annotated[int, typer.Option(min=2, help="tokens that texts are cut to in training")]
+DTypeOption = Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")]
+Kept = Annotated[
+    Path | None, typer.Option("--checkpoints", file_okay=False, help="folder that a killed run goes on from")
+]
+Seed = Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)]
+
+
+@app.command()
+def root(
+    source: Annotated[str, typer.Argument(help="folder (Hugging Face or native), installed package or hub id")],
+    data: Data,
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="folder to write; it must not exist")],
+    layers: Annotated[int | None, typer.Option(min=1, help="lower layers to replace; by default half")] = None,
+    ngram: Annotated[int, typer.Option(help="tokens of an n-gram: 2, 3 or 5")] = 3,
+    share: Share = 0.5,
+    name: Annotated[str | None, typer.Option(help="name of the backbone; by default DEST's")] = None,
+    text: Text = "text",
+    epochs: Epochs = 1,
+    batch: Batch = 32,
+    rate: Rate = None,
+    guesses: Annotated[float, typer.Option(min=0, help="weight of guessing hidden tokens, beside hidden states")] = 0.0,
+    max_length: MaxLength = 128,
+    dtype: DTypeOption = "bfloat16",
+    checkpoints: Kept = None,
+    seed: Seed = 0,
+) -> None:
+    """Replace a backbone's lower layers by tables, adapted to it on texts of any domain.
+
+    The result is a backbone of its own: tasks are trained on it anew, and served as on any other. A text then costs
+    the upper layers alone.
+    """
+    from checkpoints.source import load_backbone
+    from jpets.app.jobs.tables import make_root
+
+    with _making(data, text, share, epochs, batch, rate, max_length, dtype, seed, guesses) as (examples, making):
+        with busy("read backbone"):
+            backbone = load_backbone(source)
+        count = layers or max(1, backbone.config.layers // 2)
+        made = make_root(backbone, name or destination.name, examples, destination, count, ngram, making, checkpoints)
+    _print_made(made, destination, "root")
+
+
+@app.command()
+def domain(
+    backbone: Folder,
+    data: Data,
+    name: Annotated[str, typer.Argument(help="name of the domain; one of that name is replaced")],
+    share: Share = 0.5,
+    text: Text = "text",
+    epochs: Epochs = 1,
+    batch: Batch = 32,
+    rate: Rate = None,
+    max_length: MaxLength = 128,
+    dtype: DTypeOption = "bfloat16",
+    checkpoints: Kept = None,
+    seed: Seed = 0,
+) -> None:
+    """Add a domain to a backbone's tables, from texts of it: its n-gram layers are the root's, trained further.
+
+    Tasks that are trained with --domain NAME look their texts up there. A server takes the table without a stop.
+    """
+    from jpets.app.jobs.tables import make_domain
+
+    with _making(data, text, share, epochs, batch, rate, max_length, dtype, seed) as (examples, making):
+        made = make_domain(backbone, name, examples, making, checkpoints)
+    _print_made(made, backbone, name)
+
+
+@app.command("list")
+def list_domains(backbone: Folder, as_json: JsonOption = False) -> None:
+    """List the root and the domains of a backbone's tables, with their sizes."""
+    tree = _tree(backbone)
+    rows = [
+        {"domain": name, "bytes": _bytes(backbone, branch), "layers": branch.layers[:12], **branch.details}
+        for name, branch in [("root", tree.root), *sorted(tree.domains.items())]
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    further = ("share", "texts", "made")
+    shown = [
+        (row["domain"], f"{row.get('entries', 0):,}", size(row["bytes"]), *(row.get(field, "") for field in further))
+        for row in rows
+    ]
+    numbers = ("entries", "size", "share", "texts")
+    print_table(("domain", "entries", "size", *further), shown, numbers=numbers)
+
+
+@app.command()
+def delete(backbone: Folder, name: Annotated[str, typer.Argument(help="name of the domain")]) -> None:
+    """Remove a domain from a backbone's tables. Tasks that were trained in it are refused from then on."""
+    from checkpoints.native import PLOT
+    from jpets.plot.tree import Tree
+
+    _tree(backbone)
+    Tree.change(backbone / PLOT, lambda tree: tree.without(name))
+    typer.echo(f"{name} is removed")
+
+
+@contextlib.contextmanager
+def _making(
+    data: Path,
+    text: str,
+    share: float,
+    epochs: int,
+    batch: int,
+    rate: float | None,
+    max_length: int,
+    dtype: str,
+    seed: int,
+    guesses: float = 0.0,
+) -> Iterator[tuple[list[Example], Making]]:
+    """The texts, and how to make tables of them, with bars that show how far the work is."""
+    if dtype not in ("bfloat16", "float32"):
+        raise typer.BadParameter(f"--dtype must be bfloat16 or float32, found {dtype!r}")
+    from jpets.app.jobs.tables import Making
+    from jpets.training.data import Columns, read_examples
+    from jpets.training.plan import TrainingPlan
+    from jpets.training.process import set_up_training
+
+    set_up_training()
+    with busy("read texts"):
+        examples = read_examples(data, Columns(text, None, None))
+    if not examples:
+        raise InvalidInput(f"{data.name}: expected texts, found none")
+    plan = TrainingPlan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)
+    with reporting() as report:
+        step = _steps(report)
+        yield examples, Making(plan, share, max_length, guesses, report=report, step=step)
+
+
+def _steps(report: Progress) -> Callable[[UpdateReport], None]:
+    return lambda step: report("updates", step.number, step.of)
+
+
+def _tree(backbone: Path) -> Tree:
+    from checkpoints.native import PLOT
+    from jpets.plot.tree import Tree
+
+    return Tree.read(backbone / PLOT)
+
+
+def _bytes(backbone: Path, branch: Branch) -> int:
+    from checkpoints.native import PLOT
+    from jpets.plot.tree import table_path
+
+    return table_path(backbone / PLOT, branch).stat().st_size
+
+
+def _print_made(made: Made, folder: Path, name: str) -> None:
+    rows: list[tuple[str, object]] = [("made", f"{folder.name}: {name}")]
+    rows.append(("entries", f"{made.branch.details['entries']:,}"))
+    rows.append(("size", size(_bytes(folder, made.branch))))
+    if made.losses is not None:
+        rows += [("first loss", f"{made.losses[0]:.4f}"), ("last loss", f"{made.losses[1]:.4f}")]
+    print_fields(rows)

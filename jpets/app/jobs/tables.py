@@ -1,0 +1,237 @@
+"""Backbones whose lower layers are tables, and domains of them: the stages from texts to files (HMI section 5.1)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Shaped
+
+from checkpoints.backbone import Backbone
+from checkpoints.canonical import from_params
+from checkpoints.ids import check_id
+from checkpoints.native import PLOT, read_native, write_native
+from jpets.app.jobs.further import first_and_last, vocabulary_of
+from jpets.config import BackboneConfig
+from jpets.errors import Conflict, InvalidInput
+from jpets.files import STALE_SECONDS, sweep
+from jpets.plot.build import build_table, count_texts, read_layers, root_keys, write_layers
+from jpets.plot.counting import NgramCounter
+from jpets.plot.layers import NGramLayers
+from jpets.plot.ngrams import Window
+from jpets.plot.table import BUILDING
+from jpets.plot.tree import LAYERS, TABLES, Branch, Tree
+from jpets.tokenizing import TextEncoder, Tokens
+from jpets.training.adapt import Hierarchical, adapt, train_domain
+from jpets.training.checkpoints import Checkpoints, claimed
+from jpets.training.data import Example
+from jpets.training.plan import TrainingPlan
+from jpets.training.run import Keeper, UpdateReport
+from jpets.types import Preprocessing, Progress, Query
+
+LEAST_TOKENS = 20_000
+"""Tokens of the texts of a domain, at least: fewer hardly say what its n-grams mean (HMI section 4.1)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Making:
+    """How tables are made. ``share`` is the share of a corpus's occurrences whose n-grams are kept (HMI's alpha)."""
+
+    plan: TrainingPlan
+    """Without epochs nothing is trained."""
+    share: float = 0.5
+    max_length: int = 128
+    """Tokens that texts are cut to in training; n-grams are counted in all of them."""
+    guesses: float = 0.0
+    """Weight of guessing hidden tokens while a root is adapted."""
+    report: Progress = lambda what, done, of: None
+    step: Callable[[UpdateReport], None] = lambda step: None
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """``losses`` are those of the first and the last tenth of the updates, if there were any."""
+
+    branch: Branch
+    losses: tuple[float, float] | None
+
+
+def make_root(
+    backbone: Backbone,
+    name: str,
+    examples: Sequence[Example],
+    destination: Path,
+    count: int,
+    ngram: int,
+    making: Making,
+    checkpoints: Path | None = None,
+) -> Made:
+    """Writes a backbone folder whose tables of n-grams of ``ngram`` tokens stand for the first ``count`` layers.
+
+    ``checkpoints`` keeps what a killed run goes on from. Raises ``Conflict`` where ``destination`` exists,
+    ``InvalidInput``, ``OutOfSpace``.
+    """
+    if destination.exists():
+        raise Conflict(f"{destination.name} exists already; remove it or choose another name")
+    layers = NGramLayers(backbone.config, Window.of(ngram), count)
+    texts = _texts(backbone, examples, making)
+    with _kept(checkpoints, destination.parent) as folder:
+        tables, kept = folder / PLOT / TABLES, folder / PLOT / LAYERS
+        for own in (tables, kept):
+            own.mkdir(parents=True, exist_ok=True)
+        base = dict(backbone.params)
+        model, losses = Hierarchical(layers.start(base), layers.start_upper(base)), None
+        if making.plan.epochs:
+            vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
+            with _keeping(folder / "root", backbone.fingerprint, layers, making.plan, making.guesses, texts) as keeper:
+                model, found = adapt(
+                    layers,
+                    base,
+                    texts,
+                    vocabulary,
+                    making.plan,
+                    guesses=making.guesses,
+                    keeper=keeper,
+                    pad_id=TextEncoder.of(backbone).pad_id,
+                    report=making.step,
+                )
+            losses = first_and_last(found)
+        _check_finite(losses, model)
+        digest = write_layers(kept, model.ngrams)
+        frequent = _frequent(backbone, examples, layers.window, folder, making)
+        keys = root_keys(frequent, layers.window, backbone.config.vocab_size)
+        table = build_table(tables, layers, model.ngrams, digest, keys, report=making.report)
+        branch = Branch(table.stem, digest, _details(making, examples, keys))
+        Tree(layers.window, backbone.config.hidden_size, count, branch).write(folder / PLOT)
+        upper = jax.tree.map(np.asarray, model.upper)
+        tensors = from_params(upper, layers.upper)
+        made = Backbone.of_tensors(name, layers.upper, tensors, backbone.tokenizer_json, backbone.embeds, digest)
+        write_native(made, destination, folder / PLOT)
+    return Made(branch, losses)
+
+
+def make_domain(
+    folder: Path, name: str, examples: Sequence[Example], making: Making, checkpoints: Path | None = None
+) -> Made:
+    """Adds a domain to the tables of a backbone's ``folder``, or replaces it: its n-gram layers are the root's trained
+    further on its texts, and its table has their most frequent n-grams.
+
+    Servers take the new table without a stop. Raises ``InvalidInput``, also for too few texts, ``OutOfSpace``.
+    """
+    check_id(name)
+    backbone = read_native(folder)
+    layers, model = opened_layers(backbone, folder)
+    plain = dataclasses.replace(backbone, tables=None)
+    texts = _texts(plain, examples, making)
+    if (found := sum(len(own.ids) for own in texts)) < LEAST_TOKENS:
+        raise InvalidInput(
+            f"a domain needs texts of at least {LEAST_TOKENS:,} tokens, found {found:,}; give more, or use the root"
+        )
+    ngrams, losses = model.ngrams, None
+    with _kept(checkpoints, folder / PLOT) as kept:
+        if making.plan.epochs:
+            vocabulary = vocabulary_of(backbone.tokenizer_json)
+            with _keeping(kept / "domain", backbone.fingerprint, layers, making.plan, texts) as keeper:
+                ngrams, each = train_domain(
+                    layers,
+                    model,
+                    texts,
+                    vocabulary,
+                    making.plan,
+                    keeper=keeper,
+                    pad_id=TextEncoder.of(plain).pad_id,
+                    report=making.step,
+                )
+            losses = first_and_last(each)
+        _check_finite(losses, ngrams)
+        keys = _frequent(plain, examples, layers.window, kept, making)
+        digest = write_layers(folder / PLOT / LAYERS, ngrams)
+        sweep(folder / PLOT / TABLES, BUILDING, STALE_SECONDS)
+        table = build_table(folder / PLOT / TABLES, layers, ngrams, digest, keys, report=making.report)
+    branch = Branch(table.stem, digest, _details(making, examples, keys))
+    Tree.change(folder / PLOT, lambda tree: dataclasses.replace(tree, domains={**tree.domains, name: branch}))
+    return Made(branch, losses)
+
+
+def opened_layers(backbone: Backbone, folder: Path) -> tuple[NGramLayers, Hierarchical]:
+    """The n-gram layers of the root of a backbone's ``folder``, and its parameters."""
+    tree = Tree.read(folder / PLOT)
+    whole = whole_config(backbone.config, tree.count)
+    word = backbone.params["word"]
+    upper = {name: own for name, own in backbone.params.items() if name != "table"}
+    ngrams = read_layers(folder / PLOT / LAYERS, tree.root.layers, word)
+    return NGramLayers(whole, tree.window, tree.count), Hierarchical(ngrams, upper)
+
+
+def whole_config(upper: BackboneConfig, count: int) -> BackboneConfig:
+    """The shape of the backbone whose first ``count`` layers tables stand for."""
+    return dataclasses.replace(upper, layers=upper.layers + count, window=(0, 0), table_rows=0)
+
+
+def _texts(backbone: Backbone, examples: Sequence[Example], making: Making) -> list[Tokens]:
+    """Tokens to train on."""
+    rule = Preprocessing(max_length=min(making.max_length, backbone.config.max_positions), truncation=True)
+    encoder = TextEncoder.of(backbone)
+    return [encoder.encode(Query(None, each.plain), rule) for each in examples]
+
+
+def _frequent(
+    backbone: Backbone, examples: Sequence[Example], window: Window, folder: Path, making: Making
+) -> Shaped[np.ndarray, " keys"]:
+    """The keys of the most frequent n-grams of whole texts."""
+    encoder, rule = TextEncoder.of(backbone), Preprocessing(truncation=True, max_length=backbone.config.max_positions)
+    with tempfile.TemporaryDirectory(prefix="counts-", dir=folder) as counts:
+        counter = NgramCounter(Path(counts), window)
+
+        def each() -> Iterator[Any]:
+            for number, example in enumerate(examples, 1):
+                yield encoder.encode(Query(None, example.plain), rule).ids
+                if number % 1000 == 0 or number == len(examples):
+                    making.report("texts counted", number, len(examples))
+
+        count_texts(each(), window, counter)
+        return counter.most_frequent(making.share)
+
+
+def _details(making: Making, examples: Sequence[Example], keys: Shaped[np.ndarray, " k"]) -> dict[str, Any]:
+    return {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "texts": len(examples),
+        "share": making.share,
+        "entries": len(keys),
+        "epochs": making.plan.epochs or 0,
+    }
+
+
+def _check_finite(losses: tuple[float, float] | None, params: Any) -> None:
+    """Raises ``InvalidInput``."""
+    found = all(map(math.isfinite, losses or ()))
+    if not found or not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params)):
+        raise InvalidInput("losses or weights are not finite: training diverged; try a lower rate")
+
+
+@contextlib.contextmanager
+def _kept(checkpoints: Path | None, parent: Path) -> Iterator[Path]:
+    """The folder that a killed run goes on from; without one, a folder in ``parent`` that goes at the end."""
+    if checkpoints is not None:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        yield checkpoints
+        return
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=parent) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _keeping(folder: Path, *run: Any) -> Iterator[Keeper]:
+    with claimed(folder, *run), contextlib.closing(Checkpoints(folder)) as keeper:
+        yield keeper

@@ -1,0 +1,232 @@
+"""Making n-gram layers: adapting a backbone to them by distillation from itself, and training them further on a domain
+(HMI sections 3.2.1 and 5.1; SkipBERT).
+
+Axes: n texts of up to L tokens, d hidden.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jpets.config import DType
+from jpets.model.encoder import Params, SplitEncoder, cast_params, split
+from jpets.model.forward import bind_sites
+from jpets.plot.layers import NGramLayers
+from jpets.plot.ngrams import Window
+from jpets.tokenizing import NO_ROW, Tokens
+from jpets.training.forward import TextRows, rectangular_batch
+from jpets.training.plan import TrainingPlan
+from jpets.training.pretrain import Vocabulary, fit_texts, guess_loss, hide
+from jpets.training.run import Keeper, UpdateReport
+from jpets.training.tokens import padded_length, rectangle
+
+RATE = 5e-4
+"""Learning rate of adapting by default: the layers must learn to do without most of a text."""
+CALIBRATING = 128
+"""Texts over which the start is calibrated."""
+EMBEDDED = ("position", "padding_position", "token_type")
+DOMAIN_RATE = 1e-4
+"""The same of a domain's layers."""
+
+
+class Hierarchical(NamedTuple):
+    """Parameters of n-gram layers (as ``NGramLayers`` has them) and of the layers above them."""
+
+    ngrams: Params
+    upper: Params
+
+
+def start(layers: NGramLayers, base: Params) -> Hierarchical:
+    """Where adapting the backbone of ``base`` begins."""
+    return Hierarchical(layers.start(base), layers.start_upper(base))
+
+
+def adapt(
+    layers: NGramLayers,
+    base: Params,
+    tokens: Sequence[Tokens],
+    vocabulary: Vocabulary | None,
+    plan: TrainingPlan,
+    *,
+    guesses: float = 0.0,
+    keeper: Keeper | None = None,
+    save_every: int = 100,
+    pad_id: int = 0,
+    report: Callable[[UpdateReport], None] = lambda step: None,
+) -> tuple[Hierarchical, list[float]]:
+    """(the backbone of ``base`` with its lower layers on n-grams, losses): all layers learn to give the hidden states
+    that the whole backbone gives, of the same texts. Word embeddings stay as they are.
+
+    With ``guesses`` above 0 a share of the tokens is hidden, and so many times the loss of guessing them counts
+    (masked language modelling), which takes a ``vocabulary``.
+    """
+    base = jax.tree.map(jnp.asarray, base)
+    teacher = split(layers.config)
+
+    def objective(base: Params, own: Any, rows: TextRows, key: PRNGKeyArray) -> Float[Array, ""]:
+        hidden = hide(rows, vocabulary, key) if vocabulary is not None and guesses else None
+        shown = rows if hidden is None else hidden.rows
+        states = states_of(teacher, base, shown, plan.dtype)[layers.count :]
+        model = _joined(own["own"], base["word"])
+        found = hierarchical_states(layers, model, shown, plan.dtype)
+        inside = _inside(rows)
+        loss = sum(
+            (
+                _distance(own, jax.lax.stop_gradient(expected), inside)
+                for own, expected in zip(found, states, strict=True)
+            ),
+            start=jnp.float32(0),
+        ) / len(found)
+        if hidden is not None:
+            loss += guesses * guess_loss(found[-1], own["head"]["bias"], base["word"], hidden.targets)
+        return loss
+
+    begun = calibrated(layers, base, start(layers, base), tokens[:CALIBRATING], pad_id)
+    trained: Any = {
+        "own": {"ngrams": _wordless(begun.ngrams), "upper": _without_word(begun.upper)},
+        "head": {"bias": jnp.zeros(layers.config.vocab_size)},
+    }
+    after, losses = fit_texts(
+        objective,
+        base,
+        trained,
+        tokens,
+        plan,
+        rate=RATE,
+        keeper=keeper,
+        save_every=save_every,
+        pad_id=pad_id,
+        report=report,
+    )
+    return _joined(after["own"], base["word"]), losses
+
+
+def calibrated(
+    layers: NGramLayers, base: Params, model: Hierarchical, tokens: Sequence[Tokens], pad_id: int = 0
+) -> Hierarchical:
+    """``model`` with the norm of its merged vectors fitted to the hidden states that the upper layers get in the whole
+    backbone: number by number, by least squares over some texts. Positions and types begin at zero: the hidden states
+    hold them already, as far as an n-gram knows."""
+    rows = rectangle(tokens, padded_length(max(len(own.ids) for own in tokens)), pad_id)
+    place = layers.upper.bias_layout()[0, "embeddings_norm"]
+    plain = {name: jnp.zeros_like(own) for name, own in model.upper.items() if name in EMBEDDED}
+    bias = model.upper["bias"].at[place].set(0.0)
+    upper = {**model.upper, **plain, "embeddings_norm": jnp.ones_like(model.upper["embeddings_norm"]), "bias": bias}
+
+    @jax.jit
+    def fitted(base: Params, model: Hierarchical, rows: TextRows) -> tuple[Array, Array]:
+        found = hierarchical_states(layers, model, rows)[0]
+        expected = states_of(split(layers.config), base, rows, "float32")[layers.count]
+        weight = _inside(rows)[..., None].astype(jnp.float32) / rows.lengths.sum().astype(jnp.float32)
+        mean, expected_mean = ((own * weight).sum((0, 1)) for own in (found, expected))
+        variance = (jnp.square(found - mean) * weight).sum((0, 1))
+        scale = ((found - mean) * (expected - expected_mean) * weight).sum((0, 1)) / jnp.maximum(variance, 1e-6)
+        return scale, expected_mean - scale * mean
+
+    scale, offset = fitted(base, Hierarchical(model.ngrams, upper), rows)
+    return Hierarchical(model.ngrams, {**upper, "embeddings_norm": scale, "bias": bias.at[place].set(offset)})
+
+
+def train_domain(
+    layers: NGramLayers,
+    model: Hierarchical,
+    tokens: Sequence[Tokens],
+    vocabulary: Vocabulary,
+    plan: TrainingPlan,
+    *,
+    keeper: Keeper | None = None,
+    save_every: int = 100,
+    pad_id: int = 0,
+    report: Callable[[UpdateReport], None] = lambda step: None,
+) -> tuple[Params, list[float]]:
+    """(the n-gram layers trained further on texts of a domain, losses), by masked language modelling through the upper
+    layers, which stay as they are."""
+    model = jax.tree.map(jnp.asarray, model)
+
+    def objective(frozen: Hierarchical, own: Any, rows: TextRows, key: PRNGKeyArray) -> Float[Array, ""]:
+        hidden = hide(rows, vocabulary, key)
+        whole = Hierarchical(_worded(own["own"], frozen.upper["word"]), frozen.upper)
+        found = hierarchical_states(layers, whole, hidden.rows, plan.dtype)
+        return guess_loss(found[-1], own["head"]["bias"], frozen.upper["word"], hidden.targets)
+
+    trained = {"own": _wordless(model.ngrams), "head": {"bias": jnp.zeros(layers.config.vocab_size)}}
+    after, losses = fit_texts(
+        objective,
+        model,
+        trained,
+        tokens,
+        plan,
+        rate=DOMAIN_RATE,
+        keeper=keeper,
+        save_every=save_every,
+        pad_id=pad_id,
+        report=report,
+    )
+    return _worded(after["own"], model.upper["word"]), losses
+
+
+def hierarchical_states(
+    layers: NGramLayers, model: Hierarchical, rows: TextRows, dtype: DType = "float32"
+) -> tuple[Float[Array, "n l d"], ...]:
+    """The merged vectors of texts whose n-grams are computed, and every upper layer's output, f32; values past a row's
+    length have no meaning."""
+    inside = _inside(rows)
+    count = inside.size
+    grams = text_ngrams(rows, layers.window).reshape(count, -1)
+    table = layers.vectors(model.ngrams, grams, dtype)
+    at = jnp.where(inside, jnp.arange(count, dtype=rows.ids.dtype).reshape(inside.shape), NO_ROW)
+    encoder = split(dataclasses.replace(layers.upper, table_rows=count))
+    return states_of(encoder, {**model.upper, "table": table}, rows._replace(ids=at), dtype)
+
+
+def text_ngrams(rows: TextRows, window: Window) -> Int[Array, "n l size"]:
+    """``jpets.plot.ngrams.ngrams`` of padded texts inside a program. A place past a row's length is a token alone."""
+    inside = _inside(rows)
+    raised = jnp.where(inside, rows.ids + 1, 0)
+    length = raised.shape[1]
+    wide = jnp.pad(raised, ((0, 0), (window.before, window.after)))
+    found = jnp.stack([wide[:, place : place + length] for place in range(window.size)], -1)
+    own = jnp.arange(window.size) == window.before
+    return jnp.where(inside[..., None], found, own.astype(found.dtype))
+
+
+def states_of(encoder: SplitEncoder, params: Params, rows: TextRows, dtype: str) -> tuple[Float[Array, "n l d"], ...]:
+    """What an encoder's layers get and its last one gives, f32."""
+    cast = cast_params(params, dtype)
+    batch = rectangular_batch(rows, "mean", encoder.config)
+    states = encoder.bind(cast).hidden_states(batch, bind_sites(encoder, cast, batch))
+    return tuple(each.reshape(*rows.ids.shape, -1) for each in states)
+
+
+def _distance(found: Float[Array, "n l d"], expected: Float[Array, "n l d"], inside: Any) -> Float[Array, ""]:
+    """Squared error as a part of the variance of what is expected, over all tokens."""
+    weight = inside[..., None].astype(jnp.float32)
+    mean = (expected * weight).sum((0, 1)) / weight.sum()
+    error = (jnp.square(found - expected) * weight).sum()
+    return error / (jnp.square(expected - mean) * weight).sum()
+
+
+def _inside(rows: TextRows) -> Any:
+    return jnp.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]
+
+
+def _without_word(params: Params) -> Params:
+    return {name: own for name, own in params.items() if name != "word"}
+
+
+def _wordless(ngrams: Params) -> Params:
+    return {**ngrams, "lower": _without_word(ngrams["lower"])}
+
+
+def _worded(ngrams: Params, word: Array) -> Params:
+    return {**ngrams, "lower": {**ngrams["lower"], "word": word}}
+
+
+def _joined(own: Params, word: Array) -> Hierarchical:
+    return Hierarchical(_worded(own["ngrams"], word), {**own["upper"], "word": word})

@@ -1,0 +1,78 @@
+"""``jpets plot``: from a text file to a task that is served on a domain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import Run
+from support import ENGINE_SETTINGS, FIXTURES
+
+from checkpoints.source import load_backbone
+from checkpoints.task_file import read_task
+from jpets.app.jobs import tables
+from jpets.engine.engine import Engine
+from jpets.types import Classification, Query
+
+QUICK = ("--epochs", 1, "--batch", 16, "--dtype", "float32", "--max-length", 16)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.txt"
+    path.write_text("the library reads files and writes files\nsome words of the domain are read again\n" * 24)
+    return path
+
+
+def test_a_domain_from_a_text_file_and_a_task_on_it(
+    run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tables"
+    result = run("plot", "root", FIXTURES / "tiny-bert", texts, folder, "--layers", 1, "--share", 1, *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "tables: root" in result.stdout and "last loss" in result.stdout
+    result = run("plot", "domain", folder, texts, "files", *QUICK)
+    assert result.exit_code == 1 and "at least 20,000 tokens" in result.stderr
+    monkeypatch.setattr(tables, "LEAST_TOKENS", 10)
+    result = run("plot", "domain", folder, texts, "files", *QUICK)
+    assert result.exit_code == 0, result.output
+    listed = json.loads(run("plot", "list", folder, "--json").stdout)
+    assert [each["domain"] for each in listed] == ["root", "files"] and listed[1]["share"] == 0.5
+    assert "files" in run("plot", "list", folder).stdout
+
+    data, task = tmp_path / "data.csv", tmp_path / "task.safetensors"
+    data.write_text("text,label\n" + "the library reads files,reads\nthe library writes files,writes\n" * 20)
+    arguments = (data, "-o", task, "--backbone", folder, "--domain", "files", "--epochs", 2, "--dtype", "float32")
+    result = run("train", *arguments)
+    assert result.exit_code == 0, result.output
+    backbone = load_backbone(folder)
+    own = read_task(task, config=backbone.config, backbone=backbone.ref())
+    assert own.preprocessing.domain == f"files@{listed[1]['layers']}"
+    with Engine(backbone, [own], ENGINE_SETTINGS, cache_dir=tmp_path / "cache").start() as engine:
+        (answer,) = engine.infer([Query("task", "the library reads files")])
+    assert isinstance(answer, Classification) and np.isfinite(answer.logits).all()
+    scored = json.loads(run("task", "eval", task, data, "--backbone", folder, "--json").stdout)
+    assert scored["scores"]["accuracy"] >= 0.5
+
+    assert run("plot", "delete", folder, "files").exit_code == 0
+    result = run("plot", "delete", folder, "files")
+    assert result.exit_code == 1 and "there is no domain 'files'" in result.stderr
+    result = run("task", "eval", task, data, "--backbone", folder)
+    assert result.exit_code == 1 and "there is no domain" in result.stderr
+
+
+def test_what_cannot_be_made_is_refused(run: Run, texts: Path, tmp_path: Path) -> None:
+    source, out = FIXTURES / "tiny-bert", tmp_path / "out"
+    for more, said in (
+        (("--layers", 3), "tables must replace 1 to 2 layers"),
+        (("--ngram", 4), "2, 3 or 5 tokens"),
+    ):
+        result = run("plot", "root", source, texts, out, *more, "--epochs", 0)
+        assert result.exit_code == 1 and said in result.stderr and not out.exists()
+    result = run("plot", "root", source, texts, tmp_path)
+    assert result.exit_code == 1 and "exists already" in result.stderr
+    result = run("plot", "list", source)
+    assert result.exit_code == 1 and "found none; build them" in result.stderr
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".making-")]
