@@ -16,7 +16,7 @@ from serving.http.methods import MethodsMiddleware
 from serving.http.parameters import check_parameters
 from serving.http.settings import ServingSettings
 from serving.jobs.service import Jobs
-from serving.protocols import backbones, classify, embeddings, huggingface, jobs, models, oip, status, tasks
+from serving.protocols import backbones, classify, domains, embeddings, huggingface, jobs, models, oip, status, tasks
 from serving.requests.context import Context, Here, server_version
 from serving.requests.metrics import CONTENT_TYPE, Metrics
 from serving.requests.middleware import RequestMiddleware
@@ -38,6 +38,7 @@ TAGS = [
     {"name": "open inference protocol", "description": "A task is a model; so is the plain backbone"},
     {"name": "tasks", "description": "Which tasks there are"},
     {"name": "backbones", "description": "Which backbones there are"},
+    {"name": "domains", "description": "Tables of n-gram vectors, of backbones whose lower layers they stand for"},
     {"name": "jobs", "description": "Tasks and backbones that are being made"},
     {"name": "operation", "description": "For people and monitoring"},
 ]
@@ -70,7 +71,7 @@ def create_app(
     app.state.context = Context(service, settings, metrics, training)
     for module in (classify, embeddings, huggingface, models):
         app.include_router(module.router, responses=NESTED_ERRORS)
-    for module in (tasks, backbones, jobs):
+    for module in (tasks, backbones, domains, jobs):
         app.include_router(module.router, responses=NESTED_ERRORS | CHANGE_ERRORS)
     app.include_router(oip.router)
     app.include_router(status.router, responses=PAGE_ERRORS)

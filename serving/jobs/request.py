@@ -100,6 +100,7 @@ class FineTune(_Asked):
     balanced: bool = False
     max_length: Annotated[int, Field(ge=2, le=8192)] = 128
     pooling: Literal["mean", "cls", "pooler"] = "mean"
+    domain: Annotated[Text, Field(max_length=256)] | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 

@@ -184,6 +184,25 @@ class BackboneList(BaseModel):
     backbones: list[BackboneItem]
 
 
+class DomainItem(BaseModel):
+    """A domain's table, or that of the root, which has no name. ``found`` are the shares of the ``tokens`` that were
+    looked up since the start, by where they were found; ``problem`` says why a table cannot be used."""
+
+    backbone: str
+    name: str | None
+    full_name: str | None
+    entries: int
+    bytes: int
+    tasks: int
+    tokens: int
+    found: dict[str, float]
+    problem: str | None = None
+
+
+class DomainList(BaseModel):
+    domains: list[DomainItem]
+
+
 class JobItem(BaseModel):
     """``version`` of ``task``, or ``new_backbone``, is what a job that succeeded published; ``problem`` says why one
     failed. ``attempts`` are the processes that it took; ``scores`` are those on held-out texts; ``extracted`` says what

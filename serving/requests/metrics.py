@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from jpets.engine.results.stats import BatchRecord
@@ -86,6 +86,25 @@ class ServiceCollector(Collector):
             for state in get_args(JobStateName):
                 metric.add_metric([state], counts.get(state, 0))
             yield metric
+        yield from _tables(service)
         engines, gone = service.backbones.counted()
         if engines:
             yield from engine_metrics(engines, gone)
+
+
+def _tables(services: Services) -> Iterator[Metric]:
+    """Where the tokens of texts were found, and how large tables are; the root's domain is empty."""
+    text = "Tokens that were looked up in tables, by where their n-grams were found"
+    tokens = CounterMetricFamily("jpets_looked_up_tokens", text, labels=["backbone", "domain", "level"])
+    entries = GaugeMetricFamily("jpets_table_entries", "N-grams in a table", labels=["backbone", "domain"])
+    size = GaugeMetricFamily("jpets_table_bytes", "Bytes of a table's file", labels=["backbone", "domain"])
+    for service in services.all:
+        if (tables := service.backbone.tables) is None:
+            continue
+        for own in tables.report():
+            labels = [service.backbone.name, own.name]
+            for level, count in own.levels.items():
+                tokens.add_metric([*labels, level], count)
+            entries.add_metric(labels, own.entries)
+            size.add_metric(labels, own.bytes)
+    yield from (tokens, entries, size)

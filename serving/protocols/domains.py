@@ -1,0 +1,87 @@
+"""``/v1/domains``: the tables of n-gram vectors of backbones whose lower layers they stand for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from fastapi import APIRouter, Response
+
+from jpets.errors import Conflict, NotFound
+from serving.hosted.service import Service
+from serving.hosted.services import Services
+from serving.protocols.schemas import DomainItem, DomainList
+from serving.requests.context import Here
+
+router = APIRouter(prefix="/v1/domains", tags=["domains"])
+
+
+@router.get("", response_model=DomainList, summary="List the domains")
+async def list_domains(here: Here) -> DomainList:
+    """Of every backbone with tables: their sizes, the tasks that use them, and where the tokens of texts were found
+    since the start. The root, which all domains of a backbone share, has no name."""
+    return DomainList(domains=await asyncio.to_thread(_items, here.services))
+
+
+@router.delete("/{name}", status_code=204, response_class=Response, summary="Delete a domain")
+async def delete_domain(here: Here, name: str, backbone: str | None = None) -> Response:
+    """Of the first backbone unless another one is named. 409 while tasks use it."""
+    await asyncio.to_thread(_delete, here.services, name, backbone)
+    return Response(status_code=204)
+
+
+def _items(services: Services) -> list[DomainItem]:
+    used = _used(services)
+    found = []
+    for service in services.all:
+        if (tables := service.backbone.tables) is None:
+            continue
+        for own in tables.report():
+            total = sum(own.levels.values())
+            found.append(
+                DomainItem(
+                    backbone=service.backbone.name,
+                    name=own.name or None,
+                    full_name=own.full_name if own.name else None,
+                    entries=own.entries,
+                    bytes=own.bytes,
+                    tasks=used[service.backbone.fingerprint, own.name],
+                    tokens=total,
+                    found={level: count / total for level, count in own.levels.items()} if total else {},
+                    problem=own.problem,
+                )
+            )
+    return found
+
+
+def _delete(services: Services, name: str, backbone: str | None) -> None:
+    """Raises ``NotFound``, ``Conflict``."""
+    service = _service(services, backbone)
+    if service.backbone.tables is None:
+        raise NotFound(f"backbone {service.backbone.name!r} has no tables")
+    if count := _used(services)[service.backbone.fingerprint, name]:
+        raise Conflict(f"{count} tasks use domain {name!r}; delete them first")
+    service.backbone.tables.remove(name)
+
+
+def _service(services: Services, name: str | None) -> Service:
+    """Raises ``NotFound``."""
+    if name is None:
+        return services.first
+    found = next((own for own in services.all if own.backbone.name == name), None)
+    if found is None:
+        raise NotFound(f"backbone {name[:128]!r} is not loaded")
+    return found
+
+
+def _used(services: Services) -> Counter[tuple[str, str]]:
+    """The stored tasks by backbone and domain."""
+    found: Counter[tuple[str, str]] = Counter()
+    after: str | None = None
+    while True:
+        tasks, after = services.repository.list(limit=1000, after=after)
+        for task in tasks:
+            domain = (task.metadata.get("preprocessing") or {}).get("domain") or ""
+            found[task.metadata["backbone"]["fingerprint"], domain.partition("@")[0]] += 1
+        if after is None:
+            return found
