@@ -24,6 +24,7 @@ from benches.engine.prediction import prediction
 from benches.engine.programs import programs
 from benches.engine.runtimes import runtimes
 from benches.engine.scaling import scaling
+from benches.engine.tables import hierarchical, lookup
 from benches.engine.throughput import throughput
 from benches.engine.training import training
 from benches.scheduling.batching import batching
@@ -50,11 +51,13 @@ COMMANDS = (
     costs,
     curve,
     growth,
+    hierarchical,
     host,
     interval,
     jobs,
     kernels,
     layerwise,
+    lookup,
     memory,
     migration,
     operators,

@@ -21,7 +21,7 @@ from rich.table import Table
 from jpets.config import NAMED_BACKBONES, BackboneConfig
 from jpets.deltas import METHODS
 from jpets.model.encoder import Params, random_params
-from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, Head, Task
+from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, Head, RowSource, Task
 
 console = Console(stderr=True)
 
@@ -42,6 +42,7 @@ class RandomBackbone:
     fingerprint: str = f"sha256:{0:064}"
     embeds: EmbeddingRule = BY_MEAN
     kind: str = "encoder"
+    tables: RowSource | None = None
 
 
 def named_backbone(name: str) -> BackboneConfig:
@@ -55,14 +56,18 @@ def random_backbone(name: str) -> RandomBackbone:
     return RandomBackbone(name, config, jax.tree.map(np.asarray, random_params(config)))
 
 
-def random_tasks(backbone: RandomBackbone, methods: Sequence[str], count: int) -> list[Task]:
-    """``count`` tasks that take the methods in turn, each with a head of its own."""
+def random_tasks(
+    backbone: RandomBackbone, methods: Sequence[str], count: int, layers: Sequence[int] | None = None
+) -> list[Task]:
+    """``count`` tasks that take the methods in turn, each with a head of its own; their deltas are in ``layers``, by
+    default in all."""
     rng, config = np.random.default_rng(0), backbone.config
     ref = BackboneRef.of(backbone)
     tasks = []
     for i in range(count):
         method = methods[i % len(methods)]
-        delta = METHODS[method].init(rng, METHODS[method].usual, config, 0.02)
+        own = METHODS[method].usual if layers is None else {**METHODS[method].usual, "layers": list(layers)}
+        delta = METHODS[method].init(rng, own, config, 0.02)
         kernel = rng.standard_normal((config.hidden_size, LABELS), np.float32) * 0.02
         head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)})
         tasks.append(Task(f"{method}-{i}", ref, (delta,), head, tuple("abcd")))

@@ -212,6 +212,38 @@ def layerwise(found: Sequence[Document]) -> str:
     return markdown_table(head, rows)
 
 
+def lookup(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        own, opening = each.settings, each.systems["opening"]
+        entries = f"{own['entries']:,} {own['ngram']}-grams of {own['width']}, {opening['bytes'] / 1e9:.1f} GB"
+        cores = "one core" if own["one_core"] else "all cores"
+        rows += [
+            [entries, f"{name}, {cores}", f"{figures['tokens_per_second']:,.0f} tokens/s"]
+            for name, figures in each.systems.items()
+            if name != "opening"
+        ]
+        rows.append([entries, "opening", f"{opening['seconds']:.2f} s"])
+    return markdown_table(["table", "what", "measured"], rows, left=2)
+
+
+def hierarchical(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        own, systems = each.settings, each.systems
+        rows.append(
+            [
+                f"{own['backbone']}, the lowest {own['layers']} layers",
+                f"{own['tasks']} of {methods(own)}",
+                f"{own['tasks'] * own['per_task_batch']} x {own['length']}",
+                f"{systems['tables']['qps']:.1f}",
+                *(ratio(systems[name]["tables_ratio"]) for name in ("whole", "upper")),
+            ]
+        )
+    head = ["tables stand for", "tasks", "batch", "queries/s", "/ whole network", "/ upper layers alone"]
+    return markdown_table(head, rows, left=3)
+
+
 TRAFFIC = {"zipf": "by Zipf's law", "uniform": "evenly over all", "hot": "32 tasks of them"}
 
 

@@ -26,6 +26,8 @@ OF_REPORTS: Mapping[str, Tables] = {
     "operators": engine_tables.operators,
     "programs": engine_tables.programs,
     "layerwise": engine_tables.layerwise,
+    "lookup": engine_tables.lookup,
+    "hierarchical": engine_tables.hierarchical,
     "paging": engine_tables.paging,
     "prediction": engine_tables.prediction,
     "runtimes": engine_tables.runtimes,
