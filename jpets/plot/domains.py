@@ -66,6 +66,7 @@ class DomainTables:
         """Held while the tree is read again."""
         self._counting = threading.Lock()
         self._levels: dict[str, Int[np.ndarray, " levels"]] = {}
+        self._names = tree.window.level_names
         self._stamp, self._looks_at = tree_stamp(folder), time.monotonic() + LOOK_SECONDS
         self._view = self._opened(tree, None)
 
@@ -100,7 +101,7 @@ class DomainTables:
         rows = np.empty(len(ids), np.int32)
         try:
             for table, own in ((lookup.domain, found.table == DOMAIN), (lookup.root, found.table == ROOT)):
-                if table is not None:
+                if table is not None and own.any():
                     table.check(found.row[own])
                     rows[own] = found.row[own] + view.first[table.name]
         except InvalidTable as error:
@@ -124,8 +125,7 @@ class DomainTables:
         view = self._view
         with self._counting:
             counts = {name: own.tolist() for name, own in self._levels.items()}
-        names = view.tree.window.level_names
-        found = []
+        names, found = self._names, []
         for name, branch in [(ROOT_NAME, view.tree.root), *sorted(view.tree.domains.items())]:
             lookup = view.lookups.get(name or None)
             table = None if lookup is None else lookup.domain if name else lookup.root
@@ -150,9 +150,9 @@ class DomainTables:
             log.error("the tables were replaced, and the new ones cannot be used: %s", error.message)
 
     def _count(self, name: str, level: Int[np.ndarray, " t"]) -> None:
-        found = np.bincount(level, minlength=len(self._view.tree.window.level_names))
+        found = np.bincount(level, minlength=len(self._names))
         with self._counting:
-            self._levels[name] = self._levels.get(name, np.zeros_like(found)) + found
+            self._levels[name] = self._levels.get(name, 0) + found
 
     def _opened(self, tree: Tree, before: _View | None) -> _View:
         if before is not None and (tree.window, tree.width, tree.root) != (

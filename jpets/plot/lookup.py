@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 
 from jpets.errors import InvalidInput, InvalidTable
 from jpets.plot.ngrams import Window, keys_of, shortened
 from jpets.plot.table import Table
 
 DOMAIN, ROOT = 0, 1
-FEW = 512
-"""N-grams that are looked up one by one: finding out which are the same takes longer."""
 
 
 class Found(NamedTuple):
@@ -54,20 +52,18 @@ class Lookup:
         centre = grams[:, self._window.before]
         if ((centre < 1) | (centre > self._words)).any():
             raise InvalidInput(f"token ids must be from 0 to {self._words - 1}")
-        if len(grams) <= FEW:
-            return self._find(grams, keys_of(grams))
-        keys, first, inverse = np.unique(keys_of(grams), return_index=True, return_inverse=True)
-        found = self._find(grams[first], keys)
-        return Found(found.table[inverse], found.row[inverse], found.level[inverse])
-
-    def _find(self, grams: Int[np.ndarray, "k n"], keys: Shaped[np.ndarray, " k"]) -> Found:
-        row = np.full(len(keys), -1) if self.domain is None else self.domain.find(keys)
-        table = np.where(row >= 0, np.int8(DOMAIN), np.int8(ROOT))
-        level = np.zeros(len(keys), np.int8)
+        keys = keys_of(grams)
+        order = keys.argsort()  # neighbours in the order of keys are neighbours in the table
+        found = self.domain.find(keys[order]) if self.domain is not None else np.full(len(keys), -1)
+        row, level = np.empty_like(found), np.zeros(len(keys), np.int8)
+        row[order] = found
+        missing = order[found < 0]
+        table = np.full(len(keys), DOMAIN, np.int8)
+        table[missing] = ROOT
         for depth, span in enumerate(self._spans, 1):
-            missing = np.flatnonzero(row < 0)
             if not len(missing):
                 break
-            level[missing] = depth
-            row[missing] = self.root.find(keys_of(shortened(grams[missing], self._window, *span)))
+            found = self.root.find(keys_of(shortened(grams[missing], self._window, *span)))
+            row[missing], level[missing] = found, depth
+            missing = missing[found < 0]
         return Found(table, row, level)

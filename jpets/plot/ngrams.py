@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int, Shaped
-from numpy.lib.stride_tricks import sliding_window_view
 
 from jpets.errors import InvalidInput
 
@@ -88,12 +87,13 @@ def ngrams(
     """The n-gram of each token of packed texts, as raised ids; none crosses from one text into another. Without
     ``text_of_token`` all tokens are of one text."""
     count = len(ids)
-    if not count:
-        return np.zeros((0, window.size), np.int64)
     raised = np.zeros(count + window.size - 1, np.int64)
-    raised[window.before : window.before + count] = ids
-    raised[window.before : window.before + count] += 1
-    found = sliding_window_view(raised, window.size).copy()
+    own_ids = raised[window.before : window.before + count]
+    own_ids[:] = ids
+    own_ids += 1
+    found = np.empty((count, window.size), np.int64)
+    for place in range(window.size):
+        found[:, place] = raised[place : place + count]
     if text_of_token is None:
         return found
     for place, offset in enumerate(range(-window.before, window.after + 1)):
