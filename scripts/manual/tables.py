@@ -68,6 +68,7 @@ def _families() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
         unreadable=0,
         seen_age=0.0,
         backbones=types.SimpleNamespace(counted=lambda: (engines, Counter())),
+        all=(),
         observe=lambda run: None,
     )
     registry = Metrics(cast(Any, service), cast(Any, jobs)).registry
