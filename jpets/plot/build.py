@@ -24,11 +24,11 @@ from jpets.plot.counting import NgramCounter
 from jpets.plot.layers import NGramLayers
 from jpets.plot.ngrams import Window, grams_of, keys_of, ngrams, shortened
 from jpets.plot.table import TableInfo, TableWriter
+from jpets.plot.tree import LAYERS_SUFFIX
 from jpets.types import Progress
 
 BATCH = 2048
 """N-grams that are computed at a time."""
-LAYERS_SUFFIX = ".safetensors"
 
 
 def table_info(layers: NGramLayers, digest: str) -> TableInfo:

@@ -15,17 +15,19 @@ import dataclasses
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from jpets.errors import InvalidTable, NotFound
-from jpets.files import space_errors, sync_folder, temporary_sibling
+from jpets.files import STALE_SECONDS, space_errors, sync_folder, temporary_sibling
 from jpets.plot.ngrams import Window
 from jpets.plot.table import SUFFIX, TableInfo
 
 FORMAT = 1
 TREE, TABLES, LAYERS, LOCK = "tree.json", "tables", "layers", "tree.lock"
+LAYERS_SUFFIX = ".safetensors"
 NAMED_DIGITS = 12
 """Digits of the digest of its n-gram layers that a domain's full name ends with."""
 
@@ -82,17 +84,19 @@ class Tree:
 
     @classmethod
     def change(cls, folder: Path, change: Callable[[Self], Self]) -> Self:
-        """Replaces the tree by ``change`` of it, one process at a time. Tables and layers that it no longer names are
-        removed; who has them open keeps them."""
+        """Replaces the tree by ``change`` of it, one process at a time. Tables and layers that it does not name are
+        removed once they are a day old: a younger one may be what another process is about to name. A process that has
+        one open keeps it."""
         with (folder / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             tree = change(cls.read(folder))
             tree.write(folder)
             branches = [tree.root, *tree.domains.values()]
             named = {own.table for own in branches} | {own.layers for own in branches}
-            for path in [*(folder / TABLES).glob(f"*{SUFFIX}"), *(folder / LAYERS).iterdir()]:
-                if path.stem not in named and not path.name.startswith("."):
-                    path.unlink()
+            oldest = time.time() - STALE_SECONDS
+            for path in [*(folder / TABLES).glob(f"*{SUFFIX}"), *(folder / LAYERS).glob(f"*{LAYERS_SUFFIX}")]:
+                if path.stem not in named and path.stat().st_mtime < oldest:
+                    path.unlink(missing_ok=True)
         return tree
 
     def branch(self, domain: str) -> Branch:

@@ -7,6 +7,7 @@ from runs import Run
 from support import tiny
 
 from checkpoints.native import is_native
+from jpets.config import BackboneConfig
 
 
 def test_import_writes_a_native_backbone_with_the_same_fingerprint(run: Run, fixtures: Path, tmp_path: Path) -> None:
@@ -19,7 +20,7 @@ def test_import_writes_a_native_backbone_with_the_same_fingerprint(run: Run, fix
     assert "small" in result.stdout
     shown = json.loads(run("backbone", "show", native, "--json").stdout)
     assert (shown["name"], shown["fingerprint"]) == ("small", backbone.fingerprint)
-    assert shown["config"] == backbone.config.to_dict()
+    assert BackboneConfig.from_dict(shown["config"]) == backbone.config
     assert shown["bytes"] == 4 * shown["parameters"]
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
+import time
 
 import numpy as np
 import pytest
 from support import wait_until
 
 from jpets.errors import EngineFailure, InvalidTable, NotFound, OutOfSpace
+from jpets.files import STALE_SECONDS
 from jpets.plot import domains
 from jpets.plot.arena import Arena
 from jpets.plot.domains import DomainTables
@@ -98,7 +101,18 @@ def test_a_new_table_is_taken_without_opening_the_others_again(folder: pathlib.P
     assert own.values is values and (after != before).all()
     np.testing.assert_array_equal(values[before], kept)  # rows that were looked up before stay what they were
     assert (values[after] != kept).any()
-    assert len(list((folder / TABLES).glob("*.plot"))) == 2
+
+
+def test_what_a_tree_does_not_name_goes_when_nobody_can_be_about_to_name_it(folder: pathlib.Path) -> None:
+    """A table that was just built is not named yet."""
+    built, old = written(folder, ROOT, grams(), 5), Tree.read(folder).domains["games"].table
+    Tree.change(folder, lambda tree: tree.without("games"))
+    left = {path.stem for path in (folder / TABLES).iterdir()}
+    assert {built, old} <= left
+    long_ago = time.time() - 2 * STALE_SECONDS
+    os.utime(folder / TABLES / f"{old}.plot", (long_ago, long_ago))
+    Tree.change(folder, lambda tree: tree)
+    assert {path.stem for path in (folder / TABLES).iterdir()} == left - {old}
 
 
 def test_a_root_that_changed_needs_another_start(folder: pathlib.Path) -> None:
