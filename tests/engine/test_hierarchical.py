@@ -6,13 +6,17 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
 
+import jax
 import numpy as np
 import pytest
 from hierarchical import IN_DOMAIN, computed, opened, write_tables
 from support import ENGINE_SETTINGS, make_head, make_task, random_delta, shallow
 
 from checkpoints.backbone import Backbone
+from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
+from jpets.engine.programs.mesh import MeshSlice
+from jpets.engine.programs.program import Family
 from jpets.errors import InvalidTask
 from jpets.types import Classification, Embedding, Preprocessing, Query, Task
 
@@ -100,6 +104,19 @@ def test_a_task_of_a_domain_that_is_not_there_is_refused(served: Served) -> None
         rule = dataclasses.replace(tasks[0].preprocessing, domain=domain)
         with pytest.raises(InvalidTask, match=said):
             engine.add_task(dataclasses.replace(tasks[0], id="other", preprocessing=rule))
+
+
+@pytest.mark.parametrize("devices", [slice(1, 2), slice(0, 2)], ids=["another", "two"])
+def test_no_device_has_a_copy_of_the_tables(served: Served, devices: slice) -> None:
+    """They are far larger than any memory."""
+    _, engine, _ = served
+    network, own = engine.replica.family.network, engine.backbone
+    assert own.tables is not None
+    replica = Replica(Family(network, "float32", ()), own.params, MeshSlice(jax.devices()[devices], 4))
+    shards = replica.params["table"].addressable_shards
+    places = {shard.data.unsafe_buffer_pointer() for shard in shards}
+    assert places == {engine.replica.params["table"].unsafe_buffer_pointer()}
+    assert len(shards) == len(jax.devices()[devices])
 
 
 def test_a_task_of_a_domain_needs_a_backbone_with_tables(tmp_path: pathlib.Path) -> None:

@@ -83,6 +83,8 @@ class Replica:
         """Cast parameters, or some of them, on this replica's devices."""
         network = self.family.network
         arranged = network.arranged(params, len(self.mesh.devices))
+        mapped = {name: np.asarray(arranged[name]) for name in network.mapped if name in arranged}  # of no device yet
+        arranged = {**arranged, **mapped}
         placed: Params = jax.device_put(arranged, self.mesh.params(arranged, network.split_axes), may_alias=True)
         return placed
 
