@@ -26,6 +26,7 @@ def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported |
     inner = model_folder(folder)
     if not (inner / CONFIG).is_file():
         return None
+    _check_computes(backbone)
     settings = read_json(inner / CONFIG)
     if is_adapterhub(settings):
         return cut(read_adapterhub(folder, backbone, wishes), wishes)
@@ -35,7 +36,17 @@ def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported |
 def read_model(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     """A fully fine-tuned checkpoint. Raises ``InvalidTask``, also for a folder that is no checkpoint."""
     check_model(folder)
+    _check_computes(backbone)
     return read_full(folder, backbone, wishes)
+
+
+def _check_computes(backbone: Backbone) -> None:
+    """Raises ``InvalidTask`` for a backbone with tables: no other library trained anything on one."""
+    if backbone.config.looks_up:
+        raise InvalidTask(
+            f"backbone {backbone.name!r} has tables for its lower layers: expected a task that was trained on it (jpets "
+            "train), found one of another library"
+        )
 
 
 def check_model(folder: Path) -> None:

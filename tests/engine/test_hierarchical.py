@@ -10,9 +10,11 @@ import jax
 import numpy as np
 import pytest
 from hierarchical import IN_DOMAIN, computed, opened, write_tables
-from support import ENGINE_SETTINGS, make_head, make_task, random_delta, shallow
+from support import ENGINE_SETTINGS, FIXTURES, make_head, make_task, random_delta, shallow
 
 from checkpoints.backbone import Backbone
+from checkpoints.imports.heads import Wishes
+from checkpoints.imports.task import read_adapter, read_model
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import MeshSlice
@@ -117,6 +119,16 @@ def test_no_device_has_a_copy_of_the_tables(served: Served, devices: slice) -> N
     places = {shard.data.unsafe_buffer_pointer() for shard in shards}
     assert places == {engine.replica.params["table"].unsafe_buffer_pointer()}
     assert len(shards) == len(jax.devices()[devices])
+
+
+def test_what_others_trained_is_not_for_a_backbone_with_tables(served: Served) -> None:
+    """An adapter for a backbone of as many layers would fit, and mean nothing."""
+    _, engine, _ = served
+    assert isinstance(engine.backbone, Backbone)
+    with pytest.raises(InvalidTask, match="found one of another library"):
+        read_adapter(FIXTURES / "peft-lora" / "r8-query-value", engine.backbone, Wishes())
+    with pytest.raises(InvalidTask, match="found one of another library"):
+        read_model(FIXTURES / "tiny-bert", engine.backbone, Wishes())
 
 
 def test_a_task_of_a_domain_needs_a_backbone_with_tables(tmp_path: pathlib.Path) -> None:
