@@ -44,8 +44,8 @@ def _check_computes(backbone: Backbone) -> None:
     """Raises ``InvalidTask`` for a backbone with tables: no other library trained anything on one."""
     if backbone.config.looks_up:
         raise InvalidTask(
-            f"backbone {backbone.name!r} has tables for its lower layers: expected a task that was trained on it (jpets "
-            "train), found one of another library"
+            f"backbone {backbone.name!r} has tables for its lower layers: expected a task that was trained on it "
+            "(jpets train), found one of another library"
         )
 
 
