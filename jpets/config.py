@@ -20,6 +20,7 @@ PADDING_SKIPPED = ("roberta", "xlm-roberta", "camembert")
 Policy = Literal["fixed", "alpha", "beta", "coordinated", "turbo", "packed", "length-buffer", "auto", "steady"]
 Trigger = Literal["hungry", "lazy"]
 Kernels = Literal["auto", "reference", "batched", "dense", "cudnn", "mosaic"]
+TablePlace = Literal["auto", "mapped", "staged"]
 DType = Literal["bfloat16", "float32"]
 
 
@@ -54,7 +55,7 @@ class BackboneConfig:
     """Tokens before and after a token in its n-gram, if the layers work on tables of n-gram vectors (``jpets.plot``),
     which stand for word embeddings and lower layers."""
     table_rows: int = 0
-    """Rows that the tables of a ``window`` have in memory."""
+    """Rows of the tables of a ``window`` that programs take as a parameter; 0: every token brings its row's vectors."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads:
@@ -69,6 +70,11 @@ class BackboneConfig:
     def looks_up(self) -> bool:
         """Whether tokens come as the rows of their n-grams in tables, and not as their ids."""
         return self.window != (0, 0)
+
+    @property
+    def staged(self) -> bool:
+        """Whether tokens bring the vectors of their n-grams, because programs do not have the tables."""
+        return self.looks_up and not self.table_rows
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
@@ -243,6 +249,15 @@ class EngineSettings:
     )
     """What computes each operator: ``auto`` for the candidates that are found fastest when an engine first starts on a
     GPU, within a minute; or one name, wherever an operator has a candidate of that name and it takes the operands."""
+    tables: TablePlace = field(
+        default="auto",
+        metadata=about(
+            "where a backbone's tables are read: mapped, by a CPU's programs; staged, by the host for each batch; "
+            "auto, mapped on a CPU and staged elsewhere"
+        ),
+    )
+    """Where the vectors of a backbone's tables are read: ``mapped``, programs of a CPU read the files themselves;
+    ``staged``, the host gathers each batch's vectors while the device computes the batch before."""
     move_mb_per_second: float = field(
         default=300.0,
         metadata=about("deltas (10^6 bytes a second) that move to balance devices, 0 for any number", ge=0),

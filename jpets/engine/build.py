@@ -11,7 +11,7 @@ from functools import partial
 
 import jax
 
-from jpets.config import EngineSettings
+from jpets.config import BackboneConfig, EngineSettings
 from jpets.deltas.operators import usual_operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, core_programs, widest
@@ -53,7 +53,7 @@ from jpets.engine.results.stats import Stats
 from jpets.engine.tasks.table import TaskTable
 from jpets.engine.workloads.registry import workload_named
 from jpets.engine.workloads.workload import Workload
-from jpets.errors import InvalidBackbone
+from jpets.errors import InvalidInput
 from jpets.free_memory import usual_programs_mb
 from jpets.types import LoadedBackbone, Task
 
@@ -127,19 +127,17 @@ def make_frame(
     devices: Sequence[jax.Device],
     folder: pathlib.Path,
 ) -> Frame:
-    """The arguments are ``Engine``'s. Raises ``OutOfSpace`` where ``tasks`` do not fit, and ``InvalidInput`` if the
-    setting ``kernels`` has no sense here."""
+    """The arguments are ``Engine``'s. Raises ``OutOfSpace`` where ``tasks`` do not fit, and ``InvalidInput`` if
+    the setting ``kernels`` or ``tables`` has no sense here."""
     config = backbone.config
     longest = min(settings.max_length, config.max_positions)
     if buckets:
         longest = min(longest, max(bucket.longest for bucket in buckets))
     mesh = MeshSlice(devices or jax.local_devices()[:1], config.heads)
     device = mesh.devices[0]
-    if config.looks_up and device.platform != "cpu":
-        raise InvalidBackbone(f"tables of n-gram vectors are read by CPUs only, found a {device.platform}")
     limit = device_limit(device, settings.device_memory_gb)
-    workload = workload_named(backbone.kind)(backbone, longest)
     platform = device.platform
+    workload = workload_named(backbone.kind)(backbone, longest, staged=_staged(settings, config, platform))
     operators = before_trials(usual_operators(platform), settings.kernels, mesh)
     family = Family(workload.network, settings.dtype, (), delta_streams(settings, platform), operators)
     figures = figures_path(folder, ProgramStore(folder / "programs", mesh), family)
@@ -156,6 +154,13 @@ def make_frame(
     else:
         core = [ProgramKey(*pair) for pair in core_programs(menu, light, heavy)]
     return Frame(settings, workload, mesh, limit, family, menu, bool(buckets), offered, core, figures)
+
+
+def _staged(settings: EngineSettings, config: BackboneConfig, platform: str) -> bool:
+    """Whether the host gathers the vectors of a batch. Raises ``InvalidInput``."""
+    if settings.tables == "mapped" and config.looks_up and platform != "cpu":
+        raise InvalidInput(f"tables are mapped into the memory of CPUs, found a {platform}: leave tables at auto")
+    return config.looks_up and (settings.tables == "staged" or platform != "cpu")
 
 
 def figures_path(folder: pathlib.Path, store: ProgramStore, family: Family) -> pathlib.Path:

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jpets.deltas.recipe import Recipe, Tree
+from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder, cast_params
 from jpets.training.forward import InputRows, TextRows, task_outputs
 from jpets.training.losses import Labels, mean_loss, row_losses
@@ -103,7 +104,9 @@ class Trainer:
         devices: Sequence[jax.Device] = (),
     ) -> None:
         self.recipe, self.head, self.plan = recipe, head, plan
-        mesh = jax.sharding.Mesh(np.array(list(devices) or jax.local_devices()[:1]), (DATA,))
+        devices = list(devices) or jax.local_devices()[:1]
+        _check_tables(base, devices)
+        mesh = jax.sharding.Mesh(np.array(devices), (DATA,))
         self._everywhere = NamedSharding(mesh, PartitionSpec())
         self._parted = NamedSharding(mesh, PartitionSpec(DATA))
         self._base = jax.device_put(as_served(base, recipe, plan), self._everywhere)
@@ -135,6 +138,16 @@ class Trainer:
     def losses(self, trained: Trained, rows: TextRows, labels: Labels) -> Float[Array, " n"]:
         """Each row's loss as served: nothing is random."""
         return self._measure(self._base, trained, *jax.device_put((rows, labels), self._parted))
+
+
+def _check_tables(base: Params, devices: Sequence[jax.Device]) -> None:
+    """Raises ``InvalidInput`` where a device would get a copy of the tables, which are larger than its memory."""
+    found = ", ".join(map(str, devices))
+    if "table" in base and (len(devices) > 1 or devices[0].platform != "cpu"):
+        raise InvalidInput(
+            f"a backbone with tables is trained on by one CPU device, found {found}: set JAX_PLATFORMS=cpu, or leave "
+            "devices out"
+        )
 
 
 def as_served(base: Params, recipe: Recipe, plan: TrainingPlan) -> Params:

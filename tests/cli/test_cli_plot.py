@@ -45,6 +45,8 @@ def test_a_domain_from_a_text_file_and_a_task_on_it(
     data, task = tmp_path / "data.csv", tmp_path / "task.safetensors"
     data.write_text("text,label\n" + "the library reads files,reads\nthe library writes files,writes\n" * 20)
     arguments = (data, "-o", task, "--backbone", folder, "--domain", "files", "--epochs", 2, "--dtype", "float32")
+    result = run("train", *arguments, "--devices", 2)
+    assert result.exit_code == 1 and "trained on by one CPU device" in result.stderr
     result = run("train", *arguments)
     assert result.exit_code == 0, result.output
     backbone = load_backbone(folder)

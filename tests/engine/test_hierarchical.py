@@ -43,16 +43,19 @@ def task_of(backbone: Backbone, method: str, domain: str | None) -> Task:
     return make_task(backbone, f"{method}-{domain or 'root'}", [delta], head, preprocessing=rule)
 
 
-@pytest.fixture(scope="module", params=["tiny-bert", "tiny-roberta"])
+@pytest.fixture(scope="module", params=["tiny-bert", "tiny-roberta", "tiny-roberta staged"])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Engine, list[Task]]]:
+    """Staged: as a device with memory of its own would get them."""
     folder = tmp_path_factory.mktemp("tables")
-    backbone = opened(write_tables(folder / "own", request.param, domains=DOMAINS))
+    name, _, place = request.param.partition(" ")
+    settings = dataclasses.replace(ENGINE_SETTINGS, tables=place or "auto")
+    backbone = opened(write_tables(folder / "own", name, domains=DOMAINS))
     methods = METHODS if request.param == "tiny-bert" else ("lora", "prompt")
     tasks = [task_of(backbone, method, domain) for method in methods for domain in (None, "games", "science")]
-    with Engine(backbone, tasks, ENGINE_SETTINGS, cache_dir=folder / "cache").start() as engine:
-        yield request.param, engine, tasks
+    with Engine(backbone, tasks, settings, cache_dir=folder / "cache").start() as engine:
+        yield name, engine, tasks
 
 
 Served = tuple[str, Engine, list[Task]]
@@ -114,6 +117,9 @@ def test_no_device_has_a_copy_of_the_tables(served: Served, devices: slice) -> N
     _, engine, _ = served
     network, own = engine.replica.family.network, engine.backbone
     assert own.tables is not None
+    if engine.workload.staged:
+        assert "table" not in engine.replica.params
+        return
     replica = Replica(Family(network, "float32", ()), own.params, MeshSlice(jax.devices()[devices], 4))
     shards = replica.params["table"].addressable_shards
     places = {shard.data.unsafe_buffer_pointer() for shard in shards}

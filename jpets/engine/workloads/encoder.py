@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -23,9 +23,11 @@ from jpets.types import LoadedBackbone, Query, Result, Task, Timing
 
 
 class EncoderWorkload(Workload):
-    def __init__(self, backbone: LoadedBackbone, longest: int) -> None:
-        super().__init__(backbone, longest)
-        self.network: Network = self.make_network(backbone.config)
+    def __init__(self, backbone: LoadedBackbone, longest: int, *, staged: bool = False) -> None:
+        super().__init__(backbone, longest, staged=staged)
+        config = backbone.config
+        self.network: Network = self.make_network(dataclasses.replace(config, table_rows=0) if staged else config)
+        self._table = np.asarray(backbone.params["table"]) if config.looks_up else None
         self._embeds = backbone.embeds
         self._uncut = dataclasses.replace(self._embeds.preprocessing, max_length=None, truncation=False)
         self._inputs = {**self.network.inputs, "ids": TokenInput(fill=self.text.pad_id)}
@@ -54,6 +56,17 @@ class EncoderWorkload(Workload):
         tokens = self.text.encode(query, task.preprocessing, resident.longest, passage=asks, of_text=labels)
         row = _row(tokens, resident.slots, pooling)
         return row if resident.lead == NO_LEAD else led(self._behind(row, resident.lead), resident.lead, self.inputs)
+
+    def gathered(self, rows: Sequence[Row]) -> Sequence[Row]:
+        if not self.staged or self._table is None:
+            return rows
+        ids = np.concatenate([row.ids for row in rows])
+        found = self._table[np.maximum(ids, 0)]  # programs leave out the vectors of a place without a row
+        ends = np.cumsum([row.length for row in rows]).tolist()
+        return [
+            dataclasses.replace(row, inputs={**row.inputs, "vectors": found[end - row.length : end]})
+            for row, end in zip(rows, ends, strict=True)
+        ]
 
     def result(self, task: Task | None, row: Row, outputs: Outputs, place: Place, timing: Timing) -> Result | Again:
         logits = None

@@ -53,7 +53,9 @@ class EncoderNetwork(Network):
 
     @property
     def inputs(self) -> Mapping[str, TokenInput]:
-        return INPUTS
+        if not self.config.staged:
+            return INPUTS
+        return {**INPUTS, "vectors": TokenInput(jnp.bfloat16, self.config.table_shape[1:])}
 
     @property
     def split_axes(self) -> Mapping[str, Sequence[str | None]]:
@@ -66,11 +68,12 @@ class EncoderNetwork(Network):
 
     @property
     def mapped(self) -> Sequence[str]:
-        return ("table",) if self.config.looks_up else ()
+        return ("table",) if self.config.table_rows else ()
 
     def cast(self, params: Params, dtype: DType) -> Params:
         if self.config.looks_up:  # no token comes as a word
-            params = {name: own for name, own in params.items() if name != "word"}
+            unread = ("word", "table") if self.config.staged else ("word",)
+            params = {name: own for name, own in params.items() if name not in unread}
         return cast_params(params, dtype)
 
     def arranged(self, params: Params, devices: int) -> Params:
@@ -137,9 +140,12 @@ class EncoderNetwork(Network):
         return dataclasses.replace(self, config=config)
 
     def sample(self, rng: np.random.Generator, length: int) -> Mapping[str, npt.NDArray[Any]]:
-        most = min(FEW_WORDS, self.config.table_rows) if self.config.looks_up else self.config.vocab_size
+        most = min(FEW_WORDS, self.config.table_rows or FEW_WORDS) if self.config.looks_up else self.config.vocab_size
         ids = rng.integers(0, most, length).astype(np.int32)
-        return {"ids": ids, "types": np.zeros_like(ids)}
+        found = {"ids": ids, "types": np.zeros_like(ids)}
+        if self.config.staged:
+            found["vectors"] = rng.standard_normal((length, *self.config.table_shape[1:])).astype(jnp.bfloat16)
+        return found
 
 
 def bound_classes(

@@ -38,7 +38,7 @@ class Again:
 class Workload(abc.ABC):
     """One kind of model, served for one backbone. Thread-safe: rows are made in the threads that submit queries.
 
-    ``longest`` is the most tokens of a query.
+    ``longest`` is the most tokens of a query. ``staged``: programs do not have the backbone's tables, if it has some.
     """
 
     network: Network
@@ -48,8 +48,9 @@ class Workload(abc.ABC):
     def make_network(cls, config: BackboneConfig) -> Network:
         """What programs know of a backbone of this shape; the process that compiles them knows no more."""
 
-    def __init__(self, backbone: LoadedBackbone, longest: int) -> None:
+    def __init__(self, backbone: LoadedBackbone, longest: int, *, staged: bool = False) -> None:
         self.backbone = backbone
+        self.staged = staged
         self.longest = longest
         self.text = TextEncoder.for_length(backbone, longest)
 
