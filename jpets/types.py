@@ -298,6 +298,11 @@ class RowSource(Protocol):
         """The root's first."""
         ...
 
+    def add(self, domain: str, branch: Mapping[str, Any]) -> None:
+        """Adds a domain that was built beside the tables, or replaces one of its name; ``branch`` says what was built.
+        Raises ``InvalidTable`` where it is not there."""
+        ...
+
     def remove(self, domain: str) -> None:
         """Removes a domain for good. Raises ``NotFound``."""
         ...

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -115,6 +116,16 @@ class DomainTables:
         with self._lock:
             self._view = self._opened(Tree.read(self.folder), self._view)
 
+    def add(self, domain: str, branch: Mapping[str, Any]) -> None:
+        """As ``jpets.types.RowSource`` has it."""
+        try:
+            made = Branch(**branch)
+        except TypeError as error:
+            raise InvalidTable(f"domain {domain!r} was made by another version of jpets; make it again") from error
+        self._table(self.tree, made)
+        Tree.change(self.folder, lambda tree: tree.having(domain, made))
+        self.reload()
+
     def remove(self, domain: str) -> None:
         """As ``jpets.types.RowSource`` has it."""
         Tree.change(self.folder, lambda tree: tree.without(domain))
@@ -183,9 +194,13 @@ class DomainTables:
     def _place(self, tree: Tree, branch: Branch) -> _Placed:
         """Raises ``InvalidTable``, ``OutOfSpace``."""
         if branch.table not in self._placed:
-            try:
-                table = Table(table_path(self.folder, branch), tree.info(branch))
-            except OSError as error:
-                raise InvalidTable(f"the table cannot be read: {error.strerror}") from error
+            table = self._table(tree, branch)
             self._placed[branch.table] = _Placed(table, self._arena.map(table))
         return self._placed[branch.table]
+
+    def _table(self, tree: Tree, branch: Branch) -> Table:
+        """Raises ``InvalidTable``."""
+        try:
+            return Table(table_path(self.folder, branch), tree.info(branch))
+        except OSError as error:
+            raise InvalidTable(f"the table cannot be read: {error.strerror}") from error

@@ -112,6 +112,10 @@ class Tree:
             )
         return found
 
+    def having(self, domain: str, branch: Branch) -> Self:
+        """With a domain, instead of one that had its name."""
+        return dataclasses.replace(self, domains={**self.domains, domain: branch})
+
     def without(self, domain: str) -> Self:
         """Raises ``NotFound``."""
         self.branch(domain)

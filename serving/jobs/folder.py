@@ -64,9 +64,9 @@ class JobState(BaseModel):
 
 
 class JobResult(BaseModel):
-    """The end of a job's process: a task or a backbone with its scores (None: not finite), or the problem.
+    """The end of a job's process: a task, a backbone or a domain with its scores (None: not finite), or the problem.
     ``extracted`` says how the task was extracted, ``chosen`` how it was trained, ``held_against`` has the scores of
-    simpler baselines."""
+    simpler baselines; ``branch`` is what the tree of tables is to call the domain."""
 
     problem: str | None = None
     held_out_loss: float | None = None
@@ -76,6 +76,7 @@ class JobResult(BaseModel):
     chosen: str | None = None
     held_against: dict[str, float | None] = {}
     warnings: list[str] = []
+    branch: dict[str, Any] | None = None
 
 
 class JobFolder:

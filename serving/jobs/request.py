@@ -189,6 +189,23 @@ class FurtherPretrain(_Asked):
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
 
-JobRequest = FineTune | Extract | FurtherPretrain
+class MakeDomain(_Asked):
+    """A domain of a backbone's tables, from texts without labels, with the options of ``jpets plot domain``. Without
+    epochs a domain that is there keeps its n-gram layers, and gets a table of these texts."""
+
+    kind: Literal["make-domain"] = "make-domain"
+    domain: Id
+    format: DataFormat | Literal["txt"] = "txt"
+    text: Column = "text"
+    share: Annotated[Number, Field(ge=0, le=1)] = 0.5
+    epochs: Annotated[int, Field(ge=0, le=1000)] = 1
+    batch: Annotated[int, Field(ge=1, le=4096)] = 32
+    rate: Rate | None = None
+    max_length: Annotated[int, Field(ge=2, le=8192)] = 128
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+
+
+JobRequest = FineTune | Extract | FurtherPretrain | MakeDomain
 STORED: TypeAdapter[JobRequest] = TypeAdapter(Annotated[JobRequest, Field(discriminator="kind")])
 """Reads a stored request."""

@@ -11,11 +11,12 @@ from typing import TypeVar
 
 from jpets.errors import Conflict, InvalidInput, NotFound, Saturated
 from jpets.types import LoadedBackbone, Task, TaskName
+from serving.hosted.domains import tasks_of_domains
 from serving.hosted.repository import StoredTask, stored_as
 from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.jobs.folder import JobFolder, JobFolders
-from serving.jobs.request import DEFAULT_METHOD, Extract, FineTune, FurtherPretrain, JobRequest
+from serving.jobs.request import DEFAULT_METHOD, Extract, FineTune, FurtherPretrain, JobRequest, MakeDomain
 from serving.jobs.runner import Command, JobRunner
 
 MOST_WAITING = 100
@@ -26,12 +27,12 @@ settings that the method does not take."""
 KeepBackbone = Callable[[str, Path], None]
 """Copies a new backbone's folder to where it can be loaded from; an earlier copy stays as it is. Raises ``Conflict``
 where another backbone has that name, ``OutOfSpace``."""
-Asked = TypeVar("Asked", FineTune, Extract, FurtherPretrain)
+Asked = TypeVar("Asked", FineTune, Extract, FurtherPretrain, MakeDomain)
 
 
 class Jobs:
-    """Jobs in ``folder`` that make tasks of ``services``, and backbones where there is a place to keep them. Methods
-    block; thread-safe."""
+    """Jobs in ``folder`` that make tasks and domains of ``services``, and backbones where there is a place to keep
+    them. Methods block; thread-safe."""
 
     def __init__(
         self,
@@ -66,6 +67,8 @@ class Jobs:
         if isinstance(request, FurtherPretrain):
             self._check_name(request.name)
             self._check_layers(request.layers, own.backbone.config.layers)
+        elif isinstance(request, MakeDomain):
+            self._check_domain(request, own.backbone)
         else:
             self._check_task(request.task, own)
         if isinstance(request, FineTune):
@@ -139,6 +142,18 @@ class Jobs:
         if given is not None and max(map(int, given.split(","))) >= count:
             raise InvalidInput(f"layers: expected numbers from 0 to {count - 1}, found {given}")
 
+    def _check_domain(self, request: MakeDomain, backbone: LoadedBackbone) -> None:
+        if backbone.tables is None:
+            raise InvalidInput(
+                f"backbone: expected one with tables, found {backbone.name!r}, which computes all layers"
+            )
+        users = tasks_of_domains(self._services)[backbone.fingerprint, request.domain]
+        if users and request.epochs:
+            raise Conflict(
+                f"{users} tasks use domain {request.domain!r}, and learnt from its n-gram layers: ask for epochs=0, "
+                "which keeps them, choose another name, or delete the tasks first"
+            )
+
     def _is_backbone(self, name: str) -> bool:
         return name in [hosted.name for hosted in self._services.backbones.list()]
 
@@ -149,7 +164,7 @@ class Jobs:
         if isinstance(request, FineTune):
             self._serving(request).changes.check(job.outline_file.read_bytes(), TaskName.of(request.task))
 
-    def _serving(self, request: FineTune | Extract) -> Service:
+    def _serving(self, request: FineTune | Extract | MakeDomain) -> Service:
         """The service of its backbone. Raises ``Saturated`` while that is starting, ``NotFound`` where it is not
         loaded."""
         if (own := self._service(request)) is not None:
@@ -170,7 +185,10 @@ class Jobs:
                 raise NotFound("this server has no folder for new backbones any more; start it with --backbones DIR")
             self._keep_backbone(request.name, job.backbone)
             return None
-        self._serving(request)
+        own = self._serving(request)
+        if isinstance(request, MakeDomain):
+            self._publish_domain(job, request, own.backbone)
+            return None
         kept = self._versions(request.task)
         if again and (above := job.state.above) is not None:
             digest = hashlib.sha256(job.task_file.read_bytes()).hexdigest()
@@ -179,6 +197,11 @@ class Jobs:
                 return mine[0]
         job.change(above=max((stored.version for stored in kept), default=0))
         return services.put_task(TaskName.of(request.task), job.task_file).version
+
+    def _publish_domain(self, job: JobFolder, request: MakeDomain, backbone: LoadedBackbone) -> None:
+        self._check_domain(request, backbone)  # tasks may have come meanwhile
+        assert backbone.tables is not None and job.result is not None and job.result.branch is not None
+        backbone.tables.add(request.domain, job.result.branch)
 
     def _versions(self, task: str) -> Sequence[StoredTask]:
         try:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from jpets.errors import Conflict, NotFound
+from serving.hosted.domains import tasks_of_domains
 from serving.hosted.service import Service
 from serving.hosted.services import Services
-from serving.protocols.schemas import DomainItem, DomainList
+from serving.http.uploads import FILE_BODY
+from serving.jobs.request import MakeDomain
+from serving.protocols.jobs import HereJobs, create
+from serving.protocols.schemas import DomainItem, DomainList, JobItem
 from serving.requests.context import Here
 
 router = APIRouter(prefix="/v1/domains", tags=["domains"])
@@ -23,6 +27,14 @@ async def list_domains(here: Here) -> DomainList:
     return DomainList(domains=await asyncio.to_thread(_items, here.services))
 
 
+@router.post("", response_model=JobItem, status_code=202, summary="Make a domain", openapi_extra=FILE_BODY)
+async def create_domain(request: Request, here: Here, jobs: HereJobs, asked: Annotated[MakeDomain, Query()]) -> JobItem:
+    """The body are texts without labels, the query the options of `jpets plot domain`. 202: a job makes it when the
+    jobs before it have finished; the server answers meanwhile, and takes the table without a stop. Replaces a domain of
+    that name; 409 where tasks use it that could not be served with other n-gram layers."""
+    return await create(request, here, jobs, asked, "texts")
+
+
 @router.delete("/{name}", status_code=204, response_class=Response, summary="Delete a domain")
 async def delete_domain(here: Here, name: str, backbone: str | None = None) -> Response:
     """Of the first backbone unless another one is named. 409 while tasks use it."""
@@ -31,7 +43,7 @@ async def delete_domain(here: Here, name: str, backbone: str | None = None) -> R
 
 
 def _items(services: Services) -> list[DomainItem]:
-    used = _used(services)
+    used = tasks_of_domains(services)
     found = []
     for service in services.all:
         if (tables := service.backbone.tables) is None:
@@ -59,7 +71,7 @@ def _delete(services: Services, name: str, backbone: str | None) -> None:
     service = _service(services, backbone)
     if service.backbone.tables is None:
         raise NotFound(f"backbone {service.backbone.name!r} has no tables")
-    if count := _used(services)[service.backbone.fingerprint, name]:
+    if count := tasks_of_domains(services)[service.backbone.fingerprint, name]:
         raise Conflict(f"{count} tasks use domain {name!r}; delete them first")
     service.backbone.tables.remove(name)
 
@@ -72,16 +84,3 @@ def _service(services: Services, name: str | None) -> Service:
     if found is None:
         raise NotFound(f"backbone {name[:128]!r} is not loaded")
     return found
-
-
-def _used(services: Services) -> Counter[tuple[str, str]]:
-    """The stored tasks by backbone and domain."""
-    found: Counter[tuple[str, str]] = Counter()
-    after: str | None = None
-    while True:
-        tasks, after = services.repository.list(limit=1000, after=after)
-        for task in tasks:
-            domain = (task.metadata.get("preprocessing") or {}).get("domain") or ""
-            found[task.metadata["backbone"]["fingerprint"], domain.partition("@")[0]] += 1
-        if after is None:
-            return found

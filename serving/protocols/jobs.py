@@ -32,7 +32,7 @@ HereJobs = Annotated[Jobs, Depends(find_jobs)]
 async def create_job(request: Request, here: Here, jobs: HereJobs, asked: Annotated[FineTune, Query()]) -> JobItem:
     """The body are the labelled texts, the query the options of `jpets train`. 202: it is trained when the jobs before
     it have finished; the task is then published as a new version, or nothing is where it fails."""
-    return await _create(request, here, jobs, asked, "labelled texts")
+    return await create(request, here, jobs, asked, "labelled texts")
 
 
 @router.post("/extract", response_model=JobItem, status_code=202, summary="Extract a task", openapi_extra=FILE_BODY)
@@ -41,7 +41,7 @@ async def create_extraction(
 ) -> JobItem:
     """The body is a zip archive of a fully fine-tuned checkpoint's folder, the query the options of `jpets task
     import`. What is extracted is published as a new version of the task."""
-    return await _create(request, here, jobs, asked, "a zip archive of a checkpoint")
+    return await create(request, here, jobs, asked, "a zip archive of a checkpoint")
 
 
 @router.post(
@@ -56,7 +56,7 @@ async def create_pretraining(
 ) -> JobItem:
     """The body are texts without labels, the query the options of `jpets backbone pretrain`. The new backbone may then
     be loaded by `PUT /v1/backbones/NAME`; tasks are trained on it anew."""
-    return await _create(request, here, jobs, asked, "texts")
+    return await create(request, here, jobs, asked, "texts")
 
 
 @router.get("", response_model=JobPage, summary="List jobs, the newest first, a page at a time")
@@ -100,7 +100,8 @@ async def delete_job(jobs: HereJobs, id: str) -> Response:
     return Response(status_code=204) if job is None else JSONResponse(JobItem.of(job).model_dump(), 202)
 
 
-async def _create(request: Request, here: Context, jobs: Jobs, asked: Asked, what: str) -> JobItem:
+async def create(request: Request, here: Context, jobs: Jobs, asked: Asked, what: str) -> JobItem:
+    """A new job, with the body as its data; ``what`` names that to people."""
     asked = await asyncio.to_thread(jobs.accept, asked)
     with jobs.folders.draft(asked) as draft:
         with draft.data.open("xb") as file:

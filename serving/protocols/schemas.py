@@ -204,7 +204,8 @@ class DomainList(BaseModel):
 
 
 class JobItem(BaseModel):
-    """``version`` of ``task``, or ``new_backbone``, is what a job that succeeded published; ``problem`` says why one
+    """``version`` of ``task``, ``new_backbone`` or ``domain`` is what a job that succeeded published (a task's
+    ``domain`` is where its texts are looked up); ``problem`` says why one
     failed. ``attempts`` are the processes that it took; ``scores`` are those on held-out texts; ``extracted`` says what
     an extraction kept."""
 
@@ -213,6 +214,7 @@ class JobItem(BaseModel):
     state: JobStateName
     task: str | None = None
     new_backbone: str | None
+    domain: str | None = None
     backbone: str | None
     method: str | None = None
     created: str
@@ -235,7 +237,7 @@ class JobItem(BaseModel):
         asked, state, result = job.request, job.state, job.result
         return cls(
             id=job.id,
-            **asked.model_dump(include={"kind", "task", "backbone", "method"}),
+            **asked.model_dump(include={"kind", "task", "domain", "backbone", "method"}),
             new_backbone=asked.name if asked.kind == "further-pretrain" else None,
             progress=job.progress,
             held_out_loss=result.held_out_loss if result else None,
@@ -251,8 +253,8 @@ class JobItem(BaseModel):
 
     @property
     def makes(self) -> str:
-        """The task's or the backbone's name."""
-        return self.task or self.new_backbone or ""
+        """The task's, the backbone's or the domain's name."""
+        return self.task or self.new_backbone or self.domain or ""
 
 
 class JobPage(BaseModel):

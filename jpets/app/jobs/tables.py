@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -122,14 +123,30 @@ def make_root(
 def make_domain(
     folder: Path, name: str, examples: Sequence[Example], making: Making, checkpoints: Path | None = None
 ) -> Made:
-    """Adds a domain to the tables of a backbone's ``folder``, or replaces it: its n-gram layers are the root's trained
-    further on its texts, and its table has their most frequent n-grams.
+    """Adds a domain to the tables of a backbone's ``folder``, or replaces it, as ``build_domain`` makes it.
 
-    Servers take the new table without a stop. Raises ``InvalidInput``, also for too few texts, ``OutOfSpace``.
+    Servers take the new table without a stop. Raises ``InvalidInput``, ``OutOfSpace``.
+    """
+    made = build_domain(folder, name, examples, making, checkpoints)
+    Tree.change(folder / PLOT, lambda tree: tree.having(name, made.branch))
+    return made
+
+
+def build_domain(
+    folder: Path, name: str, examples: Sequence[Example], making: Making, checkpoints: Path | None = None
+) -> Made:
+    """Writes what a domain needs beside the tables of a backbone's ``folder``, where nothing names it yet: its n-gram
+    layers are the root's trained further on its texts, and its table has their most frequent n-grams. Without epochs a
+    domain that is there keeps its layers.
+
+    Raises ``InvalidInput``, also for too few texts, ``OutOfSpace``.
     """
     check_id(name)
+    if not os.access(folder / PLOT, os.W_OK):
+        raise InvalidInput(f"folder {folder.name} of the backbone must be writable, to add a domain to its tables")
     backbone = read_native(folder)
-    layers, model = opened_layers(backbone, folder)
+    kept_layers = name if not making.plan.epochs and name in Tree.read(folder / PLOT).domains else None
+    layers, model = opened_layers(backbone, folder, kept_layers)
     plain = dataclasses.replace(backbone, tables=None)
     texts = _texts(plain, examples, making)
     if (found := sum(len(own.ids) for own in texts)) < LEAST_TOKENS:
@@ -157,18 +174,17 @@ def make_domain(
         digest = write_layers(folder / PLOT / LAYERS, ngrams)
         sweep(folder / PLOT / TABLES, BUILDING, STALE_SECONDS)
         table = build_table(folder / PLOT / TABLES, layers, ngrams, digest, keys, report=making.report)
-    branch = Branch(table.stem, digest, _details(making, examples, keys))
-    Tree.change(folder / PLOT, lambda tree: dataclasses.replace(tree, domains={**tree.domains, name: branch}))
-    return Made(branch, losses)
+    return Made(Branch(table.stem, digest, _details(making, examples, keys)), losses)
 
 
-def opened_layers(backbone: Backbone, folder: Path) -> tuple[NGramLayers, Hierarchical]:
-    """The n-gram layers of the root of a backbone's ``folder``, and its parameters."""
+def opened_layers(backbone: Backbone, folder: Path, domain: str | None = None) -> tuple[NGramLayers, Hierarchical]:
+    """The n-gram layers of a backbone's ``folder``, and the parameters of the root, or those of a ``domain``."""
     tree = Tree.read(folder / PLOT)
+    branch = tree.root if domain is None else tree.branch(domain)
     whole = whole_config(backbone.config, tree.count)
     word = backbone.params["word"]
     upper = {name: own for name, own in backbone.params.items() if name != "table"}
-    ngrams = read_layers(folder / PLOT / LAYERS, tree.root.layers, word)
+    ngrams = read_layers(folder / PLOT / LAYERS, branch.layers, word)
     return NGramLayers(whole, tree.window, tree.count), Hierarchical(ngrams, upper)
 
 

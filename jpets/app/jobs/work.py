@@ -1,19 +1,19 @@
-"""What jobs do: fine-tune a task, extract one, train a backbone further."""
+"""What jobs do: fine-tune a task, extract one, train a backbone further, make a domain of tables."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jpets.errors import InvalidInput
 from serving.jobs.folder import JobFolder, JobResult
-from serving.jobs.request import Extract, FineTune, FurtherPretrain
+from serving.jobs.request import Extract, FineTune, FurtherPretrain, MakeDomain
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from jpets.training.data import Columns, Example
     from jpets.training.plan import Training
     from jpets.training.run import UpdateReport
@@ -35,6 +35,8 @@ def do(job: JobFolder, source: str, name: str, report: Report) -> JobResult:
         return _fine_tune(job, request, source, name, report)
     if isinstance(request, Extract):
         return _extract(job, request, source, name)
+    if isinstance(request, MakeDomain):
+        return _make_domain(job, request, Path(source), report)
     return _further_pretrain(job, request, source, name, report)
 
 
@@ -201,6 +203,24 @@ def _further_pretrain(job: JobFolder, request: FurtherPretrain, source: str, nam
     scores = {"first_loss": first, "last_loss": last}
     log.info("trained", extra=scores)
     return JobResult(scores=_finite(scores), updates=len(losses))
+
+
+def _make_domain(job: JobFolder, request: MakeDomain, folder: Path, report: Report) -> JobResult:
+    from jpets.training.data import Columns, read_examples
+
+    examples = read_examples(job.data, Columns(request.text, None, None))
+
+    from jpets.app.jobs.tables import Making, build_domain
+    from jpets.training.plan import TrainingPlan
+
+    plan = TrainingPlan(request.epochs, request.batch, rate=request.rate, dtype=request.dtype, seed=request.seed)
+    making = Making(plan, request.share, request.max_length, step=report)
+    made = build_domain(folder, request.domain, examples, making, job.checkpoints)
+    scores = {"entries": float(made.branch.details["entries"])}
+    if made.losses is not None:
+        scores |= {"first_loss": made.losses[0], "last_loss": made.losses[1]}
+    log.info("made", extra=scores)
+    return JobResult(scores=_finite(scores), branch=dataclasses.asdict(made.branch))
 
 
 def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:

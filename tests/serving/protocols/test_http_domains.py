@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +16,21 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, make_head, make_task, rando
 
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task, task_to_bytes
+from jpets.app.hosting import outline_of
 from jpets.engine.engine import Engine
 from jpets.types import Preprocessing
 from serving.hosted.service import Service
+from serving.hosted.services import Services
 from serving.http.settings import ServingSettings
+from serving.jobs.folder import JobFolder
+from serving.jobs.service import Jobs
+
+TEXTS = b"the library reads files and writes files\nsome words of the domain are read again\n" * 1250
 
 
 @pytest.fixture
-def call(tmp_path: Path) -> Iterator[Call]:
-    """A server with a domain that a task uses, and one that none does."""
+def server(tmp_path: Path) -> Iterator[tuple[Call, Jobs]]:
+    """With a domain that a task uses, and one that none does."""
     domains = (("games", IN_DOMAIN, 2), ("science", ("words of science",), 3))
     backbone = opened(write_tables(tmp_path / "own", domains=domains))
 
@@ -39,12 +48,28 @@ def call(tmp_path: Path) -> Iterator[Call]:
     service.start(
         lambda coming: Engine(backbone, (), ENGINE_SETTINGS, coming=coming, cache_dir=cache, buckets=ENGINE_BUCKETS)
     )
-    yield client_of(service, ServingSettings(upload_folder=tmp_path))
+
+    def command(job: JobFolder) -> list[str]:
+        source = str(tmp_path / "own")
+        return [sys.executable, "-m", "jpets.app.jobs.process", str(job.path), source, backbone.name]
+
+    jobs = Jobs(tmp_path / "jobs", Services(service), command, outline_of)
+    yield client_of(service, ServingSettings(upload_folder=tmp_path), jobs), jobs
+    jobs.runner.close()
     service.close()
     repository.close()
 
 
-def test_domains_are_listed_counted_and_deleted(call: Call) -> None:
+def finished(call: Call, id: str) -> Any:
+    end = time.monotonic() + 600
+    while (item := call("GET", f"/v1/jobs/{id}").json())["state"] in ("queued", "running"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return item
+
+
+def test_domains_are_listed_counted_and_deleted(server: tuple[Call, Jobs]) -> None:
+    call, _ = server
     asked = ({"model": model, "input": "some text"} for model in ("games", "plain"))
     one, other = (call("POST", "/v1/classify", json=each).json()["data"][0] for each in asked)
     assert one["probs"] != other["probs"], "the same deltas over other tables"
@@ -62,3 +87,37 @@ def test_domains_are_listed_counted_and_deleted(call: Call) -> None:
     assert call("DELETE", "/v1/domains/science").status_code == 404
     assert call("DELETE", "/v1/domains/games", params={"backbone": "other"}).status_code == 404
     assert {item["name"] for item in call("GET", "/v1/domains").json()["domains"]} == {None, "games"}
+
+
+def test_a_domain_is_made_while_its_backbone_serves(server: tuple[Call, Jobs]) -> None:
+    call, jobs = server
+    quick = {"dtype": "float32", "max_length": 16, "batch": 64}
+    refused = call("POST", "/v1/domains", params={"domain": "games"}, content=TEXTS)
+    assert refused.status_code == 409 and "1 tasks use domain 'games'" in refused.text
+    few = call("POST", "/v1/domains", params={"domain": "few", **quick}, content=TEXTS[:100]).json()
+    made = call("POST", "/v1/domains", params={"domain": "files", **quick}, content=TEXTS).json()
+    more = TEXTS + b"words that no other text of the domain had before\n"
+    again = call("POST", "/v1/domains", params={"domain": "games", "epochs": 0, "share": 1}, content=more).json()
+    assert (made["kind"], made["domain"], made["task"]) == ("make-domain", "files", None)
+    before = {item["name"]: item for item in call("GET", "/v1/domains").json()["domains"]}
+    jobs.runner.start()
+    item = finished(call, few["id"])
+    assert item["state"] == "failed" and "at least 20,000 tokens" in item["problem"]
+    item = finished(call, made["id"])
+    assert item["state"] == "succeeded" and item["progress"]["step"] > 10, item["problem"]
+    assert sorted(item["scores"]) == ["entries", "first_loss", "last_loss"]
+    assert finished(call, again["id"])["state"] == "succeeded"
+    after = {item["name"]: item for item in call("GET", "/v1/domains").json()["domains"]}
+    assert after["files"]["entries"] == item["scores"]["entries"] > 0
+    assert after["games"]["full_name"] == before["games"]["full_name"], "tasks that learnt from it are right still"
+    assert after["games"]["entries"] != before["games"]["entries"]
+    text = "the library reads files and writes files"
+    assert call("POST", "/v1/classify", json={"model": "games", "input": text}).status_code == 200
+    items = {item["name"]: item for item in call("GET", "/v1/domains").json()["domains"]}
+    assert items["games"]["found"]["domain"] == 1
+
+
+def test_only_a_backbone_with_tables_has_domains(service: Service, settings: ServingSettings, tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path / "jobs", Services(service), lambda job: [], outline_of)
+    refused = client_of(service, settings, jobs)("POST", "/v1/domains", params={"domain": "files"}, content=b"x")
+    assert refused.status_code == 422 and "backbone: expected one with tables" in refused.text

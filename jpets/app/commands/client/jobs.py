@@ -34,15 +34,17 @@ if TYPE_CHECKING:
 
 app = App(no_args_is_help=True, help="Jobs of a running server; jpets train --task starts one that trains a task.")
 
-PATH = "/v1/jobs"
+PATH, DOMAINS = "/v1/jobs", "/v1/domains"
+EXTRACT, PRETRAIN = f"{PATH}/extract", f"{PATH}/further-pretrain"
 PAGE = 500
 WAIT = 0.3
 """Seconds between looks at a job that runs."""
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 FORMATS_OF = {
-    "": FORMATS | {".zip": "zip"},
-    "/extract": {".zip": "zip"},
-    "/further-pretrain": FORMATS | {".txt": "txt"},
+    PATH: FORMATS | {".zip": "zip"},
+    EXTRACT: {".zip": "zip"},
+    PRETRAIN: FORMATS | {".txt": "txt"},
+    DOMAINS: FORMATS | {".txt": "txt"},
 }
 PACKED = (".json", ".safetensors", ".bin", ".txt")
 """Files of a checkpoint's folder that are read."""
@@ -104,7 +106,7 @@ def extract(
     with tempfile.TemporaryDirectory(prefix="jpets-") as folder:
         with busy("pack"):
             packed = pack(source, texts, Path(folder) / "model.zip")
-        item = start_job(asks, asked | named(option or []), packed, "/extract")
+        item = start_job(asks, asked | named(option or []), packed, EXTRACT)
     print_job(follow(asks, item) if wait else item, as_json)
 
 
@@ -122,7 +124,25 @@ def pretrain(
 ) -> None:
     """Have a server train layers of a backbone further on texts without labels, as a new backbone in its folder."""
     asks = Server(server)
-    item = start_job(asks, {"name": name, "backbone": backbone} | named(option or []), data, "/further-pretrain")
+    item = start_job(asks, {"name": name, "backbone": backbone} | named(option or []), data, PRETRAIN)
+    print_job(follow(asks, item) if wait else item, as_json)
+
+
+@app.command()
+def domain(
+    data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".txt, .csv, .tsv, .jsonl or .parquet")],
+    name: Annotated[str, typer.Argument(help="name of the domain; one of that name is replaced")],
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, as epochs=3, share=0.3 or text=column")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="one of the server's; by default its first")] = None,
+    server: ServerUrl = DEFAULT_SERVER,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job to its end")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a server add a domain to its backbone's tables, from texts of it: jpets plot domain says what that is."""
+    asks = Server(server)
+    item = start_job(asks, {"domain": name, "backbone": backbone} | named(option or []), data, DOMAINS)
     print_job(follow(asks, item) if wait else item, as_json)
 
 
@@ -174,15 +194,16 @@ def _pack_sides(data: Path, validation: Path, target: Path) -> Path:
     return target
 
 
-def start_job(server: Server, options: Mapping[str, Any], data: Path, kind: str = "") -> JobItem:
-    """Sends the data of a job. Raises ``InvalidInput`` for a file of an unknown kind."""
-    asked = {"format": _format(data, FORMATS_OF[kind]), **options}
+def start_job(server: Server, options: Mapping[str, Any], data: Path, path: str = PATH) -> JobItem:
+    """Sends a job's data to where jobs of its kind are asked for. Raises ``InvalidInput`` for an unknown kind of
+    file."""
+    asked = {"format": _format(data, FORMATS_OF[path]), **options}
     query = {
         name: json.dumps(value) if isinstance(value, (dict, bool)) else value
         for name, value in asked.items()
         if value is not None
     }
-    return server.upload(JobItem, f"{PATH}{kind}?{urllib.parse.urlencode(query)}", data, {}, method="POST")
+    return server.upload(JobItem, f"{path}?{urllib.parse.urlencode(query)}", data, {}, method="POST")
 
 
 def _format(data: Path, formats: Mapping[str, str]) -> str:
