@@ -33,6 +33,7 @@ from benches.scheduling.spread import spread
 from benches.scheduling.validation import validation
 from benches.service.arrivals import arrivals
 from benches.service.costs import costs
+from benches.service.domains import domains
 from benches.service.growth import growth
 from benches.service.jobs import jobs
 from benches.service.registered import registered
@@ -50,6 +51,7 @@ COMMANDS = (
     choice,
     costs,
     curve,
+    domains,
     growth,
     hierarchical,
     host,

@@ -60,29 +60,39 @@ class Served:
 
 @contextlib.contextmanager
 def serve(
-    options: Sequence[str], timeout: float = 600, program: Sequence[str] = SERVER, tree: pathlib.Path = ROOT
+    options: Sequence[str],
+    timeout: float = 600,
+    program: Sequence[str] = SERVER,
+    tree: pathlib.Path = ROOT,
+    said: pathlib.Path | None = None,
 ) -> Iterator[Served]:
-    """``python -m jpets.serve`` of a checkout with these options, from process start to ready; ended with SIGTERM."""
+    """``python -m jpets.serve`` of a checkout with these options, from process start to ready; ended with SIGTERM.
+    What it prints goes to the file ``said``."""
     port = free_port()
     elsewhere = ["-P"] if tree != ROOT else []  # not the code of the working directory
     command = [sys.executable, *elsewhere, *program, *options, "--port", str(port), "--log-level", "warning"]
     url = f"http://127.0.0.1:{port}"
     with (
         httpx.Client(base_url=url, timeout=30) as client,
-        running(command, {"PYTHONPATH": str(tree)}, lambda: _ready(client), timeout) as (seconds, pid),
+        running(command, {"PYTHONPATH": str(tree)}, lambda: _ready(client), timeout, said) as (seconds, pid),
     ):
         yield Served(url, client, seconds, pid)
 
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], environment: Mapping[str, str], ready: Callable[[], bool], timeout: float
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    ready: Callable[[], bool],
+    timeout: float,
+    said: pathlib.Path | None = None,
 ) -> Iterator[tuple[float, int]]:
     """Starts a process; yields the seconds until ``ready`` was true, and its id. The process ends with SIGTERM, also
-    when this one does."""
+    when this one does. ``said`` gets its standard output."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     start = time.perf_counter()
-    server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
+    with pathlib.Path(said or os.devnull).open("w") as out:
+        server = subprocess.Popen(command, env={**os.environ, **environment}, stdout=out)
     try:
         while not ready():
             if server.poll() is not None:

@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from checkpoints.task_file import fingerprint_of
 from jpets.app.commands.bars import Bars, done_of
+from jpets.app.host_use import HostUse
 from jpets.app.hosting import (
     Shelf,
     add_demo_tasks,
@@ -176,6 +177,8 @@ class Start:
         body = f'{{"model": "{model}", "input": "Your text here"}}'
         typer.echo(f"jpets is ready at {self._url} (API: {self._url}/docs)")
         typer.echo(f"  curl {self._url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'")
+        if (use := HostUse.of(self._service, self._options.engine_settings())) is not None:
+            typer.echo(f"  host memory: {use}")
         sys.stdout.flush()
 
 

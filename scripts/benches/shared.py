@@ -21,7 +21,7 @@ from rich.table import Table
 from jpets.config import NAMED_BACKBONES, BackboneConfig
 from jpets.deltas import METHODS
 from jpets.model.encoder import Params, random_params
-from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, Head, RowSource, Task
+from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, Head, LoadedBackbone, RowSource, Task
 
 console = Console(stderr=True)
 
@@ -57,7 +57,7 @@ def random_backbone(name: str) -> RandomBackbone:
 
 
 def random_tasks(
-    backbone: RandomBackbone, methods: Sequence[str], count: int, layers: Sequence[int] | None = None
+    backbone: LoadedBackbone, methods: Sequence[str], count: int, layers: Sequence[int] | None = None
 ) -> list[Task]:
     """``count`` tasks that take the methods in turn, each with a head of its own; their deltas are in ``layers``, by
     default in all."""

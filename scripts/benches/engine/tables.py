@@ -144,8 +144,8 @@ def hierarchical(
     rounds: int = 9,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Queries a second of tasks with deltas in upper layers: over the whole network, over tables, and over the upper
-    layers alone, without look-ups."""
+    """Queries a second of tasks with deltas in upper layers: over the whole network, over tables that programs read
+    (``tables``) or whose vectors the host gathers (``staged``), and over the upper layers alone, without look-ups."""
     set_xla_flags()
     config, window = named_backbone(backbone), Window.of(ngram)
     count = layers or config.layers // 2
@@ -175,7 +175,12 @@ def hierarchical(
         )
         engines: dict[str, Engine] = {}
         queries: dict[str, Sequence[Query]] = {}
-        known = {"whole": (whole, range(count, config.layers)), "tables": (looking, None), "upper": (alone, None)}
+        known = {
+            "whole": (whole, range(count, config.layers)),
+            "tables": (looking, None),
+            "staged": (looking, None),
+            "upper": (alone, None),
+        }
         try:
             for name, (own, of_layers) in known.items():
                 made = random_tasks(own, chosen, tasks, of_layers)
@@ -185,7 +190,8 @@ def hierarchical(
                         for task in made
                     ]
                 cache = pathlib.Path(folder) / f"cache-{name}"
-                engines[name] = Engine(own, made, settings, cache_dir=cache, buckets=[bucket]).start()
+                place = dataclasses.replace(settings, tables="staged" if name == "staged" else "auto")
+                engines[name] = Engine(own, made, place, cache_dir=cache, buckets=[bucket]).start()
                 owners = [made[i // per_task_batch % tasks] for i in range(len(ids))]
                 queries[name] = [Query(task.id, input_ids=row.tolist()) for task, row in zip(owners, ids, strict=True)]
                 engines[name].specialise(queries[name][: tasks * per_task_batch])
@@ -201,7 +207,7 @@ def hierarchical(
         name: {"qps": len(ids) / statistics.median(times), "seconds": statistics.median(times)}
         for name, times in seconds.items()
     }
-    for name in ("whole", "upper"):
+    for name in ("whole", "upper", "staged"):
         figures[name]["tables_ratio"] = paired_ratio(seconds["tables"], seconds[name])
     report(
         "hierarchical",
