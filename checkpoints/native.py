@@ -101,7 +101,7 @@ def read_native(folder: Path, name: str | None = None, *, verify: bool = True) -
         )
     if tables is None:
         return backbone
-    config = dataclasses.replace(manifest.config, table_rows=len(tables.values))
+    config = dataclasses.replace(manifest.config, table_rows=len(tables.values), table_format=tables.tree.kept_as)
     return dataclasses.replace(backbone, config=config, params={**params, "table": _in_place(tables)}, tables=tables)
 
 

@@ -22,6 +22,10 @@ Trigger = Literal["hungry", "lazy"]
 Kernels = Literal["auto", "reference", "batched", "dense", "cudnn", "mosaic"]
 TablePlace = Literal["auto", "mapped", "staged"]
 DType = Literal["bfloat16", "float32"]
+TableFormat = Literal["bfloat16", "float8"]
+"""Numbers of n-gram vectors: bf16, or E4M3 with a power of two for each 32 of them (OCP Microscaling, MXFP8)."""
+SCALED = 32
+"""Numbers that share a scale."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,7 @@ class BackboneConfig:
     which stand for word embeddings and lower layers."""
     table_rows: int = 0
     """Rows of the tables of a ``window`` that programs take as a parameter; 0: every token brings its row's vectors."""
+    table_format: TableFormat = "bfloat16"
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads:
@@ -78,8 +83,13 @@ class BackboneConfig:
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
-        """Of the tables in memory: rows, vectors of a row, numbers of a vector."""
-        return self.table_rows, sum(self.window) + 1, self.hidden_size
+        """Of the tables in memory: rows, vectors of a row, numbers of a vector, or bytes of one in 8 bits."""
+        return self.table_rows, sum(self.window) + 1, stored_width(self.table_format, self.hidden_size)
+
+    @property
+    def table_dtype(self) -> str:
+        """Of the tables in memory."""
+        return stored_dtype(self.table_format)
 
     @property
     def embedding_width(self) -> int:
@@ -133,6 +143,15 @@ class BackboneConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BackboneConfig:
         return cls(**{**data, "window": tuple(data.get("window", (0, 0)))})
+
+
+def stored_width(given: TableFormat, width: int) -> int:
+    """Elements of a stored n-gram vector of ``width`` numbers: its scales stand behind it."""
+    return width + width // SCALED if given == "float8" else width
+
+
+def stored_dtype(given: TableFormat) -> str:
+    return "uint8" if given == "float8" else "bfloat16"
 
 
 NAMED_BACKBONES: Mapping[str, BackboneConfig] = {

@@ -15,11 +15,13 @@ from support import tiny
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import from_params
 from checkpoints.native import read_native, write_native
+from jpets.config import TableFormat
 from jpets.model.encoder import Params, split
 from jpets.plot.build import build_table, root_keys, write_layers
 from jpets.plot.layers import NGramLayers
 from jpets.plot.ngrams import Window, keys_of, ngrams
 from jpets.plot.tree import LAYERS, TABLES, Branch, Tree
+from jpets.plot.values import stored
 from jpets.tokenizing import NO_ROW, TextEncoder
 from jpets.training.adapt import Hierarchical
 from jpets.training.forward import TextRows, task_outputs
@@ -63,7 +65,11 @@ def ids_of(encoder: TextEncoder, texts: Sequence[str], rule: Preprocessing) -> l
 
 
 def write_tables(
-    folder: pathlib.Path, name: str = "tiny-bert", size: int = 3, domains: Sequence[tuple[str, Sequence[str], int]] = ()
+    folder: pathlib.Path,
+    name: str = "tiny-bert",
+    size: int = 3,
+    domains: Sequence[tuple[str, Sequence[str], int]] = (),
+    kept_as: TableFormat = "bfloat16",
 ) -> pathlib.Path:
     """A backbone's folder. Each domain has a name, texts, and the seed of its n-gram layers."""
     layers, model = layers_of(name, size), model_of(name, size)
@@ -74,7 +80,7 @@ def write_tables(
 
     def branch(ngrams_: Params, keys: np.ndarray) -> Branch:
         digest = write_layers(plot / LAYERS, ngrams_)
-        path = build_table(plot / TABLES, layers, ngrams_, digest, keys, batch=256)
+        path = build_table(plot / TABLES, layers, ngrams_, digest, keys, kept_as=kept_as, batch=256)
         return Branch(path.stem, digest)
 
     frequent = keys_of_texts(name, IN_ROOT, size)
@@ -82,7 +88,7 @@ def write_tables(
     made = {
         own: branch(domain_layers(name, size, seed), keys_of_texts(name, texts, size)) for own, texts, seed in domains
     }
-    Tree(layers.window, layers.config.hidden_size, COUNT, root, made).write(plot)
+    Tree(layers.window, layers.config.hidden_size, COUNT, root, made, kept_as).write(plot)
     tensors = from_params(model.upper, layers.upper)
     whole = tiny(name)
     made_backbone = Backbone.of_tensors(
@@ -130,8 +136,9 @@ def computed(
             vectors = vectors_of(name, size)(domain_layers(name, size, of), filled)
             table[row * MOST + chosen] = vectors[chosen]
     rows = TextRows(jnp.asarray(ids), jnp.zeros_like(ids), jnp.array([len(one) for one in given]))
-    encoder = split(dataclasses.replace(layers.upper, table_rows=ids.size))
-    params = {**jax.tree.map(jnp.asarray, model.upper), "table": jnp.asarray(table, jnp.bfloat16)}
+    kept_as = backbone.config.table_format
+    encoder = split(dataclasses.replace(layers.upper, table_rows=ids.size, table_format=kept_as))
+    params = {**jax.tree.map(jnp.asarray, model.upper), "table": jnp.asarray(stored(table, kept_as))}
     tensors = jax.tree.map(jnp.asarray, dict(task.head.tensors))
     return np.asarray(task_outputs(encoder, params, task.deltas, task.head, tensors, rows).logits)
 

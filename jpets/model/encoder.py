@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jpets.config import BackboneConfig
 from jpets.deltas.sites import Sites
@@ -65,7 +65,7 @@ class Encoder(nnx.Module):
         self.config = config
         self.word = _normal(rngs, config.vocab_size, width)
         if config.table_rows:
-            self.table = nnx.Param(jnp.zeros(config.table_shape, jnp.bfloat16))
+            self.table = nnx.Param(jnp.zeros(config.table_shape, config.table_dtype))
         self.position = _normal(rngs, config.max_positions, width)
         if config.skips_padding:
             self.padding_position = nnx.Param(jnp.zeros(width))
@@ -86,7 +86,7 @@ class Encoder(nnx.Module):
         if self.config.looks_up:
             before, after = self.config.window
             places, (table, rows) = range(before + 1 + after), self._table_of(batch)
-            words = merged(table, rows, texts_of_tokens(batch), places, before)
+            words = merged(table, rows, texts_of_tokens(batch), places, before, self.config.table_format)
         else:
             words = self.word[...][batch.ids].astype(jnp.float32)
         x = sites.embed(words, batch.rows.first_token)
@@ -99,7 +99,7 @@ class Encoder(nnx.Module):
             (x,) = sites.linear(0, ("embeddings_project",), x, self.embeddings_project[...])
         return x
 
-    def _table_of(self, batch: PackedBatch) -> tuple[Float[Array, "r p d"], Int[AnyArray, " t"]]:
+    def _table_of(self, batch: PackedBatch) -> tuple[Shaped[Array, "r p e"], Int[AnyArray, " t"]]:
         """The table of a batch, and each token's row in it."""
         if self.config.staged:
             return batch.inputs["vectors"], jnp.where(batch.ids >= 0, jnp.arange(len(batch.ids)), -1)

@@ -15,10 +15,11 @@ import sys
 import threading
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Shaped
 
+from jpets.config import stored_dtype
 from jpets.errors import OutOfSpace
-from jpets.plot.table import VALUES, Table
+from jpets.plot.table import Table, TableInfo
 
 RANGE_BYTES = 1 << 38
 """Addresses of a range: of 128 TiB that a process has."""
@@ -31,14 +32,15 @@ FAILED = ctypes.c_void_p(-1).value
 
 
 class Arena:
-    """``values`` [rows, p, d] hold the vectors of every table that was mapped. Thread-safe.
+    """``values`` [rows, p, e] hold the vectors of every table that was mapped, all of the shape of ``info``.
+    Thread-safe.
 
     A table stays mapped until nothing refers to ``values``: rows that were looked up in it may still be on their way,
     and pages that nobody reads cost nothing. Raises ``OutOfSpace`` where the process may not have so many addresses.
     """
 
-    def __init__(self, vectors: int, width: int, size: int = RANGE_BYTES) -> None:
-        self._row_bytes = vectors * width * VALUES.itemsize
+    def __init__(self, info: TableInfo, size: int = RANGE_BYTES) -> None:
+        self._row_bytes = info.row_bytes
         self.rows = size // self._row_bytes
         try:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
@@ -48,7 +50,8 @@ class Arena:
                 f"tables need {size >> 30} GiB of addresses, of which hardly any memory is taken: raise the limit of "
                 "virtual memory (ulimit -v unlimited)"
             ) from error
-        self.values: Float[np.ndarray, "r p d"] = np.frombuffer(space, VALUES).reshape(self.rows, vectors, width)
+        whole = np.frombuffer(space, stored_dtype(info.kept_as))
+        self.values: Shaped[np.ndarray, "r p e"] = whole.reshape(self.rows, *info.row_shape)
         self._step = math.lcm(self._row_bytes, PAGE) // self._row_bytes
         """Tables begin at multiples of so many rows, where pages begin."""
         self._used = 0

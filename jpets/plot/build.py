@@ -16,7 +16,7 @@ import safetensors
 import safetensors.numpy
 from jaxtyping import Int, Shaped
 
-from jpets.config import DType
+from jpets.config import DType, TableFormat
 from jpets.errors import InvalidTable
 from jpets.files import space_errors, sync_folder, temporary_sibling
 from jpets.model.encoder import Params
@@ -31,8 +31,8 @@ BATCH = 2048
 """N-grams that are computed at a time."""
 
 
-def table_info(layers: NGramLayers, digest: str) -> TableInfo:
-    return TableInfo(digest, layers.window, layers.config.hidden_size)
+def table_info(layers: NGramLayers, digest: str, kept_as: TableFormat = "bfloat16") -> TableInfo:
+    return TableInfo(digest, layers.window, layers.config.hidden_size, kept_as)
 
 
 def layers_digest(params: Params) -> str:
@@ -98,6 +98,7 @@ def build_table(
     digest: str,
     keys: Shaped[np.ndarray, " keys"],
     *,
+    kept_as: TableFormat = "bfloat16",
     dtype: DType = "float32",
     batch: int = BATCH,
     report: Progress = lambda what, done, of: None,
@@ -106,7 +107,7 @@ def build_table(
 
     Raises ``Conflict`` while another process builds it, ``OutOfSpace``.
     """
-    writer = TableWriter(folder, table_info(layers, digest), keys)
+    writer = TableWriter(folder, table_info(layers, digest, kept_as), keys)
     try:
         compute = jax.jit(functools.partial(layers.vectors, dtype=dtype))
         params = jax.tree.map(jnp.asarray, params)

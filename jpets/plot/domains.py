@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int, Shaped
 
 from jpets.errors import EngineFailure, InvalidTable, JpetsError
 from jpets.plot.arena import RANGE_BYTES, Arena
@@ -61,7 +61,7 @@ class DomainTables:
     def __init__(self, folder: Path, words: int, size: int = RANGE_BYTES) -> None:
         self.folder, self._words = folder, words
         tree = Tree.read(folder)
-        self._arena = Arena(tree.info(tree.root).vectors, tree.width, size)
+        self._arena = Arena(tree.info(tree.root), size)
         self._placed: dict[str, _Placed] = {}
         self._lock = threading.Lock()
         """Held while the tree is read again."""
@@ -76,7 +76,7 @@ class DomainTables:
         return self._view.tree
 
     @property
-    def values(self) -> Float[np.ndarray, "r p d"]:
+    def values(self) -> Shaped[np.ndarray, "r p e"]:
         """The vectors of all tables: what a program takes."""
         return self._arena.values
 
@@ -166,11 +166,7 @@ class DomainTables:
             self._levels[name] = self._levels.get(name, 0) + found
 
     def _opened(self, tree: Tree, before: _View | None) -> _View:
-        if before is not None and (tree.window, tree.width, tree.root) != (
-            before.tree.window,
-            before.tree.width,
-            before.tree.root,
-        ):
+        if before is not None and tree.trunk != before.tree.trunk:
             raise InvalidTable("the root of the tables changed: load the backbone again")
         root = self._place(tree, tree.root)
         lookups: dict[str | None, Lookup] = {None: Lookup(root.table, None, self._words)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +33,10 @@ class Lookup:
     """
 
     def __init__(self, root: Table, domain: Table | None, words: int) -> None:
-        if domain is not None and (domain.info.window, domain.info.width) != (root.info.window, root.info.width):
-            raise InvalidTable("a domain's table must have the window and width of the root's; build it again")
+        if domain is not None and dataclasses.replace(domain.info, layers=root.info.layers) != root.info:
+            raise InvalidTable(
+                "a domain's table must have the window, the width and the format of the root's; build it again"
+            )
         self.root, self.domain, self._words = root, domain, words
         self._window: Window = root.info.window
         self._spans = [(self._window.before, self._window.after), *self._window.shorter]

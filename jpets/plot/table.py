@@ -20,13 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
+from jpets.config import TableFormat, stored_dtype, stored_width
 from jpets.errors import Conflict, InvalidTable
 from jpets.files import space_errors, sync_folder
 from jpets.plot.ngrams import Window
+from jpets.plot.values import row_bytes, stored
 
 FORMAT = 1
 SUFFIX = ".plot"
@@ -42,17 +43,17 @@ SYNC_BYTES = 1 << 26
 COUNT = struct.Struct("<8sq")
 """At the begin of an unfinished file: ``UNFINISHED``, and the entries that are sure."""
 UNFINISHED = b"building"
-VALUES = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
 class TableInfo:
-    """What the entries of a table are: ``layers`` is the digest of the n-gram layers that computed them, and ``width``
-    the numbers of a vector."""
+    """What the entries of a table are: ``layers`` is the digest of the n-gram layers that computed them, ``width`` the
+    numbers of a vector, and ``kept_as`` says how they are stored."""
 
     layers: str
     window: Window
     width: int
+    kept_as: TableFormat = "bfloat16"
 
     @property
     def vectors(self) -> int:
@@ -61,7 +62,12 @@ class TableInfo:
 
     @property
     def row_bytes(self) -> int:
-        return self.vectors * self.width * VALUES.itemsize
+        return row_bytes(self.kept_as, self.vectors, self.width)
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """Of an entry: vectors, and elements of one."""
+        return self.vectors, stored_width(self.kept_as, self.width)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +95,8 @@ class Parts:
 
 
 class Table:
-    """An open table. The vectors of an entry are ``values[row]`` [p, d], one for each of ``Window.places``, zero for
-    a place without a token; ``keys`` are sorted. Thread-safe.
+    """An open table. The vectors of an entry are ``values[row]`` [p, e], one for each of ``Window.places``, zero for
+    a place without a token, as ``jpets.plot.values`` stores them; ``keys`` are sorted. Thread-safe.
 
     The file may be deleted or replaced while it is open.
     """
@@ -113,8 +119,8 @@ class Table:
         self.entries, self.size = header.entries, parts.end
         view = memoryview(mapped)
         self._content = view[HEADER_BYTES : HEADER_BYTES + header.entries * info.row_bytes]
-        shape = (header.entries, info.vectors, info.width)
-        self.values: Float[np.ndarray, "entries p d"] = np.frombuffer(self._content, VALUES).reshape(shape)
+        kept = np.frombuffer(self._content, stored_dtype(info.kept_as))
+        self.values: Shaped[np.ndarray, "entries p e"] = kept.reshape(header.entries, *info.row_shape)
         keys, self._digests = view[parts.keys : parts.digests], view[parts.digests : parts.end]
         self.keys: Shaped[np.ndarray, " entries"] = np.frombuffer(keys, info.window.key_dtype)
         for what, own, expected in (("keys", keys, header.keys), ("digests", self._digests, header.blocks)):
@@ -174,7 +180,7 @@ class TableWriter:
         """Writes the vectors of the next ``k`` entries."""
         assert values.shape[1:] == (self._info.vectors, self._info.width)
         assert self.written + len(values) <= len(self._keys)
-        self._write(values.astype(VALUES).tobytes(), self._at(self.written))
+        self._write(stored(values, self._info.kept_as).tobytes(), self._at(self.written))
         self.written += len(values)
         if (self.written - self._synced) * self._info.row_bytes >= SYNC_BYTES:
             self.sync()
@@ -267,5 +273,5 @@ class Header:
         if (found := (document["format"], document["block_bytes"])) != (FORMAT, BLOCK_BYTES):
             raise InvalidTable(f"a table must have format {FORMAT} with blocks of {BLOCK_BYTES} bytes, found {found}")
         info = document["info"]
-        own = TableInfo(info["layers"], Window(**info["window"]), info["width"])
+        own = TableInfo(info["layers"], Window(**info["window"]), info["width"], info.get("kept_as", "bfloat16"))
         return cls(own, document["entries"], document["keys"], document["blocks"])

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from jpets.config import TableFormat
 from jpets.errors import InvalidTable, NotFound
 from jpets.files import STALE_SECONDS, space_errors, sync_folder, temporary_sibling
 from jpets.plot.ngrams import Window
@@ -48,13 +49,15 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """``width`` is the numbers of a vector, ``count`` the layers that tables stand for."""
+    """``width`` is the numbers of a vector, ``count`` the layers that tables stand for; all tables store vectors
+    alike, as ``kept_as`` says."""
 
     window: Window
     width: int
     count: int
     root: Branch
     domains: Mapping[str, Branch] = dataclasses.field(default_factory=dict)
+    kept_as: TableFormat = "bfloat16"
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -70,7 +73,8 @@ class Tree:
                 raise InvalidTable(f"{TREE} must have format {FORMAT}, found {data['format']!r}")
             domains = {str(name): Branch(**own) for name, own in data["domains"].items()}
             window = Window(**data["window"])
-            return cls(window, int(data["width"]), int(data["count"]), Branch(**data["root"]), domains)
+            shape = int(data["width"]), int(data["count"])
+            return cls(window, *shape, Branch(**data["root"]), domains, data.get("kept_as", "bfloat16"))
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidTable(f"{TREE} is damaged; build the tables again") from error
 
@@ -99,6 +103,11 @@ class Tree:
                     path.unlink(missing_ok=True)
         return tree
 
+    @property
+    def trunk(self) -> tuple[object, ...]:
+        """All but the domains."""
+        return self.window, self.width, self.count, self.root, self.kept_as
+
     def branch(self, domain: str) -> Branch:
         """A domain by its name, or by its full name. Raises ``NotFound``."""
         name, _, layers = domain.partition("@")
@@ -124,7 +133,7 @@ class Tree:
         return dataclasses.replace(self, domains=kept)
 
     def info(self, branch: Branch) -> TableInfo:
-        return TableInfo(branch.layers, self.window, self.width)
+        return TableInfo(branch.layers, self.window, self.width, self.kept_as)
 
 
 def tree_stamp(folder: Path) -> tuple[int, int] | None:

@@ -30,7 +30,8 @@ def test_a_domain_from_a_text_file_and_a_task_on_it(
     run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "tables"
-    result = run("plot", "root", FIXTURES / "tiny-bert", texts, folder, "--layers", 1, "--share", 1, *QUICK)
+    of_root = ("--layers", 1, "--share", 1, "--values", "float8", *QUICK)
+    result = run("plot", "root", FIXTURES / "tiny-bert", texts, folder, *of_root)
     assert result.exit_code == 0, result.output
     assert "tables: root" in result.stdout and "last loss" in result.stdout
     result = run("plot", "domain", folder, texts, "files", *QUICK)
@@ -73,6 +74,8 @@ def test_what_cannot_be_made_is_refused(run: Run, texts: Path, tmp_path: Path) -
     ):
         result = run("plot", "root", source, texts, out, *more, "--epochs", 0)
         assert result.exit_code == 1 and said in result.stderr and not out.exists()
+    result = run("plot", "root", source, texts, out, "--values", "float4")
+    assert result.exit_code == 2 and "bfloat16 or float8" in result.stderr
     result = run("plot", "root", source, texts, tmp_path)
     assert result.exit_code == 1 and "exists already" in result.stderr
     result = run("plot", "list", source)

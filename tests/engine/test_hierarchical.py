@@ -15,6 +15,7 @@ from support import ENGINE_SETTINGS, FIXTURES, make_head, make_task, random_delt
 from checkpoints.backbone import Backbone
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.task import read_adapter, read_model
+from jpets.config import TableFormat
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import MeshSlice
@@ -43,15 +44,16 @@ def task_of(backbone: Backbone, method: str, domain: str | None) -> Task:
     return make_task(backbone, f"{method}-{domain or 'root'}", [delta], head, preprocessing=rule)
 
 
-@pytest.fixture(scope="module", params=["tiny-bert", "tiny-roberta", "tiny-roberta staged"])
+@pytest.fixture(scope="module", params=["tiny-bert", "tiny-roberta float8", "tiny-roberta staged"])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Engine, list[Task]]]:
     """Staged: as a device with memory of its own would get them."""
     folder = tmp_path_factory.mktemp("tables")
-    name, _, place = request.param.partition(" ")
-    settings = dataclasses.replace(ENGINE_SETTINGS, tables=place or "auto")
-    backbone = opened(write_tables(folder / "own", name, domains=DOMAINS))
+    name, _, how = request.param.partition(" ")
+    settings = dataclasses.replace(ENGINE_SETTINGS, tables="staged" if how == "staged" else "auto")
+    kept_as: TableFormat = "float8" if how == "float8" else "bfloat16"
+    backbone = opened(write_tables(folder / "own", name, domains=DOMAINS, kept_as=kept_as))
     methods = METHODS if request.param == "tiny-bert" else ("lora", "prompt")
     tasks = [task_of(backbone, method, domain) for method in methods for domain in (None, "games", "science")]
     with Engine(backbone, tasks, settings, cache_dir=folder / "cache").start() as engine:

@@ -228,8 +228,9 @@ def test_a_tree_is_written_as_it_is_read(folder: pathlib.Path) -> None:
 
 
 def test_a_range_that_is_full_says_so(folder: pathlib.Path) -> None:
-    table = Table(table_path(folder, Tree.read(folder).root), TableInfo(ROOT, WINDOW, WIDTH))
-    arena = Arena(3, WIDTH, size=3 * 4096 * 3)
+    info = TableInfo(ROOT, WINDOW, WIDTH)
+    table = Table(table_path(folder, Tree.read(folder).root), info)
+    arena = Arena(info, size=3 * 4096 * 3)
     firsts = []
     with pytest.raises(OutOfSpace, match="start the server again"):
         while True:

@@ -22,7 +22,7 @@ from checkpoints.canonical import from_params
 from checkpoints.ids import check_id
 from checkpoints.native import PLOT, read_native, write_native
 from jpets.app.jobs.further import first_and_last, vocabulary_of
-from jpets.config import BackboneConfig
+from jpets.config import BackboneConfig, TableFormat
 from jpets.errors import Conflict, InvalidInput
 from jpets.files import STALE_SECONDS, sweep
 from jpets.plot.build import build_table, count_texts, read_layers, root_keys, write_layers
@@ -31,6 +31,7 @@ from jpets.plot.layers import NGramLayers
 from jpets.plot.ngrams import Window
 from jpets.plot.table import BUILDING
 from jpets.plot.tree import LAYERS, TABLES, Branch, Tree
+from jpets.plot.values import check_format
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.adapt import Hierarchical, adapt, train_domain
 from jpets.training.checkpoints import Checkpoints, claimed
@@ -54,6 +55,8 @@ class Making:
     """Tokens that texts are cut to in training; n-grams are counted in all of them."""
     guesses: float = 0.0
     """Weight of guessing hidden tokens while a root is adapted."""
+    kept_as: TableFormat = "bfloat16"
+    """How a root's vectors are stored; those of its domains are stored alike."""
     report: Progress = lambda what, done, of: None
     step: Callable[[UpdateReport], None] = lambda step: None
 
@@ -84,6 +87,7 @@ def make_root(
     if destination.exists():
         raise Conflict(f"{destination.name} exists already; remove it or choose another name")
     layers = NGramLayers(backbone.config, Window.of(ngram), count)
+    check_format(making.kept_as, backbone.config.hidden_size)
     texts = _texts(backbone, examples, making)
     with _kept(checkpoints, destination.parent) as folder:
         tables, kept = folder / PLOT / TABLES, folder / PLOT / LAYERS
@@ -110,9 +114,10 @@ def make_root(
         digest = write_layers(kept, model.ngrams)
         frequent = _frequent(backbone, examples, layers.window, folder, making)
         keys = root_keys(frequent, layers.window, backbone.config.vocab_size)
-        table = build_table(tables, layers, model.ngrams, digest, keys, report=making.report)
+        table = build_table(tables, layers, model.ngrams, digest, keys, kept_as=making.kept_as, report=making.report)
         branch = Branch(table.stem, digest, _details(making, examples, keys))
-        Tree(layers.window, backbone.config.hidden_size, count, branch).write(folder / PLOT)
+        width = backbone.config.hidden_size
+        Tree(layers.window, width, count, branch, kept_as=making.kept_as).write(folder / PLOT)
         upper = jax.tree.map(np.asarray, model.upper)
         tensors = from_params(upper, layers.upper)
         made = Backbone.of_tensors(name, layers.upper, tensors, backbone.tokenizer_json, backbone.embeds, digest)
@@ -145,7 +150,8 @@ def build_domain(
     if not os.access(folder / PLOT, os.W_OK):
         raise InvalidInput(f"folder {folder.name} of the backbone must be writable, to add a domain to its tables")
     backbone = read_native(folder)
-    kept_layers = name if not making.plan.epochs and name in Tree.read(folder / PLOT).domains else None
+    tree = Tree.read(folder / PLOT)
+    kept_layers = name if not making.plan.epochs and name in tree.domains else None
     layers, model = opened_layers(backbone, folder, kept_layers)
     plain = dataclasses.replace(backbone, tables=None)
     texts = _texts(plain, examples, making)
@@ -173,7 +179,9 @@ def build_domain(
         keys = _frequent(plain, examples, layers.window, kept, making)
         digest = write_layers(folder / PLOT / LAYERS, ngrams)
         sweep(folder / PLOT / TABLES, BUILDING, STALE_SECONDS)
-        table = build_table(folder / PLOT / TABLES, layers, ngrams, digest, keys, report=making.report)
+        table = build_table(
+            folder / PLOT / TABLES, layers, ngrams, digest, keys, kept_as=tree.kept_as, report=making.report
+        )
     return Made(Branch(table.stem, digest, _details(making, examples, keys)), losses)
 
 
@@ -190,7 +198,8 @@ def opened_layers(backbone: Backbone, folder: Path, domain: str | None = None) -
 
 def whole_config(upper: BackboneConfig, count: int) -> BackboneConfig:
     """The shape of the backbone whose first ``count`` layers tables stand for."""
-    return dataclasses.replace(upper, layers=upper.layers + count, window=(0, 0), table_rows=0)
+    layers = upper.layers + count
+    return dataclasses.replace(upper, layers=layers, window=(0, 0), table_rows=0, table_format="bfloat16")
 
 
 def _texts(backbone: Backbone, examples: Sequence[Example], making: Making) -> list[Tokens]:

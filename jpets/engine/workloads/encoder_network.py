@@ -55,7 +55,7 @@ class EncoderNetwork(Network):
     def inputs(self) -> Mapping[str, TokenInput]:
         if not self.config.staged:
             return INPUTS
-        return {**INPUTS, "vectors": TokenInput(jnp.bfloat16, self.config.table_shape[1:])}
+        return {**INPUTS, "vectors": TokenInput(jnp.dtype(self.config.table_dtype), self.config.table_shape[1:])}
 
     @property
     def split_axes(self) -> Mapping[str, Sequence[str | None]]:
@@ -144,7 +144,8 @@ class EncoderNetwork(Network):
         ids = rng.integers(0, most, length).astype(np.int32)
         found = {"ids": ids, "types": np.zeros_like(ids)}
         if self.config.staged:
-            found["vectors"] = rng.standard_normal((length, *self.config.table_shape[1:])).astype(jnp.bfloat16)
+            shape = length, *self.config.table_shape[1:]
+            found["vectors"] = np.zeros(shape, jnp.dtype(self.config.table_dtype))
         return found
 
 

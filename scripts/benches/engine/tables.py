@@ -28,7 +28,7 @@ from benches.shared import (
     random_tasks,
     report,
 )
-from jpets.config import EngineSettings
+from jpets.config import EngineSettings, TableFormat
 from jpets.engine.engine import Engine
 from jpets.model.encoder import random_params
 from jpets.model.merging import merged
@@ -45,7 +45,13 @@ DOMAIN = "domain"
 
 
 def write_random_tables(
-    folder: pathlib.Path, grams: np.ndarray, words: int, width: int, window: Window, entries: int
+    folder: pathlib.Path,
+    grams: np.ndarray,
+    words: int,
+    width: int,
+    window: Window,
+    entries: int,
+    kept_as: TableFormat = "bfloat16",
 ) -> DomainTables:
     """A root of all tokens alone, and a domain with ``grams`` and as many others as make ``entries``; the vectors are
     random."""
@@ -60,13 +66,13 @@ def write_random_tables(
     chosen = rng.permutation(len(more))[: max(0, entries - len(keys))]
     branches = {}
     for name, own in (("", np.unique(keys_of(alone))), (DOMAIN, np.sort(np.concatenate([keys, more[chosen]])))):
-        info = TableInfo(f"{name:0<64}", window, width)
+        info = TableInfo(f"{name:0<64}", window, width, kept_as)
         writer = TableWriter(folder / TABLES, info, own)
         values = rng.standard_normal((CHUNK, info.vectors, width), np.float32)
         for start in range(0, len(own), CHUNK):
             writer.append(values[: min(CHUNK, len(own) - start)])
         branches[name] = Branch(writer.finish().stem, info.layers)
-    Tree(window, width, 1, branches[""], {DOMAIN: branches[DOMAIN]}).write(folder)
+    Tree(window, width, 1, branches[""], {DOMAIN: branches[DOMAIN]}, kept_as).write(folder)
     return DomainTables(folder, words)
 
 
@@ -77,6 +83,7 @@ def lookup(
     words: int = 30522,
     text: Annotated[int, typer.Option(help="tokens of a text")] = 64,
     texts: Annotated[int, typer.Option(help="texts of a batch")] = 64,
+    values: Annotated[str, typer.Option(help="bfloat16 or float8")] = "bfloat16",
     one_core: Annotated[bool, typer.Option("--one-core/--all-cores")] = True,
     rounds: int = 15,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
@@ -86,12 +93,13 @@ def lookup(
     if one_core and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rng, window = np.random.default_rng(1), Window.of(ngram)
+    kept_as: TableFormat = "float8" if values == "float8" else "bfloat16"
     drawn = [rng.integers(0, words, (texts, text)).astype(np.int32) for _ in range(8)]
     grams = [ngrams(ids, None, window) for batch in drawn for ids in batch]
     with tempfile.TemporaryDirectory(prefix="jpets-tables-") as folder:
         path = pathlib.Path(folder)
         console.log(f"writing {entries:,} entries")
-        tables = write_random_tables(path, np.concatenate(grams), words, width, window, entries)
+        tables = write_random_tables(path, np.concatenate(grams), words, width, window, entries, kept_as)
         for batch in drawn:  # vectors are compared with their digests when they are first looked up
             for ids in batch:
                 tables.rows(ids, DOMAIN)
@@ -103,7 +111,7 @@ def lookup(
         device = jax.local_devices(backend="cpu")[0]
         table = jax.device_put(tables.values, device, may_alias=True)
         text_of = jnp.repeat(jnp.arange(texts), text)
-        merge = jax.jit(lambda table, rows: merged(table, rows, text_of, window.places, window.before))
+        merge = jax.jit(lambda table, rows: merged(table, rows, text_of, window.places, window.before, kept_as))
         number = iter(range(1 << 30))
 
         def of_each() -> np.ndarray:
@@ -127,7 +135,15 @@ def lookup(
         name: {"tokens_per_second": texts * text / statistics.median(times)} for name, times in seconds.items()
     }
     figures["opening"] = {"seconds": statistics.median(opening), "bytes": size}
-    settings = {"entries": entries, "width": width, "ngram": ngram, "text": text, "texts": texts, "one_core": one_core}
+    settings = {
+        "entries": entries,
+        "width": width,
+        "ngram": ngram,
+        "text": text,
+        "texts": texts,
+        "values": kept_as,
+        "one_core": one_core,
+    }
     report("lookup", settings, figures, json_out)
 
 

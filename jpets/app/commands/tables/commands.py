@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -51,6 +52,9 @@ def root(
     batch: Batch = 32,
     rate: Rate = None,
     guesses: Annotated[float, typer.Option(min=0, help="weight of guessing hidden tokens, beside hidden states")] = 0.0,
+    kept_as: Annotated[
+        str, typer.Option("--values", help="how vectors are stored: bfloat16 or float8, half as large")
+    ] = "bfloat16",
     max_length: MaxLength = 128,
     dtype: DTypeOption = "bfloat16",
     checkpoints: Kept = None,
@@ -61,6 +65,8 @@ def root(
     The result is a backbone of its own: tasks are trained on it anew, and served as on any other. A text then costs
     the upper layers alone.
     """
+    if kept_as not in ("bfloat16", "float8"):
+        raise typer.BadParameter(f"--values must be bfloat16 or float8, found {kept_as!r}")
     from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import make_root
 
@@ -68,6 +74,7 @@ def root(
         with busy("read backbone"):
             backbone = load_backbone(source)
         count = layers or max(1, backbone.config.layers // 2)
+        making = dataclasses.replace(making, kept_as=cast("Any", kept_as))
         made = make_root(backbone, name or destination.name, examples, destination, count, ngram, making, checkpoints)
     _print_made(made, destination, "root")
 
