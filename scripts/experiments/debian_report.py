@@ -86,12 +86,12 @@ def _scores(lines: Sequence[Line], task: str, method: str) -> str:
     return f"{np.mean(own):.1f} ± {np.std(own, ddof=1):.1f}"
 
 
-def replace_tables(page: str, written: str) -> str:
+def replace_tables(page: str, written: str, marks: tuple[str, str] = MARKS) -> str:
     """``page`` with other tables between the marks. Raises ``typer.BadParameter`` where it has none."""
-    before, first, rest = page.partition(MARKS[0])
-    _, last, after = rest.partition(MARKS[1])
+    before, first, rest = page.partition(marks[0])
+    _, last, after = rest.partition(marks[1])
     if not first or not last:
-        raise typer.BadParameter(f"expected a page with {MARKS[0]} and {MARKS[1]}")
+        raise typer.BadParameter(f"expected a page with {marks[0]} and {marks[1]}")
     return f"{before}{first}\n\n{written}\n\n{last}{after}"
 
 
