@@ -183,12 +183,12 @@ def run(
     max_length: Annotated[int, typer.Option(min=8, help="tokens that texts are cut to")] = 24,
     budget_minutes: Annotated[float | None, typer.Option(min=0, help="start no run after so long")] = None,
     packages: Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")] = None,
-    backbone: str = BACKBONE,
+    backbone: Annotated[str, typer.Option(help="package, or folder of jpets plot root")] = BACKBONE,
 ) -> None:
     """Train and test, seed by seed, task by task, method by method."""
     set_up_training()
     began = time.monotonic()
-    settings = Settings(backbone, train, test, epochs, batch, max_length)
+    settings = Settings(pathlib.Path(backbone).name, train, test, epochs, batch, max_length)
     wanted = missing(out, settings, [int(s) for s in seeds.split(",")], chosen(tasks, tuple(TASKS)),
                      chosen(methods, METHODS))  # fmt: skip
     loaded = load_backbone(backbone)
