@@ -157,7 +157,8 @@ def build_domain(
     texts = _texts(plain, examples, making)
     if (found := sum(len(own.ids) for own in texts)) < LEAST_TOKENS:
         raise InvalidInput(
-            f"a domain needs texts of at least {LEAST_TOKENS:,} tokens, found {found:,}; give more, or use the root"
+            f"a domain needs texts of at least {LEAST_TOKENS:,} tokens, found {found:,}, of each text the first "
+            f"{making.max_length}; give more or shorter ones, or use the root"
         )
     ngrams, losses = model.ngrams, None
     with _kept(checkpoints, folder / PLOT) as kept:
