@@ -23,9 +23,9 @@ LATER: Mapping[str, object] = MappingProxyType({"embedding_size": 0, "padding_id
 """Settings that came later, with the values that every earlier backbone has: only other values enter."""
 
 
-LIMITS = ("usual_length", "table_rows")
-"""Settings that say how texts are cut and how much fits, not what numbers mean; like truncation and padding they never
-enter."""
+LIMITS = ("usual_length", "table_rows", "table_format")
+"""Settings that say how texts are cut, how much fits and how it is stored, not what numbers mean; like truncation and
+padding they never enter."""
 
 
 def fingerprint(

@@ -29,6 +29,14 @@ def test_settings_that_came_later_changed_no_fingerprint(tensors: Tensors, token
     assert fingerprint(tensors, tokenizer_json, bert.config) == earlier
 
 
+@pytest.mark.parametrize("change", [{"usual_length": 8}, {"table_rows": 9}, {"table_format": "float8"}])
+def test_how_much_fits_and_how_it_is_stored_does_not_matter(
+    tensors: Tensors, tokenizer_json: str, bert: Any, change: dict[str, Any]
+) -> None:
+    changed = dataclasses.replace(bert.config, **change)
+    assert fingerprint(tensors, tokenizer_json, changed) == fingerprint(tensors, tokenizer_json, bert.config)
+
+
 def test_order_and_memory_layout_do_not_matter(tensors: Tensors, tokenizer_json: str, bert: Any) -> None:
     expected = fingerprint(tensors, tokenizer_json, bert.config)
     shuffled = {name: np.asfortranarray(tensors[name]) for name in sorted(tensors, reverse=True)}
