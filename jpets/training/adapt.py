@@ -67,25 +67,10 @@ def adapt(
     (masked language modelling), which takes a ``vocabulary``.
     """
     base = jax.tree.map(jnp.asarray, base)
-    teacher = split(layers.config)
 
     def objective(base: Params, own: Any, rows: TextRows, key: PRNGKeyArray) -> Float[Array, ""]:
-        hidden = hide(rows, vocabulary, key) if vocabulary is not None and guesses else None
-        shown = rows if hidden is None else hidden.rows
-        states = states_of(teacher, base, shown, plan.dtype)[layers.count :]
         model = _joined(own["own"], base["word"])
-        found = hierarchical_states(layers, model, shown, plan.dtype)
-        inside = _inside(rows)
-        loss = sum(
-            (
-                _distance(own, jax.lax.stop_gradient(expected), inside)
-                for own, expected in zip(found, states, strict=True)
-            ),
-            start=jnp.float32(0),
-        ) / len(found)
-        if hidden is not None:
-            loss += guesses * guess_loss(found[-1], own["head"]["bias"], base["word"], hidden.targets)
-        return loss
+        return _loss(layers, model, own["head"]["bias"], base, rows, vocabulary, guesses, key, plan.dtype)
 
     begun = calibrated(layers, base, start(layers, base), tokens[:CALIBRATING], pad_id)
     trained: Any = {
@@ -136,29 +121,34 @@ def calibrated(
 def train_domain(
     layers: NGramLayers,
     model: Hierarchical,
+    base: Params,
     tokens: Sequence[Tokens],
-    vocabulary: Vocabulary,
+    vocabulary: Vocabulary | None,
     plan: TrainingPlan,
     *,
+    guesses: float = 0.0,
     keeper: Keeper | None = None,
     save_every: int = 100,
     pad_id: int = 0,
     report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> tuple[Params, list[float]]:
-    """(the n-gram layers trained further on texts of a domain, losses), by masked language modelling through the upper
-    layers, which stay as they are."""
-    model = jax.tree.map(jnp.asarray, model)
+    """(the n-gram layers trained further on texts of a domain, losses). The upper layers stay as they are.
 
-    def objective(frozen: Hierarchical, own: Any, rows: TextRows, key: PRNGKeyArray) -> Float[Array, ""]:
-        hidden = hide(rows, vocabulary, key)
+    The layers learn to give the hidden states that the whole backbone, ``base``, gives of these texts, as in ``adapt``.
+    With ``guesses`` above 0 they learn to guess hidden tokens as well (HMI's further pretraining), which is of use only
+    where the backbone can do so itself: one that was trained to embed texts cannot.
+    """
+    known = jax.tree.map(jnp.asarray, (model, base))
+
+    def objective(known: Any, own: Any, rows: TextRows, key: PRNGKeyArray) -> Float[Array, ""]:
+        frozen, base = known
         whole = Hierarchical(_worded(own["own"], frozen.upper["word"]), frozen.upper)
-        found = hierarchical_states(layers, whole, hidden.rows, plan.dtype)
-        return guess_loss(found[-1], own["head"]["bias"], frozen.upper["word"], hidden.targets)
+        return _loss(layers, whole, own["head"]["bias"], base, rows, vocabulary, guesses, key, plan.dtype)
 
-    trained = {"own": _wordless(model.ngrams), "head": {"bias": jnp.zeros(layers.config.vocab_size)}}
+    trained = {"own": _wordless(known[0].ngrams), "head": {"bias": jnp.zeros(layers.config.vocab_size)}}
     after, losses = fit_texts(
         objective,
-        model,
+        known,
         trained,
         tokens,
         plan,
@@ -168,7 +158,31 @@ def train_domain(
         pad_id=pad_id,
         report=report,
     )
-    return _worded(after["own"], model.upper["word"]), losses
+    return _worded(after["own"], known[0].upper["word"]), losses
+
+
+def _loss(
+    layers: NGramLayers,
+    model: Hierarchical,
+    bias: Float[Array, " v"],
+    base: Params,
+    rows: TextRows,
+    vocabulary: Vocabulary | None,
+    guesses: float,
+    key: PRNGKeyArray,
+    dtype: DType,
+) -> Float[Array, ""]:
+    """How far the model's hidden states are from those of ``base``, in the mean over layers, and so many times the loss
+    of ``guesses``; ``bias`` is that of guessing."""
+    hidden = hide(rows, vocabulary, key) if vocabulary is not None and guesses else None
+    shown = rows if hidden is None else hidden.rows
+    found = hierarchical_states(layers, model, shown, dtype)
+    expected = jax.lax.stop_gradient(states_of(split(layers.config), base, shown, dtype)[layers.count :])
+    apart = [_distance(own, other, _inside(rows)) for own, other in zip(found, expected, strict=True)]
+    loss = sum(apart, start=jnp.float32(0)) / len(apart)
+    if hidden is not None:
+        loss += guesses * guess_loss(found[-1], bias, model.upper["word"], hidden.targets)
+    return loss
 
 
 def hierarchical_states(

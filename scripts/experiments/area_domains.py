@@ -82,6 +82,7 @@ Folder = Annotated[pathlib.Path, typer.Argument(exists=True, file_okay=False, he
 Areas = Annotated[pathlib.Path, typer.Argument(exists=True, file_okay=False, help="texts that area_texts wrote")]
 Out = Annotated[pathlib.Path, typer.Argument(dir_okay=False, help="JSON lines; what is there is not run again")]
 Packages = Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")]
+Only = Annotated[str, typer.Option(help="some of the areas")]
 Budget = Annotated[float | None, typer.Option(min=0, help="start nothing after so long")]
 
 
@@ -107,6 +108,7 @@ def texts_of(areas: pathlib.Path, area: str) -> list[Example]:
 def domains(
     folder: Folder,
     areas: Areas,
+    only: Only = ",".join(AREA_TASKS),
     epochs: Annotated[int, typer.Option(min=0)] = 1,
     max_length: int = 64,
     budget_minutes: Budget = None,
@@ -114,10 +116,10 @@ def domains(
     """Add the areas to the tables as domains, but for those that are there."""
     set_up_training()
     began = time.monotonic()
-    known = Tree.read(folder / PLOT).domains
-    for area in within(budget_minutes, began, [area for area in AREA_TASKS if area not in known]):
+    known, whole = Tree.read(folder / PLOT).domains, load_backbone(BACKBONE)
+    for area in within(budget_minutes, began, [area for area in only.split(",") if area not in known]):
         start = time.perf_counter()
-        made = make_domain(folder, area, texts_of(areas, area), making(epochs, 0.5, max_length))
+        made = make_domain(folder, area, texts_of(areas, area), making(epochs, 0.5, max_length), whole=whole)
         console.print(f"{area}: losses {made.losses}, {time.perf_counter() - start:.0f} s")
 
 
@@ -126,6 +128,7 @@ def run(
     out: Out,
     folder: Folder,
     seeds: str = "0",
+    only: Only = ",".join(AREA_TASKS),
     variants: Annotated[str, typer.Option(help=",".join(VARIANTS))] = ",".join(VARIANTS),
     epochs: Annotated[int, typer.Option(min=1)] = 4,
     batch: Annotated[int, typer.Option(min=1)] = 16,
@@ -138,7 +141,7 @@ def run(
     began = time.monotonic()
     settings = {"backbone": folder.name, "epochs": epochs, "batch": batch, "max_length": max_length}
     done = {_key(line) for line in read_lines(out)}
-    tasks = [(area, name) for area, names in AREA_TASKS.items() for name in names]
+    tasks = [(area, name) for area in only.split(",") for name in AREA_TASKS[area]]
     every = [
         (int(seed), *task, variant)
         for seed, task, variant in itertools.product(seeds.split(","), tasks, variants.split(","))
@@ -194,6 +197,7 @@ def shares(
     out: Out,
     folder: Folder,
     areas: Areas,
+    only: Only = ",".join(AREA_TASKS),
     seed: int = 0,
     max_length: Annotated[int, typer.Option(min=8)] = 24,
     packages: Packages = None,
@@ -204,7 +208,7 @@ def shares(
     began = time.monotonic()
     done = {line["area"] for line in read_lines(out)}
     described = known_packages(packages)
-    for area in within(budget_minutes, began, [area for area in AREA_TASKS if area not in done]):
+    for area in within(budget_minutes, began, [area for area in only.split(",") if area not in done]):
         own = [package for package in described if package.section == area]
         task = area_task(own, AREA_TASKS[area][0])
         data = draw(own, task, 800, 1000, seed)

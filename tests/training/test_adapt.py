@@ -88,8 +88,8 @@ def test_it_begins_near_the_hidden_states_of_the_whole_backbone() -> None:
 
 
 def test_a_domain_changes_the_ngram_layers_alone() -> None:
-    layers, model = layers_of(), model_of()
-    ngrams_, losses = train_domain(layers, model, texts(), VOCABULARY, PLAN)
+    layers, model, base = layers_of(), model_of(), dict(tiny().params)
+    ngrams_, losses = train_domain(layers, model, base, texts(), VOCABULARY, PLAN, guesses=0.1)
     assert np.mean(losses[-4:]) < np.mean(losses[:4])
     assert not np.array_equal(ngrams_["lower"]["layers"][0]["qkv"], model.ngrams["lower"]["layers"][0]["qkv"])
     np.testing.assert_array_equal(ngrams_["lower"]["word"], model.ngrams["lower"]["word"])

@@ -21,9 +21,10 @@ from checkpoints.backbone import Backbone
 from checkpoints.canonical import from_params
 from checkpoints.ids import check_id
 from checkpoints.native import PLOT, read_native, write_native
+from checkpoints.source import load_backbone
 from jpets.app.jobs.further import first_and_last, vocabulary_of
 from jpets.config import BackboneConfig, TableFormat
-from jpets.errors import Conflict, InvalidInput
+from jpets.errors import Conflict, InvalidInput, JpetsError
 from jpets.files import STALE_SECONDS, sweep
 from jpets.plot.build import build_table, count_texts, read_layers, root_keys, write_layers
 from jpets.plot.counting import NgramCounter
@@ -54,7 +55,7 @@ class Making:
     max_length: int = 128
     """Tokens that texts are cut to in training; n-grams are counted in all of them."""
     guesses: float = 0.0
-    """Weight of guessing hidden tokens while a root is adapted."""
+    """Weight of guessing hidden tokens, beside giving the hidden states of the whole backbone."""
     kept_as: TableFormat = "bfloat16"
     """How a root's vectors are stored; those of its domains are stored alike."""
     report: Progress = lambda what, done, of: None
@@ -78,11 +79,12 @@ def make_root(
     ngram: int,
     making: Making,
     checkpoints: Path | None = None,
+    source: str | None = None,
 ) -> Made:
     """Writes a backbone folder whose tables of n-grams of ``ngram`` tokens stand for the first ``count`` layers.
 
-    ``checkpoints`` keeps what a killed run goes on from. Raises ``Conflict`` where ``destination`` exists,
-    ``InvalidInput``, ``OutOfSpace``.
+    ``checkpoints`` keeps what a killed run goes on from; ``source`` is where ``backbone`` can be loaded from again, for
+    domains. Raises ``Conflict`` where ``destination`` exists, ``InvalidInput``, ``OutOfSpace``.
     """
     if destination.exists():
         raise Conflict(f"{destination.name} exists already; remove it or choose another name")
@@ -115,7 +117,8 @@ def make_root(
         frequent = _frequent(backbone, examples, layers.window, folder, making)
         keys = root_keys(frequent, layers.window, backbone.config.vocab_size)
         table = build_table(tables, layers, model.ngrams, digest, keys, kept_as=making.kept_as, report=making.report)
-        branch = Branch(table.stem, digest, _details(making, examples, keys))
+        whole = {"source": source, "fingerprint": backbone.fingerprint}
+        branch = Branch(table.stem, digest, {**_details(making, examples, keys), "whole": whole})
         width = backbone.config.hidden_size
         Tree(layers.window, width, count, branch, kept_as=making.kept_as).write(folder / PLOT)
         upper = jax.tree.map(np.asarray, model.upper)
@@ -126,25 +129,36 @@ def make_root(
 
 
 def make_domain(
-    folder: Path, name: str, examples: Sequence[Example], making: Making, checkpoints: Path | None = None
+    folder: Path,
+    name: str,
+    examples: Sequence[Example],
+    making: Making,
+    checkpoints: Path | None = None,
+    whole: Backbone | None = None,
 ) -> Made:
     """Adds a domain to the tables of a backbone's ``folder``, or replaces it, as ``build_domain`` makes it.
 
     Servers take the new table without a stop. Raises ``InvalidInput``, ``OutOfSpace``.
     """
-    made = build_domain(folder, name, examples, making, checkpoints)
+    made = build_domain(folder, name, examples, making, checkpoints, whole)
     Tree.change(folder / PLOT, lambda tree: tree.having(name, made.branch))
     return made
 
 
 def build_domain(
-    folder: Path, name: str, examples: Sequence[Example], making: Making, checkpoints: Path | None = None
+    folder: Path,
+    name: str,
+    examples: Sequence[Example],
+    making: Making,
+    checkpoints: Path | None = None,
+    whole: Backbone | None = None,
 ) -> Made:
     """Writes what a domain needs beside the tables of a backbone's ``folder``, where nothing names it yet: its n-gram
     layers are the root's trained further on its texts, and its table has their most frequent n-grams. Without epochs a
     domain that is there keeps its layers.
 
-    Raises ``InvalidInput``, also for too few texts, ``OutOfSpace``.
+    ``whole`` is the backbone that the root was made of; by default it is loaded from where it was then. Raises
+    ``InvalidInput``, also for too few texts, ``OutOfSpace``.
     """
     check_id(name)
     if not os.access(folder / PLOT, os.W_OK):
@@ -163,14 +177,19 @@ def build_domain(
     ngrams, losses = model.ngrams, None
     with _kept(checkpoints, folder / PLOT) as kept:
         if making.plan.epochs:
-            vocabulary = vocabulary_of(backbone.tokenizer_json)
-            with _keeping(kept / "domain", backbone.fingerprint, layers, making.plan, texts) as keeper:
+            whole = whole or _whole(tree)
+            _check_whole(whole, tree, layers.config)
+            vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
+            run = (backbone.fingerprint, whole.fingerprint, layers, making.plan, making.guesses, texts)
+            with _keeping(kept / "domain", *run) as keeper:
                 ngrams, each = train_domain(
                     layers,
                     model,
+                    dict(whole.params),
                     texts,
                     vocabulary,
                     making.plan,
+                    guesses=making.guesses,
                     keeper=keeper,
                     pad_id=TextEncoder.of(plain).pad_id,
                     report=making.step,
@@ -195,6 +214,27 @@ def opened_layers(backbone: Backbone, folder: Path, domain: str | None = None) -
     upper = {name: own for name, own in backbone.params.items() if name != "table"}
     ngrams = read_layers(folder / PLOT / LAYERS, branch.layers, word)
     return NGramLayers(whole, tree.window, tree.count), Hierarchical(ngrams, upper)
+
+
+def _whole(tree: Tree) -> Backbone:
+    """The backbone that a root was made of. Raises ``InvalidInput`` where it is not there any more."""
+    source = (tree.root.details.get("whole") or {}).get("source")
+    if source is None:
+        raise InvalidInput("a domain is trained by the backbone that its root was made of: name it (--whole)")
+    try:
+        return load_backbone(source)
+    except JpetsError as error:
+        raise InvalidInput(
+            f"a domain is trained by the backbone that its root was made of, {source!r}, which cannot be loaded: "
+            f"{error.message}; name it where it is now (--whole)"
+        ) from error
+
+
+def _check_whole(whole: Backbone, tree: Tree, expected: BackboneConfig) -> None:
+    """Raises ``InvalidInput`` for another backbone than the one that the root was made of."""
+    known = (tree.root.details.get("whole") or {}).get("fingerprint", whole.fingerprint)
+    if whole.fingerprint != known or dataclasses.replace(whole.config, usual_length=expected.usual_length) != expected:
+        raise InvalidInput(f"expected the backbone that the root was made of, found another one, {whole.name!r}")
 
 
 def whole_config(upper: BackboneConfig, count: int) -> BackboneConfig:

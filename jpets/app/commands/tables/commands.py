@@ -30,6 +30,7 @@ Share = Annotated[float, typer.Option(min=0, max=1, help="share of the texts' n-
 Epochs = Annotated[int, typer.Option(min=0, help="times that each text is trained on; 0: nothing is trained")]
 Batch = Annotated[int, typer.Option(min=1, help="texts a batch")]
 Rate = Annotated[float | None, typer.Option(min=0, help="learning rate; by default what suits the layers")]
+Guesses = Annotated[float, typer.Option(min=0, help="weight of guessing hidden tokens, beside hidden states")]
 MaxLength = Annotated[int, typer.Option(min=2, help="tokens that texts are cut to in training")]
 DTypeOption = Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")]
 Kept = Annotated[
@@ -51,7 +52,7 @@ def root(
     epochs: Epochs = 1,
     batch: Batch = 32,
     rate: Rate = None,
-    guesses: Annotated[float, typer.Option(min=0, help="weight of guessing hidden tokens, beside hidden states")] = 0.0,
+    guesses: Guesses = 0.0,
     kept_as: Annotated[
         str, typer.Option("--values", help="how vectors are stored: bfloat16 or float8, half as large")
     ] = "bfloat16",
@@ -75,7 +76,9 @@ def root(
             backbone = load_backbone(source)
         count = layers or max(1, backbone.config.layers // 2)
         making = dataclasses.replace(making, kept_as=cast("Any", kept_as))
-        made = make_root(backbone, name or destination.name, examples, destination, count, ngram, making, checkpoints)
+        again = str(Path(source).resolve()) if Path(source).exists() else source
+        called = name or destination.name
+        made = make_root(backbone, called, examples, destination, count, ngram, making, checkpoints, again)
     _print_made(made, destination, "root")
 
 
@@ -89,6 +92,10 @@ def domain(
     epochs: Epochs = 1,
     batch: Batch = 32,
     rate: Rate = None,
+    guesses: Guesses = 0.0,
+    whole: Annotated[
+        str | None, typer.Option(help="the backbone that the root was made of; by default from where it was then")
+    ] = None,
     max_length: MaxLength = 128,
     dtype: DTypeOption = "bfloat16",
     checkpoints: Kept = None,
@@ -98,10 +105,12 @@ def domain(
 
     Tasks that are trained with --domain NAME look their texts up there. A server takes the table without a stop.
     """
+    from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import make_domain
 
-    with _making(data, text, share, epochs, batch, rate, max_length, dtype, seed) as (examples, making):
-        made = make_domain(backbone, name, examples, making, checkpoints)
+    with _making(data, text, share, epochs, batch, rate, max_length, dtype, seed, guesses) as (examples, making):
+        known = load_backbone(whole) if whole is not None else None
+        made = make_domain(backbone, name, examples, making, checkpoints, known)
     _print_made(made, backbone, name)
 
 
