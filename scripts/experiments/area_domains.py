@@ -29,7 +29,7 @@ from rich.console import Console
 from checkpoints.backbone import Backbone
 from checkpoints.native import PLOT, read_native
 from checkpoints.source import load_backbone
-from experiments.debian_tasks import BACKBONE, RATES, Rates, append_line, read_lines, served_by, within
+from experiments.debian_tasks import BACKBONE, RATES, Rates, append_line, chosen, read_lines, served_by, within
 from experiments.package_tasks import TASKS, Data, Described, PackageTask, draw, known_packages, labelled
 from jpets.app.jobs.tables import Making, build_domain, make_domain
 from jpets.plot.tree import Tree, table_path
@@ -82,7 +82,7 @@ Folder = Annotated[pathlib.Path, typer.Argument(exists=True, file_okay=False, he
 Areas = Annotated[pathlib.Path, typer.Argument(exists=True, file_okay=False, help="texts that area_texts wrote")]
 Out = Annotated[pathlib.Path, typer.Argument(dir_okay=False, help="JSON lines; what is there is not run again")]
 Packages = Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")]
-Only = Annotated[str, typer.Option(help="some of the areas")]
+Only = Annotated[str, typer.Option(help=",".join(AREA_TASKS))]
 Budget = Annotated[float | None, typer.Option(min=0, help="start nothing after so long")]
 
 
@@ -108,7 +108,7 @@ def texts_of(areas: pathlib.Path, area: str) -> list[Example]:
 def domains(
     folder: Folder,
     areas: Areas,
-    only: Only = ",".join(AREA_TASKS),
+    only: Only = "all",
     epochs: Annotated[int, typer.Option(min=0)] = 1,
     max_length: int = 64,
     budget_minutes: Budget = None,
@@ -117,7 +117,7 @@ def domains(
     set_up_training()
     began = time.monotonic()
     known, whole = Tree.read(folder / PLOT).domains, load_backbone(BACKBONE)
-    for area in within(budget_minutes, began, [area for area in only.split(",") if area not in known]):
+    for area in within(budget_minutes, began, [area for area in chosen(only, tuple(AREA_TASKS)) if area not in known]):
         start = time.perf_counter()
         made = make_domain(folder, area, texts_of(areas, area), making(epochs, 0.5, max_length), whole=whole)
         console.print(f"{area}: losses {made.losses}, {time.perf_counter() - start:.0f} s")
@@ -128,8 +128,8 @@ def run(
     out: Out,
     folder: Folder,
     seeds: str = "0",
-    only: Only = ",".join(AREA_TASKS),
-    variants: Annotated[str, typer.Option(help=",".join(VARIANTS))] = ",".join(VARIANTS),
+    only: Only = "all",
+    variants: Annotated[str, typer.Option(help=",".join(VARIANTS))] = "all",
     epochs: Annotated[int, typer.Option(min=1)] = 4,
     batch: Annotated[int, typer.Option(min=1)] = 16,
     max_length: Annotated[int, typer.Option(min=8)] = 24,
@@ -141,10 +141,10 @@ def run(
     began = time.monotonic()
     settings = {"backbone": folder.name, "epochs": epochs, "batch": batch, "max_length": max_length}
     done = {_key(line) for line in read_lines(out)}
-    tasks = [(area, name) for area in only.split(",") for name in AREA_TASKS[area]]
+    tasks = [(area, name) for area in chosen(only, tuple(AREA_TASKS)) for name in AREA_TASKS[area]]
     every = [
         (int(seed), *task, variant)
-        for seed, task, variant in itertools.product(seeds.split(","), tasks, variants.split(","))
+        for seed, task, variant in itertools.product(seeds.split(","), tasks, chosen(variants, tuple(VARIANTS)))
     ]
     whole, tables = load_backbone(BACKBONE), read_native(folder)
     described = known_packages(packages)
@@ -197,7 +197,7 @@ def shares(
     out: Out,
     folder: Folder,
     areas: Areas,
-    only: Only = ",".join(AREA_TASKS),
+    only: Only = "all",
     seed: int = 0,
     max_length: Annotated[int, typer.Option(min=8)] = 24,
     packages: Packages = None,
@@ -208,7 +208,7 @@ def shares(
     began = time.monotonic()
     done = {line["area"] for line in read_lines(out)}
     described = known_packages(packages)
-    for area in within(budget_minutes, began, [area for area in only.split(",") if area not in done]):
+    for area in within(budget_minutes, began, [area for area in chosen(only, tuple(AREA_TASKS)) if area not in done]):
         own = [package for package in described if package.section == area]
         task = area_task(own, AREA_TASKS[area][0])
         data = draw(own, task, 800, 1000, seed)
