@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from support import tiny
+from support import FIXTURES, tiny
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import from_params
@@ -81,7 +81,8 @@ def write_tables(
     def branch(ngrams_: Params, keys: np.ndarray) -> Branch:
         digest = write_layers(plot / LAYERS, ngrams_)
         path = build_table(plot / TABLES, layers, ngrams_, digest, keys, kept_as=kept_as, batch=256)
-        return Branch(path.stem, digest)
+        whole = {"source": str(FIXTURES / name), "fingerprint": tiny(name).fingerprint}
+        return Branch(path.stem, digest, {"whole": whole})
 
     frequent = keys_of_texts(name, IN_ROOT, size)
     root = branch(model.ngrams, root_keys(frequent, layers.window, words))

@@ -135,7 +135,7 @@ def main(
     """Print the tables, or put them into a page."""
     parts = []
     if tables := read(folder, "debian-tasks-tables.jsonl"):
-        parts.append(of_tasks(read(folder, "debian-tasks.jsonl"), tables))
+        parts.append(of_tasks(read(folder, "debian-tasks-whole.jsonl"), tables))
     if areas := read(folder, "area-domains.jsonl"):
         parts.append(of_areas(areas))
     if shares := read(folder, "area-shares.jsonl"):
