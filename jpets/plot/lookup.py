@@ -6,13 +6,15 @@ import dataclasses
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int, Shaped
 
 from jpets.errors import InvalidInput, InvalidTable
 from jpets.plot.ngrams import Window, keys_of, shortened
 from jpets.plot.table import Table
 
 DOMAIN, ROOT = 0, 1
+OWN = -1
+"""Level of an n-gram that a domain's own table holds, while layers are trained."""
 
 
 class Found(NamedTuple):
@@ -23,6 +25,29 @@ class Found(NamedTuple):
     table: Int[np.ndarray, " t"]
     row: Int[np.ndarray, " t"]
     level: Int[np.ndarray, " t"]
+
+
+def levels_of(
+    grams: Int[np.ndarray, "t n"],
+    root: Shaped[np.ndarray, " k"],
+    window: Window,
+    domain: Shaped[np.ndarray, " d"] | None = None,
+) -> Int[np.ndarray, " t"]:
+    """How much of each n-gram a table of the sorted keys ``root`` holds: the number of windows of ``Window.shorter``
+    that it falls back by, 0 for the whole; ``OWN`` where ``domain`` has it."""
+    levels = np.full(len(grams), len(window.shorter), np.int8)
+    for level, span in reversed(list(enumerate([(window.before, window.after), *window.shorter]))):
+        levels[_among(keys_of(shortened(grams, window, *span)), root)] = level
+    if domain is not None:
+        levels[_among(keys_of(grams), domain)] = OWN
+    return levels
+
+
+def _among(keys: Shaped[np.ndarray, " t"], known: Shaped[np.ndarray, " k"]) -> Bool[np.ndarray, " t"]:
+    if not len(known):
+        return np.zeros(len(keys), np.bool_)
+    found: Bool[np.ndarray, " t"] = known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys
+    return found
 
 
 class Lookup:

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jpets.config import DType
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
 from jpets.model.forward import bind_sites
 from jpets.plot.layers import NGramLayers
+from jpets.plot.lookup import OWN
 from jpets.plot.ngrams import Window
 from jpets.tokenizing import NO_ROW, Tokens
 from jpets.training.forward import TextRows, rectangular_batch
@@ -61,7 +63,8 @@ def adapt(
     report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> tuple[Hierarchical, list[float]]:
     """(the backbone of ``base`` with its lower layers on n-grams, losses): all layers learn to give the hidden states
-    that the whole backbone gives, of the same texts. Word embeddings stay as they are.
+    that the whole backbone gives, of the same texts. Word embeddings stay as they are. ``tokens`` with levels are
+    computed as a table will hold them: of most n-grams that is less than the whole.
 
     With ``guesses`` above 0 a share of the tokens is hidden, and so many times the loss of guessing them counts
     (masked language modelling), which takes a ``vocabulary``.
@@ -70,7 +73,7 @@ def adapt(
 
     def objective(base: Params, own: Any, rows: TextRows, key: PRNGKeyArray) -> Float[Array, ""]:
         model = _joined(own["own"], base["word"])
-        return _loss(layers, model, own["head"]["bias"], base, rows, vocabulary, guesses, key, plan.dtype)
+        return _loss(layers, model, None, own["head"]["bias"], base, rows, vocabulary, guesses, key, plan.dtype)
 
     begun = calibrated(layers, base, start(layers, base), tokens[:CALIBRATING], pad_id)
     trained: Any = {
@@ -143,7 +146,8 @@ def train_domain(
     def objective(known: Any, own: Any, rows: TextRows, key: PRNGKeyArray) -> Float[Array, ""]:
         frozen, base = known
         whole = Hierarchical(_worded(own["own"], frozen.upper["word"]), frozen.upper)
-        return _loss(layers, whole, own["head"]["bias"], base, rows, vocabulary, guesses, key, plan.dtype)
+        bias = own["head"]["bias"]
+        return _loss(layers, whole, frozen.ngrams, bias, base, rows, vocabulary, guesses, key, plan.dtype)
 
     trained = {"own": _wordless(known[0].ngrams), "head": {"bias": jnp.zeros(layers.config.vocab_size)}}
     after, losses = fit_texts(
@@ -164,6 +168,7 @@ def train_domain(
 def _loss(
     layers: NGramLayers,
     model: Hierarchical,
+    root: Params | None,
     bias: Float[Array, " v"],
     base: Params,
     rows: TextRows,
@@ -176,7 +181,7 @@ def _loss(
     of ``guesses``; ``bias`` is that of guessing."""
     hidden = hide(rows, vocabulary, key) if vocabulary is not None and guesses else None
     shown = rows if hidden is None else hidden.rows
-    found = hierarchical_states(layers, model, shown, dtype)
+    found = hierarchical_states(layers, model, shown, dtype, root)
     expected = jax.lax.stop_gradient(states_of(split(layers.config), base, shown, dtype)[layers.count :])
     apart = [_distance(own, other, _inside(rows)) for own, other in zip(found, expected, strict=True)]
     loss = sum(apart, start=jnp.float32(0)) / len(apart)
@@ -186,28 +191,45 @@ def _loss(
 
 
 def hierarchical_states(
-    layers: NGramLayers, model: Hierarchical, rows: TextRows, dtype: DType = "float32"
+    layers: NGramLayers, model: Hierarchical, rows: TextRows, dtype: DType = "float32", root: Params | None = None
 ) -> tuple[Float[Array, "n l d"], ...]:
     """The merged vectors of texts whose n-grams are computed, and every upper layer's output, f32; values past a row's
-    length have no meaning."""
+    length have no meaning.
+
+    Where ``rows`` have levels, an n-gram is cut to what a table will hold of it; with ``root``, the n-gram layers of
+    the root, those that a domain's table will not hold are computed by them.
+    """
     inside = _inside(rows)
     count = inside.size
     grams = text_ngrams(rows, layers.window).reshape(count, -1)
     table = layers.vectors(model.ngrams, grams, dtype)
+    if root is not None and rows.levels is not None:
+        own = (rows.levels == OWN).reshape(-1, 1, 1)
+        table = jnp.where(own, table, layers.vectors(root, grams, dtype))
     at = jnp.where(inside, jnp.arange(count, dtype=rows.ids.dtype).reshape(inside.shape), NO_ROW)
     encoder = split(dataclasses.replace(layers.upper, table_rows=count))
     return states_of(encoder, {**model.upper, "table": table}, rows._replace(ids=at), dtype)
 
 
 def text_ngrams(rows: TextRows, window: Window) -> Int[Array, "n l size"]:
-    """``jpets.plot.ngrams.ngrams`` of padded texts inside a program. A place past a row's length is a token alone."""
+    """``jpets.plot.ngrams.ngrams`` of padded texts inside a program, cut to their levels. A place past a row's length
+    is a token alone."""
     inside = _inside(rows)
     raised = jnp.where(inside, rows.ids + 1, 0)
     length = raised.shape[1]
     wide = jnp.pad(raised, ((0, 0), (window.before, window.after)))
     found = jnp.stack([wide[:, place : place + length] for place in range(window.size)], -1)
+    if rows.levels is not None:
+        found = jnp.where(_kept(window)[jnp.maximum(rows.levels, 0)], found, 0)
     own = jnp.arange(window.size) == window.before
     return jnp.where(inside[..., None], found, own.astype(found.dtype))
+
+
+def _kept(window: Window) -> Bool[Array, "levels size"]:
+    """The places that an n-gram keeps at each level of falling back."""
+    spans = [(window.before, window.after), *window.shorter]
+    offsets = np.arange(window.size) - window.before
+    return jnp.array([(offsets >= -before) & (offsets <= after) for before, after in spans])
 
 
 def states_of(encoder: SplitEncoder, params: Params, rows: TextRows, dtype: str) -> tuple[Float[Array, "n l d"], ...]:

@@ -30,11 +30,13 @@ IMPOSSIBLE = -1e9
 
 
 class TextRows(NamedTuple):
-    """Tokens of n texts, padded: ``ids`` and ``types`` [n, L], ``lengths`` [n]."""
+    """Tokens of n texts, padded: ``ids`` and ``types`` [n, L], ``lengths`` [n]; ``levels`` [n, L] as ``Tokens`` has
+    them."""
 
     ids: Int[Array, "n l"]
     types: Int[Array, "n l"]
     lengths: Int[Array, " n"]
+    levels: Int[Array, "n l"] | None = None
 
 
 @jax.tree_util.register_dataclass

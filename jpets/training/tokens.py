@@ -26,7 +26,14 @@ def rectangle(tokens: Sequence[Tokens], length: int, pad_id: int) -> TextRows:
     types = np.zeros((len(tokens), length), np.int32)
     for row, own in enumerate(tokens):
         ids[row, : len(own.ids)], types[row, : len(own.ids)] = own.ids, own.types
-    return TextRows(jnp.asarray(ids), jnp.asarray(types), jnp.asarray([len(own.ids) for own in tokens], jnp.int32))
+    levels = None
+    if any(own.levels is not None for own in tokens):
+        levels = np.zeros((len(tokens), length), np.int8)
+        for row, own in enumerate(tokens):
+            if own.levels is not None:
+                levels[row, : len(own.ids)] = own.levels
+    lengths = jnp.asarray([len(own.ids) for own in tokens], jnp.int32)
+    return TextRows(jnp.asarray(ids), jnp.asarray(types), lengths, None if levels is None else jnp.asarray(levels))
 
 
 def packed(tokens: Sequence[Tokens], size: int, longest: int, pad_id: int) -> PackedRows:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jpets.errors import InvalidInput, InvalidTable
-from jpets.plot.lookup import DOMAIN, ROOT, Lookup
+from jpets.plot.lookup import DOMAIN, ROOT, Lookup, levels_of
 from jpets.plot.ngrams import Window, keys_of, ngrams, shortened
 from jpets.plot.table import Table, TableInfo, TableWriter
 
@@ -53,6 +53,8 @@ def test_the_first_of_the_levels_that_has_an_ngram_gives_it(
             depth, own = next((d, level[token]) for d, level in enumerate(levels, 1) if level[token] in in_root)
             expected = (ROOT, sorted(in_root).index(own), depth)
         assert (found.table[token], found.row[token], found.level[token]) == expected
+    trained = levels_of(grams, root.keys, window, domain.keys if with_domain else None)
+    np.testing.assert_array_equal(trained + 1, found.level, err_msg="layers train on what is looked up")
 
 
 def test_a_root_without_one_of_the_tokens_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from hierarchical import layers_of, model_of
 from support import tiny
 
 from jpets.model.encoder import split
-from jpets.plot.ngrams import Window, ngrams
+from jpets.plot.lookup import OWN
+from jpets.plot.ngrams import Window, ngrams, shortened
 from jpets.tokenizing import Tokens
 from jpets.training.adapt import (
     Hierarchical,
@@ -52,6 +53,36 @@ def test_ngrams_of_padded_texts_are_those_of_packed_ones(size: int) -> None:
         own = ids[row, :length]
         np.testing.assert_array_equal(found[row, :length], ngrams(own, np.zeros(length, np.int8), window))
     assert (found.sum(-1) > 0).all(), "also past a text's end: nothing attends to nothing"
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_ngrams_are_cut_to_what_tables_will_hold(size: int) -> None:
+    rng, window = np.random.default_rng(1), Window.of(size)
+    ids, spans = rng.integers(0, 90, (3, 9)).astype(np.int32), [(window.before, window.after), *window.shorter]
+    levels = rng.integers(OWN, len(spans), ids.shape).astype(np.int8)
+    rows = TextRows(jnp.asarray(ids), jnp.zeros_like(ids), jnp.full(3, 9), jnp.asarray(levels))
+    found = np.asarray(text_ngrams(rows, window))
+    for row, token in np.ndindex(*ids.shape):
+        grams = ngrams(ids[row], None, window)
+        expected = shortened(grams, window, *spans[max(int(levels[row, token]), 0)])[token]
+        np.testing.assert_array_equal(found[row, token], expected)
+
+
+def test_a_domain_computes_its_own_ngrams_and_its_root_the_others() -> None:
+    layers, base = layers_of(), jax.tree.map(jnp.asarray, model_of())
+    other = jax.tree.map(jnp.asarray, model_of(seed=2)).ngrams
+    ids = np.random.default_rng(2).integers(5, 800, (1, 8)).astype(np.int32)
+    rows = TextRows(jnp.asarray(ids), jnp.zeros_like(ids), jnp.array([8]))
+
+    def merged(levels: list[int], lower: Any, root: Any) -> np.ndarray:
+        own = rows._replace(levels=jnp.array([levels], jnp.int8))
+        return np.asarray(hierarchical_states(layers, Hierarchical(lower, base.upper), own, "float32", root)[0][0])
+
+    ours, theirs = (merged([0] * 8, each, None) for each in (other, base.ngrams))
+    both = merged([OWN] * 4 + [0] * 4, other, base.ngrams)
+    np.testing.assert_allclose(both[:3], ours[:3], atol=1e-6)
+    np.testing.assert_allclose(both[5:], theirs[5:], atol=1e-6)
+    assert np.abs(both[4] - ours[4]).max() > 1e-3
 
 
 def test_a_text_computes_the_same_beside_others_and_padding() -> None:

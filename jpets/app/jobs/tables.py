@@ -29,9 +29,10 @@ from jpets.files import STALE_SECONDS, sweep
 from jpets.plot.build import build_table, count_texts, read_layers, root_keys, write_layers
 from jpets.plot.counting import NgramCounter
 from jpets.plot.layers import NGramLayers
-from jpets.plot.ngrams import Window
-from jpets.plot.table import BUILDING
-from jpets.plot.tree import LAYERS, TABLES, Branch, Tree
+from jpets.plot.lookup import levels_of
+from jpets.plot.ngrams import Window, ngrams
+from jpets.plot.table import BUILDING, Table
+from jpets.plot.tree import LAYERS, TABLES, Branch, Tree, table_path
 from jpets.plot.values import check_format
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.adapt import Hierarchical, adapt, train_domain
@@ -92,6 +93,9 @@ def make_root(
     check_format(making.kept_as, backbone.config.hidden_size)
     texts = _texts(backbone, examples, making)
     with _kept(checkpoints, destination.parent) as folder:
+        frequent = _frequent(backbone, examples, layers.window, folder, making)
+        keys = root_keys(frequent, layers.window, backbone.config.vocab_size)
+        texts = [_at_levels(own, layers.window, keys) for own in texts]
         tables, kept = folder / PLOT / TABLES, folder / PLOT / LAYERS
         for own in (tables, kept):
             own.mkdir(parents=True, exist_ok=True)
@@ -114,8 +118,6 @@ def make_root(
             losses = first_and_last(found)
         _check_finite(losses, model)
         digest = write_layers(kept, model.ngrams)
-        frequent = _frequent(backbone, examples, layers.window, folder, making)
-        keys = root_keys(frequent, layers.window, backbone.config.vocab_size)
         table = build_table(tables, layers, model.ngrams, digest, keys, kept_as=making.kept_as, report=making.report)
         whole = {"source": source, "fingerprint": backbone.fingerprint}
         branch = Branch(table.stem, digest, {**_details(making, examples, keys), "whole": whole})
@@ -174,15 +176,18 @@ def build_domain(
             f"a domain needs texts of at least {LEAST_TOKENS:,} tokens, found {found:,}, of each text the first "
             f"{making.max_length}; give more or shorter ones, or use the root"
         )
-    ngrams, losses = model.ngrams, None
+    lower, losses = model.ngrams, None
     with _kept(checkpoints, folder / PLOT) as kept:
+        keys = _frequent(plain, examples, layers.window, kept, making)
+        known = Table(table_path(folder / PLOT, tree.root), tree.info(tree.root)).keys
+        texts = [_at_levels(own, layers.window, known, keys) for own in texts]
         if making.plan.epochs:
             whole = whole or _whole(tree)
             _check_whole(whole, tree, layers.config)
             vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
             run = (backbone.fingerprint, whole.fingerprint, layers, making.plan, making.guesses, texts)
             with _keeping(kept / "domain", *run) as keeper:
-                ngrams, each = train_domain(
+                lower, each = train_domain(
                     layers,
                     model,
                     dict(whole.params),
@@ -195,12 +200,11 @@ def build_domain(
                     report=making.step,
                 )
             losses = first_and_last(each)
-        _check_finite(losses, ngrams)
-        keys = _frequent(plain, examples, layers.window, kept, making)
-        digest = write_layers(folder / PLOT / LAYERS, ngrams)
+        _check_finite(losses, lower)
+        digest = write_layers(folder / PLOT / LAYERS, lower)
         sweep(folder / PLOT / TABLES, BUILDING, STALE_SECONDS)
         table = build_table(
-            folder / PLOT / TABLES, layers, ngrams, digest, keys, kept_as=tree.kept_as, report=making.report
+            folder / PLOT / TABLES, layers, lower, digest, keys, kept_as=tree.kept_as, report=making.report
         )
     return Made(Branch(table.stem, digest, _details(making, examples, keys)), losses)
 
@@ -212,8 +216,8 @@ def opened_layers(backbone: Backbone, folder: Path, domain: str | None = None) -
     whole = whole_config(backbone.config, tree.count)
     word = backbone.params["word"]
     upper = {name: own for name, own in backbone.params.items() if name != "table"}
-    ngrams = read_layers(folder / PLOT / LAYERS, branch.layers, word)
-    return NGramLayers(whole, tree.window, tree.count), Hierarchical(ngrams, upper)
+    lower = read_layers(folder / PLOT / LAYERS, branch.layers, word)
+    return NGramLayers(whole, tree.window, tree.count), Hierarchical(lower, upper)
 
 
 def _whole(tree: Tree) -> Backbone:
@@ -248,6 +252,13 @@ def _texts(backbone: Backbone, examples: Sequence[Example], making: Making) -> l
     rule = Preprocessing(max_length=min(making.max_length, backbone.config.max_positions), truncation=True)
     encoder = TextEncoder.of(backbone)
     return [encoder.encode(Query(None, each.plain), rule) for each in examples]
+
+
+def _at_levels(
+    text: Tokens, window: Window, root: Shaped[np.ndarray, " k"], domain: Shaped[np.ndarray, " d"] | None = None
+) -> Tokens:
+    """A text to train on as tables will hold it: what serves it is what learns from it."""
+    return text._replace(levels=levels_of(ngrams(text.ids, None, window), root, window, domain))
 
 
 def _frequent(
