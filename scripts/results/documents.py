@@ -78,9 +78,11 @@ def command(document: Document, commands: Mapping[str, BenchCommand]) -> str:
     given |= {option: ",".join(values) for option, values in _of_systems(document).items()}
     if "profile" in given:
         given["profile"] = f"docs/results/cpu-2core/{given['profile']}"
-    options = {option.name: option.default for option in commands[document.name].params}
+    params = commands[document.name].params
+    options = {option.name: option.default for option in params}
     chosen = {key: value for key, value in given.items() if key in options and value != options[key]}
-    return f"python scripts/bench.py {document.name} " + _given(chosen | {"json": "FILE"})
+    arguments = [str(param.name).upper() for param in params if param.param_type_name == "argument"]
+    return " ".join(["python scripts/bench.py", document.name, *arguments, _given(chosen | {"json": "FILE"})])
 
 
 SERVED = "served "

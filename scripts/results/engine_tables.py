@@ -228,7 +228,7 @@ def lookup(found: Sequence[Document]) -> str:
 
 
 def hierarchical(found: Sequence[Document]) -> str:
-    rows = []
+    rows, others = [], ("whole", "upper", "staged")
     for each in found:
         own, systems = each.settings, each.systems
         rows.append(
@@ -237,10 +237,10 @@ def hierarchical(found: Sequence[Document]) -> str:
                 f"{own['tasks']} of {methods(own)}",
                 f"{own['tasks'] * own['per_task_batch']} x {own['length']}",
                 f"{systems['tables']['qps']:.1f}",
-                *(ratio(systems[name]["tables_ratio"]) for name in ("whole", "upper")),
+                *(ratio(systems[name]["tables_ratio"]) if name in systems else "" for name in others),
             ]
         )
-    head = ["tables stand for", "tasks", "batch", "queries/s", "/ whole network", "/ upper layers alone"]
+    head = ["tables stand for", "tasks", "batch", "queries/s", "/ whole network", "/ upper layers alone", "/ staged"]
     return markdown_table(head, rows, left=3)
 
 

@@ -42,6 +42,7 @@ OF_REPORTS: Mapping[str, Tables] = {
     "startup": service_tables.startup,
     "costs": service_tables.costs,
     "registered": service_tables.registered,
+    "domains": service_tables.domains,
     "arrivals": service_tables.arrivals,
     "growth": service_tables.growth,
     "training": service_tables.training,

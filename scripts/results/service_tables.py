@@ -126,6 +126,23 @@ def registered(found: Sequence[Document]) -> str:
     return markdown_table(head, rows)
 
 
+def domains(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        memory, tables = each.systems["memory"], each.systems["tables"]
+        rows.append(
+            [
+                f"{each.settings['tasks']:,} over {each.settings['domains']}",
+                f"{tables['entries']:,}, {tables['bytes'] / 1e9:.2f} GB",
+                f"{each.systems['traffic']['texts']:,}",
+                *(f"{memory[key] / 1e9:.2f}" for key in ("before", "announced", "after")),
+                f"{memory['ratio']:.3f}",
+            ]
+        )
+    head = ["tasks over domains", "n-grams of all tables", "texts", "at the start, GB", "announced, GB", "taken, GB"]
+    return markdown_table([*head, "taken / announced"], rows, left=2)
+
+
 ARRIVALS = {
     "paged": "tasks come while batches run",
     "eager": "tasks come when nothing else is left to do",
