@@ -31,7 +31,7 @@ SIZES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def domains(
-    folder: Annotated[pathlib.Path, typer.Argument(exists=True, file_okay=False, help="of jpets plot root")],
+    folder: Annotated[pathlib.Path, typer.Argument(help="of jpets plot root")],
     tasks: int = 1000,
     methods: str = "adapter,lora,bitfit",
     background: Annotated[bool, typer.Option("--background/--no-background", help="compile further programs")] = False,
