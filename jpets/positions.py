@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
+import numpy as np
+from jaxtyping import Int
 
 
-def text_positions(ids: Any, padding_id: int, own_position: int, xp: ModuleType) -> Any:
-    """Positions [..., tokens] of texts' token ids in families that skip padding tokens: these get ``own_position``,
-    which stands for the padding token's own. ``xp`` is ``numpy`` or ``jax.numpy``.
+def text_positions(ids: Int[np.ndarray, " t"], padding_id: int, own_position: int) -> Int[np.ndarray, " t"]:
+    """Positions of a text's token ids in families that skip padding tokens: these get ``own_position``, which stands
+    for the padding token's own.
 
     Liu et al. 2019 (fairseq, and after it Hugging Face): positions count the tokens that are not padding, whatever the
     attention mask says; so a padding token that a text spells is attended to, and takes no place.
     """
     counted = ids != padding_id
-    return xp.where(counted, xp.cumsum(counted, -1) - 1, own_position).astype(xp.int32)
+    return np.where(counted, np.cumsum(counted) - 1, own_position).astype(np.int32)

@@ -160,7 +160,7 @@ class TextEncoder:
 
     def _looked_up(self, tokens: Tokens, domain: str | None) -> Tokens:
         if self._skipped is not None and (tokens.ids == self._skipped[0]).any():
-            tokens = tokens._replace(places=text_positions(tokens.ids, *self._skipped, np))
+            tokens = tokens._replace(places=text_positions(tokens.ids, *self._skipped))
         if self._tables is None:
             return tokens
         return tokens._replace(ids=self._tables.rows(tokens.ids, domain))

@@ -19,7 +19,6 @@ from jpets.deltas.view import HeadView, RowView, SlotView
 from jpets.model.batch import POOLINGS, PackedBatch, Rows
 from jpets.model.encoder import Params, SplitEncoder, cast_params
 from jpets.model.forward import encode, forward
-from jpets.positions import text_positions
 from jpets.types import Delta, Head, Pooling
 from pallas_kernels.numerics import take_rows
 from pallas_kernels.packed_attention import AttentionGroup
@@ -30,19 +29,21 @@ IMPOSSIBLE = -1e9
 
 
 class TextRows(NamedTuple):
-    """Tokens of n texts, padded: ``ids`` and ``types`` [n, L], ``lengths`` [n]; ``levels`` [n, L] as ``Tokens`` has
-    them."""
+    """Tokens of n texts, padded: ``ids`` and ``types`` [n, L], ``lengths`` [n]; ``levels`` and ``places`` [n, L] as
+    ``Tokens`` has them, without which all tokens are counted."""
 
     ids: Int[Array, "n l"]
     types: Int[Array, "n l"]
     lengths: Int[Array, " n"]
     levels: Int[Array, "n l"] | None = None
+    places: Int[Array, "n l"] | None = None
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedRows:
-    """Tokens of n texts, one text after the other: ``ids`` and ``types`` [t], ``lengths`` [n] of at most ``longest``.
+    """Tokens of n texts, one text after the other: ``ids`` and ``types`` [t], ``lengths`` [n] of at most ``longest``,
+    ``places`` [t] as ``Tokens`` has them.
 
     Tokens past the last text have no meaning.
     """
@@ -51,6 +52,7 @@ class PackedRows:
     types: Int[Array, " t"]
     lengths: Int[Array, " n"]
     longest: int = dataclasses.field(metadata={"static": True})
+    places: Int[Array, " t"]
 
 
 InputRows = TextRows | PackedRows
@@ -122,9 +124,8 @@ def rectangular_batch(rows: TextRows, pooling: Pooling, config: BackboneConfig, 
     types = jnp.pad(rows.types, places)
     count, length = ids.shape
     positions = jnp.tile(jnp.arange(length) + lead.first_position, count)
-    if config.skips_padding and not (lead.tokens or config.looks_up):
-        own = text_positions(ids, config.padding_id, config.max_positions, jnp)
-        positions = jnp.where(ids == config.padding_id, own, own + lead.first_position).reshape(-1)
+    if config.skips_padding and rows.places is not None and not lead.tokens:
+        positions = _behind(rows.places.reshape(-1), lead, config)
     groups = (AttentionGroup(None, rows.lengths + lead.tokens),)
     firsts = _all_pooled(jnp.arange(count) * length, pooling)
     return PackedBatch({"ids": ids.reshape(-1), "types": types.reshape(-1)}, positions, groups, None, None, firsts)
@@ -148,11 +149,14 @@ def packed_batch(rows: PackedRows, pooling: Pooling, config: BackboneConfig, lea
     groups = (AttentionGroup(tokens, lengths),)
     cells = row * longest + place
     positions = place + lead.first_position
-    if config.skips_padding and not (lead.tokens or config.looks_up):
-        padding = jnp.asarray(ids == config.padding_id, jnp.int32)
-        before = jnp.cumsum(padding) - padding
-        positions = jnp.where(padding, config.max_positions, positions - before + before[first[row]])
+    if config.skips_padding and not lead.tokens:
+        positions = _behind(rows.places, lead, config)
     return PackedBatch({"ids": ids, "types": types}, positions, groups, cells, row, _all_pooled(first, pooling))
+
+
+def _behind(places: Int[Array, " t"], lead: Lead, config: BackboneConfig) -> Int[Array, " t"]:
+    """Positions behind ``lead``, which has no virtual tokens; a token that takes none keeps its own."""
+    return jnp.where(places == config.max_positions, places, places + lead.first_position)
 
 
 def _no_token(config: BackboneConfig) -> int:

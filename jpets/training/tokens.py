@@ -22,10 +22,13 @@ def padded_length(longest: int) -> int:
 
 def rectangle(tokens: Sequence[Tokens], length: int, pad_id: int) -> TextRows:
     """``tokens`` as rows of ``length``."""
+    places = np.tile(np.arange(length, dtype=np.int32), (len(tokens), 1))
     ids = np.full((len(tokens), length), pad_id, np.int32)
     types = np.zeros((len(tokens), length), np.int32)
     for row, own in enumerate(tokens):
         ids[row, : len(own.ids)], types[row, : len(own.ids)] = own.ids, own.types
+        if own.places is not None:
+            places[row, : len(own.ids)] = own.places
     levels = None
     if any(own.levels is not None for own in tokens):
         levels = np.zeros((len(tokens), length), np.int8)
@@ -33,17 +36,19 @@ def rectangle(tokens: Sequence[Tokens], length: int, pad_id: int) -> TextRows:
             if own.levels is not None:
                 levels[row, : len(own.ids)] = own.levels
     lengths = jnp.asarray([len(own.ids) for own in tokens], jnp.int32)
-    return TextRows(jnp.asarray(ids), jnp.asarray(types), lengths, None if levels is None else jnp.asarray(levels))
+    cut = None if levels is None else jnp.asarray(levels)
+    return TextRows(jnp.asarray(ids), jnp.asarray(types), lengths, cut, jnp.asarray(places))
 
 
 def packed(tokens: Sequence[Tokens], size: int, longest: int, pad_id: int) -> PackedRows:
     """``tokens`` one text after the other, filled up to ``size``."""
-    ids, types = np.full(size, pad_id, np.int32), np.zeros(size, np.int32)
+    ids, types, places = np.full(size, pad_id, np.int32), np.zeros(size, np.int32), np.zeros(size, np.int32)
     total = sum(len(own.ids) for own in tokens)
     ids[:total] = np.concatenate([own.ids for own in tokens])
     types[:total] = np.concatenate([own.types for own in tokens])
+    places[:total] = np.concatenate([np.arange(len(own.ids)) if own.places is None else own.places for own in tokens])
     lengths = jnp.asarray([len(own.ids) for own in tokens], jnp.int32)
-    return PackedRows(jnp.asarray(ids), jnp.asarray(types), lengths, longest)
+    return PackedRows(jnp.asarray(ids), jnp.asarray(types), lengths, longest, jnp.asarray(places))
 
 
 def by_length(

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from hierarchical import opened, write_tables
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, FIXTURES, dense_answer, make_head, make_task, random_delta, tiny
 
 from checkpoints.backbone import Backbone
 from checkpoints.tensors import read_tensors
 from jpets.engine.engine import Engine
-from jpets.tokenizing import Tokens
-from jpets.training.forward import packed_batch, rectangular_batch
+from jpets.model.encoder import split
+from jpets.tokenizing import NO_ROW, TextEncoder
+from jpets.training.forward import packed_batch, rectangular_batch, task_outputs
 from jpets.training.tokens import packed, rectangle
-from jpets.types import Classification, Embedding, Query
+from jpets.types import Classification, Embedding, Preprocessing, Query
 
 LONG = " ".join(["sparse matrices"] * 40)
 
@@ -89,10 +93,30 @@ def test_special_tokens_that_a_text_spells(name: str, tmp_path: pathlib.Path) ->
 def test_training_counts_positions_as_the_engine_does() -> None:
     backbone = tiny("tiny-roberta")
     texts = [np.array(ids, np.int32) for ids in ([0, 9, 1, 8, 2], [0, 1, 1, 7, 2, 5], [0, 3, 2])]
-    tokens = [Tokens(ids, np.zeros_like(ids)) for ids in texts]
-    rows, pad = rectangle(tokens, 8, 1), backbone.config.max_positions
+    encoder, rule, pad = TextEncoder.of(backbone), Preprocessing(), backbone.config.max_positions
+    tokens = [encoder.encode(Query(None, input_ids=ids.tolist()), rule) for ids in texts]
+    rows = rectangle(tokens, 8, 1)
     places = [[0, 1, pad, 2, 3], [0, pad, pad, 1, 2, 3], [0, 1, 2]]
     found = np.asarray(rectangular_batch(rows, "mean", backbone.config).positions).reshape(3, 8)
     assert [own[: len(ids)].tolist() for own, ids in zip(found, texts, strict=True)] == places
     flat = np.asarray(packed_batch(packed(tokens, 16, 8, 1), "mean", backbone.config).positions)
     assert flat[:14].tolist() == [place for own in places for place in own]
+
+
+def test_training_over_tables_counts_positions_as_the_engine_does(tmp_path: pathlib.Path) -> None:
+    """Whose tokens are rows of tables by then, and no ids."""
+    backbone = opened(write_tables(tmp_path / "tables", "tiny-roberta"))
+    head = make_head(np.random.default_rng(2), backbone.config.hidden_size, 3)
+    task = make_task(backbone, "t", [random_delta("bitfit", backbone.config, 1)], head)
+    texts = [SPELLED["tiny-roberta"], "a text of the root", "<pad>"]
+    with Engine(backbone, [task], ENGINE_SETTINGS, cache_dir=tmp_path / "cache", buckets=ENGINE_BUCKETS[1:]) as engine:
+        engine.start()
+        served = engine.infer([Query("t", text) for text in texts])
+    tokens = [TextEncoder.of(backbone).encode(Query(None, text), task.preprocessing) for text in texts]
+    params, tensors = (jax.tree.map(jnp.asarray, dict(own)) for own in (backbone.params, task.head.tensors))
+    encoder = split(backbone.config)
+    for rows in (rectangle(tokens, 16, NO_ROW), packed(tokens, 40, 16, NO_ROW)):
+        found = task_outputs(encoder, params, task.deltas, task.head, tensors, rows).logits
+        for own, expected in zip(np.asarray(found), served, strict=True):
+            assert isinstance(expected, Classification)
+            np.testing.assert_allclose(own, expected.logits, atol=1e-4)
