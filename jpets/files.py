@@ -19,6 +19,8 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 DISK_FULL = "the disk is full; free space or remove tasks, then try again"
 STALE_SECONDS = 24 * 3600.0
 """Age at which a folder that is being written can only be a dead process's."""
+WEEK_SECONDS = 7 * STALE_SECONDS
+"""Age at which nobody will go on with what a killed process left."""
 
 
 def user_path(path: str | Path) -> Path:

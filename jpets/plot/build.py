@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
-from jaxtyping import Int, Shaped
+from jaxtyping import Shaped
 
 from jpets.config import DType, TableFormat
 from jpets.errors import InvalidTable
-from jpets.files import space_errors, sync_folder, temporary_sibling
+from jpets.files import write_atomic
 from jpets.model.encoder import Params
-from jpets.plot.counting import NgramCounter
 from jpets.plot.layers import NGramLayers
-from jpets.plot.ngrams import Window, grams_of, keys_of, ngrams, shortened
+from jpets.plot.ngrams import Window, grams_of, keys_of, shortened
 from jpets.plot.table import TableInfo, TableWriter
 from jpets.plot.tree import LAYERS_SUFFIX
 from jpets.types import Progress
@@ -50,11 +47,7 @@ def write_layers(folder: Path, params: Params) -> str:
     digest = layers_digest(params)
     path = folder / f"{digest}{LAYERS_SUFFIX}"
     own = {name: array for name, array in _flat(params).items() if name != "lower/word"}
-    temporary = temporary_sibling(path)
-    with space_errors():
-        temporary.write_bytes(safetensors.numpy.save(own))
-        os.replace(temporary, path)
-        sync_folder(folder)
+    write_atomic(path, safetensors.numpy.save(own))
     return digest
 
 
@@ -74,12 +67,6 @@ def read_layers(folder: Path, digest: str, word: Any) -> Params:
     if layers_digest(params) != digest:
         raise InvalidTable("the n-gram layers of these tables are damaged; make the root again")
     return params
-
-
-def count_texts(texts: Iterable[Int[np.ndarray, " t"]], window: Window, counter: NgramCounter) -> None:
-    """Counts the n-grams of token ids of texts. Raises ``OutOfSpace``."""
-    for ids in texts:
-        counter.add(ngrams(ids, None, window))
 
 
 def root_keys(frequent: Shaped[np.ndarray, " k"], window: Window, words: int) -> Shaped[np.ndarray, " keys"]:

@@ -37,13 +37,14 @@ def levels_of(
     that it falls back by, 0 for the whole; ``OWN`` where ``domain`` has it."""
     levels = np.full(len(grams), len(window.shorter), np.int8)
     for level, span in reversed(list(enumerate([(window.before, window.after), *window.shorter]))):
-        levels[_among(keys_of(shortened(grams, window, *span)), root)] = level
+        levels[among(keys_of(shortened(grams, window, *span)), root)] = level
     if domain is not None:
-        levels[_among(keys_of(grams), domain)] = OWN
+        levels[among(keys_of(grams), domain)] = OWN
     return levels
 
 
-def _among(keys: Shaped[np.ndarray, " t"], known: Shaped[np.ndarray, " k"]) -> Bool[np.ndarray, " t"]:
+def among(keys: Shaped[np.ndarray, " t"], known: Shaped[np.ndarray, " k"]) -> Bool[np.ndarray, " t"]:
+    """Which keys the sorted ``known`` has."""
     if not len(known):
         return np.zeros(len(keys), np.bool_)
     found: Bool[np.ndarray, " t"] = known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys

@@ -202,6 +202,7 @@ class MakeDomain(_Asked):
     batch: Annotated[int, Field(ge=1, le=4096)] = 32
     rate: Rate | None = None
     guesses: Rate = 0
+    sample: Annotated[int, Field(ge=1)] | None = None
     max_length: Annotated[int, Field(ge=2, le=8192)] = 128
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0

@@ -25,9 +25,9 @@ from checkpoints.source import load_backbone
 from jpets.app.jobs.further import first_and_last, vocabulary_of
 from jpets.config import BackboneConfig, TableFormat
 from jpets.errors import Conflict, InvalidInput, JpetsError
-from jpets.files import STALE_SECONDS, sweep
-from jpets.plot.build import build_table, count_texts, read_layers, root_keys, write_layers
-from jpets.plot.counting import NgramCounter
+from jpets.files import TEMPORARY, WEEK_SECONDS, sweep
+from jpets.plot.build import build_table, read_layers, root_keys, write_layers
+from jpets.plot.choice import Chosen, choose
 from jpets.plot.layers import NGramLayers
 from jpets.plot.lookup import levels_of
 from jpets.plot.ngrams import Window, ngrams
@@ -42,6 +42,8 @@ from jpets.training.plan import TrainingPlan
 from jpets.training.run import Keeper, UpdateReport
 from jpets.types import Preprocessing, Progress, Query
 
+MAKING = ".making-"
+"""Prefix of folders that hold counts and checkpoints until tables are made."""
 LEAST_TOKENS = 20_000
 """Tokens of the texts of a domain, at least: fewer hardly say what its n-grams mean (HMI section 4.1)."""
 
@@ -57,6 +59,8 @@ class Making:
     """Tokens that texts are cut to in training; n-grams are counted in all of them."""
     guesses: float = 0.0
     """Weight of guessing hidden tokens, beside giving the hidden states of the whole backbone."""
+    sample: int | None = None
+    """Texts that are trained on, drawn at random: counts want all there are, layers are content with fewer."""
     kept_as: TableFormat = "bfloat16"
     """How a root's vectors are stored; those of its domains are stored alike."""
     report: Progress = lambda what, done, of: None
@@ -93,9 +97,9 @@ def make_root(
     check_format(making.kept_as, backbone.config.hidden_size)
     texts = _texts(backbone, examples, making)
     with _kept(checkpoints, destination.parent) as folder:
-        frequent = _frequent(backbone, examples, layers.window, folder, making)
-        keys = root_keys(frequent, layers.window, backbone.config.vocab_size)
-        texts = [_at_levels(own, layers.window, keys) for own in texts]
+        chosen = _chosen(backbone, examples, texts, layers.window, folder, making)
+        keys, found = (root_keys(own, layers.window, backbone.config.vocab_size) for own in chosen)
+        texts = [_at_levels(own, layers.window, found) for own in _drawn(texts, making)]
         tables, kept = folder / PLOT / TABLES, folder / PLOT / LAYERS
         for own in (tables, kept):
             own.mkdir(parents=True, exist_ok=True)
@@ -104,7 +108,7 @@ def make_root(
         if making.plan.epochs:
             vocabulary = vocabulary_of(backbone.tokenizer_json) if making.guesses else None
             with _keeping(folder / "root", backbone.fingerprint, layers, making.plan, making.guesses, texts) as keeper:
-                model, found = adapt(
+                model, each = adapt(
                     layers,
                     base,
                     texts,
@@ -115,7 +119,7 @@ def make_root(
                     pad_id=TextEncoder.of(backbone).pad_id,
                     report=making.step,
                 )
-            losses = first_and_last(found)
+            losses = first_and_last(each)
         _check_finite(losses, model)
         digest = write_layers(kept, model.ngrams)
         table = build_table(tables, layers, model.ngrams, digest, keys, kept_as=making.kept_as, report=making.report)
@@ -165,6 +169,8 @@ def build_domain(
     check_id(name)
     if not os.access(folder / PLOT, os.W_OK):
         raise InvalidInput(f"folder {folder.name} of the backbone must be writable, to add a domain to its tables")
+    for own, prefix in [(TABLES, BUILDING), (LAYERS, TEMPORARY), ("", TEMPORARY), ("", MAKING)]:
+        sweep(folder / PLOT / own, prefix, WEEK_SECONDS)
     backbone = read_native(folder)
     tree = Tree.read(folder / PLOT)
     kept_layers = name if not making.plan.epochs and name in tree.domains else None
@@ -178,9 +184,9 @@ def build_domain(
         )
     lower, losses = model.ngrams, None
     with _kept(checkpoints, folder / PLOT) as kept:
-        keys = _frequent(plain, examples, layers.window, kept, making)
+        keys, found_there = _chosen(plain, examples, texts, layers.window, kept, making)
         known = Table(table_path(folder / PLOT, tree.root), tree.info(tree.root)).keys
-        texts = [_at_levels(own, layers.window, known, keys) for own in texts]
+        texts = [_at_levels(own, layers.window, known, found_there) for own in _drawn(texts, making)]
         if making.plan.epochs:
             whole = whole or _whole(tree)
             _check_whole(whole, tree, layers.config)
@@ -202,7 +208,6 @@ def build_domain(
             losses = first_and_last(each)
         _check_finite(losses, lower)
         digest = write_layers(folder / PLOT / LAYERS, lower)
-        sweep(folder / PLOT / TABLES, BUILDING, STALE_SECONDS)
         table = build_table(
             folder / PLOT / TABLES, layers, lower, digest, keys, kept_as=tree.kept_as, report=making.report
         )
@@ -254,6 +259,14 @@ def _texts(backbone: Backbone, examples: Sequence[Example], making: Making) -> l
     return [encoder.encode(Query(None, each.plain), rule) for each in examples]
 
 
+def _drawn(texts: Sequence[Tokens], making: Making) -> Sequence[Tokens]:
+    """The texts that are trained on, in their order."""
+    if making.sample is None or making.sample >= len(texts):
+        return texts
+    drawn = np.random.default_rng(making.plan.seed).choice(len(texts), making.sample, replace=False)
+    return [texts[at] for at in np.sort(drawn).tolist()]
+
+
 def _at_levels(
     text: Tokens, window: Window, root: Shaped[np.ndarray, " k"], domain: Shaped[np.ndarray, " d"] | None = None
 ) -> Tokens:
@@ -261,22 +274,24 @@ def _at_levels(
     return text._replace(levels=levels_of(ngrams(text.ids, None, window), root, window, domain))
 
 
-def _frequent(
-    backbone: Backbone, examples: Sequence[Example], window: Window, folder: Path, making: Making
-) -> Shaped[np.ndarray, " keys"]:
-    """The keys of the most frequent n-grams of whole texts."""
+def _chosen(
+    backbone: Backbone,
+    examples: Sequence[Example],
+    texts: Sequence[Tokens],
+    window: Window,
+    folder: Path,
+    making: Making,
+) -> Chosen:
+    """The n-grams of whole texts that a table holds, and those that are found while ``texts`` are trained on."""
     encoder, rule = TextEncoder.of(backbone), Preprocessing(truncation=True, max_length=backbone.config.max_positions)
-    with tempfile.TemporaryDirectory(prefix="counts-", dir=folder) as counts:
-        counter = NgramCounter(Path(counts), window)
 
-        def each() -> Iterator[Any]:
-            for number, example in enumerate(examples, 1):
-                yield encoder.encode(Query(None, example.plain), rule).ids
-                if number % 1000 == 0 or number == len(examples):
-                    making.report("texts counted", number, len(examples))
+    def each() -> Iterator[Any]:
+        for number, example in enumerate(examples, 1):
+            yield encoder.encode(Query(None, example.plain), rule).ids
+            if number % 1000 == 0 or number == len(examples):
+                making.report("texts counted", number, len(examples))
 
-        count_texts(each(), window, counter)
-        return counter.most_frequent(making.share)
+    return choose(each(), [own.ids for own in texts], window, making.share, folder)
 
 
 def _details(making: Making, examples: Sequence[Example], keys: Shaped[np.ndarray, " k"]) -> dict[str, Any]:
@@ -304,7 +319,7 @@ def _kept(checkpoints: Path | None, parent: Path) -> Iterator[Path]:
         yield checkpoints
         return
     parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=MAKING, dir=parent) as folder:
         yield Path(folder)
 
 

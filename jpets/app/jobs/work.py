@@ -214,7 +214,7 @@ def _make_domain(job: JobFolder, request: MakeDomain, folder: Path, report: Repo
     from jpets.training.plan import TrainingPlan
 
     plan = TrainingPlan(request.epochs, request.batch, rate=request.rate, dtype=request.dtype, seed=request.seed)
-    making = Making(plan, request.share, request.max_length, request.guesses, step=report)
+    making = Making(plan, request.share, request.max_length, request.guesses, request.sample, step=report)
     made = build_domain(folder, request.domain, examples, making, job.checkpoints)
     scores = {"entries": float(made.branch.details["entries"])}
     if made.losses is not None:

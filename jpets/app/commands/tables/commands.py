@@ -31,6 +31,9 @@ Epochs = Annotated[int, typer.Option(min=0, help="times that each text is traine
 Batch = Annotated[int, typer.Option(min=1, help="texts a batch")]
 Rate = Annotated[float | None, typer.Option(min=0, help="learning rate; by default what suits the layers")]
 Guesses = Annotated[float, typer.Option(min=0, help="weight of guessing hidden tokens, beside hidden states")]
+Sample = Annotated[
+    int | None, typer.Option(min=1, help="texts to train on, drawn at random; n-grams are counted in all. Default: all")
+]
 MaxLength = Annotated[int, typer.Option(min=2, help="tokens that texts are cut to in training")]
 DTypeOption = Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")]
 Kept = Annotated[
@@ -50,6 +53,7 @@ def root(
     name: Annotated[str | None, typer.Option(help="name of the backbone; by default DEST's")] = None,
     text: Text = "text",
     epochs: Epochs = 1,
+    sample: Sample = None,
     batch: Batch = 32,
     rate: Rate = None,
     guesses: Guesses = 0.0,
@@ -71,7 +75,10 @@ def root(
     from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import make_root
 
-    with _making(data, text, share, epochs, batch, rate, max_length, dtype, seed, guesses) as (examples, making):
+    with _making(data, text, share, epochs, batch, rate, max_length, dtype, seed, guesses, sample) as (
+        examples,
+        making,
+    ):
         with busy("read backbone"):
             backbone = load_backbone(source)
         count = layers or max(1, backbone.config.layers // 2)
@@ -90,6 +97,7 @@ def domain(
     share: Share = 0.5,
     text: Text = "text",
     epochs: Epochs = 1,
+    sample: Sample = None,
     batch: Batch = 32,
     rate: Rate = None,
     guesses: Guesses = 0.0,
@@ -108,7 +116,10 @@ def domain(
     from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import make_domain
 
-    with _making(data, text, share, epochs, batch, rate, max_length, dtype, seed, guesses) as (examples, making):
+    with _making(data, text, share, epochs, batch, rate, max_length, dtype, seed, guesses, sample) as (
+        examples,
+        making,
+    ):
         known = load_backbone(whole) if whole is not None else None
         made = make_domain(backbone, name, examples, making, checkpoints, known)
     _print_made(made, backbone, name)
@@ -156,7 +167,8 @@ def _making(
     max_length: int,
     dtype: str,
     seed: int,
-    guesses: float = 0.0,
+    guesses: float,
+    sample: int | None,
 ) -> Iterator[tuple[list[Example], Making]]:
     """The texts, and how to make tables of them, with bars that show how far the work is."""
     if dtype not in ("bfloat16", "float32"):
@@ -174,7 +186,7 @@ def _making(
     plan = TrainingPlan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)
     with reporting() as report:
         step = _steps(report)
-        yield examples, Making(plan, share, max_length, guesses, report=report, step=step)
+        yield examples, Making(plan, share, max_length, guesses, sample, report=report, step=step)
 
 
 def _steps(report: Progress) -> Callable[[UpdateReport], None]:
