@@ -23,7 +23,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.canonical import PADDING_POSITION, Params, canonical_shapes, from_params
 from checkpoints.finite import check_finite
 from jpets.config import BackboneConfig
-from jpets.errors import Conflict, InvalidBackbone
+from jpets.errors import Conflict, InvalidBackbone, InvalidInput
 from jpets.files import space_errors, sync_folder, temporary_sibling
 from jpets.plot.domains import DomainTables
 from jpets.types import BY_MEAN, EmbeddingRule
@@ -47,7 +47,10 @@ def is_native(folder: Path) -> bool:
 
 def write_native(backbone: Backbone, folder: Path, plot: Path | None = None) -> None:
     """Writes ``folder`` whole or not at all; ``plot`` becomes the folder of its tables.
-    Raises ``Conflict`` where something is there already, ``OutOfSpace``."""
+    Raises ``Conflict`` where something is there already, ``OutOfSpace``, and ``InvalidInput`` for a backbone that has
+    tables elsewhere."""
+    if backbone.tables is not None or backbone.config.looks_up != (plot is not None):
+        raise InvalidInput(f"the tables of backbone {backbone.name!r} are files beside it: copy its folder instead")
     if folder.exists():
         raise Conflict(f"{folder.name} exists already; remove it or choose another name")
     temporary = temporary_sibling(folder)
@@ -109,7 +112,11 @@ def _in_place(tables: DomainTables) -> Any:
     """The vectors as a CPU's array that nobody copies: it is far larger than any memory."""
     import jax
 
-    return jax.device_put(tables.values, jax.local_devices(backend="cpu")[0], may_alias=True)
+    try:
+        (device, *_) = jax.local_devices(backend="cpu")
+    except RuntimeError:  # JAX was told to use other platforms alone
+        return tables.values
+    return jax.device_put(tables.values, device, may_alias=True)
 
 
 def _save(folder: Path, params: Params) -> None:

@@ -294,13 +294,18 @@ class RowSource(Protocol):
         """
         ...
 
+    def lasting(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """Numbers [t, 2] that stand for the vectors of these rows in every process: which table, and where in it."""
+        ...
+
     def report(self) -> Sequence[DomainReport]:
         """The root's first."""
         ...
 
-    def add(self, domain: str, branch: Mapping[str, Any]) -> None:
+    def add(self, domain: str, branch: Mapping[str, Any], *, same_layers: bool = False) -> None:
         """Adds a domain that was built beside the tables, or replaces one of its name; ``branch`` says what was built.
-        Raises ``InvalidTable`` where it is not there."""
+        Raises ``InvalidTable`` where it is not there or cannot be used, and with ``same_layers`` ``Conflict`` where the
+        domain has other n-gram layers."""
         ...
 
     def remove(self, domain: str) -> None:

@@ -23,6 +23,8 @@ from jpets.plot.table import Table, TableInfo
 
 RANGE_BYTES = 1 << 38
 """Addresses of a range: of 128 TiB that a process has."""
+MOST_ROWS = (1 << 31) - 1
+"""Rows that programs can number."""
 PAGE = mmap.PAGESIZE
 FIXED = 0x10
 """``MAP_FIXED``, of Linux and macOS."""
@@ -41,7 +43,7 @@ class Arena:
 
     def __init__(self, info: TableInfo, size: int = RANGE_BYTES) -> None:
         self._row_bytes = info.row_bytes
-        self.rows = size // self._row_bytes
+        self.rows = min(size // self._row_bytes, MOST_ROWS)
         try:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
             space = mmap.mmap(-1, self.rows * self._row_bytes, flags=flags, prot=mmap.PROT_READ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jpets.errors import EngineFailure, InvalidTable, JpetsError
+from jpets.errors import Conflict, EngineFailure, InvalidTable, JpetsError
 from jpets.plot.arena import RANGE_BYTES, Arena
 from jpets.plot.lookup import DOMAIN, ROOT, Lookup
 from jpets.plot.ngrams import ngrams
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 ROOT_NAME = ""
 LOOK_SECONDS = 1.0
 """Seconds between looks for a tree that another process wrote."""
+AGAIN_SECONDS = 60.0
+"""Seconds after which tables that could not be used are tried again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,7 @@ class DomainTables:
 
     def __init__(self, folder: Path, words: int, size: int = RANGE_BYTES) -> None:
         self.folder, self._words = folder, words
+        self._stamp, self._looks_at, self._again_at = tree_stamp(folder), time.monotonic() + LOOK_SECONDS, math.inf
         tree = Tree.read(folder)
         self._arena = Arena(tree.info(tree.root), size)
         self._placed: dict[str, _Placed] = {}
@@ -68,8 +72,8 @@ class DomainTables:
         self._counting = threading.Lock()
         self._levels: dict[str, Int[np.ndarray, " levels"]] = {}
         self._names = tree.window.level_names
-        self._stamp, self._looks_at = tree_stamp(folder), time.monotonic() + LOOK_SECONDS
         self._view = self._opened(tree, None)
+        self._plan_again()
 
     @property
     def tree(self) -> Tree:
@@ -115,16 +119,36 @@ class DomainTables:
         everything stays as it is."""
         with self._lock:
             self._view = self._opened(Tree.read(self.folder), self._view)
+            self._plan_again()
 
-    def add(self, domain: str, branch: Mapping[str, Any]) -> None:
+    def lasting(self, rows: Int[np.ndarray, " t"]) -> Int[np.ndarray, "t 2"]:
+        """As ``jpets.types.RowSource`` has it."""
+        first = self._view.first
+        names = sorted(first, key=first.__getitem__)
+        starts = np.array([first[name] for name in names])
+        own = np.searchsorted(starts, rows, side="right") - 1
+        return np.stack([np.array([int(name[:15], 16) for name in names])[own], rows - starts[own]], 1)
+
+    def add(self, domain: str, branch: Mapping[str, Any], *, same_layers: bool = False) -> None:
         """As ``jpets.types.RowSource`` has it."""
         try:
             made = Branch(**branch)
         except TypeError as error:
             raise InvalidTable(f"domain {domain!r} was made by another version of jpets; make it again") from error
         self._table(self.tree, made)
-        Tree.change(self.folder, lambda tree: tree.having(domain, made))
+
+        def having(tree: Tree) -> Tree:
+            present = tree.domains.get(domain)
+            if same_layers and present is not None and present.layers != made.layers:
+                raise Conflict(
+                    f"domain {domain!r} got other n-gram layers meanwhile, and tasks learnt from them: make it again"
+                )
+            return tree.having(domain, made)
+
+        Tree.change(self.folder, having)
         self.reload()
+        if made.table not in self._view.first:
+            raise InvalidTable(self._view.problems.get(domain, f"domain {domain!r} was replaced meanwhile"))
 
     def remove(self, domain: str) -> None:
         """As ``jpets.types.RowSource`` has it."""
@@ -146,19 +170,27 @@ class DomainTables:
         return found
 
     def _look(self) -> None:
-        """Has the tree read again, aside, where it was replaced."""
-        if time.monotonic() < self._looks_at:
+        """Has the tree read again, aside, where it was replaced, where a table was cut off, and now and then while one
+        cannot be used."""
+        now = time.monotonic()
+        if now < self._looks_at:
             return
-        self._looks_at = time.monotonic() + LOOK_SECONDS
-        if (stamp := tree_stamp(self.folder)) != self._stamp:
-            self._stamp = stamp
+        self._looks_at = now + LOOK_SECONDS
+        stamp = tree_stamp(self.folder)
+        if stamp != self._stamp or now >= self._again_at or any(own.table.is_cut for own in [*self._placed.values()]):
+            self._stamp, self._again_at = stamp, math.inf
             threading.Thread(target=self._reload_aside, name="jpets-tables", daemon=True).start()
+
+    def _plan_again(self) -> None:
+        """A table that is missing may come back."""
+        self._again_at = time.monotonic() + AGAIN_SECONDS if self._view.problems else math.inf
 
     def _reload_aside(self) -> None:
         try:
             self.reload()
-        except JpetsError as error:
-            log.error("the tables were replaced, and the new ones cannot be used: %s", error.message)
+        except Exception:  # whatever it was, the next look may be luckier
+            self._again_at = time.monotonic() + AGAIN_SECONDS
+            log.exception("the tables were replaced, and the new ones cannot be used")
 
     def _count(self, name: str, level: Int[np.ndarray, " t"]) -> None:
         found = np.bincount(level, minlength=len(self._names))
@@ -182,6 +214,8 @@ class DomainTables:
                 old = before.lookups.get(name) if before is not None else None
                 if before is None or old is None or old.domain is None or old.domain.info != tree.info(branch):
                     continue
+                if old.domain.is_cut:
+                    continue
                 lookups[name] = old
                 first[old.domain.name] = before.first[old.domain.name]
         self._placed = {name: own for name, own in self._placed.items() if name in first}
@@ -189,6 +223,8 @@ class DomainTables:
 
     def _place(self, tree: Tree, branch: Branch) -> _Placed:
         """Raises ``InvalidTable``, ``OutOfSpace``."""
+        if branch.table in self._placed and self._placed[branch.table].table.is_cut:
+            raise InvalidTable("the table was cut off while it was open; build it again")
         if branch.table not in self._placed:
             table = self._table(tree, branch)
             self._placed[branch.table] = _Placed(table, self._arena.map(table))

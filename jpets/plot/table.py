@@ -129,6 +129,11 @@ class Table:
         self._sound = np.zeros(parts.blocks, np.bool_)
         """Blocks that were compared with their digests."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the file was truncated since it was opened: a process that reads past its end is killed."""
+        return os.fstat(self.file).st_size < self.size
+
     def find(self, keys: Shaped[np.ndarray, " k"]) -> Int[np.ndarray, " k"]:
         """The row of each key, -1 where there is none. Sorted keys are found ten times as fast."""
         if not self.entries:
@@ -187,9 +192,10 @@ class TableWriter:
 
     def sync(self) -> None:
         """Makes sure that what was written is there after a crash."""
-        os.fsync(self._file)
-        self._write(COUNT.pack(UNFINISHED, self.written), 0)
-        os.fsync(self._file)
+        with space_errors():
+            os.fsync(self._file)
+            self._write(COUNT.pack(UNFINISHED, self.written), 0)
+            os.fsync(self._file)
         self._synced = self.written
 
     def finish(self) -> Path:
@@ -197,12 +203,13 @@ class TableWriter:
         assert self.written == len(self._keys)
         digests = b"".join(self._block_digests())
         header = Header(self._info, len(self._keys), self._keys_digest, hashlib.sha256(digests).hexdigest()).to_bytes()
-        os.ftruncate(self._file, self._parts.keys)
-        self._write(self._keys.tobytes(), self._parts.keys)
-        self._write(digests, self._parts.digests)
-        os.fsync(self._file)  # a file with a header is whole
-        self._write(header, 0)
-        os.fsync(self._file)
+        with space_errors():
+            os.ftruncate(self._file, self._parts.keys)
+            self._write(self._keys.tobytes(), self._parts.keys)
+            self._write(digests, self._parts.digests)
+            os.fsync(self._file)  # a file with a header is whole
+            self._write(header, 0)
+            os.fsync(self._file)
         path = self._folder / f"{hashlib.sha256(header).hexdigest()}{SUFFIX}"
         os.replace(self._path, path)
         os.fchmod(self._file, 0o444)

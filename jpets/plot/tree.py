@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, Self
 
 from jpets.config import TableFormat
 from jpets.errors import InvalidTable, NotFound
-from jpets.files import STALE_SECONDS, space_errors, sync_folder, temporary_sibling
+from jpets.files import STALE_SECONDS, write_atomic
 from jpets.plot.ngrams import Window
 from jpets.plot.table import SUFFIX, TableInfo
 
@@ -80,11 +79,8 @@ class Tree:
 
     def write(self, folder: Path) -> None:
         """Replaces the tree. Raises ``OutOfSpace``."""
-        temporary = temporary_sibling(folder / TREE)
-        with space_errors():
-            temporary.write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2) + "\n")
-            os.replace(temporary, folder / TREE)
-            sync_folder(folder)
+        document = json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2) + "\n"
+        write_atomic(folder / TREE, document.encode())
 
     @classmethod
     def change(cls, folder: Path, change: Callable[[Self], Self]) -> Self:
@@ -110,11 +106,11 @@ class Tree:
 
     def branch(self, domain: str) -> Branch:
         """A domain by its name, or by its full name. Raises ``NotFound``."""
-        name, _, layers = domain.partition("@")
+        name, marked, layers = domain.partition("@")
         found = self.domains.get(name)
         if found is None:
             raise NotFound(f"there is no domain {name!r}; there are {sorted(self.domains)}")
-        if layers and not found.layers.startswith(layers):
+        if marked and layers != found.layers[:NAMED_DIGITS]:
             raise NotFound(
                 f"domain {name!r} has n-gram layers {found.layers[:NAMED_DIGITS]}, expected {layers}: its vectors mean "
                 "something else now; train the task again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -86,7 +87,8 @@ def run_training(
     before = start.deltas if start is not None else ()
     begin(Task(id, BackboneRef.of(backbone), tuple(before), made.head, made.labels, made.rule))
     features = FrozenFeatures(split(config), text, base, made.head)
-    with claimed(folder, backbone.fingerprint, training, made.rows, made.judged, made.head, before):
+    rows, judged = (_lasting(own, backbone) for own in (made.rows, made.judged))
+    with claimed(folder, backbone.fingerprint, training, rows, judged, made.head, before):
         outcome = _Stages(training, config, base, made, text.pad_id, folder, devices, report).run(going_on)
     params: Params = outcome.trained["own"] if training.method == FULL else base
     predictor = Predictor(split(config), text, outcome.head, outcome.deltas)
@@ -132,6 +134,14 @@ def _answered(task: Task, backbone: LoadedBackbone, examples: Sequence[Example])
     task = fold_pooler(task, backbone.config, params)
     predictor = Predictor(split(backbone.config), text, task.head, task.deltas)
     return rows, predictor(params, task.head, [*rows.tokens, *rows.seconds], task.deltas)
+
+
+def _lasting(rows: Rows, backbone: LoadedBackbone) -> Sequence[Any]:
+    """What tells these rows from others, the same in the process that goes on: where a table is in memory differs."""
+    if (tables := backbone.tables) is None:
+        return rows
+    texts = [(own._replace(ids=own.ids[:0]), tables.lasting(own.ids)) for own in [*rows.tokens, *rows.seconds]]
+    return rows._replace(tokens=(), seconds=()), len(rows.tokens), texts
 
 
 class _Stages:

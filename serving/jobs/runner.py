@@ -24,8 +24,10 @@ Command = Callable[[JobFolder], Sequence[str]]
 Publish = Callable[[JobFolder, bool], int | None]
 """Publishes what a job made, and returns a task's version. True: it may have been published before the server ended.
 
-Raises ``Saturated`` to be called again, another ``JpetsError`` for what cannot be published.
+Raises ``Saturated`` or ``OutOfSpace`` to be called again, another ``JpetsError`` for what cannot be published.
 """
+Platform = Callable[[JobFolder], str]
+"""What a job's process computes on, as ``JAX_PLATFORMS`` has it."""
 Check = Callable[[JobFolder], None]
 """Is called with a job once its process has written its outline.
 
@@ -52,7 +54,7 @@ class JobRunner:
         publish: Publish,
         check: Check = lambda job: None,
         *,
-        platform: str = "cpu",
+        platform: Platform = lambda job: "cpu",
         attempts: int = ATTEMPTS,
         back_off: float = BACK_OFF,
     ) -> None:
@@ -182,7 +184,7 @@ class JobRunner:
             [*self._command(job)],
             stdin=subprocess.PIPE,  # closes when this server ends, which ends the process
             stdout=subprocess.DEVNULL,
-            env=self._environment(job.fresh_scratch()),
+            env=self._environment(job, job.fresh_scratch()),
         ) as process:
             try:
                 while (status := process.poll()) is None:
@@ -198,12 +200,12 @@ class JobRunner:
             finally:
                 process.kill()
 
-    def _environment(self, scratch: Path) -> dict[str, str]:
+    def _environment(self, job: JobFolder, scratch: Path) -> dict[str, str]:
         root = str(Path(__file__).parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
             **os.environ,
-            "JAX_PLATFORMS": self._platform,
+            "JAX_PLATFORMS": self._platform(job),
             "JAX_NUM_CPU_DEVICES": "1",
             "NPROC": str(max(1, (os.cpu_count() or 1) // 2)),  # threads of XLA on a CPU
             "PYTHONPATH": os.pathsep.join(paths),
@@ -225,7 +227,9 @@ class JobRunner:
                 job.change(publishing=True)
             try:
                 version = self._publish(job, again)
-            except Saturated:
+            except (Saturated, OutOfSpace) as error:
+                if isinstance(error, OutOfSpace):
+                    log.warning("what a job made waits for space on the disk", extra={"job": job.id})
                 job.change(publishing=again)
                 self._pause(self._back_off)
                 continue

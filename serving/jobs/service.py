@@ -45,8 +45,8 @@ class Jobs:
         keep_backbone: KeepBackbone | None = None,
     ) -> None:
         self.folders = JobFolders(folder)
-        self.runner = JobRunner(self.folders, command, self._publish, self._check_outline, platform=platform)
-        self._services = services
+        self.runner = JobRunner(self.folders, command, self._publish, self._check_outline, platform=self._platform_of)
+        self._services, self._platform = services, platform
         self._outline = outline
         self._keep_backbone = keep_backbone
         self._ended: dict[str, str] = {}
@@ -69,9 +69,12 @@ class Jobs:
             self._check_layers(request.layers, own.backbone.config.layers)
         elif isinstance(request, MakeDomain):
             self._check_domain(request, own.backbone)
+            if request.epochs:
+                self.check_domain_unused(own.backbone.name, request.domain)
         else:
             self._check_task(request.task, own)
         if isinstance(request, FineTune):
+            _check_known(request.domain, own.backbone)
             methods = self._methods(request.start, own)
             request = request.model_copy(update={"method": request.method or next(iter(methods), DEFAULT_METHOD)})
             own.engine.check_task(self._outline(request, own.backbone, methods), stays=False)
@@ -104,6 +107,19 @@ class Jobs:
             with contextlib.suppress(NotFound):  # removed meanwhile
                 if job.request.backbone == backbone and not job.state.is_finished:
                     raise Conflict(f"job {job.id} needs backbone {backbone!r}; cancel it or wait until it has finished")
+
+    def check_domain_unused(self, backbone: str, domain: str) -> None:
+        """Raises ``Conflict`` where a job that has not finished trains a task of the domain."""
+        name = domain.partition("@")[0]
+        for job in self.folders.all():
+            with contextlib.suppress(NotFound):  # removed meanwhile
+                request = job.request
+                if not isinstance(request, FineTune) or request.domain is None or job.state.is_finished:
+                    continue
+                if (request.backbone, request.domain.partition("@")[0]) == (backbone, name):
+                    raise Conflict(
+                        f"job {job.id} trains a task of domain {name!r}; cancel it or wait until it has finished"
+                    )
 
     def counts(self) -> Mapping[str, int]:
         """How many jobs there are in each state."""
@@ -201,7 +217,8 @@ class Jobs:
     def _publish_domain(self, job: JobFolder, request: MakeDomain, backbone: LoadedBackbone) -> None:
         self._check_domain(request, backbone)  # tasks may have come meanwhile
         assert backbone.tables is not None and job.result is not None and job.result.branch is not None
-        backbone.tables.add(request.domain, job.result.branch)
+        used = tasks_of_domains(self._services)[backbone.fingerprint, request.domain] > 0
+        backbone.tables.add(request.domain, job.result.branch, same_layers=used)
 
     def _versions(self, task: str) -> Sequence[StoredTask]:
         try:
@@ -209,5 +226,22 @@ class Jobs:
         except NotFound:
             return []
 
+    def _platform_of(self, job: JobFolder) -> str:
+        """The platform that a job computes on: tables are in host memory, and far larger than a device's."""
+        own = self._service(job.request)
+        return "cpu" if own is not None and own.backbone.tables is not None else self._platform
+
     def _service(self, request: JobRequest) -> Service | None:
         return next((s for s in self._services.all if s.backbone.name == request.backbone), None)
+
+
+def _check_known(domain: str | None, backbone: LoadedBackbone) -> None:
+    """Raises ``InvalidInput`` for a domain that the backbone does not have."""
+    if domain is None:
+        return
+    if backbone.tables is None:
+        raise InvalidInput(f"domain: expected none, as backbone {backbone.name!r} has no tables, found {domain!r}")
+    try:
+        backbone.tables.full_name(domain)
+    except NotFound as error:
+        raise InvalidInput(f"domain: {error.message}") from error

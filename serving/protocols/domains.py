@@ -13,6 +13,7 @@ from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.http.uploads import FILE_BODY
 from serving.jobs.request import MakeDomain
+from serving.jobs.service import Jobs
 from serving.protocols.jobs import HereJobs, create
 from serving.protocols.schemas import DomainItem, DomainList, JobItem
 from serving.requests.context import Here
@@ -36,9 +37,9 @@ async def create_domain(request: Request, here: Here, jobs: HereJobs, asked: Ann
 
 
 @router.delete("/{name}", status_code=204, response_class=Response, summary="Delete a domain")
-async def delete_domain(here: Here, name: str, backbone: str | None = None) -> Response:
-    """Of the first backbone unless another one is named. 409 while tasks use it."""
-    await asyncio.to_thread(_delete, here.services, name, backbone)
+async def delete_domain(here: Here, jobs: HereJobs, name: str, backbone: str | None = None) -> Response:
+    """Of the first backbone unless another one is named. 409 while tasks use it, or jobs that have not finished."""
+    await asyncio.to_thread(_delete, here.services, jobs, name, backbone)
     return Response(status_code=204)
 
 
@@ -66,13 +67,14 @@ def _items(services: Services) -> list[DomainItem]:
     return found
 
 
-def _delete(services: Services, name: str, backbone: str | None) -> None:
+def _delete(services: Services, jobs: Jobs, name: str, backbone: str | None) -> None:
     """Raises ``NotFound``, ``Conflict``."""
     service = _service(services, backbone)
     if service.backbone.tables is None:
         raise NotFound(f"backbone {service.backbone.name!r} has no tables")
-    if count := tasks_of_domains(services)[service.backbone.fingerprint, name]:
+    if count := tasks_of_domains(services)[service.backbone.fingerprint, name.partition("@")[0]]:
         raise Conflict(f"{count} tasks use domain {name!r}; delete them first")
+    jobs.check_domain_unused(service.backbone.name, name)
     service.backbone.tables.remove(name)
 
 

@@ -40,7 +40,9 @@ OWN_TEXTS: dict[str | None, Sequence[str]] = {None: (), **{name: texts for name,
 def task_of(backbone: Backbone, method: str, domain: str | None) -> Task:
     delta = random_delta(method, backbone.config, 5)
     head = make_head(np.random.default_rng(3), backbone.config.hidden_size, 3)
-    rule = Preprocessing(truncation=True, max_length=40, domain=domain)
+    assert backbone.tables is not None
+    full_name = None if domain is None else backbone.tables.full_name(domain)
+    rule = Preprocessing(truncation=True, max_length=40, domain=full_name)
     return make_task(backbone, f"{method}-{domain or 'root'}", [delta], head, preprocessing=rule)
 
 
@@ -68,7 +70,7 @@ def test_answers_are_those_of_computing_the_ngram_layers(served: Served) -> None
     name, engine, tasks = served
     results = engine.infer([Query(task.id, text) for task in tasks for text in TEXTS])
     for number, task in enumerate(tasks):
-        domain = task.preprocessing.domain
+        domain = None if task.preprocessing.domain is None else task.preprocessing.domain.partition("@")[0]
         expected = computed(engine.backbone, name, task, TEXTS, OWN_TEXTS[domain], SEEDS[domain])
         own = results[number * len(TEXTS) :][: len(TEXTS)]
         found = [result.logits for result in own if isinstance(result, Classification)]
@@ -107,7 +109,16 @@ def test_the_plain_backbone_embeds_by_the_root(served: Served) -> None:
 
 def test_a_task_of_a_domain_that_is_not_there_is_refused(served: Served) -> None:
     _, engine, tasks = served
-    for domain, said in (("cooking", "there is no domain"), ("games@000000000000", "train the task again")):
+    assert engine.backbone.tables is not None
+    full_name = engine.backbone.tables.full_name("games")
+    refused = {
+        "cooking": "there is no domain",
+        "games@000000000000": "train the task again",
+        "games": f"such as '{full_name}'",
+        "games@": "train the task again",
+        full_name[:-1]: "train the task again",
+    }
+    for domain, said in refused.items():
         rule = dataclasses.replace(tasks[0].preprocessing, domain=domain)
         with pytest.raises(InvalidTask, match=said):
             engine.add_task(dataclasses.replace(tasks[0], id="other", preprocessing=rule))

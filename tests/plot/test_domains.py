@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support import wait_until
 
-from jpets.errors import EngineFailure, InvalidTable, NotFound, OutOfSpace
+from jpets.errors import Conflict, EngineFailure, InvalidTable, NotFound, OutOfSpace
 from jpets.files import STALE_SECONDS
 from jpets.plot import domains
 from jpets.plot.arena import Arena
@@ -85,7 +85,12 @@ def test_a_domain_goes_by_its_name_or_its_full_name(folder: pathlib.Path) -> Non
     own = DomainTables(folder, WORDS)
     assert own.full_name("games") == own.full_name("games@bbbbbbbbbbbb") == "games@bbbbbbbbbbbb"
     np.testing.assert_array_equal(own.rows(IDS, "games"), own.rows(IDS, "games@bbbbbbbbbbbb"))
-    for domain, said in (("cooking", "there are \\['games'\\]"), ("games@cccc", "train the task again")):
+    for domain, said in (
+        ("cooking", "there are \\['games'\\]"),
+        ("games@cccc", "train"),
+        ("games@bb", "train"),
+        ("games@", "train"),
+    ):
         with pytest.raises(NotFound, match=said):
             own.rows(IDS, domain)
 
@@ -219,6 +224,117 @@ def test_a_tree_that_another_process_wrote_is_taken(folder: pathlib.Path, monkey
         own.rows(IDS, "science")
     with pytest.raises(NotFound):
         own.remove("science")
+
+
+def test_a_tree_that_is_written_while_it_is_opened_is_taken(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(domains, "LOOK_SECONDS", 0.0)
+    late = Branch(written(folder, ROOT, grams(), 3), ROOT)
+
+    def opened(*given: object) -> Arena:
+        with_domain(folder, "late", late)
+        return Arena(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(domains, "Arena", opened)
+    own = DomainTables(folder, WORDS)
+
+    def found() -> bool:
+        own.rows(IDS, None)
+        return own.report()[-1].name == "late"
+
+    wait_until(found)
+
+
+@pytest.mark.parametrize("error", [OSError(24, "too many open files"), InvalidTable("half")], ids=["files", "half"])
+def test_a_switch_that_failed_is_tried_again(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    for name in ("LOOK_SECONDS", "AGAIN_SECONDS"):
+        monkeypatch.setattr(domains, name, 0.0)
+    own, read, failures = DomainTables(folder, WORDS), Tree.read, [error, error]
+
+    def unlucky(folder: pathlib.Path) -> Tree:
+        if failures:
+            raise failures.pop()
+        return read(folder)
+
+    with_domain(folder, "science", Branch(written(folder, ROOT, grams(), 3), ROOT))
+    monkeypatch.setattr(Tree, "read", unlucky)
+
+    def found() -> bool:
+        own.rows(IDS, None)
+        return own.report()[-1].name == "science"
+
+    wait_until(found)
+
+
+def test_a_table_that_comes_back_is_taken(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOK_SECONDS", "AGAIN_SECONDS"):
+        monkeypatch.setattr(domains, name, 0.0)
+    tree = Tree.read(folder)
+    path = table_path(folder, tree.domains["games"])
+    path.rename(folder / "aside")
+    own = DomainTables(folder, WORDS)
+    with pytest.raises(EngineFailure, match="damaged or missing"):
+        own.rows(IDS, "games")
+    (folder / "aside").rename(path)
+
+    def found() -> bool:
+        own.rows(IDS, None)
+        return own.report()[-1].problem is None
+
+    wait_until(found)
+    own.rows(IDS, "games")
+
+
+def test_a_table_that_is_cut_off_while_it_is_open_is_not_read(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading past its end would end the process."""
+    own = DomainTables(folder, WORDS)
+    own.rows(IDS, "games")
+    path = table_path(folder, own.tree.domains["games"])
+    path.chmod(0o644)
+    os.truncate(path, HEADER_BYTES)
+    monkeypatch.setattr(domains, "LOOK_SECONDS", 0.0)
+    own._looks_at = 0.0
+
+    def problem() -> str | None:
+        own.rows(IDS, None)
+        return own.report()[-1].problem
+
+    wait_until(lambda: problem() is not None)
+    assert "cut off" in str(problem())
+    with pytest.raises(EngineFailure):
+        own.rows(IDS, "games")
+
+
+def test_tasks_that_came_meanwhile_keep_the_layers_that_they_learnt_from(folder: pathlib.Path) -> None:
+    own = DomainTables(folder, WORDS)
+    same, other = (Branch(written(folder, layers, grams(), 3), layers) for layers in (GAMES, "c" * 64))
+    before = own.tree.domains["games"]
+    with pytest.raises(Conflict, match="other n-gram layers meanwhile"):
+        own.add("games", dataclasses.asdict(other), same_layers=True)
+    assert own.tree.domains["games"] == Tree.read(folder).domains["games"] == before
+    own.add("games", dataclasses.asdict(same), same_layers=True)
+    own.add("new", dataclasses.asdict(other), same_layers=True)
+    assert own.tree.domains == {"games": same, "new": other}
+
+
+def test_lasting_numbers_do_not_depend_on_what_else_is_mapped(folder: pathlib.Path) -> None:
+    with_domain(folder, "a", Branch(written(folder, ROOT, grams(), 3), ROOT))
+    own = DomainTables(folder, WORDS)
+    before, lasting = own.rows(IDS, "games"), own.lasting(own.rows(IDS, "games"))
+    Tree.change(folder, lambda tree: Tree(WINDOW, WIDTH, 1, tree.root, {"games": tree.domains["games"]}))
+    fresh = DomainTables(folder, WORDS)
+    assert len(np.unique(lasting[:, 0])) == 1 and len(np.unique(own.lasting(own.rows(IDS, None))[:, 0])) == 1
+    np.testing.assert_array_equal(fresh.lasting(fresh.rows(IDS, "games")), lasting)
+    assert lasting[:, 1].tolist() == (before - before.min() + lasting[:, 1].min()).tolist()
+
+
+def test_a_range_has_no_more_rows_than_programs_can_number() -> None:
+    assert Arena(TableInfo(ROOT, Window.of(2), 32)).rows == 2**31 - 1
 
 
 def test_a_tree_is_written_as_it_is_read(folder: pathlib.Path) -> None:

@@ -90,9 +90,14 @@ class TaskLoader:
         if tables is None:
             raise InvalidTask(f"task {task.id!r} is of domain {domain!r}; this backbone has no tables")
         try:
-            tables.full_name(domain)
+            full_name = tables.full_name(domain)
         except NotFound as error:
             raise InvalidTask(f"task {task.id!r}: {error.message}") from error
+        if domain != full_name:
+            raise InvalidTask(
+                f"task {task.id!r} must name its domain with the n-gram layers that it learnt from, such as "
+                f"{full_name!r}, found {domain!r}"
+            )
 
     def _room(self, lead: Lead) -> int:
         """Most tokens of a text behind ``lead``: within the engine's limit and the backbone's positions."""

@@ -201,8 +201,12 @@ def hierarchical(
             for name, (own, of_layers) in known.items():
                 made = random_tasks(own, chosen, tasks, of_layers)
                 if own is looking:
+                    assert own.tables is not None
+                    full_name = own.tables.full_name(DOMAIN)
                     made = [
-                        dataclasses.replace(task, preprocessing=dataclasses.replace(task.preprocessing, domain=DOMAIN))
+                        dataclasses.replace(
+                            task, preprocessing=dataclasses.replace(task.preprocessing, domain=full_name)
+                        )
                         for task in made
                     ]
                 cache = pathlib.Path(folder) / f"cache-{name}"

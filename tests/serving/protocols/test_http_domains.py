@@ -23,6 +23,7 @@ from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.http.settings import ServingSettings
 from serving.jobs.folder import JobFolder
+from serving.jobs.request import MakeDomain
 from serving.jobs.service import Jobs
 
 TEXTS = b"the library reads files and writes files\nsome words of the domain are read again\n" * 1250
@@ -40,8 +41,9 @@ def server(tmp_path: Path) -> Iterator[tuple[Call, Jobs]]:
     repository = Repository(tmp_path / "repository", validator=validator)  # type: ignore[arg-type]
     head = make_head(np.random.default_rng(3), backbone.config.hidden_size, 3)
     delta = random_delta("lora", backbone.config, 5)
+    assert backbone.tables is not None
     for domain in ("games", None):
-        rule = Preprocessing(truncation=True, domain=domain)
+        rule = Preprocessing(truncation=True, domain=domain and backbone.tables.full_name(domain))
         repository.put(domain or "plain", task_to_bytes(make_task(backbone, "own", [delta], head, preprocessing=rule)))
     service = Service(repository, backbone, validator, growing=False)  # type: ignore[arg-type]
     cache = tmp_path / "cache"
@@ -83,6 +85,9 @@ def test_domains_are_listed_counted_and_deleted(server: tuple[Call, Jobs]) -> No
 
     refused = call("DELETE", "/v1/domains/games")
     assert refused.status_code == 409 and "1 tasks use domain 'games'" in refused.json()["error"]["message"]
+    assert call("DELETE", f"/v1/domains/{items['games']['full_name']}").status_code == 409, "by any of its names"
+    assert call("DELETE", "/v1/domains/games@000000000000").status_code == 409
+    assert call("DELETE", "/v1/domains/science@000000000000").status_code == 404
     assert call("DELETE", "/v1/domains/science").status_code == 204
     assert call("DELETE", "/v1/domains/science").status_code == 404
     assert call("DELETE", "/v1/domains/games", params={"backbone": "other"}).status_code == 404
@@ -115,6 +120,36 @@ def test_a_domain_is_made_while_its_backbone_serves(server: tuple[Call, Jobs]) -
     assert call("POST", "/v1/classify", json={"model": "games", "input": text}).status_code == 200
     items = {item["name"]: item for item in call("GET", "/v1/domains").json()["domains"]}
     assert items["games"]["found"]["domain"] == 1
+
+
+def test_a_job_that_trains_in_a_domain_counts_as_one_that_uses_it(server: tuple[Call, Jobs]) -> None:
+    call, jobs = server
+    data = b"text,label\n" + b"a,x\nb,y\n" * 8
+    asked = {"task": "new", "method": "frozen", "domain": "science"}
+    unknown = call("POST", "/v1/jobs", params=asked | {"domain": "cooking"}, content=data)
+    assert unknown.status_code == 422 and "domain: there is no domain 'cooking'" in unknown.text
+    job = call("POST", "/v1/jobs", params=asked, content=data).json()["id"]
+    for refused in (
+        call("DELETE", "/v1/domains/science"),
+        call("POST", "/v1/domains", params={"domain": "science"}, content=TEXTS),
+    ):
+        assert refused.status_code == 409 and f"job {job} trains a task of domain 'science'" in refused.text
+    kept = call("POST", "/v1/domains", params={"domain": "science", "epochs": 0}, content=TEXTS)
+    assert kept.status_code == 202
+    for id in (job, kept.json()["id"]):
+        call("DELETE", f"/v1/jobs/{id}")
+    jobs.runner.start()
+    assert finished(call, job)["state"] == "cancelled"
+    assert call("DELETE", "/v1/domains/science").status_code == 204
+
+
+def test_a_job_over_tables_computes_where_they_are(server: tuple[Call, Jobs], tmp_path: Path) -> None:
+    _, jobs = server
+    services, command = jobs._services, jobs.runner._command
+    elsewhere = Jobs(tmp_path / "others", services, command, outline_of, platform="cuda")
+    request = elsewhere.accept(MakeDomain(domain="files"))
+    with elsewhere.folders.draft(request) as draft:
+        assert elsewhere.runner._platform(draft) == "cpu"
 
 
 def test_only_a_backbone_with_tables_has_domains(service: Service, settings: ServingSettings, tmp_path: Path) -> None:
