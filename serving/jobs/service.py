@@ -64,6 +64,11 @@ class Jobs:
         if own is None:
             known = [service.backbone.name for service in self._services.all]
             raise InvalidInput(f"backbone: expected one of {known}, found {request.backbone!r}; load it first")
+        if isinstance(request, FurtherPretrain | Extract) and own.backbone.tables is not None:
+            raise InvalidInput(
+                f"backbone: expected one that computes all layers, found {own.backbone.name!r}, whose lower layers are "
+                "tables; give it a domain (POST /v1/domains), or a task that is trained over its tables"
+            )
         if isinstance(request, FurtherPretrain):
             self._check_name(request.name)
             self._check_layers(request.layers, own.backbone.config.layers)

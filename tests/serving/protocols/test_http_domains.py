@@ -143,6 +143,15 @@ def test_a_job_that_trains_in_a_domain_counts_as_one_that_uses_it(server: tuple[
     assert call("DELETE", "/v1/domains/science").status_code == 204
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"), [("extract", {"task": "new", "method": "lora"}), ("further-pretrain", {"name": "new"})]
+)
+def test_what_needs_all_layers_is_refused_at_once(server: tuple[Call, Jobs], path: str, asked: dict[str, str]) -> None:
+    call, _ = server
+    refused = call("POST", f"/v1/jobs/{path}", params=asked, content=b"x")
+    assert refused.status_code == 422 and "expected one that computes all layers" in refused.text
+
+
 def test_a_job_over_tables_computes_where_they_are(server: tuple[Call, Jobs], tmp_path: Path) -> None:
     _, jobs = server
     services, command = jobs._services, jobs.runner._command
