@@ -101,10 +101,10 @@ def of_areas(lines: Sequence[Line]) -> str:
         if found := relative(lines, variant, f"root-{method}", key).get(f"domain-{method}", []):
             gains.append(["lora" if method == "lora" else "head alone", per_cent(found), str(len(found))])
     over_full = [
-        markdown_table(["variant", "% of full fine-tuning", "tasks"], rows),
+        markdown_table(["variant", "% of full fine-tuning", "runs"], rows),
         markdown_table(["area", *(NAMES[name] for name in known)], areas),
     ]
-    over_root = markdown_table(["method", "area's table, % of the root alone", "tasks"], gains)
+    over_root = markdown_table(["method", "area's table, % of the root alone", "runs"], gains)
     return "\n\n".join([*(over_full if known else []), over_root])
 
 
