@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-QUIET = ("jax", "asyncio", "uvicorn", "httpx", "urllib3", "huggingface_hub", "filelock")
+QUIET = ("absl", "jax", "asyncio", "uvicorn", "httpx", "urllib3", "huggingface_hub", "filelock")
 """Libraries that may log only warnings and errors."""
 
 
