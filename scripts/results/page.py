@@ -69,6 +69,7 @@ WRITERS: Mapping[str, Mapping[str, str]] = {
             f"{SCRIPT} experiments.debian_tasks run FILE --methods lora --backbone TABLES"
         ),
         "docs/results/cpu-2core/area-domains.jsonl": f"{SCRIPT} experiments.area_domains run FILE TABLES",
+        "docs/results/cpu-2core/area-shares.jsonl": f"{SCRIPT} experiments.area_domains shares FILE TABLES AREAS",
         **{
             f"docs/results/cpu-2core/debian-rates-{case}.jsonl": f"{SCRIPT} experiments.debian_rates FILE"
             for case in ("batch-16", "batch-32", "from-zero")
