@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jpets.config import OUTSIDE_SITES, BackboneConfig
+from jpets.config import BackboneConfig
 from jpets.errors import InvalidInput
 from jpets.model.batch import PackedBatch, Rows
 from jpets.model.encoder import Params, SplitEncoder, cast_params, split
 from jpets.model.forward import encode
+from jpets.model.layers import some_layers
 from jpets.plot.ngrams import MOST_IDS, Window
 from pallas_kernels.packed_attention import AttentionGroup
 
@@ -71,7 +72,7 @@ class NGramLayers:
 
     def start(self, params: Params) -> Params:
         """The parameters with which adapting a backbone begins: its own."""
-        lower = _layers(params, self.config, self.lower, 0)
+        lower = some_layers(params, self.config, self.lower, range(self.count))
         width, places = self.config.hidden_size, list(self.window.places)
         gates = np.where(np.array(places) == self.window.before, OWN_GATE, OTHER_GATE).astype(np.float32)
         gate = {"weight": np.zeros((len(places), width), np.float32), "bias": gates}
@@ -80,7 +81,7 @@ class NGramLayers:
     def start_upper(self, params: Params) -> Params:
         """The parameters with which the upper layers begin: the backbone's own, and its embeddings, which are added to
         the merged vectors once more, for an n-gram does not know where in a text it stands."""
-        upper = _layers(params, self.config, self.upper, self.count)
+        upper = some_layers(params, self.config, self.upper, range(self.count, self.config.layers))
         if self.config.pooler:
             upper["pooler"] = params["pooler"]
         return jax.tree.map(jnp.asarray, upper)
@@ -101,14 +102,3 @@ class NGramLayers:
         own = each[:, places]
         gate = jax.nn.sigmoid((own * params["gate"]["weight"]).sum(-1) + params["gate"]["bias"])
         return jnp.where((grams[:, places] != 0)[..., None], gate[..., None] * own, 0.0)
-
-
-def _layers(params: Params, whole: BackboneConfig, part: BackboneConfig, first: int) -> Params:
-    """The parameters of an encoder of the shape ``part``: the embeddings of ``whole``, its layers from ``first``."""
-    bias, layout = np.asarray(params["bias"]), whole.bias_layout()
-    own = np.zeros(part.bias_size(), bias.dtype)
-    for (layer, site), span in part.bias_layout().items():
-        own[span] = bias[layout[layer if site in OUTSIDE_SITES else layer + first, site]]
-    names = ("word", "position", "padding_position", "token_type", "embeddings_norm")
-    found = {name: params[name] for name in names if name in params}
-    return {**found, "layers": {at: params["layers"][at + first] for at in range(part.layers)}, "bias": own}

@@ -16,13 +16,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jpets.config import DType
-from jpets.model.encoder import Params, SplitEncoder, cast_params, split
-from jpets.model.forward import bind_sites
+from jpets.model.encoder import Params, split
 from jpets.plot.layers import NGramLayers
 from jpets.plot.lookup import OWN
 from jpets.plot.ngrams import Window
 from jpets.tokenizing import NO_ROW, Tokens
-from jpets.training.forward import TextRows, rectangular_batch
+from jpets.training.forward import TextRows, states_of, within
+from jpets.training.losses import state_distance
 from jpets.training.plan import TrainingPlan
 from jpets.training.pretrain import Vocabulary, fit_texts, guess_loss, hide
 from jpets.training.run import Keeper, UpdateReport
@@ -111,7 +111,7 @@ def calibrated(
     def fitted(base: Params, model: Hierarchical, rows: TextRows) -> tuple[Array, Array]:
         found = hierarchical_states(layers, model, rows)[0]
         expected = states_of(split(layers.config), base, rows, "float32")[layers.count]
-        weight = _inside(rows)[..., None].astype(jnp.float32) / rows.lengths.sum().astype(jnp.float32)
+        weight = within(rows)[..., None].astype(jnp.float32) / rows.lengths.sum().astype(jnp.float32)
         mean, expected_mean = ((own * weight).sum((0, 1)) for own in (found, expected))
         variance = (jnp.square(found - mean) * weight).sum((0, 1))
         scale = ((found - mean) * (expected - expected_mean) * weight).sum((0, 1)) / jnp.maximum(variance, 1e-6)
@@ -183,7 +183,7 @@ def _loss(
     shown = rows if hidden is None else hidden.rows
     found = hierarchical_states(layers, model, shown, dtype, root)
     expected = jax.lax.stop_gradient(states_of(split(layers.config), base, shown, dtype)[layers.count :])
-    apart = [_distance(own, other, _inside(rows)) for own, other in zip(found, expected, strict=True)]
+    apart = [state_distance(own, other, within(rows)) for own, other in zip(found, expected, strict=True)]
     loss = sum(apart, start=jnp.float32(0)) / len(apart)
     if hidden is not None:
         loss += guesses * guess_loss(found[-1], bias, model.upper["word"], hidden.targets)
@@ -199,7 +199,7 @@ def hierarchical_states(
     Where ``rows`` have levels, an n-gram is cut to what a table will hold of it; with ``root``, the n-gram layers of
     the root, those that a domain's table will not hold are computed by them.
     """
-    inside = _inside(rows)
+    inside = within(rows)
     count = inside.size
     grams = text_ngrams(rows, layers.window).reshape(count, -1)
     table = layers.vectors(model.ngrams, grams, dtype)
@@ -214,7 +214,7 @@ def hierarchical_states(
 def text_ngrams(rows: TextRows, window: Window) -> Int[Array, "n l size"]:
     """``jpets.plot.ngrams.ngrams`` of padded texts inside a program, cut to their levels. A place past a row's length
     is a token alone."""
-    inside = _inside(rows)
+    inside = within(rows)
     raised = jnp.where(inside, rows.ids + 1, 0)
     length = raised.shape[1]
     wide = jnp.pad(raised, ((0, 0), (window.before, window.after)))
@@ -230,26 +230,6 @@ def _kept(window: Window) -> Bool[Array, "levels size"]:
     spans = [(window.before, window.after), *window.shorter]
     offsets = np.arange(window.size) - window.before
     return jnp.array([(offsets >= -before) & (offsets <= after) for before, after in spans])
-
-
-def states_of(encoder: SplitEncoder, params: Params, rows: TextRows, dtype: str) -> tuple[Float[Array, "n l d"], ...]:
-    """What an encoder's layers get and its last one gives, f32."""
-    cast = cast_params(params, dtype)
-    batch = rectangular_batch(rows, "mean", encoder.config)
-    states = encoder.bind(cast).hidden_states(batch, bind_sites(encoder, cast, batch))
-    return tuple(each.reshape(*rows.ids.shape, -1) for each in states)
-
-
-def _distance(found: Float[Array, "n l d"], expected: Float[Array, "n l d"], inside: Any) -> Float[Array, ""]:
-    """Squared error as a part of the variance of what is expected, over all tokens."""
-    weight = inside[..., None].astype(jnp.float32)
-    mean = (expected * weight).sum((0, 1)) / weight.sum()
-    error = (jnp.square(found - expected) * weight).sum()
-    return error / (jnp.square(expected - mean) * weight).sum()
-
-
-def _inside(rows: TextRows) -> Any:
-    return jnp.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]
 
 
 def _without_word(params: Params) -> Params:

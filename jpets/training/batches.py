@@ -73,7 +73,7 @@ def gather(rows: Rows, chosen: Integer[np.ndarray, " n"], size: int, pad_id: int
 
     For pairs, ``size`` first texts and then as many second ones.
     """
-    texts = rows.texts(_filled(chosen, size))
+    texts = rows.texts(filled_up(chosen, size))
     length = padded_length(max(len(own.ids) for own in texts))
     return rectangle(texts, length, pad_id), _labels(rows, chosen, size, length)
 
@@ -90,18 +90,19 @@ def gather_packed(
 
 def packed_texts(rows: Rows, chosen: Integer[np.ndarray, " n"], size: int) -> list[Tokens]:
     """The texts of ``gather_packed``; rows that only fill up have one token."""
-    texts = rows.texts(_filled(chosen, size))
+    texts = rows.texts(filled_up(chosen, size))
     return [own if at % size < len(chosen) else Tokens(own.ids[:1], own.types[:1]) for at, own in enumerate(texts)]
 
 
-def _filled(chosen: Integer[np.ndarray, " n"], size: int) -> Integer[np.ndarray, " size"]:
+def filled_up(chosen: Integer[np.ndarray, " n"], size: int) -> Integer[np.ndarray, " size"]:
+    """The rows of a batch of ``size``: the last one is repeated where there are fewer."""
     return np.append(chosen, np.full(size - len(chosen), chosen[-1]))
 
 
 def _labels(rows: Rows, chosen: Integer[np.ndarray, " n"], size: int, length: int) -> Labels:
     """Targets and weights of ``size`` rows, for ``length`` tokens each if tokens have labels; filling rows have weight
     zero."""
-    filled = _filled(chosen, size)
+    filled = filled_up(chosen, size)
     weights = rows.weights[filled] * (np.arange(size) < len(chosen))
     targets = [rows.targets[at] for at in filled]
     if rows.tags:

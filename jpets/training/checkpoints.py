@@ -34,9 +34,7 @@ def claimed(folder: Path | None, *run: Any) -> Iterator[None]:
     if folder is None:
         yield
         return
-    digest = hashlib.sha256()
-    for part in _parts(run):
-        digest.update(len(part).to_bytes(8, "little") + part)
+    digest = digest_of(*run)
     with space_errors():
         folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as lock:
@@ -46,14 +44,22 @@ def claimed(folder: Path | None, *run: Any) -> Iterator[None]:
             raise InvalidInput(f"{_name(folder)}: another process trains in it; give another folder") from error
         path = folder / RUN
         known = path.read_text(encoding="utf-8") if path.exists() else None
-        if known not in (None, digest.hexdigest()):
+        if known not in (None, digest):
             raise InvalidInput(
                 f"{_name(folder)}: it holds the progress of a run with other texts, options or backbone; give an empty "
                 "folder"
             )
         if known is None:
-            write_atomic(path, digest.hexdigest().encode())
+            write_atomic(path, digest.encode())
         yield
+
+
+def digest_of(*parts: Any) -> str:
+    """A name for arrays, dataclasses, mappings, sequences and what ``repr`` tells apart: equal ones have the same."""
+    digest = hashlib.sha256()
+    for part in _parts(parts):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
 
 
 def _name(folder: Path) -> str:

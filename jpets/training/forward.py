@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jpets.config import BackboneConfig
 from jpets.deltas import HEAD, METHODS
@@ -18,7 +18,7 @@ from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import HeadView, RowView, SlotView
 from jpets.model.batch import POOLINGS, PackedBatch, Rows
 from jpets.model.encoder import Params, SplitEncoder, cast_params
-from jpets.model.forward import encode, forward
+from jpets.model.forward import bind_sites, encode, forward, read_out
 from jpets.types import Delta, Head, Pooling
 from pallas_kernels.numerics import take_rows
 from pallas_kernels.packed_attention import AttentionGroup
@@ -108,6 +108,32 @@ def hidden_states(
     """Final hidden states of the bare backbone, f32; values past a row's length have no meaning."""
     hidden = encode(encoder, cast_params(params, dtype), rectangular_batch(rows, "mean", encoder.config))
     return hidden.reshape(*rows.ids.shape, -1)
+
+
+def states_of(encoder: SplitEncoder, params: Params, rows: TextRows, dtype: str) -> tuple[Float[Array, "n l d"], ...]:
+    """What an encoder's layers get and its last one gives, f32."""
+    cast = cast_params(params, dtype)
+    batch = rectangular_batch(rows, "mean", encoder.config)
+    states = encoder.bind(cast).hidden_states(batch, bind_sites(encoder, cast, batch))
+    return tuple(each.reshape(*rows.ids.shape, -1) for each in states)
+
+
+def pooled_states(
+    encoder: SplitEncoder, params: Params, deltas: Sequence[Delta], pooling: Pooling, rows: TextRows, dtype: str
+) -> list[Float[Array, "n d"]]:
+    """The pooled embeddings, and the pooled output of each layer, f32: layer by layer what ``TaskOutputs.pooled`` is of
+    the last one."""
+    lead = sum((METHODS[delta.method].lead(delta) for delta in deltas), NO_LEAD)
+    batch = rectangular_batch(rows, pooling, encoder.config, lead)
+    params, bound = _bind(encoder.config, params, deltas, batch, dtype)
+    cast = cast_params(params, dtype)
+    sites, model = bind_sites(encoder, cast, batch, bound), encoder.bind(cast)
+    return [read_out(model, state, batch, sites).pooled for state in model.hidden_states(batch, sites)]
+
+
+def within(rows: TextRows) -> Bool[Array, "n l"]:
+    """Which places have tokens."""
+    return jnp.arange(rows.ids.shape[1])[None] < rows.lengths[:, None]
 
 
 def acts_beside(delta: Delta) -> bool:

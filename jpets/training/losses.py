@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Bool, Float, Num
 
 from jpets.training.forward import TaskOutputs
 from jpets.types import Head
@@ -93,3 +93,13 @@ def pair_losses(pooled: Float[Array, "m d"], labels: Labels) -> Float[Array, " n
     return optax.softmax_cross_entropy_with_integer_labels(
         jnp.where(taken, SHARPNESS * cosines, jnp.finfo(jnp.float32).min), jnp.arange(n)
     )
+
+
+def state_distance(
+    found: Float[Array, "n l d"], expected: Float[Array, "n l d"], within: Bool[Array, "n l"]
+) -> Float[Array, ""]:
+    """Squared error of hidden states as a part of the variance of what is expected, over all tokens ``within``."""
+    weight = within[..., None].astype(jnp.float32)
+    mean = (expected * weight).sum((0, 1)) / weight.sum()
+    error = (jnp.square(found - expected) * weight).sum()
+    return error / (jnp.square(expected - mean) * weight).sum()

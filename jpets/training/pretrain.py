@@ -16,11 +16,11 @@ from jpets.config import BackboneConfig
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, SplitEncoder
 from jpets.tokenizing import Tokens
-from jpets.training.batches import batch_order
-from jpets.training.fit import Pace, State, optimiser, rate_at, stepped
+from jpets.training.batches import batch_order, filled_up
 from jpets.training.forward import TextRows, hidden_states
+from jpets.training.objective import Objective, fit_batches
 from jpets.training.plan import TrainingPlan, settled
-from jpets.training.run import Keeper, TrainingProgress, UpdateReport
+from jpets.training.run import Keeper, UpdateReport
 from jpets.training.tokens import padded_length, rectangle
 
 CHOSEN = 0.15
@@ -76,12 +76,8 @@ def guess_loss(
     return jnp.where(counted, each, 0).sum() / jnp.maximum(counted.sum(), 1).astype(each.dtype)
 
 
-Objective = Callable[[Any, Any, TextRows, PRNGKeyArray], Float[Array, ""]]
-"""The loss of (frozen parameters, trained parameters, a batch of texts, a key of its own)."""
-
-
 def fit_texts(
-    objective: Objective,
+    objective: Objective[TextRows],
     frozen: Any,
     trained: Any,
     tokens: Sequence[Tokens],
@@ -93,40 +89,26 @@ def fit_texts(
     pad_id: int = 0,
     report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> tuple[Any, list[float]]:
-    """(``trained`` after all updates, losses), of texts without labels. ``rate`` is what the plan's is by default.
-
-    A killed run resumes from ``keeper``'s progress, with the same result.
-    """
+    """(``trained`` after all updates, losses), of texts without labels: see ``fit_batches``."""
     lengths = [len(own.ids) for own in tokens]
     plan = settled(plan, len(lengths))
-    rule = optimiser(plan)
-    per_epoch = plan.per_epoch(len(lengths))
-    total = plan.epochs * per_epoch
-    pace = Pace.of(plan, rate)
 
-    def update(frozen: Any, trained: Any, state: Any, step: Array, pace: Pace, rows: TextRows) -> Any:
-        key = jax.random.fold_in(pace.key, step)
-        value, slopes = jax.value_and_grad(lambda own: objective(frozen, own, rows, key))(trained)
-        return *stepped(rule, pace, slopes, state, trained, rate_at(step, jnp.int32(total), plan)), value
+    def batch_at(epoch: int, at: int) -> TextRows:
+        filled = [tokens[row] for row in filled_up(batch_order(lengths, plan, epoch)[at], plan.batch)]
+        return rectangle(filled, padded_length(max(len(own.ids) for own in filled)), pad_id)
 
-    jitted = jax.jit(update, donate_argnums=(1, 2))
-    trained = jax.tree.map(jnp.array, trained)
-    progress = TrainingProgress.at_start(State(trained, rule.init(trained), 0), total)
-    if keeper is not None:
-        progress = keeper.load(progress)
-    state, losses = progress.state, progress.losses
-    while (step := state.step) < total:
-        epoch, at = divmod(step, per_epoch)
-        chosen = batch_order(lengths, plan, epoch)[at]
-        filled = [tokens[row] for row in [*chosen, *[chosen[-1]] * (plan.batch - len(chosen))]]
-        rows = rectangle(filled, padded_length(max(len(own.ids) for own in filled)), pad_id)
-        after, optimiser_state, value = jitted(frozen, state.trained, state.optimiser, np.int32(step), pace, rows)
-        state = State(after, optimiser_state, step + 1)
-        losses[step] = float(value)
-        report(UpdateReport(state.step, total, float(value)))
-        if keeper is not None and (state.step % save_every == 0 or at == per_epoch - 1):
-            keeper.save(progress._replace(state=state, losses=losses))
-    return state.trained, losses.tolist()
+    return fit_batches(
+        objective,
+        frozen,
+        trained,
+        batch_at,
+        plan.per_epoch(len(lengths)),
+        plan,
+        rate=rate,
+        keeper=keeper,
+        save_every=save_every,
+        report=report,
+    )
 
 
 def pretrain(

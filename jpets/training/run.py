@@ -116,7 +116,8 @@ def train(
         progress = progress._replace(state=state)
         report(UpdateReport(state.step, total, float(value)))
         if at == per_epoch - 1 and held_out is not None:
-            progress = _judged(trainer, progress, held_out, pad_id)
+            losses = partial(trainer.losses, progress.state.trained)
+            progress = judged(progress, mean_held_out(losses, held_out, plan.batch, pad_id))
             if plan.patience is not None and progress.waited > plan.patience:
                 break
         if keeper is not None and (state.step % save_every == 0 or at == per_epoch - 1):
@@ -153,10 +154,8 @@ def mean_held_out(
     return total / max(float(rows.weights.sum()), 1e-9)
 
 
-def _judged(trainer: Trainer, progress: TrainingProgress, rows: Rows, pad_id: int) -> TrainingProgress:
-    """``progress`` with the present parameters as the best ones, if they are."""
-    losses = partial(trainer.losses, progress.state.trained)
-    found = mean_held_out(losses, rows, trainer.plan.batch, pad_id)
+def judged(progress: TrainingProgress, found: float) -> TrainingProgress:
+    """``progress`` with the present parameters as the best ones, if their held-out loss is."""
     if found < progress.best_loss:
         best = _copy(progress.state.trained)
         return progress._replace(best=best, best_loss=np.array(found), waited=np.array(0))
