@@ -10,7 +10,7 @@ import numpy as np
 import pydantic
 
 from jpets.errors import InvalidTask
-from jpets.types import BackboneRef, Delta, Head, HeadType, Pooling, Preprocessing, Problem, Task, Tensors
+from jpets.types import BackboneRef, Delta, Head, HeadType, Pooling, Preprocessing, Problem, Students, Task, Tensors
 
 FORMAT = 1
 MAX_DELTAS = 16
@@ -56,6 +56,15 @@ class PreprocessingPart(_Part):
     domain: str | None = None
 
 
+class StudentsPart(_Part):
+    """That the deltas are those of several students, one after the other."""
+
+    multipliers: tuple[float, ...] = pydantic.Field(min_length=1, max_length=MAX_DELTAS)
+    scores: tuple[float, ...] = ()
+    metric: str | None = None
+    teacher_score: float | None = None
+
+
 class TaskDocument(_Part):
     format: Literal[1]
     backbone: BackbonePart
@@ -66,6 +75,7 @@ class TaskDocument(_Part):
     created: str | None = None
     license: str | None = None
     description: str | None = None
+    students: StudentsPart | None = None
 
     @classmethod
     def parse(cls, text: str | bytes) -> TaskDocument:
@@ -88,6 +98,7 @@ class TaskDocument(_Part):
             "created": task.created,
             "license": task.license,
             "description": task.description,
+            "students": vars(task.students) if task.students is not None else None,
         }
         try:
             return cls.parse(json.dumps(document, default=_plain, allow_nan=False))
@@ -119,6 +130,7 @@ class TaskDocument(_Part):
             created=self.created,
             license=self.license,
             description=self.description,
+            students=Students(**self.students.model_dump()) if self.students is not None else None,
         )
 
 

@@ -47,7 +47,12 @@ def validate_structure(
     """The part of ``validate`` that can be done before a tensor's numbers are converted. It reads none, unless
     something is wrong: then what is wrong with them is named too."""
     _check_backbone(task.backbone, config, backbone)
-    errors = [*_head_errors(task, config), *_label_errors(task), *_preprocessing_errors(task, config)]
+    errors = [
+        *_head_errors(task, config),
+        *_label_errors(task),
+        *_preprocessing_errors(task, config),
+        *_students_errors(task),
+    ]
     for index, delta in enumerate(task.deltas):
         method_named(delta.method)
         if config is not None:
@@ -184,6 +189,19 @@ def _head_errors(task: Task, config: BackboneConfig | None) -> Iterator[str]:
         yield f"head/kernel: expected {QA_OUTPUTS} outputs, start and end of an answer, found {outputs}"
     if head.pooling == "pooler" and config is not None and not config.pooler:
         yield "head.pooling: expected cls or mean, found pooler, which the backbone does not have"
+
+
+def _students_errors(task: Task) -> Iterator[str]:
+    """A group of students has as many deltas of each, and a head that reads one vector of a text."""
+    if (own := task.students) is None:
+        return
+    count = len(own.multipliers)
+    if not task.deltas or len(task.deltas) % count:
+        yield f"students: expected as many deltas for each of {count} students, found {len(task.deltas)}"
+    if own.scores and len(own.scores) != count:
+        yield f"students.scores: expected {count}, one for each number of students, found {len(own.scores)}"
+    if task.head.type != "sequence-classification" or task.head.dense:
+        yield f"students: expected a head of one layer for whole texts, found {task.head.type}"
 
 
 def _label_errors(task: Task) -> Iterator[str]:

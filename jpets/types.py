@@ -77,6 +77,8 @@ class Result:
     tokens: int
     timing: Timing | None = None
     error: JpetsError | None = None
+    students: int | None = None
+    """How many students of a group made the answer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -244,6 +246,21 @@ class EmbeddingRule:
 BY_MEAN = EmbeddingRule()
 
 
+@dataclasses.dataclass(frozen=True)
+class Students:
+    """That a task is a group of students: its deltas are those of the first student, then those of the second, and so
+    on, each an encoder of its own; the head reads the sum of their pooled vectors by ``multipliers``.
+
+    The first 1, 2, ... of them answer too, with less accuracy. ``scores`` are those of each number on held-out texts,
+    by the measure ``metric``.
+    """
+
+    multipliers: tuple[float, ...]
+    scores: tuple[float, ...] = ()
+    metric: str | None = None
+    teacher_score: float | None = None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
     """What a user registers: id, backbone, deltas, head and labels."""
@@ -257,6 +274,19 @@ class Task:
     created: str | None = None
     license: str | None = None
     description: str | None = None
+    students: Students | None = None
+
+    @property
+    def parts(self) -> tuple[Task, ...]:
+        """The students of a group, each as a task that gives its pooled vector; any other task alone."""
+        if self.students is None:
+            return (self,)
+        count = len(self.students.multipliers)
+        each = len(self.deltas) // count
+        head = Head("embedding", pooling=self.head.pooling)
+        rule = dataclasses.replace(self.preprocessing, thresholds=None)
+        alone = dataclasses.replace(self, head=head, labels=(), preprocessing=rule, students=None)
+        return tuple(dataclasses.replace(alone, deltas=self.deltas[at * each : (at + 1) * each]) for at in range(count))
 
     def outlined(self) -> Task:
         """The task without deltas, and with a head of the same shape that takes no memory: it tells how answers

@@ -21,8 +21,11 @@ from jpets.types import Delta, Task
 def fold_pooler(task: Task, config: BackboneConfig, params: Params) -> Task:
     """``task``; if a delta changes the pooler's weight and the head reads it, a task with that pooler in its head.
 
-    Raises ``InvalidTask`` if the head already has two layers, or none (embedding).
+    Raises ``InvalidTask`` if the head already has two layers, or none (embedding), and for a group of students, whose
+    deltas are not those of one encoder.
     """
+    if task.students is not None:
+        raise InvalidTask(f"task {task.id!r} is a group of students: its deltas do not act together; use its parts")
     if not folds_pooler(task):
         return task
     merged: Params = {"pooler": jnp.asarray(params["pooler"]), "bias": jnp.asarray(params["bias"]), "layers": {}}

@@ -16,7 +16,7 @@ from jpets.model.encoder import Params, SplitEncoder
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.forward import HeadTensors, TextRows, acts_beside, task_outputs
 from jpets.training.tokens import by_length
-from jpets.types import Delta, Head
+from jpets.types import Delta, Head, Task
 
 Answer = Float[np.ndarray, " ..."]
 """The answer to one text: see ``Predictor``."""
@@ -44,6 +44,16 @@ class Predictor:
         self, params: Params, head: Head, tokens: Sequence[Tokens], deltas: Sequence[Delta] = ()
     ) -> list[Answer]:
         """Logits of each text: [C], [tokens, C] of a head on tokens, the pooled vector of an embedding head."""
+        both = self.both(params, head, tokens, deltas)
+        answers = [logits if head.tensors else pooled for pooled, logits in both]
+        if head.reads_tokens:
+            return [own[: len(each.ids)] for own, each in zip(answers, tokens, strict=True)]
+        return answers
+
+    def both(
+        self, params: Params, head: Head, tokens: Sequence[Tokens], deltas: Sequence[Delta] = ()
+    ) -> list[tuple[Float[np.ndarray, " d"], Answer]]:
+        """(pooled vector, logits) of each text; the logits of a head on tokens are those of a longer text, padded."""
         found: list[Any] = [None] * len(tokens)
         tensors, own = jax.tree.map(jnp.asarray, (dict(head.tensors), [dict(each.tensors) for each in _beside(deltas)]))
         merged = [delta for delta in deltas if not acts_beside(delta)]
@@ -51,9 +61,22 @@ class Predictor:
         for numbers, rows in by_length(tokens, BATCH, self._text):
             pooled, logits = (np.asarray(each) for each in self._answer(params, tensors, own, rows))
             for at, number in enumerate(numbers):
-                answer = logits[at] if head.tensors else pooled[at]
-                found[number] = answer[: len(tokens[number].ids)] if head.reads_tokens else answer
+                found[number] = pooled[at], logits[at]
         return found
+
+
+def group_logits(
+    task: Task, encoder: SplitEncoder, params: Params, text: TextEncoder, tokens: Sequence[Tokens]
+) -> Float[np.ndarray, "m n c"]:
+    """What a group of students answers by its first 1, 2, ... students (Student Parallelism equation 1)."""
+    assert task.students is not None
+    vectors = []
+    for own in task.parts:
+        predictor = Predictor(encoder, text, own.head, own.deltas)
+        vectors.append(np.stack(predictor(params, own.head, tokens, own.deltas)))
+    weights = np.asarray(task.students.multipliers, np.float32)[:, None, None]
+    sums = np.cumsum(weights * np.stack(vectors), 0)
+    return np.asarray(sums @ task.head.tensors["kernel"] + task.head.tensors["bias"], np.float32)
 
 
 def _beside(deltas: Sequence[Delta]) -> list[Delta]:

@@ -24,7 +24,7 @@ from jpets.training.linear import FrozenFeatures
 from jpets.training.methods import check_continued, check_settings, continued, first_stage
 from jpets.training.metrics import scores
 from jpets.training.plan import SettledPlan, Training, settled
-from jpets.training.predict import Answer, Predictor
+from jpets.training.predict import Answer, Predictor, group_logits
 from jpets.training.prepared import Prepared, domain_of, prepare
 from jpets.training.run import Outcome, UpdateReport, train
 from jpets.types import BackboneRef, Head, LoadedBackbone, Task
@@ -75,6 +75,8 @@ def run_training(
     deltas, and may refuse them. Raises ``InvalidInput``, ``InvalidTask``.
     """
     config, base = backbone.config, dict(backbone.params)
+    if start is not None and start.students is not None:
+        raise InvalidInput(f"task {start.id!r} is a group of students, which training cannot go on from")
     check_settings(training.method, training.settings, config)
     training = dataclasses.replace(training, domain=domain_of(training, backbone, start))
     going_on = _going_on(start, training, config, base) if start is not None else None
@@ -131,6 +133,8 @@ def _answered(task: Task, backbone: LoadedBackbone, examples: Sequence[Example])
     """The texts and a task's answers; for pairs first those to all first texts, then those to the second ones."""
     text, params = TextEncoder.of(backbone), dict(backbone.params)
     rows = make_rows(examples, task.head, task.labels, text, task.preprocessing)
+    if task.students is not None:
+        return rows, list(group_logits(task, split(backbone.config), params, text, rows.tokens)[-1])
     task = fold_pooler(task, backbone.config, params)
     predictor = Predictor(split(backbone.config), text, task.head, task.deltas)
     return rows, predictor(params, task.head, [*rows.tokens, *rows.seconds], task.deltas)
