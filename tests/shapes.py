@@ -12,7 +12,7 @@ from typing import Any
 from beartype import beartype
 from jaxtyping import AbstractArray
 
-PACKAGES = ("jpets.deltas", "jpets.model", "jpets.training", "pallas_kernels")
+PACKAGES = ("jpets.deltas", "jpets.model", "jpets.students", "jpets.training", "pallas_kernels")
 """Those whose functions take and give arrays."""
 
 

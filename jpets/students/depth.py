@@ -1,0 +1,105 @@
+"""Shallow backbones for students, and how many layers they need (Student Parallelism section B.3)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jpets.config import BackboneConfig
+from jpets.errors import InvalidInput
+from jpets.model.encoder import Params, split
+from jpets.model.layers import some_layers
+from jpets.tokenizing import Tokens
+from jpets.training.forward import TextRows, states_of, within
+from jpets.training.losses import state_distance
+from jpets.training.plan import TrainingPlan
+from jpets.training.pretrain import fit_texts
+from jpets.training.run import Keeper, UpdateReport
+
+RATE = 5e-4
+"""Learning rate of distilling a backbone: most of its layers are gone, and the others must stand in for them."""
+ENOUGH = 0.95
+"""Share of the teacher's score that a depth has to reach."""
+
+
+def deepest(layers: int) -> int:
+    """Most layers of a student: a quarter of the teacher's, and two of a small one."""
+    return max(2, layers // 4)
+
+
+def smallest_depth(score: Callable[[int], float], most: int, teacher: float, enough: float = ENOUGH) -> int:
+    """The smallest number of layers, from 1 to ``most``, whose score reaches that share of the teacher's, by binary
+    search over scores that rise with the depth; ``most`` where none does. Each depth is asked for once."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        if score(middle) >= enough * teacher:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def spread_layers(whole: int, count: int) -> list[int]:
+    """The layers that a shallow encoder begins with: evenly spread, the last one among them (TinyBERT section 3.1)."""
+    return [-(-whole * (at + 1) // count) - 1 for at in range(count)]
+
+
+def shallow_config(config: BackboneConfig, layers: int) -> BackboneConfig:
+    """Raises ``InvalidInput`` for a number of layers that is none of a part, and for a backbone with tables."""
+    if config.looks_up:
+        raise InvalidInput("students take a backbone that computes all its layers; this one looks tokens up in tables")
+    if not 1 <= layers < config.layers:
+        raise InvalidInput(f"layers: a shallow backbone has 1 to {config.layers - 1} of these layers, found {layers}")
+    return dataclasses.replace(config, layers=layers, pooler=False)
+
+
+def distilled(
+    config: BackboneConfig,
+    base: Params,
+    layers: int,
+    tokens: Sequence[Tokens],
+    plan: TrainingPlan,
+    *,
+    keeper: Keeper | None = None,
+    save_every: int = 100,
+    pad_id: int = 0,
+    report: Callable[[UpdateReport], None] = lambda step: None,
+) -> tuple[Params, list[float]]:
+    """(parameters of an encoder of ``shallow_config``, losses): some of the backbone's layers, which learn the hidden
+    states that the backbone gives of these texts (the pre-trained small model with which the first student begins).
+    Word embeddings stay as they are."""
+    shallow = shallow_config(config, layers)
+    encoders = split(shallow), split(config)
+    chosen = spread_layers(config.layers, layers)
+    base = jax.tree.map(jnp.asarray, base)
+    own = jax.tree.map(jnp.asarray, some_layers(base, config, shallow, chosen))
+    word = own.pop("word")
+
+    def objective(base: Any, own: Any, rows: TextRows, key: PRNGKeyArray) -> Float[Array, ""]:
+        del key
+        found = states_of(encoders[0], {**own["own"], "word": base["word"]}, rows, plan.dtype)
+        expected = jax.lax.stop_gradient(states_of(encoders[1], base, rows, plan.dtype))
+        inside = within(rows)
+        apart = [state_distance(found[at + 1], expected[layer + 1], inside) for at, layer in enumerate(chosen)]
+        return sum(apart, start=jnp.float32(0)) / len(apart)
+
+    trained, losses = fit_texts(
+        objective,
+        base,
+        {"own": own, "head": {}},
+        tokens,
+        plan,
+        rate=RATE,
+        keeper=keeper,
+        save_every=save_every,
+        pad_id=pad_id,
+        report=report,
+    )
+    return {**jax.tree.map(np.asarray, trained["own"]), "word": np.asarray(word)}, losses

@@ -1,0 +1,223 @@
+"""A group of students from labelled texts and a teacher: all stages of one training."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from jpets.deltas.recipe import FULL
+from jpets.errors import InvalidInput
+from jpets.model.encoder import split
+from jpets.students.augment import Thesaurus, augmented
+from jpets.students.boosting import Ensemble, GroupPlan, boost
+from jpets.students.depth import smallest_depth
+from jpets.students.pruning import Pruned, prune
+from jpets.students.student import Student, prefix_sums
+from jpets.students.teacher import Teacher
+from jpets.students.texts import Texts
+from jpets.tokenizing import TextEncoder
+from jpets.training.checkpoints import Checkpoints, claimed
+from jpets.training.data import Example
+from jpets.training.labels import make_rows
+from jpets.training.methods import check_settings, first_stage, is_direct
+from jpets.training.metrics import main_name, scores
+from jpets.training.predict import group_logits
+from jpets.training.run import Keeper, UpdateReport
+from jpets.types import BackboneRef, LoadedBackbone, Preprocessing, Query, Students, Task
+
+STUDENT_METHOD = "lora"
+STUDENT_SETTINGS: Mapping[str, Any] = {"rank": 64}
+"""What makes one student of the shallow backbone by default: enough to change all of its few layers."""
+PRUNING = "pruning"
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupResult:
+    """A trained group. ``scores`` are those of the first 1, 2, ... students on held-out texts, ``teacher`` those of
+    the teacher; ``best`` is the number of students that did best: the task has so many."""
+
+    task: Task
+    scores: Sequence[Mapping[str, float]]
+    teacher: Mapping[str, float]
+    best: int
+    ensemble: Ensemble
+    pruned: Pruned
+
+    @property
+    def metric(self) -> str:
+        return main_name(self.teacher)
+
+
+def train_group(
+    id: str,
+    backbone: LoadedBackbone,
+    teacher: Teacher,
+    examples: Sequence[Example],
+    held_out: Sequence[Example],
+    plan: GroupPlan,
+    *,
+    method: str = STUDENT_METHOD,
+    settings: Mapping[str, Any] | None = None,
+    more: Sequence[Example] = (),
+    max_length: int = 128,
+    folder: Path | None = None,
+    report: Callable[[str, UpdateReport], None] = lambda what, step: None,
+) -> GroupResult:
+    """Trains a group on the shallow ``backbone``. Labels are only read to judge; ``more`` are texts without labels.
+
+    ``folder`` keeps what the teacher said and checkpoints, from which a killed run resumes. Raises ``InvalidInput``.
+    """
+    settings = (STUDENT_SETTINGS if method == STUDENT_METHOD else {}) if settings is None else settings
+    check_method(method, settings, backbone)
+    if not held_out:
+        raise InvalidInput("a group of students takes held-out texts: they say how many students to train and to keep")
+    config, text = backbone.config, TextEncoder.of(backbone)
+    own = teacher.task
+    rule = dataclasses.replace(
+        own.preprocessing, max_length=min(max_length, config.max_positions), truncation=True, thresholds=None
+    )
+    every = [*examples, *more]
+    every += augmented(every, Thesaurus(backbone), plan.copies, plan.training.seed) if plan.copies else []
+    recipe = first_stage(method, settings, config, dict(backbone.params), 1, plan.training.seed).recipe
+    student = Student(split(config), dict(backbone.params), recipe, text)
+    kept = folder / "teacher" if folder is not None else None
+    texts, judged = (_texts(some, text, rule, teacher, kept) for some in (every, held_out))
+    with _keepers(folder, backbone.fingerprint, plan, method, settings, texts, judged) as keeper:
+        ensemble = boost(
+            student,
+            texts,
+            judged,
+            plan,
+            keeper=lambda number: keeper(f"student-{number}"),
+            report=lambda number, step: report(f"student {number + 1}", step),
+        )
+        pruned = prune(
+            student,
+            ensemble,
+            own.head,
+            texts,
+            judged,
+            plan,
+            keeper=keeper(PRUNING),
+            report=lambda step: report(PRUNING, step),
+        )
+    rows = make_rows(held_out, own.head, own.labels, text, rule)
+    by_size = [scores(pruned.head, own.labels, logits, rows.targets) for logits in _logits(student, pruned, judged)]
+    by_teacher = scores(own.head, own.labels, list(judged.lessons.logits), rows.targets)
+    metric = main_name(by_teacher)
+    best = best_size([each[metric] for each in by_size], lower=metric == "rmse")
+    task = _task(id, backbone, own, rule, student, pruned, best)
+    told = Students(
+        pruned.multipliers[:best], tuple(each[metric] for each in by_size[:best]), metric, by_teacher[metric]
+    )
+    return GroupResult(dataclasses.replace(task, students=told), by_size, by_teacher, best, ensemble, pruned)
+
+
+def check_method(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> None:
+    """Raises ``InvalidInput`` where a method cannot make several students of one backbone that are served together."""
+    if backbone.config.looks_up:
+        raise InvalidInput("students take a backbone that computes all its layers; this one looks tokens up in tables")
+    check_settings(method, settings, backbone.config)
+    if method != FULL and not is_direct(method):
+        raise InvalidInput(f"students take a method whose numbers are next to the weights, or {FULL}; found {method}")
+
+
+def best_size(found: Sequence[float], *, lower: bool = False) -> int:
+    """The number of students that did best; of equal ones the smallest."""
+    each = np.asarray(found) * (-1 if lower else 1)
+    return int(each.argmax()) + 1
+
+
+def group_scores(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> list[dict[str, float]]:
+    """Scores of the first 1, 2, ... students of a group on labelled texts. Raises ``InvalidInput``."""
+    if task.students is None:
+        raise InvalidInput(f"task {task.id!r} is no group of students")
+    text = TextEncoder.of(backbone)
+    rows = make_rows(examples, task.head, task.labels, text, task.preprocessing)
+    limits = task.preprocessing.thresholds or ()
+    logits = group_logits(task, split(backbone.config), dict(backbone.params), text, rows.tokens)
+    return [scores(task.head, task.labels, list(each), rows.targets, limits) for each in logits]
+
+
+def _texts(
+    examples: Sequence[Example], text: TextEncoder, rule: Preprocessing, teacher: Teacher, kept: Path | None
+) -> Texts:
+    tokens = [text.encode(Query(None, each.plain, each.text_pair), rule) for each in examples]
+    return Texts(tokens, teacher.lessons(examples, kept))
+
+
+def _logits(student: Student, pruned: Pruned, texts: Texts) -> list[list[Float[np.ndarray, " c"]]]:
+    """The answers of the first 1, 2, ... students."""
+    vectors = student.of_texts(pruned.trees, texts.tokens)
+    sums = np.asarray(prefix_sums(vectors, np.asarray(pruned.multipliers, np.float32)))
+    return [list(each) for each in sums @ pruned.head.tensors["kernel"] + pruned.head.tensors["bias"]]
+
+
+def _task(
+    id: str, backbone: LoadedBackbone, teacher: Task, rule: Preprocessing, student: Student, pruned: Pruned, best: int
+) -> Task:
+    deltas = [delta for tree in pruned.trees[:best] for delta in student.recipe.finish(tree)]
+    head = dataclasses.replace(pruned.head, pooling=student.pooling)
+    rule = dataclasses.replace(rule, thresholds=teacher.preprocessing.thresholds)
+    return Task(id, BackboneRef.of(backbone), tuple(deltas), head, teacher.labels, rule)
+
+
+@contextlib.contextmanager
+def _keepers(folder: Path | None, *run: Any) -> Iterator[Callable[[str], Keeper | None]]:
+    """Gives what keeps the progress of each stage."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(claimed(folder, *run))
+
+        def keeper(stage: str) -> Keeper | None:
+            if folder is None:
+                return None
+            return stack.enter_context(contextlib.closing(Checkpoints(folder / stage)))
+
+        yield keeper
+
+
+def train_at_depth(
+    id: str,
+    backbones: Sequence[LoadedBackbone],
+    teacher: Teacher,
+    examples: Sequence[Example],
+    held_out: Sequence[Example],
+    plan: GroupPlan,
+    *,
+    folder: Path | None = None,
+    **how: Any,
+) -> GroupResult:
+    """``train_group`` on the shallowest of some backbones whose first student reaches enough of the teacher's score
+    (``depth.smallest_depth``), or on the deepest; with one backbone on that one."""
+    by_depth = sorted(backbones, key=lambda each: each.config.layers)
+
+    def within(number: int) -> Path | None:
+        if folder is None or len(by_depth) == 1:
+            return folder
+        return folder / f"{by_depth[number - 1].config.layers}-layers"
+
+    def first_score(number: int) -> float:
+        alone = dataclasses.replace(plan, most=1)
+        kept = within(number)
+        found = train_group(
+            id, by_depth[number - 1], teacher, examples, held_out, alone,
+            folder=kept / "first" if kept is not None else None, **how,
+        )  # fmt: skip
+        return found.scores[0][found.metric]
+
+    judged = teacher.scores(held_out) if len(by_depth) > 1 else {}
+    number = smallest_depth(first_score, len(by_depth), judged[main_name(judged)]) if judged else 1
+    return train_group(id, by_depth[number - 1], teacher, examples, held_out, plan, folder=within(number), **how)
+
+
+def split_examples(examples: Sequence[Example], share: float, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
+    """(texts to learn from, texts held out), drawn at random."""
+    order = np.random.default_rng([seed, len(examples)]).permutation(len(examples))
+    count = max(1, round(share * len(examples)))
+    return [examples[at] for at in np.sort(order[count:])], [examples[at] for at in np.sort(order[:count])]
