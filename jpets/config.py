@@ -292,3 +292,19 @@ class EngineSettings:
         default=60.0, metadata=about("seconds without progress after which the server is not live", gt=0)
     )
     """Work that makes no progress for this long makes the engine not live."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SizingRule:
+    """How many students of a group answer (Student Parallelism sections B.4.1 to B.4.3).
+
+    ``students`` are as many as the devices compute side by side without being slower; None: one largest group a device.
+    """
+
+    students: int | None = None
+    together: int = 4
+    """Texts that one group computes at a time: the largest element of the paper's buffer."""
+    window: float = 120.0
+    """Seconds of quiet after which one more student answers."""
+    fixed: bool = False
+    """Always all students."""

@@ -16,7 +16,19 @@ from serving.http.methods import MethodsMiddleware
 from serving.http.parameters import check_parameters
 from serving.http.settings import ServingSettings
 from serving.jobs.service import Jobs
-from serving.protocols import backbones, classify, domains, embeddings, huggingface, jobs, models, oip, status, tasks
+from serving.protocols import (
+    backbones,
+    classify,
+    domains,
+    embeddings,
+    huggingface,
+    jobs,
+    models,
+    oip,
+    status,
+    students,
+    tasks,
+)
 from serving.requests.context import Context, Here, server_version
 from serving.requests.metrics import CONTENT_TYPE, Metrics
 from serving.requests.middleware import RequestMiddleware
@@ -39,6 +51,7 @@ TAGS = [
     {"name": "tasks", "description": "Which tasks there are"},
     {"name": "backbones", "description": "Which backbones there are"},
     {"name": "domains", "description": "Tables of n-gram vectors, of backbones whose lower layers they stand for"},
+    {"name": "students", "description": "Groups of students, of which fewer answer while queries wait"},
     {"name": "jobs", "description": "Tasks and backbones that are being made"},
     {"name": "operation", "description": "For people and monitoring"},
 ]
@@ -69,7 +82,7 @@ def create_app(
         dependencies=[Depends(check_parameters)],
     )
     app.state.context = Context(service, settings, metrics, training)
-    for module in (classify, embeddings, huggingface, models):
+    for module in (classify, embeddings, huggingface, models, students):
         app.include_router(module.router, responses=NESTED_ERRORS)
     for module in (tasks, backbones, domains, jobs):
         app.include_router(module.router, responses=NESTED_ERRORS | CHANGE_ERRORS)

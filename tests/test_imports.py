@@ -76,10 +76,12 @@ ALLOWED: Mapping[str, set[str]] = {
     "jpets.engine.group": PLAIN
     | {"jpets.deltas", "jpets.scheduling", "jpets.scheduling.balancing"}
     | {"jpets.engine", "jpets.engine.batch", "jpets.engine.results", "jpets.engine.tasks"},
+    "jpets.engine.students": PLAIN | {"jpets.deltas", "jpets.engine", "jpets.engine.results", "jpets.engine.tasks"},
     # Beside an engine.
     "jpets.plot": PLAIN | {"jpets.model", "pallas_kernels.packed_attention"},
     "jpets.training": ARRAYS
     | {"jpets.plot", "pallas_kernels", "pallas_kernels.masked_matmul", "pallas_kernels.packed_attention"},
+    "jpets.students": ARRAYS | {"jpets.training"},
     "checkpoints": PLAIN | {"jpets.deltas", "jpets.plot"},
     "checkpoints.demo": set(),
     "checkpoints.imports": PLAIN | {"jpets.deltas", "checkpoints", "pallas_kernels"},

@@ -32,6 +32,7 @@ from jpets.engine.device.memory import GIGABYTE, device_limit
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.interface import Serves
+from jpets.engine.students.serving import StudentServing
 from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, Saturated, one_line
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, temporary_sibling
 from jpets.scratch import scratch_folder
@@ -130,9 +131,10 @@ def make_engine(
     }
     slices = [devices[first : first + together] for first in range(0, len(devices), together)]
     if len(slices) == 1:
-        return Engine(backbone, devices=devices, **how)
+        return StudentServing(Engine(backbone, devices=devices, **how), options.sizing_rule())
     rule = options.balance_interval() if options.migrate else None
-    return EngineGroup(backbone, slices, interval=rule, **how)
+    engines = EngineGroup(backbone, slices, interval=rule, **how)
+    return StudentServing(engines, options.sizing_rule(), devices=len(slices))
 
 
 def _claim_rest(others: Sequence[Serves], limit: float) -> float:

@@ -13,7 +13,7 @@ from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.build import make_frame, make_parts
-from jpets.engine.interface import Serves
+from jpets.engine.interface import Serves, refuse_group
 from jpets.engine.programs.cache_folder import open_cache
 from jpets.engine.programs.program import Family, ProgramKey
 from jpets.engine.queue.pending import Pending
@@ -319,7 +319,10 @@ class Engine(Serves):
         version: int | None = None,
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
+        students: int = 0,
     ) -> None:
+        if students:
+            refuse_group(id)
         try:
             keys = tuple(self.tasks.fitting.fit(classes)) or None
         except (UnknownClass, Saturated):

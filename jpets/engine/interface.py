@@ -12,6 +12,7 @@ from jpets.engine.report import EngineReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
+from jpets.errors import InvalidTask
 from jpets.types import DEFAULT_TENANT, Progress, Query, Result, Task
 
 Part = TypeVar("Part")
@@ -102,12 +103,14 @@ class Serves(abc.ABC):
         version: int | None = None,
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
+        students: int = 0,
     ) -> None:
         """Makes a task known without reading it. ``load`` is called when a query asks for a task that is not on the
         device: the first time, and again each time it has left for other tasks. ``pinned``: once there it stays.
 
         Its classes must be among the engine's (``reserve``, ``coming``). Its queries are told what is wrong with it.
-        ``classes`` (``task_classes``), if known, save reading the task while none of their slots is free.
+        ``classes`` (``task_classes``), if known, save reading the task while none of their slots is free. ``students``:
+        how many students a group has. Raises ``InvalidTask`` for a group where groups are not served.
         """
 
     @abc.abstractmethod
@@ -176,6 +179,11 @@ class Serves(abc.ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def refuse_group(id: str) -> None:
+    """Raises ``InvalidTask``: an engine serves the students of a group, and ``StudentServing`` the group."""
+    raise InvalidTask(f"task {id!r} is a group of students; serve it by jpets.engine.students.serving.StudentServing")
 
 
 def submit_parts(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from jpets.config import SizingRule
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.device.memory import DeviceUse
 from jpets.engine.tasks.entries import Tier
@@ -162,11 +163,27 @@ class BalanceReport:
 
 
 @dataclass(frozen=True)
+class StudentsReport:
+    """How groups of students answer. ``largest`` is the number of students of the largest group, ``answering`` how many
+    of them answer now; ``answers`` counts answers by the number of students that made them."""
+
+    rule: SizingRule
+    groups: int
+    largest: int
+    answering: int
+    drops: int
+    additions: int
+    answers: Mapping[int, int]
+
+
+@dataclass(frozen=True)
 class EngineReport:
-    """One entry of ``devices`` for each device; ``balance`` is None if there is only one engine."""
+    """One entry of ``devices`` for each device; ``balance`` is None if there is only one engine, ``students`` where it
+    has no groups."""
 
     devices: Sequence[DeviceReport]
     balance: BalanceReport | None = None
+    students: StudentsReport | None = None
 
     @property
     def known(self) -> int:

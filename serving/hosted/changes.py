@@ -8,6 +8,7 @@ from jpets.engine.interface import Serves
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import InvalidTask, NotFound, Preparing, UnknownClass
 from jpets.types import Task, TaskName
+from serving.hosted.layout import layout_of
 from serving.hosted.preparations import Preparations
 from serving.hosted.repository import StoredTask, stored_as
 from serving.hosted.served import ServedTasks
@@ -44,7 +45,7 @@ class Changes:
             id = stored_as(name)
             stored = tasks.repository.put(id, map_file(file), if_match=if_match, validator=acceptable)
             try:
-                tasks.layouts.keep(stored.digest, checked[0].classes)
+                tasks.layouts.keep(stored.digest, layout_of(checked[0]))
                 self._preparations.serve(engine, name, checked[0], stored)
             except BaseException:
                 tasks.repository.discard(id, stored.version)  # versions that others added meanwhile stay

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.samples import Sample
 
 from jpets.engine.interface import Serves
-from jpets.engine.report import BalanceReport, DeviceReport, EngineReport, TasksReport
+from jpets.engine.report import BalanceReport, DeviceReport, EngineReport, StudentsReport, TasksReport
 from jpets.engine.tasks.entries import Tier
 
 Counted = Counter[tuple[str, tuple[tuple[str, str], ...]]]
@@ -81,6 +81,8 @@ def _of(engines: Sequence[EngineReport]) -> Iterator[Metric]:
     yield from _kernels(devices)
     yield from _device_memory(engines)
     yield from _devices(engines)
+    if students := [engine.students for engine in engines if engine.students is not None]:
+        yield from _students(students)
     if balances := [engine.balance for engine in engines if engine.balance is not None]:
         yield from _balance(balances)
 
@@ -166,6 +168,19 @@ def _balance(groups: Sequence[BalanceReport]) -> Iterator[Metric]:
     yield GaugeMetricFamily("jpets_balance", text, value=min(group.phi for group in groups))
     text = "Old places of moved tasks that still have queries"
     yield GaugeMetricFamily("jpets_migrations_leaving", text, value=sum(group.leaving for group in groups))
+
+
+def _students(found: Sequence[StudentsReport]) -> Iterator[Metric]:
+    """Groups of students: how many answer, and how many answers each number of them made."""
+    answers = sum((Counter({str(size): count for size, count in own.answers.items()}) for own in found), Counter[str]())
+    yield _counter("jpets_students_answers", "Answers of groups, by the number of students", "students", answers)
+    text = "Students of the largest group that answer now"
+    yield GaugeMetricFamily("jpets_students_answering", text, value=min(own.answering for own in found))
+    yield GaugeMetricFamily("jpets_students_groups", "Groups of students", value=sum(own.groups for own in found))
+    text = "Times that one student fewer answered, as queries waited"
+    yield CounterMetricFamily("jpets_students_drops", text, value=sum(own.drops for own in found))
+    text = "Times that one student more answered, after a quiet while"
+    yield CounterMetricFamily("jpets_students_additions", text, value=sum(own.additions for own in found))
 
 
 def _gauge(name: str, text: str, label: str, values: dict[str, float] | Counter[str]) -> Metric:

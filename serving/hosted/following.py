@@ -71,7 +71,7 @@ class Following:
         else:
             preparations.drop(name)
             if version != known.version:
-                preparations.take(engine, self._with_classes(known))
+                preparations.take(engine, self._with_layout(known))
 
     def _follow(self, engine: Serves, name: TaskName) -> bool:
         with self._tasks.locks.attempt(name) as held:
@@ -79,13 +79,13 @@ class Following:
                 self.bring_up(engine, name)
             return held
 
-    def _with_classes(self, known: Known) -> Known:
-        """The task with its classes, which are read where that was not done yet. Without classes where it cannot be
+    def _with_layout(self, known: Known) -> Known:
+        """The task with its layout, which is read where that was not done yet. Without a layout where it cannot be
         read: its queries are told why."""
-        if known.classes is None and self._preparations.growing:
+        if known.layout is None and self._preparations.growing:
             with contextlib.suppress(JpetsError):
                 stored = self._tasks.repository.get(stored_as(known.name), version=known.version)
-                classes = self._tasks.layouts.classes(self._tasks.read(stored, known.name))
-                self._tasks.layouts.keep(stored.digest, classes)
-                return known._replace(classes=classes)
+                layout = self._tasks.layouts.layout(self._tasks.read(stored, known.name))
+                self._tasks.layouts.keep(stored.digest, layout)
+                return known._replace(layout=layout)
         return known

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.device.classes import LOWERING
+from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.workloads.registry import network_of
 from jpets.errors import JpetsError
 from jpets.types import LoadedBackbone, Progress, Task, TaskName
@@ -22,12 +23,34 @@ AT_ONCE = 256
 """Layouts that are stored together."""
 
 
+class Layout(NamedTuple):
+    """``classes`` are those that a task needs, as often as it needs a slot of one; ``students`` of a group, else 0."""
+
+    classes: tuple[ClassKey, ...]
+    students: int = 0
+
+    def to_json(self) -> str:
+        keys = [dataclasses.asdict(key) for key in self.classes]
+        return json.dumps({"classes": keys, "students": self.students} if self.students else keys)
+
+    @classmethod
+    @functools.lru_cache(maxsize=4096)
+    def from_json(cls, text: str) -> Layout:
+        data = json.loads(text)
+        keys, students = (data["classes"], data["students"]) if isinstance(data, dict) else (data, 0)
+        return cls(tuple(map(ClassKey.from_dict, keys)), students)
+
+
 class Known(NamedTuple):
-    """A served task and its classes; None where it cannot be read."""
+    """A served task and its layout; None where it cannot be read."""
 
     name: TaskName
     version: int
-    classes: tuple[ClassKey, ...] | None
+    layout: Layout | None
+
+    @property
+    def classes(self) -> tuple[ClassKey, ...] | None:
+        return self.layout.classes if self.layout is not None else None
 
 
 class Layouts:
@@ -41,9 +64,9 @@ class Layouts:
         self._params = dict(backbone.params)
         self._maker = f"jpets {LOWERING} {backbone.fingerprint}"
 
-    def keep(self, digest: str, classes: Sequence[ClassKey]) -> None:
-        """Stores the classes of a task with a file of this digest."""
-        self._repository.keep_layouts(self._maker, {digest: _write(classes)})
+    def keep(self, digest: str, layout: Layout) -> None:
+        """Stores the layout of a task with a file of this digest."""
+        self._repository.keep_layouts(self._maker, {digest: layout.to_json()})
 
     def tasks(self, progress: Progress) -> list[Known]:
         """Every served task of the backbone, the most used first."""
@@ -55,7 +78,7 @@ class Layouts:
     def known(self, name: TaskName) -> Known | None:
         """The task that the repository holds under ``name`` now; None where there is none, or one of another backbone.
 
-        Its classes are also None where it was not read for them yet.
+        Its layout is also None where it was not read for it yet.
         """
         task = self._repository.indexed(stored_as(name), self._maker)
         if task is None or task.backbone != self._backbone:
@@ -78,7 +101,7 @@ class Layouts:
 
     def _read_layout(self, stored: IndexedTask) -> str | None:
         try:
-            return _write(self.classes(self._validator(self._repository.read(stored), stored.id)))
+            return self.layout(self._validator(self._repository.read(stored), stored.id)).to_json()
         except JpetsError as error:
             log.error("task cannot be read", extra={"task": stored.id, "version": stored.version, "why": error.code})
             return None
@@ -87,13 +110,15 @@ class Layouts:
         """Raises ``InvalidTask``."""
         return self._network.classes(task, self._params)
 
+    def layout(self, task: Task) -> Layout:
+        """Raises ``InvalidTask``."""
+        return Layout(self.classes(task), len(task.students.multipliers) if task.students is not None else 0)
 
-def _write(classes: Sequence[ClassKey]) -> str:
-    return json.dumps([dataclasses.asdict(key) for key in classes])
+
+def _read(layout: str | None) -> Layout | None:
+    return Layout.from_json(layout) if layout is not None else None
 
 
-@functools.lru_cache(maxsize=4096)
-def _read(layout: str | None) -> tuple[ClassKey, ...] | None:
-    if layout is None:
-        return None
-    return tuple(map(ClassKey.from_dict, json.loads(layout)))
+def layout_of(task: LoweredTask) -> Layout:
+    """That of a task which was lowered already."""
+    return Layout(task.classes, len(task.students))

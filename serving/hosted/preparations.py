@@ -12,7 +12,7 @@ from jpets.engine.interface import Serves
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import JpetsError, OutOfSpace, Preparing, UnknownClass
 from jpets.types import Task, TaskName
-from serving.hosted.layout import Known
+from serving.hosted.layout import Known, layout_of
 from serving.hosted.repository import StoredTask, stored_as
 from serving.hosted.served import ServedTasks
 
@@ -63,7 +63,7 @@ class Preparations:
         except (UnknownClass, Preparing):
             if not self.growing:
                 raise
-            known = Known(name, stored.version, task.classes)
+            known = Known(name, stored.version, layout_of(task))
             self._wait_for(engine, known, engine.prepare(task.classes), own=True)
         else:
             self.drop(name)  # only now: until then an older version is served

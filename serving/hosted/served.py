@@ -67,8 +67,14 @@ class ServedTasks:
     def register(self, engine: Serves, task: Known) -> None:
         """From now on this version can be queried: the first query has it read."""
         name, version = task.name, task.version
+        classes, students = task.layout or ((), 0)
         engine.register_task(
-            name.id, self.loader(name, version), tenant=name.tenant, version=version, classes=task.classes or ()
+            name.id,
+            self.loader(name, version),
+            tenant=name.tenant,
+            version=version,
+            classes=classes,
+            students=students,
         )
         self.registered.add(name)
 

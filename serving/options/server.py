@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from jpets.config import SizingRule
 from jpets.files import user_path
 from serving.http.descriptors import most_connections
 from serving.http.settings import MIB, ConnectionLimits, ServingSettings
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Reserve = Literal["auto", "always", "never"]
+StudentsRule = Literal["load", "all"]
 
 
 class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
@@ -54,6 +56,14 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
     )
     reserve: Reserve = Field(
         "auto", description="room for shapes of tasks that are not there yet; auto: when they come"
+    )
+    students: StudentsRule = Field(
+        "load", description="how many students of a group answer: as the load allows, or all"
+    )
+    students_window: float = Field(120.0, gt=0, description="quiet seconds after which one more student answers again")
+    students_together: int = Field(4, ge=1, description="texts that a group of students computes at a time")
+    students_at_once: int = Field(
+        0, ge=0, description="students that run side by side, on all devices; 0: a largest group on each device"
     )
     max_inputs: int = Field(1024, ge=1, description="most texts in a request")
     max_body_mb: int = Field(2, ge=1, description="largest JSON body in MiB")
@@ -118,6 +128,11 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
             threshold=self.balance_threshold,
             step=self.balance_step,
             start=self.balance_start,
+        )
+
+    def sizing_rule(self) -> SizingRule:
+        return SizingRule(
+            self.students_at_once or None, self.students_together, self.students_window, fixed=self.students == "all"
         )
 
     def serving_settings(self) -> ServingSettings:

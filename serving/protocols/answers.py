@@ -10,7 +10,12 @@ from jpets.types import Classification, Embedding, Regression, Result, Span, Tok
 
 
 def render(result: Result, top_k: int | None = None) -> dict[str, Any]:
-    """A result without an error, as JSON."""
+    """A result without an error, as JSON; that of a group says how many students made it."""
+    item = _render(result, top_k)
+    return item if result.students is None else {**item, "students": result.students}
+
+
+def _render(result: Result, top_k: int | None) -> dict[str, Any]:
     if isinstance(result, Classification):
         item: dict[str, Any] = {"label": result.label, "probs": result.probs.tolist(), "num_classes": len(result.probs)}
         if top_k is not None:

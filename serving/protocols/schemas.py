@@ -129,7 +129,8 @@ class ItemError(BaseModel):
 class ClassifyItem(BaseModel):
     """Which fields there are depends on the task's head; ``error``, in the mixed form only, replaces all others.
 
-    ``start`` and ``end`` (exclusive) are the characters of the context where ``answer`` stands.
+    ``start`` and ``end`` (exclusive) are the characters of the context where ``answer`` stands. ``students``: how many
+    of a group made the answer.
     """
 
     index: int
@@ -146,6 +147,7 @@ class ClassifyItem(BaseModel):
     start: int | None = None
     end: int | None = None
     embedding: list[float] | None = None
+    students: int | None = None
     error: ItemError | None = None
 
 
@@ -182,6 +184,28 @@ class BackboneItem(BaseModel):
 
 class BackboneList(BaseModel):
     backbones: list[BackboneItem]
+
+
+class StudentsItem(BaseModel):
+    """How the groups of students on a backbone answer: of the largest one's students so many are ``answering`` now.
+    ``drops`` and ``additions`` count changes since the start, ``answers`` answers by the number of students that made
+    them. The other fields are the rule: see the options ``--students...``."""
+
+    backbone: str
+    groups: int
+    largest: int
+    answering: int
+    drops: int
+    additions: int
+    answers: dict[int, int]
+    fixed: bool
+    students: int | None
+    together: int
+    window: float
+
+
+class StudentsList(BaseModel):
+    students: list[StudentsItem]
 
 
 class DomainItem(BaseModel):

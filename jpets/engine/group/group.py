@@ -26,7 +26,7 @@ from jpets.engine.group.balancer import Balancer
 from jpets.engine.group.homes import Home, Homes
 from jpets.engine.group.mover import Mover
 from jpets.engine.group.readers import Readers
-from jpets.engine.interface import Serves, submit_parts
+from jpets.engine.interface import Serves, refuse_group, submit_parts
 from jpets.engine.report import BalanceReport, EngineReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
@@ -184,7 +184,10 @@ class EngineGroup(Serves):
         version: int | None = None,
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
+        students: int = 0,
     ) -> None:
+        if students:
+            refuse_group(id)
         name = TaskName(tenant, id)
         with self._changes:
             before = self.homes.get(name)

@@ -104,8 +104,9 @@ class Network(abc.ABC):
         """A task in the form that its queries need, and its contributions to banks. Raises ``InvalidTask``."""
 
     def classes(self, task: Task, params: Params) -> tuple[ClassKey, ...]:
-        """The classes of a task's own deltas and head, each as small as it can be. Raises ``InvalidTask``."""
-        return tuple(part.key for part in self.lower(task, params)[1])
+        """The classes of a task's own deltas and head, each as small as it can be; of a group those of each student.
+        Raises ``InvalidTask``."""
+        return tuple(part.key for own in task.parts for part in self.lower(own, params)[1])
 
     @abc.abstractmethod
     def merge_target(self, params: Params) -> Params:

@@ -19,8 +19,10 @@ class LoweredTask:
     """The task in the form that its queries need."""
     parts: Sequence[Contribution]
     lead: Lead
+    students: Sequence[LoweredTask] = ()
+    """Those of a group, which has no contributions of its own."""
 
     @property
     def classes(self) -> tuple[ClassKey, ...]:
-        """The classes that it needs, each as small as it can be."""
-        return tuple(part.key for part in self.parts)
+        """The classes that it needs, each as small as it can be, and as often as it needs a slot of it."""
+        return (*(part.key for part in self.parts), *(key for one in self.students for key in one.classes))

@@ -284,6 +284,7 @@ def test_openapi_describes_every_route(call: Call) -> None:
         "/v1/classify",
         "/v1/domains",
         "/v1/domains/{name}",
+        "/v1/students",
         "/v1/embeddings",
         "/v1/jobs",
         "/v1/jobs/extract",

@@ -1,0 +1,83 @@
+"""From the pooled vectors of a group's students to its answer, on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from jpets.engine.results.results import failure, row_result
+from jpets.errors import JpetsError
+from jpets.types import Embedding, FloatArray, Result, Task, Timing
+
+
+def combined(id: str, task: Task | None, found: Sequence[Result]) -> Result:
+    """The answer of a group by the vectors of its first students. Where one of these has none, those before it answer;
+    an error where the first has none. ``task`` has the group's head and multipliers; None where no student was ever
+    read."""
+    vectors: list[FloatArray] = []
+    problem: JpetsError | None = None
+    for each in found:
+        if not isinstance(each, Embedding):
+            problem = each.error
+            break
+        vectors.append(each.embedding)
+    timing = _timing([each.timing for each in found[: max(1, len(vectors))] if each.timing is not None])
+    if not vectors:
+        assert problem is not None
+        return failure(id, problem, found[0].tokens, timing)
+    assert task is not None and task.students is not None
+    multipliers = np.asarray(task.students.multipliers[: len(vectors)], np.float32)
+    total: FloatArray = multipliers @ np.stack(vectors)
+    logits = total @ task.head.tensors["kernel"] + task.head.tensors["bias"]
+    answer = row_result(task, found[0].tokens, timing or NO_TIMING, True, total, logits.astype(np.float32))
+    return dataclasses.replace(answer, students=len(vectors))
+
+
+NO_TIMING = Timing(0.0, 0.0, "", "", False)
+
+
+def _timing(each: Sequence[Timing]) -> Timing | None:
+    """The students run side by side: the answer is there with the last."""
+    if not each:
+        return None
+    first = each[0]
+    return Timing(
+        max(own.queued for own in each),
+        max(own.computed for own in each),
+        first.bucket,
+        first.program,
+        any(own.fallback for own in each),
+    )
+
+
+def when_all(parts: Sequence[Future[Result]], combine: Callable[[Sequence[Result]], Result]) -> Future[Result]:
+    """A future with what ``combine`` makes of all results. Cancelled, it cancels the parts."""
+    whole: Future[Result] = Future()
+    left, lock = len(parts), threading.Lock()
+
+    def one_more(part: Future[Result]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if part.cancelled():
+            whole.cancel()
+        if last and whole.set_running_or_notify_cancel():
+            try:
+                whole.set_result(combine([own.result() for own in parts]))
+            except BaseException as error:  # noqa: BLE001 (the error belongs to the query)
+                whole.set_exception(error)
+
+    def cancelled(own: Future[Result]) -> None:
+        if own.cancelled():
+            for part in parts:
+                part.cancel()
+
+    whole.add_done_callback(cancelled)
+    for part in parts:
+        part.add_done_callback(one_more)
+    return whole

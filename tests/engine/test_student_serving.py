@@ -1,0 +1,288 @@
+"""Groups of students on an engine: answers by every size, beside other tasks, and what may go wrong with a student."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from groups import group_task, logits_by_size
+from support import ENGINE_BUCKETS, ENGINE_SETTINGS, light_or_mask_task, logits_of, shallow, wait_until
+
+from jpets.config import SizingRule
+from jpets.engine.engine import Engine
+from jpets.engine.students.combining import combined, when_all
+from jpets.engine.students.serving import StudentServing
+from jpets.engine.students.sizing import GroupSize
+from jpets.errors import InvalidTask, NotFinite, NotFound, UnknownClass
+from jpets.types import Classification, Embedding, Failure, Query, Result, Task
+
+TEXTS = ["a small text", "another one of some more words", "one"]
+FIXED = SizingRule(fixed=True)
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def own_engine() -> Iterator[Engine]:
+    shapes = [*group_task().parts, light_or_mask_task(0)]
+    with Engine(shallow(), (), ENGINE_SETTINGS, reserve=shapes, buckets=ENGINE_BUCKETS).start() as engine:
+        yield engine
+
+
+@pytest.fixture
+def serving(own_engine: Engine) -> Iterator[Callable[..., StudentServing]]:
+    made: list[StudentServing] = []
+
+    def make(rule: SizingRule = FIXED, clock: Callable[[], float] | None = None) -> StudentServing:
+        made.append(StudentServing(own_engine, rule, clock=clock or Clock()))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for name in list(each._groups):
+            each.remove_task(name.id)
+
+
+def asked(serving: StudentServing, task: str, texts: Sequence[str] = TEXTS) -> list[Result]:
+    return serving.infer([Query(task, text) for text in texts])
+
+
+def assert_answers(found: Sequence[Result], task: Task, size: int) -> None:
+    expected = logits_by_size(task, TEXTS)[size - 1]
+    for own, logits in zip(found, expected, strict=True):
+        assert isinstance(own, Classification) and own.students == size and own.task == task.id
+        assert own.names == task.labels and own.timing is not None
+        np.testing.assert_allclose(own.logits, logits, atol=2e-4)
+
+
+def test_every_student_of_a_group_is_added(serving: Callable[..., StudentServing]) -> None:
+    engine = serving()
+    task = group_task()
+    engine.add_task(task)
+    assert_answers(asked(engine, "group"), task, 3)
+    assert engine.uses() == {"group": len(TEXTS)}
+    told = engine.report().students
+    assert told is not None and (told.groups, told.largest, told.answering) == (1, 3, 3)
+    assert told.answers == {3: len(TEXTS)}
+
+
+def test_groups_of_several_sizes_and_other_tasks_share_a_submission(serving: Callable[..., StudentServing]) -> None:
+    engine = serving()
+    small, large, plain = group_task("small", 1, seed=10), group_task("large", 3, seed=20), light_or_mask_task(0, "own")
+    for task in (small, large, plain):
+        engine.add_task(task)
+    names = ["large", "own", "small", None, "large", "nobody"]
+    found = engine.infer([Query(name, TEXTS[0]) for name in names])
+    np.testing.assert_array_equal(logits_of(found[0]), logits_of(found[4]))
+    np.testing.assert_allclose(logits_of(found[0]), logits_by_size(large, TEXTS[:1])[-1][0], atol=2e-4)
+    np.testing.assert_allclose(logits_of(found[2]), logits_by_size(small, TEXTS[:1])[-1][0], atol=2e-4)
+    assert [own.students for own in found] == [3, None, 1, None, 3, None]
+    assert isinstance(found[3], Embedding) and isinstance(found[5].error, NotFound)
+    engine.remove_task("own")
+
+
+def test_a_new_version_replaces_all_students_at_once(serving: Callable[..., StudentServing]) -> None:
+    engine = serving()
+    first, second = group_task(seed=0), group_task(students=2, seed=30)
+    engine.add_task(first, version=1)
+    inner = engine.engine
+    assert isinstance(inner, Engine)
+    engine.add_task(second, version=2)
+    assert_answers(asked(engine, "group"), second, 2)
+    entry = engine.entry("group")
+    assert entry is not None and entry.version == 2
+    assert sum(1 for own in inner.tasks.all() if own.task.id.startswith("group#")) == 2
+    plain = light_or_mask_task(0, "group")
+    engine.add_task(plain, version=3)
+    assert asked(engine, "group")[0].students is None
+    engine.add_task(first, version=4)
+    assert_answers(asked(engine, "group"), first, 3)
+    engine.remove_task("group")
+    with pytest.raises(NotFound):
+        engine.remove_task("group")
+    assert isinstance(asked(engine, "group")[0].error, NotFound)
+    assert not any(own.task.id.startswith("group") for own in inner.tasks.all())
+
+
+def test_a_group_that_finds_no_room_changes_nothing(serving: Callable[..., StudentServing]) -> None:
+    engine = serving()
+    first = group_task()
+    engine.add_task(first)
+    wide = group_task(students=2, seed=40)
+    deltas = (wide.deltas[0], dataclasses.replace(light_or_mask_task(2).deltas[0]))  # its class has no bank
+    with pytest.raises(UnknownClass):
+        engine.add_task(dataclasses.replace(wide, deltas=deltas))
+    assert_answers(asked(engine, "group"), first, 3)
+    inner = engine.engine
+    assert isinstance(inner, Engine)
+    assert sum(1 for own in inner.tasks.all() if own.task.id.startswith("group#")) == 3
+
+
+def test_registered_groups_are_read_when_they_are_asked(serving: Callable[..., StudentServing]) -> None:
+    engine, task, reads = serving(), group_task(), []
+
+    def load() -> Task:
+        reads.append(1)
+        return task
+
+    classes = engine.lower_task(task).classes
+    engine.register_task("group", load, version=7, classes=classes, students=3)
+    assert engine.tier("group") == "repository" and not reads
+    assert_answers(asked(engine, "group"), task, 3)
+    assert engine.tier("group") == "device" and len(reads) == 3
+    with pytest.raises(InvalidTask, match="StudentServing"):
+        engine.engine.register_task("group", load, students=3)
+    with pytest.raises(InvalidTask, match="group of students"):
+        engine.engine.add_task(task)
+
+
+def test_a_student_that_is_missing_leaves_a_smaller_group(serving: Callable[..., StudentServing]) -> None:
+    engine, task = serving(), group_task()
+    engine.add_task(task)
+    group = engine._group("group", "default")
+    assert group is not None
+    engine.engine.remove_task(group.ids[1])
+    assert_answers(asked(engine, "group"), task, 1)
+    engine.engine.remove_task(group.ids[0])
+    found = asked(engine, "group")
+    assert all(isinstance(own, Failure) and isinstance(own.error, NotFound) for own in found)
+    assert all(own.task == "group" for own in found)
+
+
+def test_a_file_with_other_students_than_were_announced_is_an_error(serving: Callable[..., StudentServing]) -> None:
+    engine = serving()
+    engine.register_task("group", lambda: group_task(students=2), students=3)
+    found = asked(engine, "group")
+    assert all(isinstance(own.error, InvalidTask) and "3 students" in own.error.message for own in found)
+
+    def gone() -> Task:
+        raise NotFound("the file is gone")
+
+    engine.register_task("group", gone, students=3)
+    assert all(isinstance(own.error, NotFound) for own in asked(engine, "group"))
+
+
+def result(vector: Sequence[float] | None) -> Result:
+    if vector is None:
+        return Failure(task="m", tokens=3, error=NotFinite("no number"))
+    return Embedding(task="m", tokens=3, embedding=np.asarray(vector, np.float32))
+
+
+def test_sums_stop_at_the_first_student_without_a_vector() -> None:
+    task = group_task()
+    outline = dataclasses.replace(task, deltas=())
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(0, 1, (3, 64)).astype(np.float32)
+    whole = combined("group", outline, [result(own) for own in vectors])
+    part = combined("group", outline, [result(vectors[0]), result(None), result(vectors[2])])
+    one = combined("group", outline, [result(vectors[0])])
+    assert (whole.students, part.students, one.students) == (3, 1, 1)
+    np.testing.assert_array_equal(logits_of(part), logits_of(one))
+    assert isinstance(combined("group", None, [result(None), result(vectors[1])]).error, NotFinite)
+
+
+def test_cancelling_a_query_cancels_its_students() -> None:
+    parts: list[Future[Result]] = [Future(), Future()]
+    whole = when_all(parts, lambda found: found[0])
+    assert whole.cancel() and all(part.cancelled() for part in parts)
+    parts = [Future(), Future()]
+    whole = when_all(parts, lambda found: found[-1])
+    parts[1].set_result(result([1.0]))
+    assert not whole.done()
+    parts[0].set_result(result([2.0]))
+    found = whole.result(1)
+    assert isinstance(found, Embedding) and found.embedding == [1.0]
+
+
+def test_students_are_dropped_while_queries_wait_and_come_back_after_quiet_windows() -> None:
+    clock = Clock()
+    size = GroupSize(SizingRule(together=1, window=120), 1, clock)
+    size.resize(3)
+    assert size.of(3) == 3 and size.of(2) == 2
+    size.asked(1)
+    assert size.of(3) == 3, "an idle group takes it"
+    size.asked(1)
+    assert size.of(3) == 2, "as many wait as there are groups: one"
+    size.asked(1)
+    assert size.of(3) == 1 and size.drops == 2
+    size.asked(50)
+    assert size.of(3) == 1 and size.of(1) == 1, "one student always answers"
+    clock.now = 1000
+    assert size.of(3) == 1, "it was not quiet"
+    size.answered(53)
+    clock.now = 1000 + 119.9
+    assert size.of(3) == 1
+    clock.now = 1000 + 120
+    assert size.of(3) == 2
+    clock.now = 1000 + 240
+    assert size.of(3) == 3 and size.additions == 2
+    clock.now = 5000
+    assert size.of(3) == 3 and size.dropped == 0
+
+
+def test_quiet_takes_more_idle_students_than_occupied_groups() -> None:
+    """Three groups of one student run side by side: with two of them occupied one student is idle, which is too few."""
+    clock = Clock()
+    size = GroupSize(SizingRule(together=1, window=10), 1, clock)
+    size.resize(3)
+    size.asked(9)
+    size.answered(7)
+    clock.now = 100
+    assert size.of(3) == 1
+    size.answered(1)
+    clock.now = 109
+    assert size.of(3) == 1
+    clock.now = 110
+    assert size.of(3) == 2, "one group is occupied, and two students are idle"
+    clock.now = 1000
+    assert size.of(3) == 2, "there is one group of two students, and it is occupied"
+
+
+def test_a_fixed_rule_and_more_room() -> None:
+    fixed = GroupSize(SizingRule(together=1, fixed=True), 1, Clock())
+    fixed.resize(3)
+    fixed.asked(100)
+    assert fixed.of(3) == 3 and fixed.drops == 0
+    roomy = GroupSize(SizingRule(students=12, together=4), 2, Clock())
+    roomy.resize(3)
+    roomy.asked(16 + 12)
+    assert roomy.of(3) == 3, "four groups of four texts run, and three elements wait"
+    roomy.asked(4)
+    assert roomy.of(3) == 2
+    roomy.resize(1)
+    assert roomy.of(3) == 1 and roomy.dropped == 0
+
+
+def test_under_load_fewer_students_answer(serving: Callable[..., StudentServing], own_engine: Engine) -> None:
+    clock = Clock()
+    engine, task = serving(SizingRule(together=1, window=60), clock), group_task()
+    engine.add_task(task)
+    assert_answers(
+        asked(engine, "group", TEXTS[:1]) + asked(engine, "group", TEXTS[1:2]) + asked(engine, "group", TEXTS[2:]),
+        task,
+        3,
+    )
+    futures = [engine.submit([Query("group", TEXTS[0])])[0] for _ in range(12)]
+    sizes = [own.result().students for own in futures]
+    assert sizes[0] == 3 and sizes[-1] == 1
+    assert sorted(sizes, reverse=True) == sizes, "never more again while it is busy"
+    wait_until(lambda: engine.size._outstanding == 0)
+    clock.now = 200
+    assert_answers(
+        asked(engine, "group", TEXTS[:1]) + asked(engine, "group", TEXTS[1:2]) + asked(engine, "group", TEXTS[2:]),
+        task,
+        3,
+    )
+    told = engine.report().students
+    assert told is not None and told.drops == 2 and told.additions == 2

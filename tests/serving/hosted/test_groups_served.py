@@ -1,0 +1,133 @@
+"""A group of students over HTTP: uploaded, listed, asked, started again, on one device and on two."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from clients import Call, client_of, samples
+from groups import group_task, logits_by_size
+from support import ENGINE_SETTINGS, light_or_mask_task, shallow
+
+from checkpoints.repository import Repository
+from checkpoints.task_file import read_task, task_to_bytes
+from jpets.config import SizingRule
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.bucket import Bucket
+from jpets.engine.engine import Engine
+from jpets.engine.group.group import EngineGroup
+from jpets.engine.interface import Serves
+from jpets.engine.results.results import softmax
+from jpets.engine.students.serving import StudentServing
+from jpets.types import Task
+from serving.hosted.service import Service
+from serving.http.settings import ServingSettings
+
+BUCKETS = [Bucket(64, ((4, 16),))]
+TEXTS = ["a chess engine", "the library that it needs"]
+SETTINGS = dataclasses.replace(ENGINE_SETTINGS, max_length=16, slots=4)
+
+
+def validator(data: bytes | memoryview, id: str) -> Task:
+    return read_task(data, id=id, config=shallow().config, backbone=shallow().fingerprint)
+
+
+class Place:
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder, self.cache = folder, cache
+        self.open: list[tuple[Service, Repository]] = []
+
+    def serve(self, devices: int = 1) -> Call:
+        repository = Repository(self.folder / "repository", validator=validator)
+        service = Service(repository, shallow(), validator, growing=False)
+        how: dict[str, Any] = {"settings": SETTINGS, "cache_dir": self.cache, "buckets": BUCKETS}
+        shapes = [*group_task().parts, light_or_mask_task(0)]
+
+        def engine(coming: Mapping[ClassKey, int]) -> Serves:
+            rule = SizingRule(fixed=True)
+            if devices == 1:
+                return StudentServing(Engine(shallow(), reserve=shapes, coming=coming, **how), rule)
+            return StudentServing(
+                EngineGroup(shallow(), jax.local_devices()[:devices], reserve=shapes, coming=coming, **how), rule
+            )
+
+        service.start(engine)
+        self.open.append((service, repository))
+        return client_of(service, ServingSettings(upload_folder=self.folder))
+
+    def close(self) -> None:
+        while self.open:
+            service, repository = self.open.pop()
+            service.close()
+            repository.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path, program_cache: Path) -> Iterator[Place]:
+    found = Place(tmp_path, program_cache)
+    yield found
+    found.close()
+
+
+def assert_answers(call: Call, task: Task) -> None:
+    answer = call("POST", "/v1/classify", json={"model": task.id, "input": TEXTS}).json()
+    for item, logits in zip(answer["data"], logits_by_size(task, TEXTS)[-1], strict=True):
+        np.testing.assert_allclose(item["probs"], softmax(logits), atol=1e-4)
+        assert item["students"] == len(task.parts)
+
+
+def test_a_group_is_uploaded_asked_and_found_again_after_a_restart(place: Place) -> None:
+    call, task = place.serve(), group_task()
+    assert call("GET", "/v1/students").json() == {"students": []}
+    assert call("PUT", "/v1/tasks/group", content=task_to_bytes(task)).status_code == 201
+    assert_answers(call, task)
+    told = call("GET", "/v1/tasks/group").json()
+    assert told["tier"] == "device" and told["loaded"] == 1 and told["state"] == "ready"
+    assert told["metadata"]["students"]["scores"] == list(task.students.scores)  # type: ignore[union-attr]
+    (own,) = call("GET", "/v1/students").json()["students"]
+    assert (own["groups"], own["largest"], own["answering"], own["fixed"]) == (1, 3, 3, True)
+    assert own["answers"] == {"3": len(TEXTS)}
+    found = samples(call)
+    assert found["jpets_students_answers_total", (("students", "3"),)] == len(TEXTS)
+    assert found["jpets_students_answering", ()] == 3
+    place.close()
+
+    call = place.serve()
+    assert call("GET", "/v1/tasks").json()["tasks"][0]["id"] == "group"
+    assert_answers(call, task)
+    second = group_task(students=2, seed=50)
+    assert call("PUT", "/v1/tasks/group", content=task_to_bytes(second)).status_code == 201
+    assert_answers(call, second)
+    assert call("POST", "/v1/tasks/group/rollback", json={}).status_code == 200
+    assert_answers(call, task)
+    mixed = [{"model": "group", "text": TEXTS[0]}, {"model": None, "text": TEXTS[0]}]
+    item, plain = call("POST", "/v1/classify", json={"inputs": mixed}).json()["data"]
+    assert item["students"] == 3 and "students" not in plain
+    assert call("DELETE", "/v1/tasks/group").status_code == 204
+    assert call("POST", "/v1/classify", json={"model": "group", "input": TEXTS}).status_code == 404
+
+
+def test_students_of_a_group_are_on_several_devices(place: Place) -> None:
+    call, task = place.serve(devices=2), group_task()
+    assert call("PUT", "/v1/tasks/group", content=task_to_bytes(task)).status_code == 201
+    assert_answers(call, task)
+    assert call("GET", "/v1/tasks/group").json()["devices"] == [0, 1]
+
+
+def test_a_file_that_is_no_group_is_refused(place: Place) -> None:
+    call, task = place.serve(), group_task()
+    assert task.students is not None
+    odd = dataclasses.replace(task, deltas=task.deltas[:2])
+    content = bytes(task_to_bytes(task)).replace(b":[1.0,0.5,", b":[NaN,0.5,")
+    assert call("PUT", "/v1/tasks/group", content=content).status_code == 422
+    with pytest.raises(Exception, match="as many deltas for each of 3 students"):
+        task_to_bytes(odd)
+    with pytest.raises(Exception, match=r"students\.scores"):
+        task_to_bytes(dataclasses.replace(task, students=dataclasses.replace(task.students, scores=(0.5,))))
+    with pytest.raises(Exception, match="head of one layer"):
+        task_to_bytes(dataclasses.replace(task, head=dataclasses.replace(task.head, type="token-classification")))
