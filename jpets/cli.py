@@ -16,6 +16,7 @@ from jpets.app.commands.offline import command as run
 from jpets.app.commands.output import VersionOption, report_error
 from jpets.app.commands.profile import command as profile
 from jpets.app.commands.serve import serve_command
+from jpets.app.commands.students import commands as students
 from jpets.app.commands.tables import commands as plot
 from jpets.app.commands.tasks import commands as task
 from jpets.app.commands.training import command as train
@@ -74,6 +75,7 @@ def _run_server(options: Options) -> None:
 app.add_typer(backbone.app, name="backbone")
 app.add_typer(task.app, name="task")
 app.add_typer(plot.app, name="plot")
+app.add_typer(students.app, name="students")
 app.add_typer(jobs.app, name="jobs")
 app.command("serve")(serve_command(_run_server))
 app.command("query")(query.query)

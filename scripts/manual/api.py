@@ -13,6 +13,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "jpets.deltas": (),
     "jpets.model": (),
     "jpets.scheduling": (),
+    "jpets.students": (),
     "jpets.training": (),
     "pallas_kernels": (),
 }

@@ -1,0 +1,305 @@
+"""``jpets students``: groups of shallow students in place of one deep model (Student Parallelism)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from jpets.app.commands.app import App
+from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
+from jpets.app.commands.options import check_task_output
+from jpets.app.commands.output import (
+    JsonOption,
+    busy,
+    print_fields,
+    print_json,
+    print_table,
+    progress_bars,
+    size,
+)
+from jpets.app.commands.training.command import settings_of
+from jpets.errors import Conflict
+
+if TYPE_CHECKING:
+    from jpets.students.session import GroupResult
+    from jpets.training.data import Example
+
+app = App(no_args_is_help=True, help="Groups of shallow students that answer in place of one deep model.")
+
+Data = Annotated[Path, typer.Argument(exists=True, help=".csv, .tsv, .jsonl or .parquet, with a column of labels")]
+Shallow = Annotated[
+    str, typer.Option("--backbone", envvar="JPETS_BACKBONE", help="shallow backbone, of jpets students backbone")
+]
+Text = Annotated[str, typer.Option(help="column of the texts")]
+TextPair = Annotated[str | None, typer.Option(help="column of second texts")]
+Label = Annotated[str, typer.Option(help="column of labels")]
+MaxLength = Annotated[int, typer.Option(min=2, help="tokens that texts are cut to")]
+DTypeOption = Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")]
+Kept = Annotated[
+    Path | None, typer.Option("--checkpoints", file_okay=False, help="folder that a killed run goes on from")
+]
+Seed = Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)]
+
+
+@app.command()
+def backbone(
+    source: Annotated[str, typer.Argument(help="folder (Hugging Face or native), installed package or hub id")],
+    data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="texts without labels, one kind or many")],
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="folder to write; it must not exist")],
+    layers: Annotated[int, typer.Option(min=1, help="layers to keep")] = 2,
+    text: Text = "text",
+    name: Annotated[str | None, typer.Option(help="name of the new backbone; by default DEST's")] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="texts a batch")] = 32,
+    rate: Annotated[float | None, typer.Option(min=0, help="learning rate; by default what suits it")] = None,
+    max_length: MaxLength = 64,
+    dtype: DTypeOption = "bfloat16",
+    checkpoints: Kept = None,
+    seed: Seed = 0,
+) -> None:
+    """Make the shallow backbone that students begin with: some of a backbone's layers, which learn what all of them say
+    of texts. It is a backbone of its own; all groups of one depth can share it.
+    """
+    from checkpoints.native import write_native
+    from checkpoints.source import load_backbone
+    from jpets.app.jobs.further import first_and_last
+    from jpets.app.jobs.students import shallow_backbone
+    from jpets.training.data import Columns, read_examples
+    from jpets.training.plan import TrainingPlan
+    from jpets.training.process import set_up_training
+
+    if destination.exists():
+        raise Conflict(f"{destination} exists already; remove it or choose another folder")
+    check_dtype(dtype)
+    set_up_training()
+    with busy("read texts"):
+        examples = read_examples(data, Columns(text, None, None))
+    with busy("read backbone"):
+        whole = load_backbone(source)
+    plan = TrainingPlan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)
+    with progress_bars() as bars:
+        bar = bars.add_task("distil", total=None)
+        made, losses = shallow_backbone(
+            whole,
+            name or destination.name,
+            examples,
+            layers,
+            max_length,
+            plan,
+            folder=checkpoints,
+            report=lambda step: bars.update(
+                bar, completed=step.number, total=step.of, description=f"distil, loss {step.loss:.3f}"
+            ),
+        )
+    write_native(made, destination)
+    first, last = first_and_last(losses)
+    print_fields(
+        [
+            ("backbone", made.name),
+            ("fingerprint", made.fingerprint),
+            ("layers", f"{layers} of {whole.config.layers}"),
+            ("updates", len(losses)),
+            ("first loss", f"{first:.4f}"),
+            ("last loss", f"{last:.4f}"),
+        ]
+    )
+
+
+@app.command()
+def train(
+    data: Data,
+    output: Annotated[Path, typer.Option("-o", "--output", help="task file to write (.safetensors)")],
+    teacher: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="task file of the deep model")],
+    teacher_backbone: Annotated[str, typer.Option(help="the teacher's backbone: folder, package or hub id")],
+    backbone: Annotated[
+        list[str],
+        typer.Option(
+            help="shallow backbone, of jpets students backbone; of several, the one of fewest layers whose "
+            "first student reaches 95 % of the teacher's score"
+        ),
+    ],
+    validation: Annotated[
+        Path | None, typer.Option(exists=True, help="held-out texts; by default some of DATA")
+    ] = None,
+    held_out: Annotated[float, typer.Option(min=0.01, max=0.9, help="share of DATA that is held out")] = 0.1,
+    texts: Annotated[Path | None, typer.Option(exists=True, help="more texts to learn from, without labels")] = None,
+    text: Text = "text",
+    text_pair: TextPair = None,
+    label: Label = "label",
+    most: Annotated[int, typer.Option(min=1, max=8, help="most students")] = 4,
+    method: Annotated[str, typer.Option(help="what makes a student of the backbone: lora, adapter, ...")] = "lora",
+    setting: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the method, as rank=64")] = None,
+    stacking: Annotated[float, typer.Option(min=0, help="weight of imitating the students before (lambda)")] = 1.0,
+    copies: Annotated[int, typer.Option(min=0, help="varied copies of each text to learn from")] = 1,
+    epochs: Annotated[int | None, typer.Option(min=1, help="of each stage")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="texts a batch")] = None,
+    rate: Annotated[float | None, typer.Option(min=0, help="learning rate; by default what suits the method")] = None,
+    max_length: MaxLength = 128,
+    dtype: DTypeOption = "bfloat16",
+    checkpoints: Kept = None,
+    seed: Seed = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a group of students from a teacher, and write its task file, which is uploaded and asked as any other.
+
+    Each further student corrects the sum of those before; then one head learns to answer by any number of the first
+    ones. The file has as many students as did best on held-out texts.
+    """
+    from checkpoints.ids import check_id
+    from checkpoints.source import load_backbone
+    from checkpoints.task_file import read_task
+    from jpets.students.boosting import GroupPlan
+    from jpets.students.session import split_examples, train_at_depth
+    from jpets.students.teacher import Teacher
+    from jpets.training.data import Columns, read_examples
+    from jpets.training.plan import TrainingPlan
+    from jpets.training.process import set_up_training
+
+    check_task_output(output)
+    check_dtype(dtype)
+    id = check_id(output.stem.lower())
+    set_up_training()
+    columns = Columns(text, text_pair, label)
+    with busy("read texts"):
+        examples: Sequence[Example] = read_examples(data, columns)
+        more = read_examples(texts, Columns(text, text_pair, None)) if texts is not None else []
+        if validation is not None:
+            judged: Sequence[Example] = read_examples(validation, columns)
+        else:
+            examples, judged = split_examples(examples, held_out, seed)
+    with busy("read backbones"):
+        deep = load_backbone(teacher_backbone)
+        shallow = [load_backbone(each) for each in backbone]
+        own = Teacher(read_task(teacher, config=deep.config, backbone=deep.ref()), deep)
+    training = TrainingPlan(epochs, batch, rate=rate, dtype=cast("Any", dtype), seed=seed)
+    plan = GroupPlan(training, most, stacking, copies=copies)
+    with progress_bars() as bars:
+        shown: dict[str, Any] = {}
+
+        def report(what: str, step: Any) -> None:
+            if what not in shown:
+                shown[what] = bars.add_task(what, total=None)
+            bars.update(shown[what], completed=step.number, total=step.of, description=f"{what}, loss {step.loss:.3f}")
+
+        made = train_at_depth(
+            id,
+            shallow,
+            own,
+            examples,
+            judged,
+            plan,
+            method=method,
+            settings=settings_of(setting) if setting else None,
+            more=more,
+            max_length=max_length,
+            folder=checkpoints,
+            report=report,
+        )
+    _write(made, output, shallow)
+    _print_scores(made, output, as_json=as_json)
+
+
+@app.command("eval")
+def evaluate(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="task file of a group")],
+    data: Data,
+    backbone: Shallow,
+    text: Text = "text",
+    text_pair: TextPair = None,
+    label: Label = "label",
+    as_json: JsonOption = False,
+) -> None:
+    """Score the first 1, 2, ... students of a group on labelled texts."""
+    from checkpoints.source import load_backbone
+    from checkpoints.task_file import read_task
+    from jpets.students.session import group_scores
+    from jpets.training.data import Columns, read_examples
+
+    with busy("read backbone"):
+        loaded = load_backbone(backbone)
+    task = read_task(file, id="evaluated", config=loaded.config, backbone=loaded.ref())
+    with busy("read texts"):
+        examples = read_examples(data, Columns(text, text_pair, label))
+    with busy(f"score {len(examples)} texts"):
+        found = group_scores(task, loaded, examples)
+    if as_json:
+        print_json({"texts": len(examples), "scores": found})
+        return
+    _print_sizes(found)
+
+
+@app.command("serve-policy")
+def serve_policy(server: ServerUrl = DEFAULT_SERVER, as_json: JsonOption = False) -> None:
+    """Show how many students a server's groups answer with now, by which rule, and how often it changed."""
+    from serving.protocols.schemas import StudentsList
+
+    found = Server(server).ask(StudentsList, "GET", "/v1/students").students
+    if as_json:
+        print_json([own.model_dump() for own in found])
+        return
+    if not found:
+        typer.echo("the server has no groups of students")
+    for own in found:
+        print_fields(
+            [
+                ("backbone", own.backbone),
+                ("groups", own.groups),
+                ("answering", f"{own.answering} of {own.largest} students"),
+                ("fewer", "never" if own.fixed else f"as elements of {own.together} texts wait"),
+                ("one more", f"after {own.window:g} quiet seconds"),
+                ("dropped", f"{own.drops} times"),
+                ("added again", f"{own.additions} times"),
+                *((f"answers by {number}", count) for number, count in sorted(own.answers.items())),
+            ]
+        )
+
+
+def check_dtype(given: str) -> None:
+    """Raises ``typer.BadParameter``."""
+    if given not in ("bfloat16", "float32"):
+        raise typer.BadParameter(f"--dtype must be bfloat16 or float32, found {given!r}")
+
+
+def _write(made: GroupResult, output: Path, shallow: Sequence[Any]) -> None:
+    from checkpoints.task_file import write_task
+    from checkpoints.validation import validate
+
+    own = next(each for each in shallow if each.fingerprint == made.task.backbone.fingerprint)
+    validate(made.task, own.config, own.ref())
+    write_task(made.task, output, "bfloat16")
+
+
+def _print_scores(made: GroupResult, output: Path, *, as_json: bool) -> None:
+    told = {
+        "file": output.name,
+        "bytes": output.stat().st_size,
+        "backbone": made.task.backbone.name,
+        "students": made.best,
+        "scores": [dict(each) for each in made.scores],
+        "teacher": dict(made.teacher),
+        "left": list(made.ensemble.left),
+        "multipliers": list(made.pruned.multipliers),
+    }
+    if as_json:
+        print_json(told)
+        return
+    print_fields(
+        [
+            ("file", f"{output.name}, {size(output.stat().st_size)}"),
+            ("backbone", made.task.backbone.name),
+            ("students", f"{made.best} of {len(made.scores)} trained"),
+            (f"teacher's {made.metric}", f"{made.teacher[made.metric]:.4f}"),
+        ]
+    )
+    _print_sizes(made.scores, made.teacher)
+
+
+def _print_sizes(found: Sequence[Mapping[str, float]], teacher: Mapping[str, float] | None = None) -> None:
+    names = list(found[0])
+    rows = [(str(at), *(f"{each[name]:.4f}" for name in names)) for at, each in enumerate(found, 1)]
+    if teacher is not None:
+        rows.append(("teacher", *(f"{teacher[name]:.4f}" for name in names)))
+    print_table(("students", *names), rows, numbers=tuple(names))
