@@ -79,17 +79,20 @@ def _families() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
 
 
 def _engine() -> Any:
-    """A group of two that is never started: it has counters, and compiles nothing."""
+    """A device that is never started, with a group of students: it has counters, and compiles nothing."""
     import jax
     from benches.shared import RandomBackbone
 
     from jpets.config import BackboneConfig, EngineSettings
     from jpets.engine.group.group import EngineGroup
+    from jpets.engine.students.serving import StudentServing
     from jpets.model.encoder import random_params
 
     config = BackboneConfig("bert", 64, 32, 1, 2, 64, 64)
     backbone = RandomBackbone("tiny", config, jax.tree.map(jax.device_get, random_params(config)))
-    return EngineGroup(backbone, jax.devices()[:1], EngineSettings(background_compile=False))
+    engine = StudentServing(EngineGroup(backbone, jax.devices()[:1], EngineSettings(background_compile=False)))
+    engine.register_task("group", NotImplemented, students=1)
+    return engine
 
 
 def error_codes() -> str:

@@ -23,12 +23,11 @@ from jpets.training.adapt import (
     calibrated,
     hierarchical_states,
     start,
-    states_of,
     text_ngrams,
     train_domain,
 )
 from jpets.training.checkpoints import Checkpoints
-from jpets.training.forward import TextRows
+from jpets.training.forward import TextRows, states_of
 from jpets.training.plan import TrainingPlan
 from jpets.training.pretrain import Vocabulary
 from jpets.training.run import UpdateReport
