@@ -38,6 +38,7 @@ from benches.service.growth import growth
 from benches.service.jobs import jobs
 from benches.service.registered import registered
 from benches.service.serving import serving
+from benches.service.students import students
 from benches.service.tenants import tenants
 from benches.shared import console, report
 from served import serve
@@ -72,6 +73,7 @@ COMMANDS = (
     spread,
     training,
     serving,
+    students,
     tenants,
     throughput,
     validation,

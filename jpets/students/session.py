@@ -21,7 +21,7 @@ from jpets.students.pruning import Pruned, prune
 from jpets.students.student import Student, prefix_sums
 from jpets.students.teacher import Teacher
 from jpets.students.texts import Texts
-from jpets.tokenizing import TextEncoder
+from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.labels import make_rows
@@ -48,6 +48,8 @@ class GroupResult:
     best: int
     ensemble: Ensemble
     pruned: Pruned
+    by_size: Callable[[Sequence[Example]], list[dict[str, float]]]
+    """Scores of the first 1, 2, ... of all trained students on labelled texts."""
 
     @property
     def metric(self) -> str:
@@ -107,16 +109,20 @@ def train_group(
             keeper=keeper(PRUNING),
             report=lambda step: report(PRUNING, step),
         )
-    rows = make_rows(held_out, own.head, own.labels, text, rule)
-    by_size = [scores(pruned.head, own.labels, logits, rows.targets) for logits in _logits(student, pruned, judged)]
-    by_teacher = scores(own.head, own.labels, list(judged.lessons.logits), rows.targets)
+
+    def by_size(some: Sequence[Example]) -> list[dict[str, float]]:
+        rows = make_rows(some, own.head, own.labels, text, rule)
+        limits = own.preprocessing.thresholds or ()
+        every = _logits(student, pruned, rows.tokens)
+        return [scores(pruned.head, own.labels, logits, rows.targets, limits) for logits in every]
+
+    found = by_size(held_out)
+    by_teacher = teacher.scores(held_out)
     metric = main_name(by_teacher)
-    best = best_size([each[metric] for each in by_size], lower=metric == "rmse")
+    best = best_size([each[metric] for each in found], lower=metric == "rmse")
     task = _task(id, backbone, own, rule, student, pruned, best)
-    told = Students(
-        pruned.multipliers[:best], tuple(each[metric] for each in by_size[:best]), metric, by_teacher[metric]
-    )
-    return GroupResult(dataclasses.replace(task, students=told), by_size, by_teacher, best, ensemble, pruned)
+    told = Students(pruned.multipliers[:best], tuple(each[metric] for each in found[:best]), metric, by_teacher[metric])
+    return GroupResult(dataclasses.replace(task, students=told), found, by_teacher, best, ensemble, pruned, by_size)
 
 
 def check_method(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> None:
@@ -152,9 +158,9 @@ def _texts(
     return Texts(tokens, teacher.lessons(examples, kept))
 
 
-def _logits(student: Student, pruned: Pruned, texts: Texts) -> list[list[Float[np.ndarray, " c"]]]:
+def _logits(student: Student, pruned: Pruned, tokens: Sequence[Tokens]) -> list[list[Float[np.ndarray, " c"]]]:
     """The answers of the first 1, 2, ... students."""
-    vectors = student.of_texts(pruned.trees, texts.tokens)
+    vectors = student.of_texts(pruned.trees, tokens)
     sums = np.asarray(prefix_sums(vectors, np.asarray(pruned.multipliers, np.float32)))
     return [list(each) for each in sums @ pruned.head.tensors["kernel"] + pruned.head.tensors["bias"]]
 

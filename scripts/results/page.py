@@ -47,6 +47,7 @@ OF_REPORTS: Mapping[str, Tables] = {
     "growth": service_tables.growth,
     "training": service_tables.training,
     "jobs": service_tables.jobs,
+    "students": service_tables.students,
     "debian-tasks": service_tables.debian,
 }
 """Tables of what ``bench.py`` and the experiments report, by the reports' names."""

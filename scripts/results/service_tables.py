@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from results.documents import RESULTS, ROOT, Document, read_lines
 from results.markdown import MISSING, markdown_table, milliseconds, percent, ratio
@@ -200,6 +201,50 @@ def jobs(found: Sequence[Document]) -> str:
             rows.append([rate, *times, f"{own['p50 ratio']:.2f}", spread])
     head = ["requests", "p50 alone, ms", "p50 beside a job", "p99 alone", "p99 beside a job"]
     return markdown_table([*head, "ratio of p50, median of rounds", "ratio of p99 (range)"], rows)
+
+
+def students(found: Sequence[Document]) -> str:
+    """Of each file one text at a time and many at once, then the day."""
+    tables = []
+    for each in found:
+        teachers = [name for name in each.systems if name.startswith("teacher")]
+        alone = {name: own for name, own in each.systems.items() if "mean_ms" in own}
+        rows = [
+            [
+                name,
+                f"{own['mean_ms']:.1f}",
+                f"{own['p95_ms']:.1f}",
+                *(ratio(own[f"of {teacher}"]) if f"of {teacher}" in own else MISSING for teacher in teachers),
+                f"{own['qps']:.0f}",
+                *(ratio(own[f"rate / {other}"]) if f"rate / {other}" in own else MISSING for other in teachers),
+            ]
+            for name, own in alone.items()
+        ]
+        many = each.systems["many groups"]
+        told = [f"{each.settings['groups']} groups together", MISSING, MISSING, *[MISSING] * len(teachers)]
+        told += [f"{many['qps']:.0f}, {ratio(many['rate / one by one'])} x one by one", *[MISSING] * len(teachers)]
+        head = ["system", "one text, mean ms", "p95 ms", *(f"/ {name}" for name in teachers)]
+        head += ["queries/s", *(f"/ {name}" for name in teachers)]
+        tables.append(markdown_table(head, [*rows, told]))
+        days = [(name, own) for name, own in each.systems.items() if name.startswith("day, ")]
+        if days:
+            tables.append(_days(days))
+    return "\n\n".join(tables)
+
+
+def _days(days: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    rows = [
+        [
+            name.removeprefix("day, "),
+            *(f"{own[key]:.0f}" for key in ("target_ms", "p95_ms", "p95_in_bursts_ms", "p95_between_ms")),
+            percent(own["in_target"], 1),
+            *(f"{own[key]:.2f}" for key in ("students", "students_in_bursts")),
+            "yes" if own["whole_again"] else "no",
+        ]
+        for name, own in days
+    ]
+    head = ["a day with bursts", "target, ms", "p95, ms", "in bursts", "between", "in target"]
+    return markdown_table([*head, "students, mean", "in bursts", "whole again"], rows)
 
 
 def small_tasks() -> str:

@@ -161,7 +161,7 @@ def test_gradients_of_all_sizes_add_up(problem: str) -> None:
 def test_answers_equal_to_the_teachers_cost_least() -> None:
     teacher = jnp.asarray([[2.0, -1.0, 0.5]])
     for problem in ("single-label", "multi-label", "regression"):
-        head = Head("sequence-classification", problem=problem)  # type: ignore[arg-type]
+        head = Head("sequence-classification", problem=problem)
         least = float(answer_losses(head, teacher[None], teacher)[0, 0])
         for shift in (0.3, -0.3):
             assert float(answer_losses(head, teacher[None].at[0, 0, 1].add(shift), teacher)[0, 0]) > least

