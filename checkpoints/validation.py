@@ -63,7 +63,8 @@ def validate_structure(
 def validate_values(task: Task, config: BackboneConfig | None = None) -> None:
     """The rest of ``validate``."""
     refuse(_not_finite(task))
-    folds_pooler(task)
+    for own in task.parts:
+        folds_pooler(own)
     if config is not None:
         for index, delta in enumerate(task.deltas):
             _run_method_check(delta, index, config)
@@ -201,7 +202,8 @@ def _students_errors(task: Task) -> Iterator[str]:
     if own.scores and len(own.scores) != count:
         yield f"students.scores: expected {count}, one for each number of students, found {len(own.scores)}"
     if task.head.type != "sequence-classification" or task.head.dense:
-        yield f"students: expected a head of one layer for whole texts, found {task.head.type}"
+        found = "one of two layers" if task.head.dense else task.head.type
+        yield f"students: expected a head of one layer for whole texts, found {found}"
 
 
 def _label_errors(task: Task) -> Iterator[str]:

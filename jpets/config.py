@@ -298,12 +298,12 @@ class EngineSettings:
 class SizingRule:
     """How many students of a group answer (Student Parallelism sections B.4.1 to B.4.3).
 
-    ``students`` are as many as the devices compute side by side without being slower; None: one largest group a device.
+    ``groups`` of all students run side by side on a device, and each computes so many texts ``together`` (the largest
+    element of the paper's buffer): by default as in its table 5. Smaller groups run side by side in larger numbers.
     """
 
-    students: int | None = None
+    groups: int = 4
     together: int = 4
-    """Texts that one group computes at a time: the largest element of the paper's buffer."""
     window: float = 120.0
     """Seconds of quiet after which one more student answers."""
     fixed: bool = False

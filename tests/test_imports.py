@@ -76,7 +76,9 @@ ALLOWED: Mapping[str, set[str]] = {
     "jpets.engine.group": PLAIN
     | {"jpets.deltas", "jpets.scheduling", "jpets.scheduling.balancing"}
     | {"jpets.engine", "jpets.engine.batch", "jpets.engine.results", "jpets.engine.tasks"},
-    "jpets.engine.students": PLAIN | {"jpets.deltas", "jpets.engine", "jpets.engine.results", "jpets.engine.tasks"},
+    "jpets.engine.students": PLAIN
+    | {"jpets.deltas", "jpets.engine"}
+    | {f"jpets.engine.{part}" for part in ("batch", "results", "tasks", "workloads")},
     # Beside an engine.
     "jpets.plot": PLAIN | {"jpets.model", "pallas_kernels.packed_attention"},
     "jpets.training": ARRAYS

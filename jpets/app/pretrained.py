@@ -9,9 +9,10 @@ from typing import Any, Self
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.config import DType, EngineSettings
-from jpets.engine.engine import Engine as CoreEngine
+from jpets.engine.students.serving import StudentServing
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.types import DEFAULT_TENANT, Task
+from jpets.tokenizing import TextEncoder
+from jpets.types import DEFAULT_TENANT, LoadedBackbone, Task
 from jpets.xla_flags import set_xla_flags
 
 __all__ = ["Engine", "TaskSource", "read_task"]
@@ -19,12 +20,16 @@ __all__ = ["Engine", "TaskSource", "read_task"]
 TaskSource = Task | str | pathlib.Path
 
 
-class Engine(CoreEngine):
-    """Serves the tasks of one backbone. Use it as a context manager, or call ``close``.
+class Engine(StudentServing):
+    """Serves the tasks of one backbone, groups of students among them. Use it as a context manager, or call ``close``.
 
     engine = Engine.from_pretrained("folder-or-package", tasks=["a.safetensors"])
     results = engine.infer([Query(task="a", text="..."), Query(task=None, text="...")])
     """
+
+    backbone: LoadedBackbone
+    text: TextEncoder
+    """Makes token ids of texts."""
 
     @classmethod
     def from_pretrained(
@@ -48,13 +53,14 @@ class Engine(CoreEngine):
         def load(task: TaskSource) -> Task:
             return task if isinstance(task, Task) else read_task(task, config=backbone.config, backbone=backbone.ref())
 
-        engine = cls(
+        engine = cls.of_tasks(
             backbone,
             [load(task) for task in tasks],
             EngineSettings(dtype=dtype, **settings),
             reserve=[load(task) for task in reserve],
             cache_dir=pathlib.Path(cache_dir) if cache_dir is not None else None,
         )
+        engine.backbone, engine.text = backbone, TextEncoder.of(backbone)
         engine.start()
         return engine
 
@@ -65,8 +71,9 @@ class Engine(CoreEngine):
         tenant: str = DEFAULT_TENANT,
         version: int | None = None,
         load: Callable[[], Task] | None = None,
+        place: int | None = None,
     ) -> None:
         """Loads a task object or file (its id is the file's stem); returns when the next query sees it."""
         if isinstance(task, str | pathlib.Path):
             task = read_task(task, config=self.backbone.config, backbone=self.backbone.fingerprint)
-        super().add_task(task, tenant=tenant, version=version, load=load)
+        super().add_task(task, tenant=tenant, version=version, load=load, place=place)

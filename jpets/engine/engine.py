@@ -286,7 +286,9 @@ class Engine(Serves):
         tenant: str = DEFAULT_TENANT,
         version: int | None = None,
         load: Callable[[], Task] | None = None,
+        place: int | None = None,
     ) -> None:
+        del place  # there is one device
         self._adder.add(task, tenant, version, load)
 
     def adopt(
@@ -320,7 +322,9 @@ class Engine(Serves):
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
         students: int = 0,
+        place: int | None = None,
     ) -> None:
+        del place  # there is one device
         if students:
             refuse_group(id)
         try:

@@ -84,11 +84,13 @@ class Serves(abc.ABC):
         tenant: str = DEFAULT_TENANT,
         version: int | None = None,
         load: Callable[[], Task] | None = None,
+        place: int | None = None,
     ) -> None:
         """Loads a task; when it returns, the next query gets it. An older version is served until then.
 
         The task stays on its device, unless ``load`` can read it again: then it may leave for other tasks, and while
-        all slots are in use, it comes only when a query asks for it.
+        all slots are in use, it comes only when a query asks for it. A new task goes to the device of number ``place``,
+        modulo the number of devices, if it is given and that has room.
 
         Raises ``InvalidTask`` (another backbone), ``UnknownClass`` (no class holds it), ``OutOfSpace`` (no free slot).
         """
@@ -104,13 +106,16 @@ class Serves(abc.ABC):
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
         students: int = 0,
+        place: int | None = None,
     ) -> None:
         """Makes a task known without reading it. ``load`` is called when a query asks for a task that is not on the
         device: the first time, and again each time it has left for other tasks. ``pinned``: once there it stays.
 
         Its classes must be among the engine's (``reserve``, ``coming``). Its queries are told what is wrong with it.
         ``classes`` (``task_classes``), if known, save reading the task while none of their slots is free. ``students``:
-        how many students a group has. Raises ``InvalidTask`` for a group where groups are not served.
+        how many students a group has. ``place``: see ``add_task``.
+
+        Raises ``InvalidTask`` for a group where groups are not served.
         """
 
     @abc.abstractmethod

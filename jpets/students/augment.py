@@ -19,8 +19,8 @@ NEIGHBOURS = 15
 SHARE = 0.4
 """Share of the words that are replaced."""
 WORD = re.compile(r"[^\W\d_]{3,}")
-MARK = "\u2581"
-"""Beginning of a word in SentencePiece vocabularies."""
+MARKS = ("\u2581", "\u0120")
+"""Beginnings of words in SentencePiece and byte-level vocabularies."""
 
 
 class Thesaurus:
@@ -32,8 +32,8 @@ class Thesaurus:
         numbers = (
             vocabulary if isinstance(vocabulary, dict) else {piece: at for at, (piece, _) in enumerate(vocabulary)}
         )
-        marked = any(piece.startswith(MARK) for piece in numbers)
-        words = {piece.removeprefix(MARK): at for piece, at in numbers.items() if not marked or piece.startswith(MARK)}
+        marked = {piece[1:]: at for piece, at in numbers.items() if piece.startswith(MARKS)}
+        words = marked or numbers
         known = [(word, at) for word, at in words.items() if WORD.fullmatch(word)]
         self._words = [word for word, _ in known]
         self._place = {word: at for at, word in enumerate(self._words)}

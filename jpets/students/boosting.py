@@ -74,7 +74,7 @@ def boost(
 
     ``keeper`` keeps the progress of the student of a number.
     """
-    variance = float(np.square(texts.lessons.vectors - texts.lessons.vectors.mean(0)).sum(1).mean())
+    variance = float(np.square(texts.lessons.vectors - texts.lessons.vectors.mean(0)).sum(1).mean()) or 1.0
     course = _Course(student, plan, variance)
     trees: list[Tree] = []
     multipliers: list[float] = []
@@ -85,7 +85,7 @@ def boost(
     for number in range(plan.most):
         chosen = _chosen(texts, sums[0], to_teacher, number, plan)
         if not plan.boosting:
-            tree = student.recipe.start(np.random.default_rng([plan.training.seed, number]))
+            tree = student.recipe.start(np.random.default_rng(plan.training.seed))
         tree, own, to_teacher = course.run(
             number, tree, texts, chosen, sums, held_out, to_teacher, keeper(number), partial(report, number)
         )
@@ -122,7 +122,7 @@ def _chosen(
 
 
 class _Course:
-    """The training of one student after another, by one compiled update for the first and one for the others."""
+    """The training of one student after another."""
 
     def __init__(self, student: Student, plan: GroupPlan, variance: float) -> None:
         self._student, self._plan, self._variance = student, plan, variance
@@ -133,7 +133,7 @@ class _Course:
         start: Tree,
         texts: Texts,
         chosen: Integer[np.ndarray, " _"],
-        sums: Sequence[Float[np.ndarray, "n d"]],
+        sums: Sequence[Float[np.ndarray, "_ d"]],
         held_out: Texts,
         to_teacher: MapToTeacher | None,
         keeper: Keeper | None,

@@ -33,13 +33,18 @@ def deepest(layers: int) -> int:
     return max(2, layers // 4)
 
 
-def smallest_depth(score: Callable[[int], float], most: int, teacher: float, enough: float = ENOUGH) -> int:
-    """The smallest number of layers, from 1 to ``most``, whose score reaches that share of the teacher's, by binary
-    search over scores that rise with the depth; ``most`` where none does. Each depth is asked for once."""
+def is_enough(score: float, teacher: float, *, lower: bool = False, enough: float = ENOUGH) -> bool:
+    """Whether a score reaches that share of the teacher's; ``lower``: of a measure of errors, as the rmse is."""
+    return score * enough <= teacher if lower else score >= enough * teacher
+
+
+def smallest_depth(reaches: Callable[[int], bool], most: int) -> int:
+    """The smallest depth from 1 to ``most`` that ``reaches`` what it has to, by binary search: with more depth it does
+    not get worse. ``most`` where none does. Each depth is asked about once."""
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2
-        if score(middle) >= enough * teacher:
+        if reaches(middle):
             high = middle
         else:
             low = middle + 1

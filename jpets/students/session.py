@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jpets.deltas.recipe import FULL
+from jpets.deltas.recipe import FROZEN, FULL
 from jpets.errors import InvalidInput
 from jpets.model.encoder import split
 from jpets.students.augment import Thesaurus, augmented
 from jpets.students.boosting import Ensemble, GroupPlan, boost
-from jpets.students.depth import smallest_depth
+from jpets.students.depth import deepest, is_enough, smallest_depth
 from jpets.students.pruning import Pruned, prune
 from jpets.students.student import Student, prefix_sums
 from jpets.students.teacher import Teacher
@@ -82,7 +82,11 @@ def train_group(
     config, text = backbone.config, TextEncoder.of(backbone)
     own = teacher.task
     rule = dataclasses.replace(
-        own.preprocessing, max_length=min(max_length, config.max_positions), truncation=True, thresholds=None
+        own.preprocessing,
+        max_length=min(max_length, config.max_positions),
+        truncation=True,
+        thresholds=None,
+        domain=None,
     )
     every = [*examples, *more]
     every += augmented(every, Thesaurus(backbone), plan.copies, plan.training.seed) if plan.copies else []
@@ -102,7 +106,7 @@ def train_group(
         pruned = prune(
             student,
             ensemble,
-            own.head,
+            teacher.head,
             texts,
             judged,
             plan,
@@ -130,7 +134,7 @@ def check_method(method: str, settings: Mapping[str, Any], backbone: LoadedBackb
     if backbone.config.looks_up:
         raise InvalidInput("students take a backbone that computes all its layers; this one looks tokens up in tables")
     check_settings(method, settings, backbone.config)
-    if method != FULL and not is_direct(method):
+    if method == FROZEN or (method != FULL and not is_direct(method)):
         raise InvalidInput(f"students take a method whose numbers are next to the weights, or {FULL}; found {method}")
 
 
@@ -200,30 +204,36 @@ def train_at_depth(
     **how: Any,
 ) -> GroupResult:
     """``train_group`` on the shallowest of some backbones whose first student reaches enough of the teacher's score
-    (``depth.smallest_depth``), or on the deepest; with one backbone on that one."""
+    (``depth.smallest_depth``), or on the deepest of them. Backbones of more than a quarter of the teacher's layers
+    (two of a small one) are left out where there are others."""
+    most = deepest(teacher.layers)
     by_depth = sorted(backbones, key=lambda each: each.config.layers)
+    by_depth = [own for own in by_depth if own.config.layers <= most] or by_depth[:1]
 
     def within(number: int) -> Path | None:
         if folder is None or len(by_depth) == 1:
             return folder
-        return folder / f"{by_depth[number - 1].config.layers}-layers"
+        own = by_depth[number - 1]
+        return folder / f"{own.config.layers}-layers-{own.fingerprint[-12:]}"
 
-    def first_score(number: int) -> float:
+    def reaches(number: int) -> bool:
         alone = dataclasses.replace(plan, most=1)
         kept = within(number)
         found = train_group(
             id, by_depth[number - 1], teacher, examples, held_out, alone,
             folder=kept / "first" if kept is not None else None, **how,
         )  # fmt: skip
-        return found.scores[0][found.metric]
+        scores = found.scores[0][found.metric], found.teacher[found.metric]
+        return is_enough(*scores, lower=found.metric == "rmse")
 
-    judged = teacher.scores(held_out) if len(by_depth) > 1 else {}
-    number = smallest_depth(first_score, len(by_depth), judged[main_name(judged)]) if judged else 1
+    number = smallest_depth(reaches, len(by_depth))
     return train_group(id, by_depth[number - 1], teacher, examples, held_out, plan, folder=within(number), **how)
 
 
 def split_examples(examples: Sequence[Example], share: float, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
-    """(texts to learn from, texts held out), drawn at random."""
+    """(texts to learn from, texts held out), drawn at random. Raises ``InvalidInput`` for fewer than two."""
+    if len(examples) < 2:
+        raise InvalidInput(f"expected two texts or more, one of them to judge by, found {len(examples)}")
     order = np.random.default_rng([seed, len(examples)]).permutation(len(examples))
     count = max(1, round(share * len(examples)))
     return [examples[at] for at in np.sort(order[count:])], [examples[at] for at in np.sort(order[:count])]

@@ -79,8 +79,3 @@ def prefix_sums(
 ) -> Float[Array, "m n d"]:
     """The representations by the first 1, 2, ... m students (equation 1): B(k) = sum of a(j) S(j) over j <= k."""
     return jnp.cumsum(jnp.asarray(vectors) * jnp.asarray(multipliers)[:, None, None], 0)
-
-
-def group_device(student: int, group: int, size: int, devices: int) -> int:
-    """The device of a student of one of several copies of a group (equation 6)."""
-    return (student + group * size) % devices

@@ -58,6 +58,7 @@ class Teacher:
         self._text = TextEncoder.of(backbone)
         self._folded = fold_pooler(task, backbone.config, self._params)
         self._fingerprint = backbone.fingerprint
+        self.layers = backbone.config.layers
         self._predictor = Predictor(split(backbone.config), self._text, self._folded.head, self._folded.deltas)
 
     def lessons(self, examples: Sequence[Example], kept: Path | None = None) -> Lessons:
@@ -81,7 +82,13 @@ class Teacher:
     def scores(self, examples: Sequence[Example]) -> dict[str, float]:
         """The teacher's own scores on labelled texts."""
         rows = make_rows(examples, self.task.head, self.task.labels, self._text, self.task.preprocessing)
-        return scores(self.task.head, self.task.labels, list(self.lessons(examples).logits), rows.targets)
+        limits = self.task.preprocessing.thresholds or ()
+        return scores(self.task.head, self.task.labels, list(self.lessons(examples).logits), rows.targets, limits)
+
+    @property
+    def head(self) -> Head:
+        """The head that reads the vectors of ``lessons``."""
+        return self._folded.head
 
     def _name(self, examples: Sequence[Example]) -> str:
         task = dataclasses.replace(self.task, id="", created=None, description=None)

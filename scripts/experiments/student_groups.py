@@ -100,9 +100,10 @@ def fine_tuned(
     return Teacher(read_task(folder.with_suffix(".safetensors"), config=own.config, backbone=own.ref()), own)
 
 
-def more_texts(packages: Sequence[Described], count: int, seed: int) -> list[Example]:
-    """Descriptions of the training side, whatever they are labelled with."""
-    known = [package for package in packages if package.split == "train"]
+def more_texts(packages: Sequence[Described], data: Data, count: int, seed: int) -> list[Example]:
+    """Descriptions of the training side, whatever they are labelled with, without those that are judged by."""
+    judged = {each.text for each in data.chosen_by}
+    known = [package for package in packages if package.split == "train" and package.text not in judged]
     order = np.random.default_rng([seed, 7]).permutation(len(known))[:count]
     return [Example(known[at].text) for at in order]
 
@@ -198,6 +199,7 @@ def run(
         score = judge.scores(data.test)[TASKS[name].metric]
         for _, _, chosen_variant in own:
             variant = VARIANTS[chosen_variant]
+            others = more_texts(every, data, more, seed)
             line = {
                 "task": name,
                 "seed": seed,
@@ -205,7 +207,7 @@ def run(
                 "teacher": pathlib.Path(teacher).name,
                 "teacher_score": score,
                 **run_variant(
-                    name, variant, loaded[variant.layers], judge, data, more_texts(every, more, seed), settings, seed,
+                    name, variant, loaded[variant.layers], judge, data, others, settings, seed,
                     place / chosen_variant,
                 ),
                 "settings": dataclasses.asdict(settings),

@@ -67,7 +67,7 @@ class ServedTasks:
     def register(self, engine: Serves, task: Known) -> None:
         """From now on this version can be queried: the first query has it read."""
         name, version = task.name, task.version
-        classes, students = task.layout or ((), 0)
+        classes, students = task.layout or ((), self._students(name, version))
         engine.register_task(
             name.id,
             self.loader(name, version),
@@ -77,6 +77,13 @@ class ServedTasks:
             students=students,
         )
         self.registered.add(name)
+
+    def _students(self, name: TaskName, version: int) -> int:
+        """How many students a task has that was not read for its layout yet: its document says so."""
+        with contextlib.suppress(NotFound):
+            group = self.repository.get(stored_as(name), version=version).metadata.get("students")
+            return len(group["multipliers"]) if group else 0
+        return 0
 
     def add(self, engine: Serves, name: TaskName, version: int, task: LoweredTask) -> None:
         """``Serves.add_task`` of a version that was read and lowered."""

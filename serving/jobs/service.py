@@ -143,9 +143,10 @@ class Jobs:
             return ()
         if not own.tasks.knows(TaskName.of(start)):
             raise InvalidInput(f"start: expected a task of backbone {own.backbone.name!r}, found {start!r}")
-        return [
-            delta["method"] for delta in self._services.repository.get(stored_as(TaskName.of(start))).metadata["deltas"]
-        ]
+        known = self._services.repository.get(stored_as(TaskName.of(start))).metadata
+        if known.get("students"):
+            raise InvalidInput(f"start: {start!r} is a group of students, which training cannot go on from")
+        return [delta["method"] for delta in known["deltas"]]
 
     def _check_task(self, id: str, own: Service) -> None:
         if self._is_backbone(id):

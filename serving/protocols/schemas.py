@@ -199,7 +199,7 @@ class StudentsItem(BaseModel):
     additions: int
     answers: dict[int, int]
     fixed: bool
-    students: int | None
+    side_by_side: int
     together: int
     window: float
 

@@ -28,7 +28,8 @@ def _items(services: Services) -> list[StudentsItem]:
         engine = service.started
         if engine is None or (own := engine.report().students) is None:
             continue
-        told: dict[str, Any] = {**vars(own), **dataclasses.asdict(own.rule)}
+        rule = dataclasses.asdict(own.rule)
+        told: dict[str, Any] = {**vars(own), **rule, "groups": own.groups, "side_by_side": rule["groups"]}
         del told["rule"]
         found.append(StudentsItem(backbone=service.backbone.name, **told))
     return found

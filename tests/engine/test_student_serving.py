@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.students.combining import combined, when_all
 from jpets.engine.students.serving import StudentServing
 from jpets.engine.students.sizing import GroupSize
-from jpets.errors import InvalidTask, NotFinite, NotFound, UnknownClass
+from jpets.errors import InvalidTask, NotFinite, NotFound, Saturated, UnknownClass
 from jpets.types import Classification, Embedding, Failure, Query, Result, Task
 
 TEXTS = ["a small text", "another one of some more words", "one"]
@@ -173,6 +175,56 @@ def test_a_file_with_other_students_than_were_announced_is_an_error(serving: Cal
     assert all(isinstance(own.error, NotFound) for own in asked(engine, "group"))
 
 
+def test_a_version_that_is_replaced_answers_the_queries_that_it_got(
+    serving: Callable[..., StudentServing],
+) -> None:
+    """Also those that still wait for it to be read."""
+    engine, first, second = serving(), group_task(), group_task(students=2, seed=30)
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Task:
+        reading.set()
+        assert go_on.wait(60)
+        return first
+
+    engine.register_task("group", slow, version=1, students=3)
+    early = engine.submit([Query("group", text) for text in TEXTS])
+    assert reading.wait(60)
+    engine.add_task(second, version=2)
+    assert_answers(asked(engine, "group"), second, 2)
+    go_on.set()
+    assert_answers([future.result() for future in early], first, 3)
+    inner = engine.engine
+    assert isinstance(inner, Engine)
+    wait_until(lambda: inner.tasks.entry("default", "group#0.1") is None)
+
+
+def test_students_are_no_tasks_of_a_user(serving: Callable[..., StudentServing]) -> None:
+    engine = serving()
+    engine.add_task(group_task())
+    group = engine._group("group", "default")
+    assert group is not None and engine.entry(group.ids[0]) is None
+    (found,) = engine.infer([Query(group.ids[0], TEXTS[0])])
+    assert isinstance(found.error, NotFound)
+    engine.engine.remove_task(group.ids[0])
+    (found,) = engine.infer([Query("group", TEXTS[0])])
+    assert isinstance(found.error, NotFound) and "#" not in found.error.message
+
+
+def test_a_full_queue_takes_the_first_students(serving: Callable[..., StudentServing], own_engine: Engine) -> None:
+    task = group_task()
+    refused = serving()
+    refused.add_task(task)
+    limit = own_engine.settings.max_queue
+    queries = [Query("group", "a")] * (limit // 2)
+    with pytest.raises(Saturated):
+        refused.submit(queries)
+    assert refused.size._outstanding == 0
+    smaller = serving(SizingRule(groups=limit))
+    smaller.add_task(task)
+    assert {own.students for own in smaller.infer(queries)} == {1}
+
+
 def result(vector: Sequence[float] | None) -> Result:
     if vector is None:
         return Failure(task="m", tokens=3, error=NotFinite("no number"))
@@ -205,22 +257,37 @@ def test_cancelling_a_query_cancels_its_students() -> None:
     assert isinstance(found, Embedding) and found.embedding == [1.0]
 
 
+def sized(clock: Clock, largest: int = 3, devices: int = 1, **rule: Any) -> GroupSize:
+    size = GroupSize(SizingRule(**rule), devices, clock)
+    size.resize(largest)
+    return size
+
+
+def ask(size: GroupSize, queries: int) -> None:
+    for _ in range(queries):
+        size.asked()
+
+
+def answer(size: GroupSize, queries: int) -> None:
+    for _ in range(queries):
+        size.answered()
+
+
 def test_students_are_dropped_while_queries_wait_and_come_back_after_quiet_windows() -> None:
     clock = Clock()
-    size = GroupSize(SizingRule(together=1, window=120), 1, clock)
-    size.resize(3)
+    size = sized(clock, groups=1, together=1, window=120)
     assert size.of(3) == 3 and size.of(2) == 2
-    size.asked(1)
+    size.asked()
     assert size.of(3) == 3, "an idle group takes it"
-    size.asked(1)
+    size.asked()
     assert size.of(3) == 2, "as many wait as there are groups: one"
-    size.asked(1)
+    size.asked()
     assert size.of(3) == 1 and size.drops == 2
-    size.asked(50)
+    ask(size, 50)
     assert size.of(3) == 1 and size.of(1) == 1, "one student always answers"
     clock.now = 1000
     assert size.of(3) == 1, "it was not quiet"
-    size.answered(53)
+    answer(size, 53)
     clock.now = 1000 + 119.9
     assert size.of(3) == 1
     clock.now = 1000 + 120
@@ -234,13 +301,12 @@ def test_students_are_dropped_while_queries_wait_and_come_back_after_quiet_windo
 def test_quiet_takes_more_idle_students_than_occupied_groups() -> None:
     """Three groups of one student run side by side: with two of them occupied one student is idle, which is too few."""
     clock = Clock()
-    size = GroupSize(SizingRule(together=1, window=10), 1, clock)
-    size.resize(3)
-    size.asked(9)
-    size.answered(7)
+    size = sized(clock, groups=1, together=1, window=10)
+    ask(size, 9)
+    answer(size, 7)
     clock.now = 100
     assert size.of(3) == 1
-    size.answered(1)
+    size.answered()
     clock.now = 109
     assert size.of(3) == 1
     clock.now = 110
@@ -250,23 +316,36 @@ def test_quiet_takes_more_idle_students_than_occupied_groups() -> None:
 
 
 def test_a_fixed_rule_and_more_room() -> None:
-    fixed = GroupSize(SizingRule(together=1, fixed=True), 1, Clock())
-    fixed.resize(3)
-    fixed.asked(100)
+    fixed = sized(Clock(), groups=1, together=1, fixed=True)
+    ask(fixed, 100)
     assert fixed.of(3) == 3 and fixed.drops == 0
-    roomy = GroupSize(SizingRule(students=12, together=4), 2, Clock())
-    roomy.resize(3)
-    roomy.asked(16 + 12)
+    roomy = sized(Clock(), devices=2, groups=2, together=4)
+    ask(roomy, 16 + 12)
     assert roomy.of(3) == 3, "four groups of four texts run, and three elements wait"
-    roomy.asked(4)
-    assert roomy.of(3) == 2
-    roomy.resize(1)
-    assert roomy.of(3) == 1 and roomy.dropped == 0
+    roomy.asked()
+    assert roomy.of(3) == 2, "as many elements wait as there are groups"
+    ask(roomy, 15)
+    assert roomy.of(3) == 2, "six groups of two run side by side"
+
+
+def test_as_many_answer_when_groups_come_and_go() -> None:
+    size = sized(Clock(), groups=1, together=1)
+    ask(size, 3)
+    assert size.of(3) == 1
+    size.resize(5)
+    assert size.of(5) == 1, "a larger group does not make the others larger in the middle of a burst"
+    size.resize(2)
+    assert size.of(2) == 1
+    size.resize(1)
+    assert size.of(1) == 1 and size.dropped == 0
+    whole = sized(Clock())
+    whole.resize(5)
+    assert whole.of(5) == 5
 
 
 def test_under_load_fewer_students_answer(serving: Callable[..., StudentServing], own_engine: Engine) -> None:
     clock = Clock()
-    engine, task = serving(SizingRule(together=1, window=60), clock), group_task()
+    engine, task = serving(SizingRule(groups=1, together=1, window=60), clock), group_task()
     engine.add_task(task)
     assert_answers(
         asked(engine, "group", TEXTS[:1]) + asked(engine, "group", TEXTS[1:2]) + asked(engine, "group", TEXTS[2:]),
@@ -286,3 +365,16 @@ def test_under_load_fewer_students_answer(serving: Callable[..., StudentServing]
     )
     told = engine.report().students
     assert told is not None and told.drops == 2 and told.additions == 2
+
+
+def test_an_engine_for_tasks_takes_groups_among_them() -> None:
+    task, plain = group_task(), light_or_mask_task(0, "own")
+    with StudentServing.of_tasks(
+        shallow(), [task, plain], ENGINE_SETTINGS, reserve=[group_task("other", seed=90)], buckets=ENGINE_BUCKETS,
+        rule=FIXED,
+    ) as engine:  # fmt: skip
+        assert not engine.ready
+        engine.start()
+        assert engine.ready
+        assert_answers(asked(engine, "group"), task, 3)
+        assert asked(engine, "own")[0].error is None

@@ -19,10 +19,10 @@ from jpets.errors import InvalidInput, InvalidTask
 from jpets.model.encoder import split
 from jpets.students.augment import Thesaurus, augmented
 from jpets.students.boosting import GroupPlan, boost
-from jpets.students.depth import deepest, distilled, shallow_config, smallest_depth, spread_layers
+from jpets.students.depth import deepest, distilled, is_enough, shallow_config, smallest_depth, spread_layers
 from jpets.students.pruning import answer_losses
 from jpets.students.session import best_size, group_scores, split_examples, train_at_depth, train_group
-from jpets.students.student import Student, group_device, prefix_sums
+from jpets.students.student import Student, prefix_sums
 from jpets.students.teacher import Lessons, Teacher
 from jpets.students.texts import Texts
 from jpets.tokenizing import TextEncoder, Tokens
@@ -177,7 +177,7 @@ def test_the_smallest_depth_is_found_with_few_questions(rises: list[int], teache
         return float(scores[depth - 1])
 
     expected = next((at + 1 for at, own in enumerate(scores) if own >= 0.95 * teacher), len(scores))
-    assert smallest_depth(score, len(scores), teacher) == expected
+    assert smallest_depth(lambda depth: is_enough(score(depth), teacher), len(scores)) == expected
     assert len(asked) == len(set(asked)) <= max(1, len(scores)).bit_length() + 1
 
 
@@ -187,10 +187,9 @@ def test_depths_and_layers_of_students() -> None:
     assert spread_layers(3, 2) == [1, 2]
 
 
-def test_groups_are_spread_over_devices() -> None:
-    """Equation 6, three students on four devices."""
-    groups = [[group_device(student, group, 3, 4) for student in range(3)] for group in range(4)]
-    assert groups == [[0, 1, 2], [3, 0, 1], [2, 3, 0], [1, 2, 3]]
+def test_enough_of_an_error_is_little_of_it() -> None:
+    assert is_enough(0.95, 1.0) and not is_enough(0.94, 1.0)
+    assert is_enough(1.05, 1.0, lower=True) and not is_enough(2.0, 1.0, lower=True)
 
 
 def test_a_shallow_backbone_learns_the_states_of_the_whole() -> None:

@@ -154,15 +154,18 @@ class EngineGroup(Serves):
         tenant: str = DEFAULT_TENANT,
         version: int | None = None,
         load: Callable[[], Task] | None = None,
+        place: int | None = None,
     ) -> None:
-        """A new task goes to the device with the fewest tasks. Where ``load`` is not given, the task itself is kept in
-        host memory, so it may leave its device."""
+        """A new task goes to the device with the fewest tasks, unless ``place`` names one.
+
+        Where ``load`` is not given, the task itself is kept in host memory, so it may leave its device.
+        """
         lowered = self.lower_task(task)
         own = lowered.task
         name, again = TaskName(tenant, own.id), load or (lambda: own)
         with self._changes:
             before = self.homes.get(name)
-            chosen = before.devices[:1] if before is not None else self.homes.by_tasks()
+            chosen = before.devices[:1] if before is not None else self._in_turn(place)
             for tried, device in enumerate(chosen, start=1):
                 try:
                     self._members[device].add_task(lowered, tenant=tenant, version=version, load=again)
@@ -175,6 +178,14 @@ class EngineGroup(Serves):
             if before is not None:  # copies have the old version
                 self.mover.leave(name, before.devices[1:])
 
+    def _in_turn(self, place: int | None) -> Sequence[int]:
+        """The devices that a new task is tried on, one after the other."""
+        fewest = self.homes.by_tasks()
+        if place is None:
+            return fewest
+        first = place % len(self._members)
+        return [first, *(device for device in fewest if device != first)]
+
     def register_task(
         self,
         id: str,
@@ -185,13 +196,14 @@ class EngineGroup(Serves):
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
         students: int = 0,
+        place: int | None = None,
     ) -> None:
         if students:
             refuse_group(id)
         name = TaskName(tenant, id)
         with self._changes:
             before = self.homes.get(name)
-            device = before.devices[0] if before is not None else self.homes.by_tasks()[0]
+            device = before.devices[0] if before is not None else self._in_turn(place)[0]
             home = Home((device,), load, version, pinned, tuple(classes))
             self._members[device].register_task(
                 id, load, tenant=tenant, version=version, pinned=pinned, classes=classes

@@ -6,11 +6,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import InvalidTask
-from jpets.types import Query, Task, TaskName
+from jpets.types import Query, Result, Task, TaskName
 
+MARK = "#"
+"""Between the name of a group and the rest of a student's id; no id that a user gives has one."""
 TIERS: Sequence[Tier] = ("device", "host", "repository")
 """The nearest first."""
 
@@ -22,8 +26,14 @@ class Group:
 
     entry: Entry
     ids: tuple[str, ...]
+    number: int = 0
+    """Of all versions of groups in the process."""
     outline: Task | None = None
     """The group without its deltas, once it was read."""
+    asked: int = 0
+    """Queries that have no answer yet."""
+    leaving: bool = False
+    """Whether no new query gets it."""
 
     def queries(self, query: Query, count: int) -> list[Query]:
         """The query for each of the first ``count`` students."""
@@ -38,14 +48,46 @@ class Group:
         parts = task.parts
         if task.students is None or len(parts) != len(self.ids):
             raise InvalidTask(f"task {task.id!r} was a group of {len(self.ids)} students, found {len(parts)}")
-        self.outline = dataclasses.replace(task, deltas=())
+        outline = dataclasses.replace(task, deltas=())
+        if self.outline is not None and not _alike(self.outline, outline):
+            raise InvalidTask(f"task {task.id!r} has changed since its first student was read; upload it again")
+        self.outline = outline
         return dataclasses.replace(parts[at], id=self.ids[at])
+
+    def place(self, at: int) -> int:
+        """The device of a student, by number modulo the number of devices (equation 6)."""
+        return at + self.number * len(self.ids)
+
+    def reworded(self, result: Result) -> Result:
+        """A student's result by the name of the group."""
+        if result.error is None:
+            return result
+        told = result.error.message
+        for id in self.ids:
+            told = told.replace(id, self.entry.task)
+        return dataclasses.replace(result, error=type(result.error)(told))
 
 
 def group_of(name: TaskName, load: Callable[[], Task], version: int | None, students: int, number: int) -> Group:
     """``number`` tells this version from any other one of the process."""
-    ids = tuple(f"{name.id}#{number}.{at + 1}" for at in range(students))
-    return Group(Entry(name.tenant, name.id, load, version), ids)
+    ids = tuple(f"{name.id}{MARK}{number}.{at + 1}" for at in range(students))
+    return Group(Entry(name.tenant, name.id, load, version), ids, number)
+
+
+def is_first(id: str) -> bool:
+    """Whether an engine's task is a group's first student, or no student at all."""
+    return MARK not in id or id.endswith(".1")
+
+
+def _alike(one: Task, other: Task) -> bool:
+    """Whether two readings of a group have the same head and multipliers."""
+    if (
+        one.students != other.students
+        or one.labels != other.labels
+        or one.head.tensors.keys() != other.head.tensors.keys()
+    ):
+        return False
+    return all(np.array_equal(array, other.head.tensors[name]) for name, array in one.head.tensors.items())
 
 
 def with_id(task: LoweredTask, id: str) -> LoweredTask:

@@ -11,20 +11,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Self
 
-from jpets.config import SizingRule
+from jpets.config import EngineSettings, SizingRule
 from jpets.deltas.protocol import NO_LEAD, ClassKey
+from jpets.engine.batch.bucket import Bucket
+from jpets.engine.engine import Engine
 from jpets.engine.interface import Serves
 from jpets.engine.report import EngineReport, StudentsReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.students.combining import combined, when_all
-from jpets.engine.students.group import TIERS, Group, group_of, with_id
+from jpets.engine.students.group import MARK, TIERS, Group, group_of, is_first, with_id
 from jpets.engine.students.sizing import GroupSize
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.errors import JpetsError, NotFound
-from jpets.types import DEFAULT_TENANT, Progress, Query, Result, Task, TaskName
+from jpets.engine.workloads.registry import network_of
+from jpets.errors import JpetsError, NotFound, Saturated
+from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
 
 
 class StudentServing(Serves):
@@ -43,9 +47,12 @@ class StudentServing(Serves):
         rule: SizingRule | None = None,
         *,
         devices: int = 1,
+        groups: Sequence[Task] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``groups`` are added at the start."""
         self.engine = engine
+        self._start_groups = list(groups)
         self.size = GroupSize(rule or SizingRule(), devices, clock)
         self._groups: dict[TaskName, Group] = {}
         self._changes = threading.Lock()
@@ -54,9 +61,32 @@ class StudentServing(Serves):
         self._answers: Counter[int] = Counter()
         self._counting = threading.Lock()
 
+    @classmethod
+    def of_tasks(
+        cls,
+        backbone: LoadedBackbone,
+        tasks: Iterable[Task],
+        settings: EngineSettings,
+        *,
+        reserve: Iterable[Task] = (),
+        cache_dir: Path | None = None,
+        buckets: Sequence[Bucket] | None = None,
+        rule: SizingRule | None = None,
+    ) -> Self:
+        """With an engine on one device that has room for these tasks, groups among them; ``start`` adds them. All
+        students answer, unless ``rule`` says something else."""
+        every = list(tasks)
+        groups = [task for task in every if task.students is not None]
+        plain = [task for task in every if task.students is None]
+        network, params = network_of(backbone), dict(backbone.params)
+        coming = Counter(key for group in groups for key in network.classes(group, params))
+        shapes = [part for task in reserve for part in task.parts]
+        engine = Engine(backbone, plain, settings, reserve=shapes, coming=coming, cache_dir=cache_dir, buckets=buckets)
+        return cls(engine, rule or SizingRule(fixed=True), groups=groups)
+
     @property
     def ready(self) -> bool:
-        return self.engine.ready
+        return self.engine.ready and not self._start_groups
 
     @property
     def live(self) -> bool:
@@ -64,6 +94,14 @@ class StudentServing(Serves):
 
     def start(self, progress: Progress = lambda what, done, total: None) -> Self:
         self.engine.start(progress)
+        try:
+            for done, task in enumerate(self._start_groups):
+                progress("groups", done, len(self._start_groups))
+                self.add_task(task, load=partial(_itself, task))
+        except BaseException:
+            self.close()
+            raise
+        self._start_groups = []
         return self
 
     def close(self) -> None:
@@ -78,34 +116,70 @@ class StudentServing(Serves):
         tenant: str = DEFAULT_TENANT,
     ) -> list[Future[Result]]:
         queries = list(queries)
-        groups = [self._group(query.task, tenant) for query in queries]
-        count = len(queries) - groups.count(None)
-        if not count:
-            return self.engine.submit(queries, deadline=deadline, priority=priority, tenant=tenant)
-        self.size.asked(count)
-        parts = [
-            [query] if group is None else group.queries(query, self.size.of(len(group.ids)))
-            for query, group in zip(queries, groups, strict=True)
-        ]
+        send = partial(self.engine.submit, deadline=deadline, priority=priority, tenant=tenant)
+        if not self._groups:
+            return send(queries)
+        held = [self._hold(query.task, tenant) for query in queries]
         try:
-            every = [one for own in parts for one in own]
-            futures = iter(self.engine.submit(every, deadline=deadline, priority=priority, tenant=tenant))
+            parts = [self._parts(query, group) for query, group in zip(queries, held, strict=True)]
+            futures = iter(self._sent(parts, send))
         except BaseException:
-            self.size.answered(count)
+            for group in held:
+                self._let_go(group)
             raise
         found = []
-        for own, group in zip(parts, groups, strict=True):
+        for own, group in zip(parts, held, strict=True):
             some = [next(futures) for _ in own]
             found.append(some[0] if group is None else self._joined(group, some))
         return found
 
+    def _parts(self, query: Query, group: Group | None) -> list[Query]:
+        """The engine's queries for one query. Its names of students are no tasks of a user."""
+        if group is not None:
+            return group.queries(query, self.size.of(len(group.ids)))
+        hidden = isinstance(query.task, str) and MARK in query.task
+        return [dataclasses.replace(query, task=f"{query.task}{MARK}") if hidden else query]
+
+    def _sent(
+        self, parts: list[list[Query]], send: Callable[[Sequence[Query]], list[Future[Result]]]
+    ) -> list[Future[Result]]:
+        """Where the queue has no room for all students, it may have some for the first ones."""
+        try:
+            return send([one for own in parts for one in own])
+        except Saturated:
+            if self.size.rule.fixed or all(len(own) == 1 for own in parts):
+                raise
+            for own in parts:
+                del own[1:]
+            return send([one for own in parts for one in own])
+
     def _joined(self, group: Group, parts: Sequence[Future[Result]]) -> Future[Result]:
         whole = when_all(parts, partial(self._combine, group))
-        whole.add_done_callback(lambda _: self.size.answered())
+        whole.add_done_callback(lambda _: self._let_go(group))
         return whole
 
+    def _hold(self, task: object, tenant: str) -> Group | None:
+        """The group of that name, for a query; ``_let_go`` gives it back. Its students stay until then."""
+        with self._changes:
+            group = self._group(task, tenant)
+            if group is None:
+                return None
+            group.asked += 1
+        self.size.asked()
+        return group
+
+    def _let_go(self, group: Group | None) -> None:
+        if group is None:
+            return
+        self.size.answered()
+        with self._changes:
+            group.asked -= 1
+            leaves = group.leaving and not group.asked
+        if leaves:
+            self._remove(group)
+
     def _combine(self, group: Group, found: Sequence[Result]) -> Result:
-        result = combined(group.entry.task, group.outline, found)
+        result = combined(group.entry.task, group.outline, [group.reworded(own) for own in found])
         if result.students is not None:
             with self._counting:
                 self._answers[result.students] += 1
@@ -132,12 +206,13 @@ class StudentServing(Serves):
         tenant: str = DEFAULT_TENANT,
         version: int | None = None,
         load: Callable[[], Task] | None = None,
+        place: int | None = None,
     ) -> None:
         """Of a group all students are there, or none: an older version is served until the last has come."""
         lowered = self.lower_task(task)
         name = TaskName(tenant, lowered.task.id)
         if not lowered.students:
-            self.engine.add_task(lowered, tenant=tenant, version=version, load=load)
+            self.engine.add_task(lowered, tenant=tenant, version=version, load=load, place=place)
             self._replace(name, None)
             return
         group = group_of(name, load or (lambda: lowered.task), version, len(lowered.students), next(self._numbers))
@@ -145,7 +220,9 @@ class StudentServing(Serves):
         try:
             for at, (id, own) in enumerate(zip(group.ids, lowered.students, strict=True)):
                 again = None if load is None else group.loader(at)
-                self.engine.add_task(with_id(own, id), tenant=tenant, version=version, load=again)
+                self.engine.add_task(
+                    with_id(own, id), tenant=tenant, version=version, load=again, place=group.place(at)
+                )
         except BaseException:
             self._remove(group)
             raise
@@ -161,10 +238,13 @@ class StudentServing(Serves):
         pinned: bool = False,
         classes: Sequence[ClassKey] = (),
         students: int = 0,
+        place: int | None = None,
     ) -> None:
         name = TaskName(tenant, id)
         if not students:
-            self.engine.register_task(id, load, tenant=tenant, version=version, pinned=pinned, classes=classes)
+            self.engine.register_task(
+                id, load, tenant=tenant, version=version, pinned=pinned, classes=classes, place=place
+            )
             self._replace(name, None)
             return
         group = group_of(name, load, version, students, next(self._numbers))
@@ -172,7 +252,13 @@ class StudentServing(Serves):
         for at, own in enumerate(group.ids):
             some = classes[at * each : (at + 1) * each]
             self.engine.register_task(
-                own, group.loader(at), tenant=tenant, version=version, pinned=pinned, classes=some
+                own,
+                group.loader(at),
+                tenant=tenant,
+                version=version,
+                pinned=pinned,
+                classes=some,
+                place=group.place(at),
             )
         self._replace(name, group)
 
@@ -180,13 +266,8 @@ class StudentServing(Serves):
         return self.engine.prepare(classes)
 
     def remove_task(self, task: str, *, tenant: str = DEFAULT_TENANT) -> None:
-        with self._changes:
-            group = self._groups.pop(TaskName(tenant, task), None)
-            self._resize()
-        if group is None:
+        if self._group(task, tenant) is None or not self._retire(TaskName(tenant, task)):
             self.engine.remove_task(task, tenant=tenant)
-        else:
-            self._remove(group)
 
     def warm(self, ids: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
         self.engine.warm([one for id in ids for one in self._ids(id, tenant)], tenant=tenant)
@@ -200,8 +281,9 @@ class StudentServing(Serves):
         return sorted({device for devices in found for device in devices})
 
     def entry(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Entry | None:
-        group = self._group(id, tenant)
-        return self.engine.entry(id, tenant=tenant) if group is None else group.entry
+        if (group := self._group(id, tenant)) is not None:
+            return group.entry
+        return None if MARK in id else self.engine.entry(id, tenant=tenant)
 
     def tier(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Tier | None:
         """Of a group that of the student that is furthest from the device."""
@@ -211,13 +293,10 @@ class StudentServing(Serves):
 
     def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
         """A query of a group counts once: its first student answers all."""
-        found = Counter(self.engine.uses(tenant))
-        with self._changes:
-            groups = [group for name, group in self._groups.items() if name.tenant == tenant]
-        for group in groups:
-            asked = [found.pop(id, 0) for id in group.ids]
-            if asked[0]:
-                found[group.entry.task] += asked[0]
+        found = Counter[str]()
+        for id, count in self.engine.uses(tenant).items():
+            if is_first(id):
+                found[id.partition(MARK)[0]] += count
         return found
 
     def report(self) -> EngineReport:
@@ -245,21 +324,32 @@ class StudentServing(Serves):
 
     def _replace(self, name: TaskName, group: Group | None) -> None:
         """From now on queries of ``name`` get this group, or the engine's own task of that name."""
-        with self._changes:
-            before = self._groups.pop(name, None)
-            if group is not None:
-                self._groups[name] = group
-            self._resize()
-        if before is not None:
-            self._remove(before)
-        elif group is not None and self.engine.entry(name.id, tenant=name.tenant) is not None:
+        replaced = self._retire(name, group)
+        if not replaced and group is not None and self.engine.entry(name.id, tenant=name.tenant) is not None:
             with contextlib.suppress(NotFound):
                 self.engine.remove_task(name.id, tenant=name.tenant)
 
-    def _resize(self) -> None:
-        self.size.resize(max((len(group.ids) for group in self._groups.values()), default=1))
+    def _retire(self, name: TaskName, following: Group | None = None) -> bool:
+        """Queries get no longer the group of this name, if there is one, but the ``following``; its students stay until
+        its last query is answered."""
+        with self._changes:
+            before = self._groups.pop(name, None)
+            if following is not None:
+                self._groups[name] = following
+            largest = max((len(group.ids) for group in self._groups.values()), default=1)
+            if before is not None:
+                before.leaving = True
+            idle = before is not None and not before.asked
+        self.size.resize(largest)
+        if before is not None and idle:
+            self._remove(before)
+        return before is not None
 
     def _remove(self, group: Group) -> None:
         for id in group.ids:
             with contextlib.suppress(JpetsError):
                 self.engine.remove_task(id, tenant=group.entry.tenant)
+
+
+def _itself(task: Task) -> Task:
+    return task

@@ -29,28 +29,30 @@ class GroupSize:
         """How often one was added again."""
 
     def resize(self, largest: int) -> None:
-        """The largest group has so many students from now on."""
-        with self._lock:
-            self._largest = max(1, largest)
-            self._dropped = min(self._dropped, self._largest - 1)
-
-    def asked(self, queries: int) -> None:
-        """So many queries of groups come now, one after the other; ``of`` then says how many students answer them. One
-        student is dropped where as many elements wait as there are groups."""
+        """The largest group has so many students from now on; where some were dropped, as many answer as before."""
         with self._lock:
             self._grow()
-            for _ in range(queries):
-                self._outstanding += 1
-                if self._dropped < self._largest - 1 and self._waiting >= self._groups and not self.rule.fixed:
-                    self._dropped += 1
-                    self.drops += 1
+            size = self._size
+            self._largest = max(1, largest)
+            self._dropped = max(0, self._largest - size) if self._dropped else 0
             self._note()
 
-    def answered(self, queries: int = 1) -> None:
-        """So many queries have their answer."""
+    def asked(self) -> None:
+        """A query of a group comes; ``of`` then says how many students answer it. One student is dropped where as many
+        elements wait as there are groups."""
         with self._lock:
             self._grow()
-            self._outstanding -= queries
+            self._outstanding += 1
+            if self._dropped < self._largest - 1 and self._waiting >= self._groups and not self.rule.fixed:
+                self._dropped += 1
+                self.drops += 1
+            self._note()
+
+    def answered(self) -> None:
+        """A query has its answer."""
+        with self._lock:
+            self._grow()
+            self._outstanding -= 1
             self._note()
 
     def of(self, students: int) -> int:
@@ -73,8 +75,7 @@ class GroupSize:
     @property
     def _groups(self) -> int:
         """Groups of the present size that run side by side."""
-        students = self.rule.students if self.rule.students is not None else self._largest * self._devices
-        return max(1, students // self._size)
+        return max(1, self.rule.groups * self._devices * self._largest // self._size)
 
     @property
     def _elements(self) -> int:

@@ -3,6 +3,7 @@ with bursts (Student Parallelism tables 2 and 4)."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import pathlib
@@ -233,14 +234,13 @@ def _play(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(seconds from when each query was to come until its answer, students that made it)."""
     took, sizes = np.zeros(len(arrivals)), np.zeros(len(arrivals))
-    left = [len(arrivals)]
+    futures = []
     began = time.perf_counter() + 0.1
 
     def answered(at: int, due: float) -> Callable[[Any], None]:
         def note(future: Any) -> None:
             took[at] = time.perf_counter() - due
             sizes[at] = future.result().students or 0
-            left[0] -= 1
 
         return note
 
@@ -250,6 +250,7 @@ def _play(
             time.sleep(wait)
         (future,) = serving.submit([Query(task, input_ids=ids[at % len(ids)])])
         future.add_done_callback(answered(at, due))
-    while left[0]:
-        time.sleep(STILL)
+        futures.append(future)
+    concurrent.futures.wait(futures)
+    time.sleep(STILL)  # callbacks come after the result
     return took, sizes

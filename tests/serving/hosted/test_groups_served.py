@@ -113,10 +113,23 @@ def test_a_group_is_uploaded_asked_and_found_again_after_a_restart(place: Place)
 
 
 def test_students_of_a_group_are_on_several_devices(place: Place) -> None:
-    call, task = place.serve(devices=2), group_task()
-    assert call("PUT", "/v1/tasks/group", content=task_to_bytes(task)).status_code == 201
+    """By equation 6: the first group's are on devices 0, 1, 2, the second one's on 3, 0, 1."""
+    call = place.serve(devices=4)
+    for name, devices in (("first", [0, 1, 2]), ("second", [0, 1, 3])):
+        task = group_task(name)
+        assert call("PUT", f"/v1/tasks/{name}", content=task_to_bytes(task)).status_code == 201
+        assert_answers(call, task)
+        assert call("GET", f"/v1/tasks/{name}").json()["devices"] == devices
+
+
+def test_a_group_that_others_stored_is_known_as_one(place: Place) -> None:
+    """Also by a server that does not read files for their classes."""
+    call, task = place.serve(), group_task()
+    ((_, repository),) = place.open
+    repository.put("group", task_to_bytes(task))
+    ((service, _),) = place.open
+    service.following.refresh()
     assert_answers(call, task)
-    assert call("GET", "/v1/tasks/group").json()["devices"] == [0, 1]
 
 
 def test_a_file_that_is_no_group_is_refused(place: Place) -> None:

@@ -15,14 +15,14 @@ import typer
 
 from jpets.app.commands.options import engine_option
 from jpets.app.commands.output import busy, progress_bars, reporting
-from jpets.config import DType, EngineSettings
+from jpets.config import DType, EngineSettings, SizingRule
 
 if TYPE_CHECKING:
     from checkpoints.backbone import Backbone
     from jpets.app.commands.offline.input import Contents
     from jpets.app.commands.offline.output import Output
     from jpets.app.commands.offline.tasks import TaskSet
-    from jpets.engine.engine import Engine
+    from jpets.engine.interface import Serves
 
 STDIO = Path("-")
 
@@ -95,29 +95,32 @@ def run(
 @contextlib.contextmanager
 def _engine(
     backbone: Backbone, found: TaskSet, dtype: DType, max_batch_tokens: int, cache_dir: Path | None
-) -> Iterator[Engine]:
+) -> Iterator[Serves]:
     """A started engine whose answers depend on nothing but their queries."""
     from jpets.app.commands.offline.scoring import IN_FLIGHT
     from jpets.engine.batch.bucket import steady_menu
-    from jpets.engine.engine import Engine
+    from jpets.engine.students.serving import StudentServing
     from jpets.xla_flags import set_xla_flags
 
     set_xla_flags()
+    most = max(len(task.parts) for task in found.tasks.values())
     settings = EngineSettings(
         dtype=dtype,
         policy="steady",
         background_compile=False,
         max_batch_tokens=max_batch_tokens,
-        max_queue=IN_FLIGHT + len(found.tasks),
+        max_queue=most * (IN_FLIGHT + len(found.tasks)),
     )
     menu = steady_menu(min(settings.max_length, backbone.config.max_positions), max_batch_tokens)
-    with Engine(backbone, found.tasks.values(), settings, cache_dir=cache_dir, buckets=menu) as engine:
+    with StudentServing.of_tasks(
+        backbone, found.tasks.values(), settings, cache_dir=cache_dir, buckets=menu, rule=SizingRule(fixed=True)
+    ) as engine:
         with reporting() as report:
             engine.start(report)
         yield engine
 
 
-def _score(engine: Engine, found: TaskSet, lines: BinaryIO, out: Output, whole: Contents | None, **how: Any) -> None:
+def _score(engine: Serves, found: TaskSet, lines: BinaryIO, out: Output, whole: Contents | None, **how: Any) -> None:
     from jpets.app.commands.offline.input import asked
     from jpets.app.commands.offline.scoring import Scorer
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from jpets.app.commands.offline.input import Asked
-from jpets.engine.engine import Engine
+from jpets.engine.interface import Serves
 from jpets.errors import EngineFailure
 from jpets.types import Query, Result
 from serving.protocols.answers import render, render_error
@@ -25,7 +25,7 @@ class _Waiting(NamedTuple):
 class Scorer:
     """``engine`` has room for ``IN_FLIGHT`` queries and one of each task."""
 
-    def __init__(self, engine: Engine, *, top_k: int | None, truncate: bool) -> None:
+    def __init__(self, engine: Serves, *, top_k: int | None, truncate: bool) -> None:
         self._engine = engine
         self._top_k = top_k
         self._truncate = True if truncate else None

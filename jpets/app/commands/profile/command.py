@@ -63,7 +63,8 @@ def profile(
         _check_ids(found)
         reserve = [] if found else standard_tasks(loaded)
         settings = EngineSettings(dtype=dtype, background_compile=False)
-        engine = Engine(loaded, found, settings, reserve=reserve, cache_dir=cache_dir)
+        parts = [part for task in found for part in task.parts]
+        engine = Engine(loaded, parts, settings, reserve=reserve, cache_dir=cache_dir)
     programs = measured(engine, repeats)
     found_profile = profiled(engine, max_tokens, repeats)
     print_table(

@@ -151,15 +151,19 @@ def train(
     from checkpoints.ids import check_id
     from checkpoints.source import load_backbone
     from checkpoints.task_file import read_task
+    from jpets.deltas.recipe import FROZEN
     from jpets.students.boosting import GroupPlan
     from jpets.students.session import split_examples, train_at_depth
     from jpets.students.teacher import Teacher
     from jpets.training.data import Columns, read_examples
+    from jpets.training.methods import together_names
     from jpets.training.plan import TrainingPlan
     from jpets.training.process import set_up_training
 
     check_task_output(output)
     check_dtype(dtype)
+    if method not in (known := [name for name in together_names() if name != FROZEN]):
+        raise typer.BadParameter(f"--method must be one of {', '.join(known)}, found {method!r}")
     id = check_id(output.stem.lower())
     set_up_training()
     columns = Columns(text, text_pair, label)
@@ -248,7 +252,10 @@ def serve_policy(server: ServerUrl = DEFAULT_SERVER, as_json: JsonOption = False
                 ("backbone", own.backbone),
                 ("groups", own.groups),
                 ("answering", f"{own.answering} of {own.largest} students"),
-                ("fewer", "never" if own.fixed else f"as elements of {own.together} texts wait"),
+                (
+                    "fewer",
+                    "never" if own.fixed else f"as more wait than {own.side_by_side} groups of {own.together} texts",
+                ),
                 ("one more", f"after {own.window:g} quiet seconds"),
                 ("dropped", f"{own.drops} times"),
                 ("added again", f"{own.additions} times"),

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from jpets.errors import InvalidTask
     from jpets.types import BackboneRef, Delta, Task
 
-PROBLEM = re.compile(r"; (?=(?:delta/|head[/.:]|labels:|preprocessing\.|backbone\.|unexpected tensor |and \d+ more))")
+PROBLEM = re.compile(
+    r"; (?=(?:delta/|head[/.:]|labels:|preprocessing\.|backbone\.|students[.:]|unexpected tensor |and \d+ more))"
+)
 """Where the next problem starts in the message of an ``InvalidTask``; some problems hold a semicolon themselves."""
 TOKEN_HEADS = ("token-classification", "question-answering")
 
@@ -58,6 +60,7 @@ class TaskReport:
     head: dict[str, Any] | None = None
     labels: list[str] = dataclasses.field(default_factory=list)
     preprocessing: dict[str, Any] | None = None
+    students: dict[str, Any] | None = None
 
     @classmethod
     def of_error(cls, file: Path, error: InvalidTask) -> TaskReport:
@@ -76,7 +79,9 @@ class TaskReport:
             head["normalize"] = task.head.normalize
         deltas = [DeltaReport.of_delta(delta) for delta in task.deltas]
         own = dataclasses.asdict(task.preprocessing)
-        return cls(file.name, file.stat().st_size, [], complete, task.backbone, deltas, head, list(task.labels), own)
+        group = dataclasses.asdict(task.students) if task.students is not None else None
+        known = (complete, task.backbone, deltas, head, list(task.labels), own, group)
+        return cls(file.name, file.stat().st_size, [], *known)
 
     def to_dict(self) -> dict[str, Any]:
         return {"valid": not self.problems, **dataclasses.asdict(self)}
@@ -87,6 +92,8 @@ class TaskReport:
         yield "file", self.file
         yield "valid", "yes" if self.complete else "in itself; --backbone checks shapes and fingerprint too"
         yield "backbone", f"{self.backbone.name} {self.backbone.fingerprint}"
+        if self.students is not None:
+            yield "students", ", ".join(_student_words(self.students))
         for index, delta in enumerate(self.deltas):
             yield f"delta {index}", delta
         if not self.deltas:
@@ -96,6 +103,13 @@ class TaskReport:
         if texts := ", ".join(_text_words(self.preprocessing or {})):
             yield "texts", texts
         yield "size", f"{size(self.bytes)} ({self.bytes} bytes)"
+
+
+def _student_words(students: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{len(students['multipliers'])}, with as many deltas each"
+    if students["scores"]:
+        scores = " ".join(f"{score:.3f}" for score in students["scores"])
+        yield f"{students['metric']} of the first 1, 2, ...: {scores}"
 
 
 def _head_words(head: Mapping[str, Any]) -> Iterator[str]:
