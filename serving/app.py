@@ -82,9 +82,9 @@ def create_app(
         dependencies=[Depends(check_parameters)],
     )
     app.state.context = Context(service, settings, metrics, training)
-    for module in (classify, embeddings, huggingface, models, students):
+    for module in (classify, embeddings, huggingface, models):
         app.include_router(module.router, responses=NESTED_ERRORS)
-    for module in (tasks, backbones, domains, jobs):
+    for module in (tasks, backbones, domains, jobs, students):
         app.include_router(module.router, responses=NESTED_ERRORS | CHANGE_ERRORS)
     app.include_router(oip.router)
     app.include_router(status.router, responses=PAGE_ERRORS)

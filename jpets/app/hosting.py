@@ -36,13 +36,14 @@ from jpets.engine.students.serving import StudentServing
 from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, Saturated, one_line
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, temporary_sibling
 from jpets.scratch import scratch_folder
+from jpets.students.session import check_method, default_settings
 from jpets.training.methods import check_continued, check_settings, direct_recipe, is_direct
 from jpets.training.plan import rates_of
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.services import Services
 from serving.jobs.folder import JobFolder
-from serving.jobs.request import FineTune
+from serving.jobs.request import FineTune, MakeStudents
 from serving.jobs.service import Jobs
 from serving.options.options import Options
 
@@ -169,11 +170,18 @@ def _taken(engines: Sequence[Serves]) -> Counter[int]:
 def make_jobs(options: Options, repository: Repository, services: Services, shelf: Shelf) -> Jobs:
     """Jobs, which are stored next to the tasks."""
 
+    def source_of(name: str) -> str:
+        if name != services.first.backbone.name:
+            return shelf.source(name)
+        return options.backbone or str(package_folder(DEMO_BACKBONE))
+
     def command(job: JobFolder) -> list[str]:
         first = services.first.backbone.name
         name = job.request.backbone or first
-        source = shelf.source(name) if name != first else options.backbone or str(package_folder(DEMO_BACKBONE))
-        return [sys.executable, "-P", "-m", "jpets.app.jobs.process", str(job.path), source, name]
+        places = [source_of(name), name]
+        if isinstance(job.request, MakeStudents) and (other := job.request.teacher_backbone) is not None:
+            places += [source_of(other), other]
+        return [sys.executable, "-P", "-m", "jpets.app.jobs.process", str(job.path), *places]
 
     return Jobs(
         repository.folder / "jobs",
@@ -185,12 +193,17 @@ def make_jobs(options: Options, repository: Repository, services: Services, shel
     )
 
 
-def outline_of(request: FineTune, backbone: LoadedBackbone, start: Sequence[str]) -> Task:
+def outline_of(request: FineTune | MakeStudents, backbone: LoadedBackbone, start: Sequence[str]) -> Task:
     """A task of the shape that a job would make, before anything is trained. Without deltas if the job continues a task
     of the methods ``start``: its shape is served already.
 
     Raises ``InvalidInput`` for settings that the method does not take, and for an invalid sweep.
     """
+    if isinstance(request, MakeStudents):
+        settings = request.settings or default_settings(request.method)
+        check_method(request.method, settings, backbone)
+        student = tuple(_untrained(request.method, settings, backbone))
+        return Task(request.task, BackboneRef.of(backbone), student, Head("embedding", pooling="mean"))
     assert request.method is not None
     rates_of(request.sweep, request.rate)
     deltas: Sequence[Delta] = ()

@@ -75,7 +75,7 @@ def train_group(
 
     ``folder`` keeps what the teacher said and checkpoints, from which a killed run resumes. Raises ``InvalidInput``.
     """
-    settings = (STUDENT_SETTINGS if method == STUDENT_METHOD else {}) if settings is None else settings
+    settings = default_settings(method) if settings is None else settings
     check_method(method, settings, backbone)
     if not held_out:
         raise InvalidInput("a group of students takes held-out texts: they say how many students to train and to keep")
@@ -127,6 +127,11 @@ def train_group(
     task = _task(id, backbone, own, rule, student, pruned, best)
     told = Students(pruned.multipliers[:best], tuple(each[metric] for each in found[:best]), metric, by_teacher[metric])
     return GroupResult(dataclasses.replace(task, students=told), found, by_teacher, best, ensemble, pruned, by_size)
+
+
+def default_settings(method: str) -> Mapping[str, Any]:
+    """Those of a student where none are given."""
+    return STUDENT_SETTINGS if method == STUDENT_METHOD else {}
 
 
 def check_method(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> None:

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     TypeAdapter,
-    field_validator,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -63,6 +63,28 @@ class _OfJobMethods:
 JobMethod = Annotated[str, _OfJobMethods]
 
 
+def settings_object(given: object) -> object:
+    """A method's settings; a query holds the object as text. Raises ``ValueError``."""
+    if not isinstance(given, str):
+        return given
+    if len(given) > MOST_SETTINGS:
+        raise ValueError(f"expected at most {MOST_SETTINGS} characters")
+    try:
+        found = json.loads(given)
+        fits = isinstance(found, dict) and _depth(found) <= DEEPEST
+    except (ValueError, RecursionError):
+        fits = False
+    if not fits:
+        raise ValueError('expected a JSON object such as {"rank": 16}')
+    return found
+
+
+def _depth(value: object) -> int:
+    """Levels of objects and lists that are not empty."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inside)) if inside else 0
+
+
 class _Asked(BaseModel):
     """Without ``backbone`` a job is for the first one."""
 
@@ -86,7 +108,7 @@ class FineTune(_Asked):
     label: Column | None = None
     head: Literal["embedding"] | None = None
     method: JobMethod | None = None
-    settings: dict[str, Any] = {}
+    settings: Annotated[dict[str, Any], BeforeValidator(settings_object)] = {}
     held_out: Annotated[Number, Field(ge=0.001, le=0.9)] = 0.1
     problem: Literal["regression"] | None = None
     epochs: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -117,29 +139,6 @@ class FineTune(_Asked):
         if self.head == "embedding" and self.text_pair is None:
             raise ValueError("an embedding head is trained on pairs: name the column of second texts by text_pair")
         return self
-
-    @field_validator("settings", mode="before")
-    @classmethod
-    def _is_object(cls, given: object) -> object:
-        """A query holds the object as text."""
-        if not isinstance(given, str):
-            return given
-        if len(given) > MOST_SETTINGS:
-            raise ValueError(f"expected at most {MOST_SETTINGS} characters")
-        try:
-            found = json.loads(given)
-            fits = isinstance(found, dict) and _depth(found) <= DEEPEST
-        except (ValueError, RecursionError):
-            fits = False
-        if not fits:
-            raise ValueError('expected a JSON object such as {"rank": 16}')
-        return found
-
-
-def _depth(value: object) -> int:
-    """Levels of objects and lists that are not empty."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inside)) if inside else 0
 
 
 class Extract(_Asked):
@@ -208,6 +207,33 @@ class MakeDomain(_Asked):
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
 
 
-JobRequest = FineTune | Extract | FurtherPretrain | MakeDomain
+class MakeStudents(_Asked):
+    """A group of students on a shallow backbone that the server has loaded, from labelled texts and a served task, the
+    ``teacher``, with the options of ``jpets students train``. ``teacher_backbone`` is the one of the teacher, which the
+    server fills in."""
+
+    kind: Literal["make-students"] = "make-students"
+    task: Id
+    teacher: Id
+    teacher_backbone: Annotated[Text, Field(max_length=128)] | None = None
+    format: DataFormat | Literal["zip"] = "csv"
+    text: Column = "text"
+    text_pair: Column | None = None
+    label: Column = "label"
+    held_out: Annotated[Number, Field(ge=0.01, le=0.9)] = 0.1
+    most: Annotated[int, Field(ge=1, le=8)] = 4
+    method: JobMethod = DEFAULT_METHOD
+    settings: Annotated[dict[str, Any], BeforeValidator(settings_object)] = {}
+    stacking: Rate = 1.0
+    copies: Annotated[int, Field(ge=0, le=16)] = 1
+    epochs: Annotated[int, Field(ge=1, le=1000)] | None = None
+    batch: Annotated[int, Field(ge=1, le=4096)] | None = None
+    rate: Rate | None = None
+    max_length: Annotated[int, Field(ge=2, le=8192)] = 128
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+
+
+JobRequest = FineTune | Extract | FurtherPretrain | MakeDomain | MakeStudents
 STORED: TypeAdapter[JobRequest] = TypeAdapter(Annotated[JobRequest, Field(discriminator="kind")])
 """Reads a stored request."""

@@ -16,18 +16,26 @@ from serving.hosted.repository import StoredTask, stored_as
 from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.jobs.folder import JobFolder, JobFolders
-from serving.jobs.request import DEFAULT_METHOD, Extract, FineTune, FurtherPretrain, JobRequest, MakeDomain
+from serving.jobs.request import (
+    DEFAULT_METHOD,
+    Extract,
+    FineTune,
+    FurtherPretrain,
+    JobRequest,
+    MakeDomain,
+    MakeStudents,
+)
 from serving.jobs.runner import Command, JobRunner
 
 MOST_WAITING = 100
 """Most waiting jobs: their data take space."""
-Outline = Callable[[FineTune, LoadedBackbone, Sequence[str]], Task]
+Outline = Callable[[FineTune | MakeStudents, LoadedBackbone, Sequence[str]], Task]
 """A task of the shape that a job would make, if it continues a task of these methods. Raises ``InvalidInput`` for
 settings that the method does not take."""
 KeepBackbone = Callable[[str, Path], None]
 """Copies a new backbone's folder to where it can be loaded from; an earlier copy stays as it is. Raises ``Conflict``
 where another backbone has that name, ``OutOfSpace``."""
-Asked = TypeVar("Asked", FineTune, Extract, FurtherPretrain, MakeDomain)
+Asked = TypeVar("Asked", FineTune, Extract, FurtherPretrain, MakeDomain, MakeStudents)
 
 
 class Jobs:
@@ -83,6 +91,9 @@ class Jobs:
             methods = self._methods(request.start, own)
             request = request.model_copy(update={"method": request.method or next(iter(methods), DEFAULT_METHOD)})
             own.engine.check_task(self._outline(request, own.backbone, methods), stays=False)
+        if isinstance(request, MakeStudents):
+            request = request.model_copy(update={"teacher_backbone": self._teacher(request.teacher).backbone.name})
+            own.engine.check_task(self._outline(request, own.backbone, ()), stays=False)
         states = self.counts()
         if states.get("queued", 0) + states.get("running", 0) >= MOST_WAITING:
             raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
@@ -91,9 +102,11 @@ class Jobs:
     def commit(self, draft: JobFolder) -> JobFolder:
         """Queues the draft, with all that it needs, as a job. Raises ``NotFound``."""
         request = draft.request
-        if isinstance(request, FineTune) and request.start is not None:
+        needed = request.start if isinstance(request, FineTune) else None
+        needed = request.teacher if isinstance(request, MakeStudents) else needed
+        if needed is not None:
             repository = self._services.repository
-            draft.start_file.write_bytes(repository.read(repository.get(stored_as(TaskName.of(request.start)))))
+            draft.start_file.write_bytes(repository.read(repository.get(stored_as(TaskName.of(needed)))))
         job = self.folders.commit(draft)
         self.runner.wake()
         return job
@@ -110,7 +123,7 @@ class Jobs:
         """Raises ``Conflict`` where a job that has not finished needs the backbone to publish what it makes."""
         for job in self.folders.all():
             with contextlib.suppress(NotFound):  # removed meanwhile
-                if job.request.backbone == backbone and not job.state.is_finished:
+                if backbone in _backbones_of(job.request) and not job.state.is_finished:
                     raise Conflict(f"job {job.id} needs backbone {backbone!r}; cancel it or wait until it has finished")
 
     def check_domain_unused(self, backbone: str, domain: str) -> None:
@@ -147,6 +160,19 @@ class Jobs:
         if known.get("students"):
             raise InvalidInput(f"start: {start!r} is a group of students, which training cannot go on from")
         return [delta["method"] for delta in known["deltas"]]
+
+    def _teacher(self, id: str) -> Service:
+        """The service of the task that a group learns from. Raises ``InvalidInput``."""
+        name = TaskName.of(id)
+        own = next((service for service in self._services.all if service.tasks.knows(name)), None)
+        if own is None or self._is_backbone(id):
+            raise InvalidInput(f"teacher: expected a task of this server, found {id!r}")
+        outline = own.outlines.find(name)
+        assert outline is not None
+        if outline.students is not None or outline.head.type != "sequence-classification":
+            kind = "a group of students" if outline.students is not None else outline.head.type
+            raise InvalidInput(f"teacher: expected a task of classes, label sets or values of a text, found {kind}")
+        return own
 
     def _check_task(self, id: str, own: Service) -> None:
         if self._is_backbone(id):
@@ -186,7 +212,7 @@ class Jobs:
         if isinstance(request, FineTune):
             self._serving(request).changes.check(job.outline_file.read_bytes(), TaskName.of(request.task))
 
-    def _serving(self, request: FineTune | Extract | MakeDomain) -> Service:
+    def _serving(self, request: FineTune | Extract | MakeDomain | MakeStudents) -> Service:
         """The service of its backbone. Raises ``Saturated`` while that is starting, ``NotFound`` where it is not
         loaded."""
         if (own := self._service(request)) is not None:
@@ -239,6 +265,12 @@ class Jobs:
 
     def _service(self, request: JobRequest) -> Service | None:
         return next((s for s in self._services.all if s.backbone.name == request.backbone), None)
+
+
+def _backbones_of(request: JobRequest) -> Sequence[str | None]:
+    """The backbones that a job reads."""
+    teacher = (request.teacher_backbone,) if isinstance(request, MakeStudents) else ()
+    return (request.backbone, *teacher)
 
 
 def _check_known(domain: str | None, backbone: LoadedBackbone) -> None:

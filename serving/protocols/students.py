@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query, Request
 
 from serving.hosted.services import Services
-from serving.protocols.schemas import StudentsItem, StudentsList
+from serving.http.uploads import FILE_BODY
+from serving.jobs.request import MakeStudents
+from serving.protocols.jobs import HereJobs, create
+from serving.protocols.schemas import JobItem, StudentsItem, StudentsList
 from serving.requests.context import Here
 
 router = APIRouter(prefix="/v1/students", tags=["students"])
@@ -20,6 +23,16 @@ async def list_students(here: Here) -> StudentsList:
     """Of every backbone that has groups of students: how many of them answer now, by which rule, and how often that
     changed since the start."""
     return StudentsList(students=await asyncio.to_thread(_items, here.services))
+
+
+@router.post("", response_model=JobItem, status_code=202, summary="Train a group", openapi_extra=FILE_BODY)
+async def create_group(
+    request: Request, here: Here, jobs: HereJobs, asked: Annotated[MakeStudents, Query()]
+) -> JobItem:
+    """The body are labelled texts, the query the options of `jpets students train`: `teacher` is a task of this server,
+    `backbone` a shallow backbone that is loaded. 202: a job trains the group, which is then published as a new version
+    of `task`."""
+    return await create(request, here, jobs, asked, "labelled texts")
 
 
 def _items(services: Services) -> list[StudentsItem]:

@@ -1,6 +1,7 @@
-"""The process of a job: ``python -m jpets.app.jobs.process FOLDER SOURCE NAME``, which a server starts.
+"""The process of a job: ``python -m jpets.app.jobs.process FOLDER SOURCE NAME [SOURCE NAME]``, which a server starts.
 
 Makes what FOLDER asks for over the backbone from SOURCE, called NAME there, and leaves it and the result in the folder.
+The second backbone is that of a teacher.
 The process goes on from the checkpoints that an earlier one left, and ends with the server.
 """
 
@@ -14,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,20 +42,20 @@ def main() -> None:
         os.nice(19)
     set_up_training()
     threading.Thread(target=_end_with_server, daemon=True).start()
-    job, source, name = JobFolder(Path(sys.argv[1])), sys.argv[2], sys.argv[3]
+    job, places = JobFolder(Path(sys.argv[1])), sys.argv[2:]
     with job.lock_file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a server that was killed may not have ended yet
         lock.write(str(os.getpid()))
         lock.flush()
         _set_up_log(job)
-        if job.result is None and not _work(job, source, name):
+        if job.result is None and not _work(job, places):
             sys.exit(1)
 
 
-def _work(job: JobFolder, source: str, name: str) -> bool:
+def _work(job: JobFolder, places_of: Sequence[str]) -> bool:
     """False where another process should try again."""
     try:
-        result = do(job, source, name, _Reporter(job))
+        result = do(job, places_of, _Reporter(job))
     except JpetsError as error:
         log.warning("failed: %s", error.message)
         result = JobResult(problem=error.message)

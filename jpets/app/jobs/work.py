@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jpets.errors import InvalidInput
 from serving.jobs.folder import JobFolder, JobResult
-from serving.jobs.request import Extract, FineTune, FurtherPretrain, MakeDomain
+from serving.jobs.request import Extract, FineTune, FurtherPretrain, MakeDomain, MakeStudents
 
 if TYPE_CHECKING:
     from jpets.training.data import Columns, Example
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("jpets.job")
 
 
-def do(job: JobFolder, source: str, name: str, report: Report) -> JobResult:
-    """Makes what the job asks for over the backbone from ``source``, called ``name``, and writes it to its folder.
+def do(job: JobFolder, places: Sequence[str], report: Report) -> JobResult:
+    """Makes what the job asks for, and writes it to its folder. ``places`` are the source and name of its backbone, and
+    then those of a teacher's.
 
     Raises ``JpetsError`` for what the job asks and cannot have.
     """
     request = job.request
+    source, name, *others = places
     log.info(request.kind, extra={**request.model_dump(include={"method"}), "attempt": job.state.attempts})
     if isinstance(request, FineTune):
         return _fine_tune(job, request, source, name, report)
@@ -37,6 +39,8 @@ def do(job: JobFolder, source: str, name: str, report: Report) -> JobResult:
         return _extract(job, request, source, name)
     if isinstance(request, MakeDomain):
         return _make_domain(job, request, Path(source), report)
+    if isinstance(request, MakeStudents):
+        return _make_students(job, request, (source, name), (others[0], others[1]), report)
     return _further_pretrain(job, request, source, name, report)
 
 
@@ -221,6 +225,49 @@ def _make_domain(job: JobFolder, request: MakeDomain, folder: Path, report: Repo
         scores |= {"first_loss": made.losses[0], "last_loss": made.losses[1]}
     log.info("made", extra=scores)
     return JobResult(scores=_finite(scores), branch=dataclasses.asdict(made.branch))
+
+
+def _make_students(
+    job: JobFolder, request: MakeStudents, place: tuple[str, str], of_teacher: tuple[str, str], report: Report
+) -> JobResult:
+    from jpets.training.data import Columns
+
+    examples, held_out = texts_of(job.data, Columns(request.text, request.text_pair, request.label))
+
+    from checkpoints.source import load_backbone
+    from checkpoints.task_file import read_task, write_task
+    from checkpoints.validation import validate
+    from jpets.students.boosting import GroupPlan
+    from jpets.students.session import split_examples, train_group
+    from jpets.students.teacher import Teacher
+    from jpets.training.plan import TrainingPlan
+
+    learnt: Sequence[Example] = examples
+    judged: Sequence[Example] = held_out
+    if not held_out:
+        learnt, judged = split_examples(examples, request.held_out, request.seed)
+    backbone, deep = load_backbone(*place), load_backbone(*of_teacher)
+    teacher = Teacher(read_task(job.start_file, id=request.teacher, config=deep.config, backbone=deep.ref()), deep)
+    training = TrainingPlan(request.epochs, request.batch, rate=request.rate, dtype=request.dtype, seed=request.seed)
+    made = train_group(
+        request.task,
+        backbone,
+        teacher,
+        learnt,
+        judged,
+        GroupPlan(training, request.most, request.stacking, copies=request.copies),
+        method=request.method,
+        settings=request.settings or None,
+        max_length=request.max_length,
+        folder=job.checkpoints,
+        report=lambda what, step: report(step),
+    )
+    validate(made.task, backbone.config, backbone.ref())
+    write_task(made.task, job.task_file, "bfloat16")
+    scores = {**made.scores[made.best - 1], "students": float(made.best)}
+    log.info("trained", extra=scores)
+    against = {f"teacher's {name}": value for name, value in made.teacher.items()}
+    return JobResult(scores=_finite(scores), held_against=_finite(against), chosen=f"{made.best} students")
 
 
 def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:

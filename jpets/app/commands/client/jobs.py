@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 app = App(no_args_is_help=True, help="Jobs of a running server; jpets train --task starts one that trains a task.")
 
-PATH, DOMAINS = "/v1/jobs", "/v1/domains"
+PATH, DOMAINS, STUDENTS = "/v1/jobs", "/v1/domains", "/v1/students"
 EXTRACT, PRETRAIN = f"{PATH}/extract", f"{PATH}/further-pretrain"
 PAGE = 500
 WAIT = 0.3
@@ -45,6 +45,7 @@ FORMATS_OF = {
     EXTRACT: {".zip": "zip"},
     PRETRAIN: FORMATS | {".txt": "txt"},
     DOMAINS: FORMATS | {".txt": "txt"},
+    STUDENTS: FORMATS | {".zip": "zip"},
 }
 PACKED = (".json", ".safetensors", ".bin", ".txt")
 """Files of a checkpoint's folder that are read."""
@@ -143,6 +144,27 @@ def domain(
     """Have a server add a domain to its backbone's tables, from texts of it: jpets plot domain says what that is."""
     asks = Server(server)
     item = start_job(asks, {"domain": name, "backbone": backbone} | named(option or []), data, DOMAINS)
+    print_job(follow(asks, item) if wait else item, as_json)
+
+
+@app.command()
+def students(
+    data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".csv, .tsv, .jsonl or .parquet")],
+    task: Annotated[str, typer.Argument(help="id to publish the group under")],
+    teacher: Annotated[str, typer.Option(help="task of the server that the group learns from")],
+    backbone: Annotated[str, typer.Option(help="shallow backbone that the server has loaded")],
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, as most=3, epochs=4 or label=column")
+    ] = None,
+    server: ServerUrl = DEFAULT_SERVER,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="follow the job to its end")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a server train a group of students from one of its tasks, and publish it: jpets students train says what
+    that is."""
+    asks = Server(server)
+    asked = {"task": task, "teacher": teacher, "backbone": backbone}
+    item = start_job(asks, asked | named(option or []), data, STUDENTS)
     print_job(follow(asks, item) if wait else item, as_json)
 
 
