@@ -24,6 +24,11 @@ from jpets.training.plan import SettledPlan, TrainingPlan, settled
 from jpets.training.run import Keeper, UpdateReport
 
 MapToTeacher = Float[np.ndarray, "d t"]
+LATER = 0.5
+"""Updates of a further student, as a part of the first one's: its texts are fewer, and come more often."""
+LEAST_MULTIPLIER = 0.1
+"""A further student begins as a copy of the last one, which has given what it can: with a multiplier of one it would
+first have to forget all that, and with less than this it would hardly be told what is missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +74,9 @@ def boost(
     report: Callable[[int, UpdateReport], None] = lambda number, step: None,
 ) -> Ensemble:
     """Algorithm 1: the first student learns the teacher's vectors from all texts; each further one begins as a copy of
-    the last, and learns what the sum still lacks, on the texts where most is missing and on some others. Students are
-    added while the held-out error falls, up to ``plan.most``.
+    the last, and learns what the sum still lacks, on the texts where most is missing and on some others. Its multiplier
+    is trained with it from the best one of the copy on, and in the end the best one over all texts is taken. Students
+    are added while the held-out error falls, up to ``plan.most``.
 
     ``keeper`` keeps the progress of the student of a number.
     """
@@ -86,14 +92,14 @@ def boost(
         chosen = _chosen(texts, sums[0], to_teacher, number, plan)
         if not plan.boosting:
             tree = student.recipe.start(np.random.default_rng(plan.training.seed))
-        tree, own, to_teacher = course.run(
+        tree, to_teacher = course.run(
             number, tree, texts, chosen, sums, held_out, to_teacher, keeper(number), partial(report, number)
         )
-        multiplier = own if plan.boosting else 1.0 / plan.most
-        after = [
-            before + np.float32(multiplier) * student.of_texts([tree], each.tokens)[0]
-            for before, each in zip(sums, (texts, held_out), strict=True)
-        ]
+        given = [student.of_texts([tree], each.tokens)[0] for each in (texts, held_out)]
+        multiplier = 1.0 if plan.boosting else 1.0 / plan.most
+        if number and plan.boosting:
+            multiplier = best_multiplier(texts.lessons.vectors, sums[0], given[0], to_teacher)
+        after = [before + np.float32(multiplier) * own for before, own in zip(sums, given, strict=True)]
         error = _error(after[1], held_out.lessons.vectors, to_teacher, variance)
         if plan.boosting and left and not error < left[-1]:
             break  # it overfits: the last student is dropped (line 16)
@@ -121,6 +127,17 @@ def _chosen(
     return np.sort(np.concatenate([worst, drawn]))
 
 
+def best_multiplier(
+    vectors: Float[np.ndarray, "n t"],
+    before: Float[np.ndarray, "n d"],
+    student: Float[np.ndarray, "n d"],
+    to_teacher: MapToTeacher | None,
+) -> float:
+    """The multiplier of a student whose sum with those ``before`` is nearest to the teacher: <R, S> / <S, S>."""
+    missing, own = vectors - _mapped(before, to_teacher), _mapped(student, to_teacher)
+    return float((missing * own).sum() / max(float(np.square(own).sum()), 1e-12))
+
+
 class _Course:
     """The training of one student after another."""
 
@@ -138,14 +155,21 @@ class _Course:
         to_teacher: MapToTeacher | None,
         keeper: Keeper | None,
         report: Callable[[UpdateReport], None],
-    ) -> tuple[Tree, float, MapToTeacher | None]:
-        """(the student, its multiplier, the map to the teacher's width)."""
+    ) -> tuple[Tree, MapToTeacher | None]:
+        """(the student, the map to the teacher's width)."""
         first = number == 0 or not self._plan.boosting
         before = [np.zeros_like(own) for own in sums] if first else sums
         own = texts.take(chosen).beside(before[0][chosen])
         judged = held_out.beside(before[1])
         plan = settled(self._plan.training, len(own))
-        head: dict[str, Any] = {} if first else {"multiplier": jnp.float32(1)}
+        head: dict[str, Any] = {}
+        if not first:
+            plan = dataclasses.replace(
+                plan, epochs=max(plan.epochs, round(LATER * plan.epochs * len(texts) / len(own)))
+            )
+            given = self._student.of_texts([start], own.tokens)[0]
+            found = best_multiplier(own.lessons.vectors, before[0][chosen], given, to_teacher)
+            head["multiplier"] = jnp.float32(max(found, LEAST_MULTIPLIER))
         if first and to_teacher is None and (wide := texts.lessons.vectors.shape[1]) != sums[0].shape[1]:
             head["map"] = jnp.asarray(_start_of_map(sums[0].shape[1], wide, plan.seed))
         frozen = {"base": self._student.served(plan), "map": None if to_teacher is None else jnp.asarray(to_teacher)}
@@ -170,10 +194,8 @@ class _Course:
             keeper=keeper,
             report=report,
         )
-        tree = jax.tree.map(np.asarray, trained["own"])
-        found = trained["head"]
-        mapped = np.asarray(found["map"]) if "map" in found else to_teacher
-        return tree, float(found["multiplier"]) if "multiplier" in found else 1.0, mapped
+        mapped = np.asarray(trained["head"]["map"]) if "map" in trained["head"] else to_teacher
+        return jax.tree.map(np.asarray, trained["own"]), mapped
 
     def _loss(
         self,
