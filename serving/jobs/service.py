@@ -92,7 +92,9 @@ class Jobs:
             request = request.model_copy(update={"method": request.method or next(iter(methods), DEFAULT_METHOD)})
             own.engine.check_task(self._outline(request, own.backbone, methods), stays=False)
         if isinstance(request, MakeStudents):
-            request = request.model_copy(update={"teacher_backbone": self._teacher(request.teacher).backbone.name})
+            request = request.model_copy(
+                update={"teacher_backbone": _teacher_service(self._services, request.teacher).backbone.name}
+            )
             own.engine.check_task(self._outline(request, own.backbone, ()), stays=False)
         states = self.counts()
         if states.get("queued", 0) + states.get("running", 0) >= MOST_WAITING:
@@ -160,19 +162,6 @@ class Jobs:
         if known.get("students"):
             raise InvalidInput(f"start: {start!r} is a group of students, which training cannot go on from")
         return [delta["method"] for delta in known["deltas"]]
-
-    def _teacher(self, id: str) -> Service:
-        """The service of the task that a group learns from. Raises ``InvalidInput``."""
-        name = TaskName.of(id)
-        own = next((service for service in self._services.all if service.tasks.knows(name)), None)
-        if own is None or self._is_backbone(id):
-            raise InvalidInput(f"teacher: expected a task of this server, found {id!r}")
-        outline = own.outlines.find(name)
-        assert outline is not None
-        if outline.students is not None or outline.head.type != "sequence-classification":
-            kind = "a group of students" if outline.students is not None else outline.head.type
-            raise InvalidInput(f"teacher: expected a task of classes, label sets or values of a text, found {kind}")
-        return own
 
     def _check_task(self, id: str, own: Service) -> None:
         if self._is_backbone(id):
@@ -265,6 +254,19 @@ class Jobs:
 
     def _service(self, request: JobRequest) -> Service | None:
         return next((s for s in self._services.all if s.backbone.name == request.backbone), None)
+
+
+def _teacher_service(services: Services, id: str) -> Service:
+    """The service of the task that a group is to learn from. Raises ``InvalidInput``."""
+    name = TaskName.of(id)
+    own = next((service for service in services.all if service.tasks.knows(name)), None)
+    outline = own.outlines.find(name) if own is not None else None
+    if own is None or outline is None or id == own.backbone.name:
+        raise InvalidInput(f"teacher: expected a task of this server, found {id!r}")
+    if outline.students is not None or outline.head.type != "sequence-classification":
+        kind = "a group of students" if outline.students is not None else outline.head.type
+        raise InvalidInput(f"teacher: expected a task of classes, label sets or values of a text, found {kind}")
+    return own
 
 
 def _backbones_of(request: JobRequest) -> Sequence[str | None]:

@@ -24,16 +24,15 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.app.hosting import outline_of
 from jpets.app.jobs.work import do, texts_of, training_of
-from jpets.errors import Conflict, InvalidInput
+from jpets.errors import InvalidInput
 from jpets.training import sweep
 from jpets.training.data import Columns, read_examples
-from jpets.training.run import UpdateReport
 from jpets.training.session import run_training
 from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.http.settings import ServingSettings
 from serving.jobs.folder import JobFolder, JobResult
-from serving.jobs.request import FineTune, MakeStudents
+from serving.jobs.request import FineTune
 from serving.jobs.service import Jobs
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -288,36 +287,6 @@ def test_a_task_is_extracted(call: Call, jobs: Jobs, tmp_path: Path) -> None:
     item = finished(call, job.id)  # this server was started without such tasks
     assert item["state"] == "failed" and "no class of this server holds ['bitfit']" in item["problem"]
     assert item["extracted"] == "bitfit"
-
-
-def test_a_group_of_students_is_made_of_a_served_task(call: Call, jobs: Jobs, reviews: bytes) -> None:
-    asked = {"task": "group", "teacher": "topic", "settings": '{"rank": 4}', "label": "verdict", "most": 2}
-    asked |= {"dtype": "float32", "epochs": 2, "batch": 8, "max_length": 16, "copies": 0}
-    for wrong, said in (
-        ({"teacher": "nobody"}, "expected a task of this server"),
-        ({"teacher": "tiny-bert"}, "expected a task of this server"),
-        ({"method": "mask", "settings": "{}"}, "next to the weights"),
-        ({"settings": '{"rank": 0}'}, "rank"),
-        ({"settings": "[]"}, "JSON object"),
-    ):
-        answer = call("POST", "/v1/students", params=asked | wrong, content=reviews)
-        assert answer.status_code == 422 and said in answer.text, answer.text
-    labelled = reviews.replace(b",good", b",label-0").replace(b",bad", b",label-1")
-    answer = call("POST", "/v1/students", params=asked, content=labelled)
-    assert (answer.status_code, answer.json()["kind"], answer.json()["task"]) == (202, "make-students", "group")
-    job = jobs.folders.get(answer.json()["id"])
-    assert isinstance(job.request, MakeStudents) and job.request.teacher_backbone == "tiny-bert"
-    with pytest.raises(Conflict, match="needs backbone"):
-        jobs.check_unused("tiny-bert")
-    place, steps = [str(FIXTURES / "tiny-bert"), "tiny-bert"], list[UpdateReport]()
-    result = do(job, [*place, *place], steps.append)
-    task = read_task(job.task_file, id="group", config=tiny().config, backbone=tiny().ref())
-    assert task.students is not None and len(task.parts) == result.scores["students"]
-    assert steps and "teacher's accuracy" in result.held_against and task.labels[:2] == ("label-0", "label-1")
-    assert call("DELETE", f"/v1/jobs/{job.id}").status_code == 202
-    answer = call("POST", "/v1/students", params=asked, content=reviews)
-    with pytest.raises(InvalidInput, match=r"good|bad"):
-        do(jobs.folders.get(answer.json()["id"]), [*place, *place], lambda step: None)
 
 
 def test_a_backbone_is_trained_further(call: Call, jobs: Jobs, kept: dict[str, Path]) -> None:
