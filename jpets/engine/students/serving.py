@@ -188,6 +188,11 @@ class StudentServing(Serves):
     def _group(self, task: object, tenant: str) -> Group | None:
         return self._groups.get(TaskName(tenant, task)) if self._groups and isinstance(task, str) else None
 
+    def queries_of(self, query: Query, *, tenant: str = DEFAULT_TENANT) -> list[Query]:
+        """The engine's queries for one query, answered by all students."""
+        group = self._group(query.task, tenant)
+        return [query] if group is None else group.queries(query, len(group.ids))
+
     def lower_task(self, task: Task | LoweredTask) -> LoweredTask:
         if isinstance(task, LoweredTask) or task.students is None:
             return self.engine.lower_task(task)

@@ -36,7 +36,9 @@ from jpets.xla_flags import set_xla_flags
 
 LABELS = 4
 STILL = 0.02
-"""Seconds between looks at whether programs are still being compiled."""
+"""Seconds between looks."""
+TOGETHER = 32
+"""Texts of the batches that programs are compiled for."""
 TARGET = 3.0
 """Times the median response of an idle server within which 95 % of the answers are to come."""
 
@@ -61,17 +63,27 @@ def started(
     backbone: LoadedBackbone, tasks: Sequence[Task], queries: Sequence[Sequence[Query]], rule: SizingRule, cache: Any
 ) -> Any:
     """A serving engine that has the programs for batches like these."""
-    settings = EngineSettings(slots=max(32, sum(len(task.parts) for task in tasks)))
+    settings = EngineSettings(slots=max(32, sum(len(task.parts) for task in tasks)), background_compile=False)
     shapes = [part for task in tasks for part in task.parts]
-    with StudentServing(Engine(backbone, (), settings, reserve=shapes, cache_dir=cache), rule).start() as serving:
+    engine = Engine(backbone, (), settings, reserve=shapes, cache_dir=cache)
+    with StudentServing(engine, rule).start() as serving:
         for task in tasks:
             serving.add_task(task)
-        for _ in range(2):
-            for some in queries:
-                serving.infer(some)
-                while serving.report().devices[0].programs.waiting:
-                    time.sleep(STILL)
+        for some in queries:
+            serving.infer(some)
+            engine.specialise([one for query in some for one in serving.queries_of(query)])
+            serving.infer(some)
         yield serving
+
+
+def batches(tasks: Sequence[str], ids: Sequence[list[int]]) -> list[list[Query]]:
+    """Batches that programs are compiled for: one text of several lengths, and many texts, of each task."""
+    ordered = sorted(ids, key=len)
+    single = [ordered[round(part * (len(ordered) - 1))] for part in (0.1, 0.5, 0.9, 1.0)]
+    return [
+        *([Query(task, input_ids=own)] for task in tasks for own in single),
+        *([Query(task, input_ids=own) for own in ids[:TOGETHER]] for task in tasks),
+    ]
 
 
 def students(
@@ -88,6 +100,8 @@ def students(
     load: Annotated[float, typer.Option(help="mean rate, as a part of what whole groups reach")] = 0.3,
     burst: Annotated[float, typer.Option(help="times that rate in a burst")] = 5.0,
     window: Annotated[float, typer.Option(help="quiet seconds until one student more answers")] = 5.0,
+    side_by_side: Annotated[int, typer.Option(help="whole groups that the device runs side by side")] = 1,
+    together: Annotated[int, typer.Option(help="texts that a group computes at a time")] = 2,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Response times of one text at a time, rates of many, groups of many tasks together and one after the other, and
@@ -104,16 +118,14 @@ def students(
         for depth in [int(each) for each in depths.split(",")]:
             own = make_backbone(config, depth)
             task = make_task(own, "teacher")
-            asked = [[Query(task.id, input_ids=ids[0])], [Query(task.id, input_ids=each) for each in ids]]
+            asked = batches([task.id], ids)
             engine = stack.enter_context(started(own, [task], asked, fixed, cache / f"{depth}"))
             systems[f"teacher of {depth} layers"] = engine, [task.id]
             console.log(f"teacher of {depth} layers: ready")
         small = make_backbone(config, layers)
         sizes = [make_task(small, f"group-of-{size}", size) for size in range(1, most + 1)]
         many = [make_task(small, f"one-of-{number}", most) for number in range(groups)]
-        names = [task.id for task in (*sizes, *many)]
-        asked = [[Query(name, input_ids=ids[0])] for name in names[: most + 1]]
-        asked += [[Query(name, input_ids=each) for each in ids] for name in names[:most]]
+        asked = batches([task.id for task in sizes], ids)
         asked += [[Query(task.id, input_ids=ids[at % len(ids)]) for at, task in enumerate(many)]]
         serving = stack.enter_context(started(small, [*sizes, *many], asked, fixed, cache / "students"))
         for size, task in enumerate(sizes, 1):
@@ -123,11 +135,12 @@ def students(
         _rates(systems, ids, rounds, found)
         found["many groups"] = _together(serving, [task.id for task in many], ids, rounds)
         if day:
-            found |= _day(serving, sizes[-1], ids, found, Day(day, 0.0), load, burst, window)
+            rule = SizingRule(side_by_side, together, window)
+            found |= _day(serving, sizes[-1], ids, found, Day(day, 0.0), load, burst, rule)
     settings = {
         "backbone": backbone, "depths": depths, "layers": layers, "most": most, "groups": groups, "length": length,
         "length_std": length_std, "queries": queries, "rounds": rounds, "day": day, "load": load, "burst": burst,
-        "window": window,
+        "window": window, "side_by_side": side_by_side, "together": together,
     }  # fmt: skip
     report("students", settings, found, json_out)
 
@@ -197,7 +210,7 @@ def _day(
     day: Day,
     load: float,
     times: float,
-    window: float,
+    follows: SizingRule,
 ) -> dict[str, dict[str, Any]]:
     """The same day for groups that follow the load and for whole ones."""
     name = f"{len(task.parts)} students"
@@ -206,11 +219,11 @@ def _day(
     arrivals = day.arrivals(0)
     target = TARGET * found[name]["mean_ms"]
     told = {}
-    for rule, how in (("follows the load", SizingRule(window=window)), ("whole groups", SizingRule(fixed=True))):
+    for rule, how in (("follows the load", follows), ("whole groups", SizingRule(fixed=True))):
         own = StudentServing(serving.engine, how)
         own.add_task(dataclasses.replace(task, id="day"))
         took, sizes = _play(own, "day", ids, arrivals)
-        deadline = time.monotonic() + 20 * window
+        deadline = time.monotonic() + 20 * follows.window
         while own.size.dropped and time.monotonic() < deadline:
             time.sleep(STILL)
         inside = day.in_burst(arrivals)
