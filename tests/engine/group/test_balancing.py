@@ -34,7 +34,7 @@ def test_skewed_load_moves_tasks_by_itself(make: Make, monkeypatch: pytest.Monke
         for first in range(0, len(calls), 27):
             some = calls[first : first + 27]
             check(own.infer([query(n) for n in some]), some)
-        seen.append(own.balancer.phi)
+            seen.append(own.balancer.phi)  # on a slow machine several rounds fit into all calls
         return min(devices[number] for number in range(DEVICES)) / max(devices.values())
 
     assert ask() < 0.3

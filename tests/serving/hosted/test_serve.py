@@ -26,6 +26,7 @@ from jpets.app.standard import standard_methods, standard_tasks
 from jpets.deltas.bank import lower_task, tightest
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
+from jpets.engine.students.serving import StudentServing
 from jpets.errors import InvalidInput
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
 from jpets.types import Head, Task
@@ -203,7 +204,9 @@ def test_the_interval_of_balancing_is_the_operators(backbone: Any, tmp_path: Pat
     assert options.balance_interval() == AdaptiveInterval(**given)
     assert read_options({"demo": True}).balance_interval() == AdaptiveInterval()
     for migrate, interval in ((True, 3.0), (False, math.inf)):
-        group = make_engine(options.model_copy(update={"migrate": migrate}), backbone, tuple, {})
+        serving = make_engine(options.model_copy(update={"migrate": migrate}), backbone, tuple, {})
+        assert isinstance(serving, StudentServing)
+        group = serving.engine
         assert isinstance(group, EngineGroup)
         assert (group.balancer.interval, group.balancer.watches) == (interval, migrate)
     with pytest.raises(InvalidInput, match="least <= start <= most"):
