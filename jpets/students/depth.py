@@ -56,10 +56,15 @@ def spread_layers(whole: int, count: int) -> list[int]:
     return [-(-whole * (at + 1) // count) - 1 for at in range(count)]
 
 
-def shallow_config(config: BackboneConfig, layers: int) -> BackboneConfig:
-    """Raises ``InvalidInput`` for a number of layers that is none of a part, and for a backbone with tables."""
+def check_computes(config: BackboneConfig) -> None:
+    """Raises ``InvalidInput`` for a backbone with tables."""
     if config.looks_up:
         raise InvalidInput("students take a backbone that computes all its layers; this one looks tokens up in tables")
+
+
+def shallow_config(config: BackboneConfig, layers: int) -> BackboneConfig:
+    """Raises ``InvalidInput`` for a number of layers that is none of a part, and for a backbone with tables."""
+    check_computes(config)
     if not 1 <= layers < config.layers:
         raise InvalidInput(f"layers: a shallow backbone has 1 to {config.layers - 1} of these layers, found {layers}")
     return dataclasses.replace(config, layers=layers, pooler=False)

@@ -16,7 +16,7 @@ from jpets.errors import InvalidInput
 from jpets.model.encoder import split
 from jpets.students.augment import Thesaurus, augmented
 from jpets.students.boosting import Ensemble, GroupPlan, boost
-from jpets.students.depth import deepest, is_enough, smallest_depth
+from jpets.students.depth import check_computes, deepest, is_enough, smallest_depth
 from jpets.students.pruning import Pruned, prune
 from jpets.students.student import Student, prefix_sums
 from jpets.students.teacher import Teacher
@@ -121,7 +121,7 @@ def train_group(
         return [scores(pruned.head, own.labels, logits, rows.targets, limits) for logits in every]
 
     found = by_size(held_out)
-    by_teacher = teacher.scores(held_out)
+    by_teacher = teacher.scores(held_out, judged.lessons)
     metric = main_name(by_teacher)
     best = best_size([each[metric] for each in found], lower=metric == "rmse")
     task = _task(id, backbone, own, rule, student, pruned, best)
@@ -136,8 +136,7 @@ def default_settings(method: str) -> Mapping[str, Any]:
 
 def check_method(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> None:
     """Raises ``InvalidInput`` where a method cannot make several students of one backbone that are served together."""
-    if backbone.config.looks_up:
-        raise InvalidInput("students take a backbone that computes all its layers; this one looks tokens up in tables")
+    check_computes(backbone.config)
     check_settings(method, settings, backbone.config)
     if method == FROZEN or (method != FULL and not is_direct(method)):
         raise InvalidInput(f"students take a method whose numbers are next to the weights, or {FULL}; found {method}")

@@ -61,12 +61,15 @@ class Student:
 
     def of_texts(self, trees: Sequence[Tree], tokens: Sequence[Tokens]) -> Float[np.ndarray, "m n d"]:
         """The final vectors that each of some students gives of texts."""
-        base = jax.tree.map(jnp.asarray, dict(self.base))
         found = np.zeros((len(trees), len(tokens), self.encoder.config.hidden_size), np.float32)
         for numbers, rows in by_length(tokens, BATCH, self.text):
             for at, tree in enumerate(trees):
-                found[at, numbers] = np.asarray(self._final(base, tree, rows))[: len(numbers)]
+                found[at, numbers] = np.asarray(self._final(self._on_device, tree, rows))[: len(numbers)]
         return found
+
+    @functools.cached_property
+    def _on_device(self) -> Params:
+        return jax.tree.map(jnp.asarray, dict(self.base))
 
     @functools.cached_property
     def _final(self) -> Callable[[Params, Tree, TextRows], Float[Array, "n d"]]:

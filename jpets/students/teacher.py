@@ -79,11 +79,12 @@ class Teacher:
             write_atomic(path, save(vars(lessons)))
         return lessons
 
-    def scores(self, examples: Sequence[Example]) -> dict[str, float]:
-        """The teacher's own scores on labelled texts."""
+    def scores(self, examples: Sequence[Example], lessons: Lessons | None = None) -> dict[str, float]:
+        """The teacher's own scores on labelled texts; ``lessons`` are what it says of them, if that is known."""
         rows = make_rows(examples, self.task.head, self.task.labels, self._text, self.task.preprocessing)
         limits = self.task.preprocessing.thresholds or ()
-        return scores(self.task.head, self.task.labels, list(self.lessons(examples).logits), rows.targets, limits)
+        logits = (lessons or self.lessons(examples)).logits
+        return scores(self.task.head, self.task.labels, list(logits), rows.targets, limits)
 
     @property
     def head(self) -> Head:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
@@ -41,8 +40,19 @@ def _items(services: Services) -> list[StudentsItem]:
         engine = service.started
         if engine is None or (own := engine.report().students) is None:
             continue
-        rule = dataclasses.asdict(own.rule)
-        told: dict[str, Any] = {**vars(own), **rule, "groups": own.groups, "side_by_side": rule["groups"]}
-        del told["rule"]
-        found.append(StudentsItem(backbone=service.backbone.name, **told))
+        found.append(
+            StudentsItem(
+                backbone=service.backbone.name,
+                groups=own.groups,
+                largest=own.largest,
+                answering=own.answering,
+                drops=own.drops,
+                additions=own.additions,
+                answers=dict(own.answers),
+                fixed=own.rule.fixed,
+                side_by_side=own.rule.groups,
+                together=own.rule.together,
+                window=own.rule.window,
+            )
+        )
     return found

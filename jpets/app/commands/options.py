@@ -6,13 +6,19 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from jpets.config import EngineSettings
 
 SUFFIX = ".safetensors"
+TextColumn = Annotated[str, typer.Option(help="column of the texts")]
+TrainingDType = Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")]
+Kept = Annotated[
+    Path | None, typer.Option("--checkpoints", file_okay=False, help="folder that a killed run goes on from")
+]
+Seed = Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)]
 SETTINGS = {each.name: each for each in dataclasses.fields(EngineSettings)}
 
 
@@ -22,6 +28,12 @@ def engine_option(name: str, **how: Any) -> Any:
     limits = {"ge": "min", "le": "max"}
     bounds = {limits[each]: limit for each, limit in about["bounds"].items()}
     return typer.Option(help=about["help"], **bounds, **how)
+
+
+def check_training_dtype(given: str) -> None:
+    """Raises ``typer.BadParameter``."""
+    if given not in ("bfloat16", "float32"):
+        raise typer.BadParameter(f"--dtype must be bfloat16 or float32, found {given!r}")
 
 
 def check_task_output(path: Path) -> None:

@@ -160,6 +160,8 @@ class StudentServing(Serves):
 
     def _hold(self, task: object, tenant: str) -> Group | None:
         """The group of that name, for a query; ``_let_go`` gives it back. Its students stay until then."""
+        if self._group(task, tenant) is None:
+            return None  # most queries: they need not wait for changes of groups
         with self._changes:
             group = self._group(task, tenant)
             if group is None:
@@ -306,14 +308,12 @@ class StudentServing(Serves):
 
     def report(self) -> EngineReport:
         found = self.engine.report()
-        with self._changes:
-            groups = list(self._groups.values())
-        if not groups:
+        if not (groups := len(self._groups)):
             return found
-        largest, size = max(len(group.ids) for group in groups), self.size
+        size, largest = self.size, self.size.largest
         with self._counting:
             answers = dict(self._answers)
-        told = StudentsReport(size.rule, len(groups), largest, size.of(largest), size.drops, size.additions, answers)
+        told = StudentsReport(size.rule, groups, largest, size.of(largest), size.drops, size.additions, answers)
         return dataclasses.replace(found, students=told)
 
     def observe(self, observer: BatchObserver) -> None:

@@ -59,7 +59,13 @@ class GroupSize:
         """How many students answer now, of a group that has so many."""
         with self._lock:
             self._grow()
-            return max(1, min(students, self._largest - self._dropped))
+            return max(1, min(students, self._size))
+
+    @property
+    def largest(self) -> int:
+        """Students of the largest group."""
+        with self._lock:
+            return self._largest
 
     @property
     def dropped(self) -> int:

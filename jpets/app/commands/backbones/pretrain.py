@@ -7,6 +7,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from jpets.app.commands.options import Seed, TextColumn, TrainingDType, check_training_dtype
 from jpets.app.commands.output import busy, print_fields, progress_bars
 from jpets.errors import Conflict
 
@@ -16,17 +17,17 @@ def pretrain(
     data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".txt, .csv, .tsv, .jsonl or .parquet")],
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="folder to write; it must not exist")],
     layers: Annotated[str | None, typer.Option(help="numbers by commas; by default the lower half")] = None,
-    text: Annotated[str, typer.Option(help="column of the texts")] = "text",
+    text: TextColumn = "text",
     name: Annotated[str | None, typer.Option(help="name of the new backbone; by default DEST's")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 1,
     batch: Annotated[int, typer.Option(min=1, help="texts a batch")] = 32,
     rate: Annotated[float, typer.Option(min=0, help="learning rate of the layers")] = 1e-4,
     max_length: Annotated[int, typer.Option(min=2, help="tokens that texts are cut to")] = 128,
-    dtype: Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")] = "bfloat16",
+    dtype: TrainingDType = "bfloat16",
     checkpoints: Annotated[
         Path | None, typer.Option(file_okay=False, help="folder to keep progress in; a killed run goes on from it")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Train some layers further on texts without labels, by masked language modelling.
 
@@ -41,8 +42,7 @@ def pretrain(
 
     if destination.exists():
         raise Conflict(f"{destination} exists already; remove it or choose another folder")
-    if dtype not in ("bfloat16", "float32"):
-        raise typer.BadParameter(f"--dtype must be bfloat16 or float32, found {dtype!r}")
+    check_training_dtype(dtype)
     set_up_training()
     with busy("read texts"):
         examples = read_examples(data, Columns(text, None, None))

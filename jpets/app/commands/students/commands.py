@@ -10,7 +10,14 @@ import typer
 
 from jpets.app.commands.app import App
 from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
-from jpets.app.commands.options import check_task_output
+from jpets.app.commands.options import (
+    Kept,
+    Seed,
+    TextColumn,
+    TrainingDType,
+    check_task_output,
+    check_training_dtype,
+)
 from jpets.app.commands.output import (
     JsonOption,
     busy,
@@ -33,15 +40,9 @@ Data = Annotated[Path, typer.Argument(exists=True, help=".csv, .tsv, .jsonl or .
 Shallow = Annotated[
     str, typer.Option("--backbone", envvar="JPETS_BACKBONE", help="shallow backbone, of jpets students backbone")
 ]
-Text = Annotated[str, typer.Option(help="column of the texts")]
 TextPair = Annotated[str | None, typer.Option(help="column of second texts")]
 Label = Annotated[str, typer.Option(help="column of labels")]
 MaxLength = Annotated[int, typer.Option(min=2, help="tokens that texts are cut to")]
-DTypeOption = Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")]
-Kept = Annotated[
-    Path | None, typer.Option("--checkpoints", file_okay=False, help="folder that a killed run goes on from")
-]
-Seed = Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)]
 
 
 @app.command()
@@ -50,13 +51,13 @@ def backbone(
     data: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="texts without labels, one kind or many")],
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="folder to write; it must not exist")],
     layers: Annotated[int, typer.Option(min=1, help="layers to keep")] = 2,
-    text: Text = "text",
+    text: TextColumn = "text",
     name: Annotated[str | None, typer.Option(help="name of the new backbone; by default DEST's")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 1,
     batch: Annotated[int, typer.Option(min=1, help="texts a batch")] = 32,
     rate: Annotated[float | None, typer.Option(min=0, help="learning rate; by default what suits it")] = None,
     max_length: MaxLength = 64,
-    dtype: DTypeOption = "bfloat16",
+    dtype: TrainingDType = "bfloat16",
     checkpoints: Kept = None,
     seed: Seed = 0,
 ) -> None:
@@ -73,7 +74,7 @@ def backbone(
 
     if destination.exists():
         raise Conflict(f"{destination} exists already; remove it or choose another folder")
-    check_dtype(dtype)
+    check_training_dtype(dtype)
     set_up_training()
     with busy("read texts"):
         examples = read_examples(data, Columns(text, None, None))
@@ -126,7 +127,7 @@ def train(
     ] = None,
     held_out: Annotated[float, typer.Option(min=0.01, max=0.9, help="share of DATA that is held out")] = 0.1,
     texts: Annotated[Path | None, typer.Option(exists=True, help="more texts to learn from, without labels")] = None,
-    text: Text = "text",
+    text: TextColumn = "text",
     text_pair: TextPair = None,
     label: Label = "label",
     most: Annotated[int, typer.Option(min=1, max=8, help="most students")] = 4,
@@ -138,7 +139,7 @@ def train(
     batch: Annotated[int | None, typer.Option(min=1, help="texts a batch")] = None,
     rate: Annotated[float | None, typer.Option(min=0, help="learning rate; by default what suits the method")] = None,
     max_length: MaxLength = 128,
-    dtype: DTypeOption = "bfloat16",
+    dtype: TrainingDType = "bfloat16",
     checkpoints: Kept = None,
     seed: Seed = 0,
     as_json: JsonOption = False,
@@ -161,7 +162,7 @@ def train(
     from jpets.training.process import set_up_training
 
     check_task_output(output)
-    check_dtype(dtype)
+    check_training_dtype(dtype)
     if method not in (known := [name for name in together_names() if name != FROZEN]):
         raise typer.BadParameter(f"--method must be one of {', '.join(known)}, found {method!r}")
     id = check_id(output.stem.lower())
@@ -211,7 +212,7 @@ def evaluate(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="task file of a group")],
     data: Data,
     backbone: Shallow,
-    text: Text = "text",
+    text: TextColumn = "text",
     text_pair: TextPair = None,
     label: Label = "label",
     as_json: JsonOption = False,
@@ -262,12 +263,6 @@ def serve_policy(server: ServerUrl = DEFAULT_SERVER, as_json: JsonOption = False
                 *((f"answers by {number}", count) for number, count in sorted(own.answers.items())),
             ]
         )
-
-
-def check_dtype(given: str) -> None:
-    """Raises ``typer.BadParameter``."""
-    if given not in ("bfloat16", "float32"):
-        raise typer.BadParameter(f"--dtype must be bfloat16 or float32, found {given!r}")
 
 
 def _write(made: GroupResult, output: Path, shallow: Sequence[Any]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from jpets.app.commands.app import App
+from jpets.app.commands.options import Kept, Seed, TextColumn, TrainingDType, check_training_dtype
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
 from jpets.errors import InvalidInput
 
@@ -25,7 +26,6 @@ app = App(no_args_is_help=True, help="Backbones whose lower layers are tables of
 
 Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="folder that jpets plot root wrote")]
 Data = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=".txt, .csv, .tsv, .jsonl or .parquet")]
-Text = Annotated[str, typer.Option(help="column of the texts")]
 Share = Annotated[float, typer.Option(min=0, max=1, help="share of the texts' n-grams that the table holds")]
 Epochs = Annotated[int, typer.Option(min=0, help="times that each text is trained on; 0: nothing is trained")]
 Batch = Annotated[int, typer.Option(min=1, help="texts a batch")]
@@ -35,11 +35,6 @@ Sample = Annotated[
     int | None, typer.Option(min=1, help="texts to train on, drawn at random; n-grams are counted in all. Default: all")
 ]
 MaxLength = Annotated[int, typer.Option(min=2, help="tokens that texts are cut to in training")]
-DTypeOption = Annotated[str, typer.Option(help="of the forward pass: bfloat16 or float32")]
-Kept = Annotated[
-    Path | None, typer.Option("--checkpoints", file_okay=False, help="folder that a killed run goes on from")
-]
-Seed = Annotated[int, typer.Option(min=0, max=(1 << 31) - 1)]
 
 
 @app.command()
@@ -51,7 +46,7 @@ def root(
     ngram: Annotated[int, typer.Option(help="tokens of an n-gram: 2, 3 or 5")] = 3,
     share: Share = 0.5,
     name: Annotated[str | None, typer.Option(help="name of the backbone; by default DEST's")] = None,
-    text: Text = "text",
+    text: TextColumn = "text",
     epochs: Epochs = 1,
     sample: Sample = None,
     batch: Batch = 32,
@@ -61,7 +56,7 @@ def root(
         str, typer.Option("--values", help="how vectors are stored: bfloat16 or float8, half as large")
     ] = "bfloat16",
     max_length: MaxLength = 128,
-    dtype: DTypeOption = "bfloat16",
+    dtype: TrainingDType = "bfloat16",
     checkpoints: Kept = None,
     seed: Seed = 0,
 ) -> None:
@@ -95,7 +90,7 @@ def domain(
     data: Data,
     name: Annotated[str, typer.Argument(help="name of the domain; one of that name is replaced")],
     share: Share = 0.5,
-    text: Text = "text",
+    text: TextColumn = "text",
     epochs: Epochs = 1,
     sample: Sample = None,
     batch: Batch = 32,
@@ -105,7 +100,7 @@ def domain(
         str | None, typer.Option(help="the backbone that the root was made of; by default from where it was then")
     ] = None,
     max_length: MaxLength = 128,
-    dtype: DTypeOption = "bfloat16",
+    dtype: TrainingDType = "bfloat16",
     checkpoints: Kept = None,
     seed: Seed = 0,
 ) -> None:
@@ -171,8 +166,7 @@ def _making(
     sample: int | None,
 ) -> Iterator[tuple[list[Example], Making]]:
     """The texts, and how to make tables of them, with bars that show how far the work is."""
-    if dtype not in ("bfloat16", "float32"):
-        raise typer.BadParameter(f"--dtype must be bfloat16 or float32, found {dtype!r}")
+    check_training_dtype(dtype)
     from jpets.app.jobs.tables import Making
     from jpets.training.data import Columns, read_examples
     from jpets.training.plan import TrainingPlan
