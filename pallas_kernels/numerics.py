@@ -12,6 +12,8 @@ from jaxtyping import Array, Float, Int, Num, UInt
 
 AnyArray = Array | np.ndarray
 """On a device, traced, or in host memory."""
+LayerIndex = int | Int[Array, ""]
+"""The place of a layer in a bank; kernels need a number, the other operators take a traced one too."""
 
 
 def dot(x: Float[Array, "*b i"], w: Float[Array, "i o"]) -> Float[Array, "*b o"]:
@@ -70,19 +72,36 @@ def take_rows(x: Num[Array, "n ..."], at: Int[Array, "*b"]) -> Num[Array, " ..."
     return x.at[at].get(mode="clip")
 
 
-def take_slots(bank: Num[Array, "slots layers *shape"], slots: Int[Array, " g"], layer: int) -> Num[Array, " g *shape"]:
+def take_slots(
+    bank: Num[Array, "slots layers *shape"], slots: Int[Array, " g"], layer: LayerIndex
+) -> Num[Array, " g *shape"]:
     """``bank[slots, layer]`` in the bank's value dtype.
 
     A selection, never a sum: no other slot's numbers, NaN or not, can enter. Slots are checked on the host.
     """
-    rows = bank.at[slots, layer].get(mode="promise_in_bounds")
+    return _values(bank.at[slots, layer].get(mode="promise_in_bounds"))
+
+
+def _values(rows: Num[Array, " ..."]) -> Num[Array, " ..."]:
+    """Gathered numbers of a bank in its value dtype."""
     if rows.dtype != jnp.uint16:
         return rows
     # The barrier keeps XLA from fusing the reinterpretation into the gather, which it then does number by number.
     return jax.lax.bitcast_convert_type(jax.lax.optimization_barrier(rows), jnp.bfloat16)
 
 
-def take_counts(bank: UInt[Array, "slots layers 1"], slots: Int[Array, " g"], layer: int) -> Int[Array, " g"]:
+def take_range(
+    bank: Num[Array, "slots layers n"], slots: Int[Array, " g"], first: LayerIndex, size: int
+) -> Num[Array, "g s"]:
+    """``bank[slots, 0, first : first + size]`` in the bank's value dtype; nothing else of the slots is read."""
+
+    def one(slot: Array) -> Array:
+        return jax.lax.dynamic_slice(bank, (slot, 0, first), (1, 1, size)).reshape(size)
+
+    return _values(jax.vmap(one)(slots))
+
+
+def take_counts(bank: UInt[Array, "slots layers 1"], slots: Int[Array, " g"], layer: LayerIndex) -> Int[Array, " g"]:
     """``bank[slots, layer]`` where a bank holds how many entries of a slot count."""
     return bank.at[slots, layer, 0].get(mode="promise_in_bounds").astype(jnp.int32)
 

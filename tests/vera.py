@@ -50,6 +50,7 @@ class Vera(Method):
     name = "vera"
     kind = "light"
     step = "sums"
+    shares_layers = True
     usual: ClassVar[Mapping[str, Any]] = {"sites": ["query", "value"], "rank": 32}
     course = Course(rate=2e-2, takes=frozenset({"sites", "layers", "rank"}), sizes=("rank",))
 
@@ -93,7 +94,7 @@ class Vera(Method):
         return Work(flops, (tasks * PARAM_BYTES + tokens * 2 * SUM_BYTES) * width)
 
     def total(self, bound: Bound, place: Place, x: Float[Array, "t i"], y: Float[Array, "t o"]) -> Float[Array, "t o"]:
-        view, at = bound.view, bound.key.layers.index(place.layer)
+        view, at = bound.view, bound.entry(place.layer)
         assert isinstance(view, (RowView, SegmentView))
         d, b = (take_slots(bound.bank[f"{place.site}/{name}"], view.slots, at).astype(jnp.float32) for name in "db")
         down, up = shared_pair((x.shape[1], y.shape[1]), d.shape[1])

@@ -65,6 +65,7 @@ class Adapter(Method):
 
     name = "adapter"
     kind = "light"
+    shares_layers = True
     step = "adapter"
     repeatable = False  # there is no convention whether the second one reads the first one's output
     usual: ClassVar[Mapping[str, Any]] = {"bottleneck": 64}
@@ -146,7 +147,7 @@ class Adapter(Method):
         view, bank = bound.view, bound.bank
         assert isinstance(view, (RowView, SegmentView))
         read = {"output": y, "normed": normed, "residual": residual}[bound.key.option("input")]
-        at, activation = bound.key.layers.index(layer), bound.key.option("activation")
+        at, activation = bound.entry(layer), bound.key.option("activation")
         candidate = bound.operators["low_rank"]
 
         def operator(x: Array, slots: Array, down: Array, down_bias: Array, up: Array, up_bias: Array) -> Array:

@@ -42,6 +42,7 @@ class Bitfit(Method):
 
     name = "bitfit"
     kind = "row"
+    shares_layers = True
     step = "bias"
     standard = True
     course = Course(rate=3e-3, takes=frozenset({"sites", "layers"}))

@@ -190,6 +190,7 @@ class Diff(Method):
 
     name = "diff"
     kind = "heavy"
+    shares_layers = True
     step = "sums"
     usual: ClassVar[Mapping[str, Any]] = {"density": 0.005}
     standard = True
@@ -341,7 +342,7 @@ class Diff(Method):
         return self._launch(compute, bound, place, x, y)
 
     def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, x: Array, *outputs: Array) -> Array:
-        view, at = bound.view, bound.key.layers.index(place.layer)
+        view, at = bound.view, bound.entry(place.layer)
         assert isinstance(view, HeavyView)
         lists = (bound.bank[f"{place.site}/{name}"] for name in ("rows", "cols", "ends", "values"))
         # Lists are whole on each of several devices: their entries are too unevenly spread to be shared.

@@ -21,6 +21,7 @@ class HeadClass(Method):
 
     name = "head"
     kind = "head"
+    shares_layers = True
 
     def contribution(self, head: Head) -> Contribution | None:
         """The slot of a head; none for heads without tensors (embedding)."""

@@ -61,6 +61,7 @@ class Ia3(Method):
 
     name = "ia3"
     kind = "light"
+    shares_layers = True
     step = "scale"
     course = Course(rate=1e-2, takes=frozenset({"sites", "layers"}))
 
@@ -118,7 +119,7 @@ class Ia3(Method):
     def _scale(self, bound: Bound, layer: int, site: str, values: Float[Array, "t d"]) -> Float[Array, "t d"]:
         view = bound.view
         assert isinstance(view, (RowView, SegmentView))
-        at = bound.key.layers.index(layer)
+        at = bound.entry(layer)
 
         def take(bank: Array, slots: Array) -> Array:
             return take_slots(bank, slots, at)[:, None].astype(values.dtype)

@@ -80,6 +80,7 @@ class Lora(Method):
 
     name = "lora"
     kind = "light"
+    shares_layers = True
     step = "sums"
     usual: ClassVar[Mapping[str, Any]] = {"sites": ["query", "value"], "rank": 8}
     standard = True
@@ -165,7 +166,7 @@ class Lora(Method):
     def addition(self, bound: Bound, place: Place, x: Float[Array, "t i"]) -> Float[Array, "g s p"] | None:
         view = bound.view
         assert isinstance(view, (RowView, SegmentView))
-        at = bound.key.layers.index(place.layer)
+        at = bound.entry(place.layer)
         a, b = bound.bank[f"{place.site}/A"], bound.bank[f"{place.site}/B"]
         operator = functools.partial(low_rank, layer=at, candidate=bound.operators["low_rank"])
         return bound.launch(operator, view.segments(x), a, b, view.slots)

@@ -117,6 +117,7 @@ class Mask(Method):
 
     name = "mask"
     kind = "heavy"
+    shares_layers = True
     step = "weight"
     repeatable = False  # the second would replace what the first computed
     standard = True
@@ -182,7 +183,7 @@ class Mask(Method):
     def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, x: Array, *arrays: Array) -> Array:
         view = bound.view
         assert isinstance(view, HeavyView)
-        bits, at = bound.bank[f"{place.site}/bits"], bound.key.layers.index(place.layer)
+        bits, at = bound.bank[f"{place.site}/bits"], bound.entry(place.layer)
         outputs = 8 * bits.shape[-1]  # all of the site's where devices cannot share its bytes evenly
         operator = functools.partial(compute, size=view.size, layer=at)
         wide = bound.launch(operator, x, *(spread(array, outputs) for array in arrays), bits, view.runs)

@@ -80,6 +80,7 @@ class Onebit(Method):
 
     name = "onebit"
     kind = "heavy"
+    shares_layers = True
     step = "sums"
     course = Course(RATE, first=_whole_then_scales)
 
@@ -135,7 +136,7 @@ class Onebit(Method):
         return self._launch(sign_matmul, bound, place, x, y)
 
     def _launch(self, compute: Callable[..., Array], bound: Bound, place: Place, x: Array, *outputs: Array) -> Array:
-        view, at = bound.view, bound.key.layers.index(place.layer)
+        view, at = bound.view, bound.entry(place.layer)
         assert isinstance(view, HeavyView)
         bits, scale = (bound.bank[f"{place.site}/{name}"] for name in TENSORS)
         operator = functools.partial(compute, size=view.size, layer=at)

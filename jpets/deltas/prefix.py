@@ -44,6 +44,7 @@ class Prefix(Method):
 
     name = "prefix"
     kind = "row"
+    shares_layers = True
     step = "attention"
     usual: ClassVar[Mapping[str, Any]] = {"tokens": 16}
     course = Course(rate=1e-2, takes=frozenset({"tokens", "first_position", "layers"}), sizes=("tokens",))
@@ -90,7 +91,7 @@ class Prefix(Method):
         return Work(4 * tokens * extra * config.hidden_size, kept + tokens * moved)
 
     def context(self, bound: Bound, layer: int) -> ExtraKeys:
-        view, at = bound.view, bound.key.layers.index(layer)
+        view, at = bound.view, bound.entry(layer)
         assert isinstance(view, SlotView)
         key, value = (take_slots(bound.bank[f"{SITE}/{part}"], view.slots, at) for part in ("key", "value"))
         return ExtraKeys(key, value, take_counts(bound.bank[f"{SITE}/count"], view.slots, at))

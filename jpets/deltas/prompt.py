@@ -44,6 +44,7 @@ class Prompt(Method):
 
     name = "prompt"
     kind = "row"
+    shares_layers = True
     step = "embeddings"
     repeatable = False
     usual: ClassVar[Mapping[str, Any]] = {"tokens": 8}

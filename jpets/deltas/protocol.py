@@ -30,7 +30,7 @@ from jpets.deltas.recipe import INIT_SCALE, Course
 from jpets.deltas.view import ClassView
 from jpets.errors import InvalidInput, InvalidTask
 from jpets.types import Delta
-from pallas_kernels.numerics import AnyArray
+from pallas_kernels.numerics import AnyArray, LayerIndex
 from pallas_kernels.packed_attention import Prefix
 
 Kind = Literal["light", "heavy", "row", "head"]
@@ -128,6 +128,10 @@ class Bound(Protocol):
         """The candidate of each operator that the program calls."""
         ...
 
+    def entry(self, layer: int) -> LayerIndex:
+        """The place of a layer in the bank's arrays, traced where several layers are one compiled function."""
+        ...
+
     def launch(self, operator: Callable[..., Array], *arguments: Any) -> Num[Array, " ..."]:
         """``operator(*arguments)``, on the class's own stream if it has one."""
         ...
@@ -150,6 +154,9 @@ class Method:
     """Whether a server makes room for a usual task of this method before it has seen any task."""
     course: ClassVar[Course | None] = None
     """How it is trained; None: it is not trained here."""
+    shares_layers: ClassVar[bool] = False
+    """Whether its operators tell layers apart by ``Bound.entry`` alone. Layers that are alike may then be one compiled
+    function, which is traced for the first of them."""
 
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         """The tensors a task file must hold. Raises ``InvalidTask`` for settings without sense."""

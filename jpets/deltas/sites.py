@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jpets.deltas.operators import REFERENCES, Operators
 from jpets.deltas.parts import Size, own_part, summed
 from jpets.deltas.protocol import ClassKey, Method, Place
 from jpets.deltas.view import ClassView, SlotView, TokenView
-from pallas_kernels.numerics import dot, take_rows, take_slots, unit_norm
+from pallas_kernels.numerics import LayerIndex, dot, take_range, take_rows, unit_norm
 from pallas_kernels.packed_attention import Prefix
 
 
@@ -36,6 +36,8 @@ class BoundClass:
     view: ClassView
     method: Method
     stream: int | None = None
+    moved: LayerIndex = 0
+    """What is added to a layer's place in the bank: traced where several layers are one compiled function."""
     replaces: bool = False
     """Every row of the batch has a delta of this class, which has weights of its own: the shared product is not
     needed."""
@@ -50,6 +52,10 @@ class BoundClass:
     def acts_on(self, layer: int, site: str) -> bool:
         return layer in self.key.layers and any(name == site for name, _ in self.key.sites)
 
+    def entry(self, layer: int) -> LayerIndex:
+        """The place of a layer in the bank's arrays."""
+        return self.key.layers.index(layer) + self.moved
+
     def launch(self, operator: Callable[..., Array], *arguments: Any) -> Num[Array, " ..."]:
         """``operator(*arguments)``, as one call that XLA runs in parallel to others if the class has a stream."""
         if self.stream is None:
@@ -60,11 +66,24 @@ class BoundClass:
         return annotated
 
 
+class BiasRange(NamedTuple):
+    """The part of all biases that a function reads: ``size`` of them from ``first + moved`` on."""
+
+    first: int
+    size: int
+    moved: LayerIndex = 0
+
+    @property
+    def start(self) -> LayerIndex:
+        return self.first + self.moved
+
+
 class Sites:
     """``rows`` is the number of rows N; ``row_of_token`` [T] is None in a rectangular bucket, where T = N L.
     ``operators`` are those that the model itself calls.
 
-    Within one step the classes act in the order of ``bound``.
+    Within one step the classes act in the order of ``bound``. ``biases`` are those that its caller reads, by default
+    all.
     """
 
     def __init__(
@@ -75,20 +94,24 @@ class Sites:
         row_of_token: Int[Array, " t"] | None,
         bound: Sequence[BoundClass] = (),
         operators: Operators = REFERENCES,
+        biases: BiasRange | None = None,
     ) -> None:
         self.config = config
         self.operators = operators
         self.rows = rows
         self.row_of_token = row_of_token
         self.classes = [b for b in bound if b.method.kind in ("light", "heavy")]
-        self.layout = config.bias_layout()
-        self.base_bias = base_bias
+        biases = biases or BiasRange(0, config.bias_size())
+        self.layout = {
+            at: slice(p.start - biases.first, p.stop - biases.first) for at, p in config.bias_layout().items()
+        }
+        self.base_bias = jax.lax.dynamic_slice_in_dim(base_bias, biases.start, biases.size)
         self.row_classes = [b for b in bound if b.method.kind == "row"]
         bias = next((b for b in self.row_classes if b.method.step == "bias"), None)
         self.row_bias: Float[Array, "n b"] | None = None
         if bias is not None:
             assert isinstance(bias.view, SlotView)
-            self.row_bias = take_slots(bias.bank["bias"], bias.view.slots, 0)
+            self.row_bias = take_range(bias.bank["bias"], bias.view.slots, biases.start, biases.size)
 
     def embed(self, x: Float[Array, "t d"], first_token: Int[Array, " n"]) -> Float[Array, "t d"]:
         """Word embeddings with the tasks' own in the places of virtual tokens."""

@@ -35,7 +35,7 @@ from jpets.engine.planning.merged import MergedCopies, copies_budget
 from jpets.engine.planning.planner import Planner
 from jpets.engine.programs.delta_order import delta_streams
 from jpets.engine.programs.mesh import MeshSlice
-from jpets.engine.programs.program import Family, ProgramKey
+from jpets.engine.programs.program import Family, ProgramKey, chained_on
 from jpets.engine.programs.store import ProgramStore
 from jpets.engine.queue.answers import Answers
 from jpets.engine.queue.intake import Intake
@@ -139,7 +139,8 @@ def make_frame(
     platform = device.platform
     workload = workload_named(backbone.kind)(backbone, longest, staged=_staged(settings, config, platform))
     operators = before_trials(usual_operators(platform), settings.kernels, mesh)
-    family = Family(workload.network, settings.dtype, (), delta_streams(settings, platform), operators)
+    streams = delta_streams(settings, platform)
+    family = Family(workload.network, settings.dtype, (), streams, operators, chained_on(mesh))
     figures = figures_path(folder, ProgramStore(folder / "programs", mesh), family)
     measured = figures_file(figures).read()
     settings = with_batch_limits(settings, platform, measured.packed if measured else ())

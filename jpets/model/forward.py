@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from jpets.deltas.head import apply_head
 from jpets.deltas.operators import REFERENCES, Operators
-from jpets.deltas.sites import BoundClass, Sites
+from jpets.deltas.sites import BiasRange, BoundClass, Sites
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import Encoder, Params, SplitEncoder
 
@@ -29,9 +29,10 @@ def bind_sites(
     batch: PackedBatch,
     bound: Sequence[BoundClass] = (),
     operators: Operators = REFERENCES,
+    biases: BiasRange | None = None,
 ) -> Sites:
     """What the model calls wherever a delta may act in ``batch``; ``operators`` are the model's own."""
-    return Sites(encoder.config, params["bias"], batch.row_count, batch.row_of_token, bound, operators)
+    return Sites(encoder.config, params["bias"], batch.row_count, batch.row_of_token, bound, operators, biases)
 
 
 def encode(

@@ -12,6 +12,7 @@ from typing import Any
 from jaxtyping import Array, Float, Int, Num
 
 from pallas_kernels.low_rank.reference import low_rank_reference
+from pallas_kernels.numerics import LayerIndex
 from pallas_kernels.windows import REFERENCE
 
 
@@ -31,7 +32,7 @@ def low_rank(
     down: Num[Array, "slots layers i r"],
     up: Num[Array, "slots layers r o"],
     slots: Int[Array, " g"],
-    layer: int,
+    layer: LayerIndex,
     *,
     activation: str = "identity",
     down_bias: Num[Array, "slots layers r"] | None = None,

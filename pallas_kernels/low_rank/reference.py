@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from pallas_kernels.numerics import ACTIVATIONS, batched_dot, take_slots
+from pallas_kernels.numerics import ACTIVATIONS, LayerIndex, batched_dot, take_slots
 
 
 def low_rank_reference(
@@ -14,7 +14,7 @@ def low_rank_reference(
     down: Num[Array, "slots layers i r"],
     up: Num[Array, "slots layers r o"],
     slots: Int[Array, " g"],
-    layer: int,
+    layer: LayerIndex,
     *,
     activation: str,
     down_bias: Num[Array, "slots layers r"] | None,

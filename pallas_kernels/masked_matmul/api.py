@@ -21,6 +21,7 @@ from pallas_kernels.masked_matmul.reference import (
     sign_matmul_reference,
     signs,
 )
+from pallas_kernels.numerics import LayerIndex
 from pallas_kernels.windows import REFERENCE, Runs, combine_runs, replace
 
 __all__ = ["MASKED", "SIGNED", "apply_mask", "masked_matmul", "pack_planes", "sign_matmul", "signs"]
@@ -55,7 +56,7 @@ def masked_matmul(
     bits: UInt8[Array, "slots layers i o8"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
     candidate: str = REFERENCE,
 ) -> Float[Array, "t o"]:
     """``y`` with the runs' rows replaced by x (W . M_task) (MaskBert, PetS section 3.1), f32 [t, o].
@@ -74,7 +75,7 @@ def sign_matmul(
     scale: Float[Array, "slots layers 1"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
     candidate: str = REFERENCE,
 ) -> Float[Array, "t o"]:
     """``y`` with s (x sign(D_task)) added on the runs' rows (BitDelta), f32 [t, o].

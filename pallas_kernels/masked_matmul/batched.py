@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
 
 from pallas_kernels.masked_matmul.reference import apply_mask, signs
-from pallas_kernels.numerics import batched_dot
+from pallas_kernels.numerics import LayerIndex, batched_dot
 from pallas_kernels.windows import Runs, in_chunks, take_runs
 
 
@@ -21,7 +21,7 @@ def masked_matmul_batched(
     bits: UInt8[Array, "slots layers i o8"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
 ) -> Float[Array, "k s o"]:
     """x (W . M_task) for each run's tokens."""
 
@@ -37,7 +37,7 @@ def sign_matmul_batched(
     scale: Float[Array, "slots layers 1"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
 ) -> Float[Array, "k s o"]:
     """s (x sign(D_task)) for each run's tokens."""
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
-from pallas_kernels.numerics import dot
+from pallas_kernels.numerics import LayerIndex, dot
 from pallas_kernels.windows import Runs, over_runs
 
 
@@ -37,7 +37,7 @@ def masked_matmul_reference(
     bits: UInt8[Array, "slots layers i o8"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
 ) -> Float[Array, "t o"]:
     """See ``masked_matmul``."""
 
@@ -55,7 +55,7 @@ def sign_matmul_reference(
     scale: Float[Array, "slots layers 1"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
 ) -> Float[Array, "t o"]:
     """See ``sign_matmul``."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int32, Num, UInt8, UInt16
 
+from pallas_kernels.numerics import LayerIndex
 from pallas_kernels.sparse_matmul.columns import pack_columns, tiles_of
 from pallas_kernels.sparse_matmul.dense import block_sparse_matmul_dense, sparse_matmul_dense
 from pallas_kernels.sparse_matmul.reference import block_sparse_matmul_reference, sparse_matmul_reference
@@ -48,7 +49,7 @@ def sparse_matmul(
     values: Num[Array, "slots layers n"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
     candidate: str = REFERENCE,
 ) -> Float[Array, "t o"]:
     """``y`` with x D_task added on the runs' rows (Diff-pruning, PetS section 3.1), f32 [t, o].
@@ -71,7 +72,7 @@ def block_sparse_matmul(
     blocks: Num[Array, "slots layers n b b"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
     candidate: str = REFERENCE,
 ) -> Float[Array, "t o"]:
     """``y`` with x D_task added on the runs' rows, D in blocks of b x b (structured Diff-pruning), f32 [t, o].

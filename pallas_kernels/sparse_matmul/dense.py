@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int32, Num, UInt8, UInt16
 
-from pallas_kernels.numerics import batched_dot, take_slots, value_dtype
+from pallas_kernels.numerics import LayerIndex, batched_dot, take_slots, value_dtype
 from pallas_kernels.sparse_matmul.columns import unpack_columns
 from pallas_kernels.windows import Runs, in_chunks, take_runs
 
@@ -27,7 +27,7 @@ def sparse_matmul_dense(
     values: Num[Array, "slots layers n"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
     outputs: int,
 ) -> Float[Array, "k s o"]:
     """x D_task for each run's tokens."""
@@ -49,7 +49,7 @@ def block_sparse_matmul_dense(
     blocks: Num[Array, "slots layers n b b"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
     outputs: int,
 ) -> Float[Array, "k s o"]:
     """x D_task for each run's tokens, D in blocks: each place of the grid gathers its block, or zeros."""
@@ -70,7 +70,7 @@ def block_sparse_matmul_dense(
 
 
 def _places(
-    rows: Array, cols: Array, ends: Array, slots: Int[Array, " c"], layer: int, dims: tuple[int, int]
+    rows: Array, cols: Array, ends: Array, slots: Int[Array, " c"], layer: LayerIndex, dims: tuple[int, int]
 ) -> Int[Array, "c n"]:
     """Each entry's place in the flattened transpose of a matrix of these dims, rising; behind it for padding."""
     row, col, end = (bank.at[slots, layer].get(mode="promise_in_bounds") for bank in (rows, cols, ends))

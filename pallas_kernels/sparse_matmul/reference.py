@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, Num, UInt8, UInt16
 
-from pallas_kernels.numerics import batched_dot, take_slots
+from pallas_kernels.numerics import LayerIndex, batched_dot, take_slots
 from pallas_kernels.sparse_matmul.columns import unpack_columns
 from pallas_kernels.windows import Runs, over_runs
 
@@ -23,7 +23,7 @@ def sparse_matmul_reference(
     values: Num[Array, "slots layers n"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
 ) -> Float[Array, "t o"]:
     """See ``sparse_matmul``."""
 
@@ -42,7 +42,7 @@ def sparse_matmul_reference(
     return over_runs(x, y, runs, size, body)
 
 
-def _places(rows: Array, cols: Array, ends: Array, slot: Array, layer: int) -> tuple[Array, Array]:
+def _places(rows: Array, cols: Array, ends: Array, slot: Array, layer: LayerIndex) -> tuple[Array, Array]:
     """Row and column of each of a slot's entries."""
     row, col, end = (bank.at[slot, layer].get(mode="promise_in_bounds") for bank in (rows, cols, ends))
     return row.astype(jnp.int32), unpack_columns(col, end)
@@ -57,7 +57,7 @@ def block_sparse_matmul_reference(
     blocks: Num[Array, "slots layers n b b"],
     runs: Runs,
     size: int,
-    layer: int,
+    layer: LayerIndex,
 ) -> Float[Array, "t o"]:
     """See ``block_sparse_matmul``."""
     side = blocks.shape[-1]

@@ -227,7 +227,7 @@ def test_batches_go_on_beside_an_arrived_programs_first_run(engine: Engine) -> N
     def held(*arguments: object) -> object:
         began.set()
         assert go_on.wait(30)
-        return known.compiled(*arguments)
+        return known.compiled(*arguments)  # type: ignore[arg-type]
 
     arrived = dataclasses.replace(known, compiled=held)  # type: ignore[arg-type]
     with ThreadPoolExecutor() as pool:

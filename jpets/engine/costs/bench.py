@@ -80,7 +80,7 @@ class Bench:
         self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
         most = max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
         slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are shortened
-        self.family = Family(network, family.dtype, tuple(sorted(slots.items())))
+        self.family = Family(network, family.dtype, tuple(sorted(slots.items())), chained=family.chained)
         params = _random_params(network, family.dtype)
         self.replica = Replica(self.family, params, mesh)
         for key, _ in self.family.slots:

@@ -7,6 +7,7 @@ one short batch at most.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -101,7 +102,8 @@ class IdleMeasurement:
     def _measure(self, keys: list[ClassKey]) -> None:
         """All that measuring takes in memory is gone at the end."""
         family = self._replica.family
-        bench = Bench(Family(family.network, family.dtype, tuple((key, 1) for key in keys)), self._replica.mesh, TOKENS)
+        measured = dataclasses.replace(family, slots=tuple((key, 1) for key in keys))
+        bench = Bench(measured, self._replica.mesh, TOKENS)
         taken = tree_bytes([bench.replica.params, [bank.arrays for bank in bench.replica.banks.values()]])
         self._memory.measuring = taken
         try:

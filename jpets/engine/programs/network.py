@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Array, Int
 
 from jpets.config import BackboneConfig, DType
 from jpets.deltas.protocol import ClassKey, Contribution
@@ -25,6 +26,18 @@ State = Any
 """A pytree of arrays that one batch leaves for the next; () if it leaves nothing."""
 Outputs = Any
 """A pytree of arrays, read by the workload of the same kind."""
+
+
+class Link(NamedTuple):
+    """One of the functions that ``Network.run`` is a chain of."""
+
+    name: str
+    """Links of one name are one compiled function."""
+    classes: tuple[ClassKey, ...]
+    """Those whose banks it reads; of links of one name they are the same."""
+    moved: tuple[int, ...]
+    """What the function has to know of the link."""
+    layer: int | None = None
 
 
 class Network(abc.ABC):
@@ -86,6 +99,33 @@ class Network(abc.ABC):
         views: Sequence[ClassView],
     ) -> tuple[State, Outputs]:
         """The function that a program computes: ``banks`` and ``views`` in the order of the variant's classes."""
+
+    def chain(self, variant: Variant) -> Sequence[Link]:
+        """The functions that ``run`` is a chain of: each is compiled once, however often it stands in it. Without any,
+        ``run`` is compiled as one function."""
+        return ()
+
+    def link_params(self, link: Link, params: Params) -> Params:
+        """The parameters that a link reads, in a structure that all links of its name share."""
+        raise NotImplementedError
+
+    def run_link(
+        self,
+        link: Link,
+        bucket: Bucket,
+        variant: Variant,
+        execution: Execution,
+        params: Params,
+        banks: Sequence[BankArrays],
+        carried: Any,
+        moved: Int[Array, " m"],
+        batch: PackedBatch,
+        views: Sequence[ClassView],
+    ) -> Any:
+        """What a link makes of the array that the link before gave, () for the first: an array, of the last one
+        ``run``'s outputs. ``params`` are ``link_params``, ``banks`` and ``views`` those of ``link.classes``, and
+        ``moved`` the traced ``link.moved`` of any link of the same name."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def outputs(self, variant: Variant) -> Outputs:

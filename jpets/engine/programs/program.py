@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from jpets.config import BackboneConfig, DType
@@ -25,10 +26,11 @@ from jpets.engine.batch.arguments import BatchArguments
 from jpets.engine.batch.assembly import Assembled
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.batch.rows import TokenInput
+from jpets.engine.programs.chain import WHOLE, Chain, loaded
 from jpets.engine.programs.delta_order import ONE_STREAM, Execution, Streams
 from jpets.engine.programs.mappings import mappings_left, spare_mappings
 from jpets.engine.programs.mesh import MeshSlice, first_device
-from jpets.engine.programs.network import BankArrays, Network, Outputs, Params, State
+from jpets.engine.programs.network import BankArrays, Link, Network, Outputs, Params, State
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +56,15 @@ class ProgramKey:
 @dataclasses.dataclass(frozen=True)
 class Family:
     """Everything that all programs of one engine share: the network, number format, slots of each class's bank, the
-    streams of delta operators, and the candidates that are chosen for operators."""
+    streams of delta operators, the candidates that are chosen for operators, and how programs are made of functions."""
 
     network: Network
     dtype: DType
     slots: tuple[tuple[ClassKey, int], ...]
     streams: Streams = ONE_STREAM
     operators: Operators = REFERENCES
+    chained: bool = False
+    """Whether the functions of a network's chain are compiled one by one."""
 
     @property
     def config(self) -> BackboneConfig:
@@ -72,6 +76,12 @@ class Family:
 
     def to_json(self) -> str:
         return json.dumps({"kind": self.network.kind, **dataclasses.asdict(self)})
+
+
+def chained_on(mesh: MeshSlice) -> bool:
+    """Whether programs there are compiled function by function, where their network allows it: an accelerator is so
+    fast that the host's calls would be seen, and several devices compute one program together."""
+    return len(mesh.devices) == 1 and mesh.devices[0].platform == "cpu"
 
 
 def key_to_json(key: ProgramKey) -> str:
@@ -124,7 +134,7 @@ class Program:
     """A compiled program. ``seconds`` is the time of a batch in it, without heavy rows, as far as known."""
 
     key: ProgramKey
-    compiled: jax.stages.Compiled
+    compiled: jax.stages.Compiled | Chain
     seconds: float = 0.0
     followed: bool = False
     """Whether batches have changed ``seconds``."""
@@ -182,16 +192,80 @@ def trace_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None
     return jax.jit(function, out_shardings=mesh.everywhere, donate_argnums=STATE).trace(*arguments)
 
 
+def chain_of(family: Family, key: ProgramKey) -> Sequence[Link]:
+    """The first link of each function of a program that is a chain; of another program none."""
+    first: dict[str, Link] = {}
+    for link in family.network.chain(key.variant) if family.chained else ():
+        first.setdefault(link.name, link)
+    return list(first.values())
+
+
+def link_arguments(family: Family, key: ProgramKey, link: Link, carried: Any, mesh: MeshSlice) -> tuple[Any, ...]:
+    """Shapes of the arguments of a link's function, where ``carried`` is what it gets of the link before."""
+    params, banks, _, buffers = abstract_arguments(family, key, mesh)
+    of = dict(zip(key.variant.classes(), banks, strict=True))
+    moved = jax.ShapeDtypeStruct((len(link.moved),), np.int32, sharding=mesh.everywhere)
+    return family.network.link_params(link, params), tuple(of[each] for each in link.classes), carried, moved, buffers
+
+
+def trace_link(family: Family, key: ProgramKey, link: Link, carried: Any, mesh: MeshSlice) -> jax.stages.Traced:
+    """A link's function, before it is lowered for a platform."""
+    network, batch = family.network, BatchArguments(key.bucket, key.variant, family.network.inputs)
+
+    def run(
+        params: Params, banks: Sequence[BankArrays], carried: Any, moved: jax.Array, buffers: Sequence[jax.Array]
+    ) -> Any:
+        unpacked, views = batch.unpacked(buffers)
+        of = dict(zip(key.variant.classes(), views, strict=True))
+        own = [of[each] for each in link.classes]
+        return network.run_link(
+            link, key.bucket, key.variant, family.execution, params, banks, carried, moved, unpacked, own
+        )
+
+    arguments = link_arguments(family, key, link, carried, mesh)
+    return jax.jit(run, out_shardings=mesh.everywhere).trace(*arguments)
+
+
+def _compile(family: Family, key: ProgramKey, mesh: MeshSlice) -> jax.stages.Compiled | Chain:
+    links = chain_of(family, key)
+    if not links:
+        return trace_program(family, key, mesh).lower().compile()
+    functions: dict[str, jax.stages.Compiled] = {}
+    carried: Any = ()
+    for link in links:
+        traced = trace_link(family, key, link, carried, mesh)
+        functions[link.name] = traced.lower().compile()
+        carried = jax.tree.map(
+            lambda out: jax.ShapeDtypeStruct(out.shape, out.dtype, sharding=mesh.everywhere), traced.out_info
+        )
+    return Chain(family.network, key.variant, functions, mesh)
+
+
 def compile_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None) -> Program:
     """Lowers and compiles, always anew: only ``ProgramStore`` remembers programs.
 
     Raises ``OutOfSpace`` where the process may not map another program's code.
     """
     left = spare_mappings()
-    lowered = trace_program(family, key, mesh).lower()
     with _no_compilation_cache():
-        compiled = lowered.compile()
+        compiled = _compile(family, key, mesh or first_device())
     return Program(key, compiled, mappings=left - mappings_left())
+
+
+def load_program(family: Family, key: ProgramKey, payload: bytes, mesh: MeshSlice) -> jax.stages.Compiled | Chain:
+    """A program that was ``dumped``. A damaged payload may raise any error of the unpickler or XLA."""
+    outputs = family.network.outputs(key.variant)
+    links = chain_of(family, key)
+    if not links:
+        whole = abstract_arguments(family, key, mesh), (family.network.initial_state(), outputs)
+        return loaded(payload, {WHOLE: whole}, mesh)[WHOLE]
+    array = jax.ShapeDtypeStruct((), np.float32)
+    carried, given = [(), *[array] * (len(links) - 1)], [*[array] * (len(links) - 1), outputs]
+    structures = {
+        link.name: (link_arguments(family, key, link, own, mesh), after)
+        for link, own, after in zip(links, carried, given, strict=True)
+    }
+    return Chain(family.network, key.variant, loaded(payload, structures, mesh), mesh)
 
 
 def compile_programs(family: Family, keys: Iterable[ProgramKey], mesh: MeshSlice | None = None) -> Iterator[Program]:

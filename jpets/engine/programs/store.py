@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 import jaxlib.version
-from jax.experimental import serialize_executable
 
 from jpets.deltas import class_method
+from jpets.engine.programs.chain import dumped
 from jpets.engine.programs.mappings import mappings_left, spare_mappings
 from jpets.engine.programs.mesh import MeshSlice
-from jpets.engine.programs.program import Family, Program, ProgramKey, abstract_arguments, key_to_json
+from jpets.engine.programs.program import Family, Program, ProgramKey, key_to_json, load_program
 from jpets.engine.programs.sources import PROGRAM, digest_of_code, foreign_modules, modules_of
 from jpets.errors import OutOfSpace
 from jpets.files import TEMPORARY, sweep, write_atomic, written_by
@@ -114,7 +114,7 @@ class ProgramStore:
 
     def save(self, family: Family, program: Program) -> None:
         """Stores a program. A full or read-only disk only makes the next start slower."""
-        payload, _, _ = serialize_executable.serialize(program.compiled)
+        payload = dumped(program.compiled)
         program.stored_bytes = len(payload)
         try:
             write_atomic(self._path(family, program.key), payload)
@@ -148,13 +148,8 @@ class ProgramStore:
         with contextlib.suppress(OSError):  # a read-only folder
             os.utime(path)
         left = spare_mappings()
-        arguments = abstract_arguments(family, key, self._mesh)
-        in_tree = jax.tree.structure((arguments, {}))
-        out_tree = jax.tree.structure((family.network.initial_state(), family.network.outputs(key.variant)))
         try:
-            compiled = serialize_executable.deserialize_and_load(
-                payload, in_tree, out_tree, execution_devices=self._mesh.devices
-            )
+            compiled = load_program(family, key, payload, self._mesh)
         except Exception:  # a damaged file may raise any error of the unpickler or XLA
             log.exception("a stored program could not be loaded and is compiled again")
             self.forget(family, key)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Array, Int
 
 from jpets.config import BackboneConfig, DType
 from jpets.deltas import METHODS, class_method, merge_deltas
@@ -18,13 +19,14 @@ from jpets.deltas.bank import lower_task
 from jpets.deltas.fold import fold_pooler
 from jpets.deltas.merge import FUSED
 from jpets.deltas.parts import by_device
-from jpets.deltas.protocol import Contribution
+from jpets.deltas.protocol import ClassKey, Contribution
 from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import ClassView
 from jpets.engine.batch.bucket import Bucket, Variant, capacity, replaces_weights, windowed
 from jpets.engine.batch.rows import TokenInput
 from jpets.engine.programs.delta_order import Execution, delta_order
-from jpets.engine.programs.network import BankArrays, Network, Params, State
+from jpets.engine.programs.network import BankArrays, Link, Network, Params, State
+from jpets.engine.workloads.encoder_chain import encoder_chain, link_params, run_link
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import SplitEncoder, cast_params, split
 from jpets.model.forward import Outputs, forward
@@ -101,6 +103,33 @@ class EncoderNetwork(Network):
         bound = bound_classes(self.config, bucket, variant, execution, banks, views)
         return state, forward(self._encoder, params, batch, bound, execution.operators)
 
+    def chain(self, variant: Variant) -> Sequence[Link]:
+        """Embeddings, each layer, and what is read of the last one. Layers on which the same classes act are one
+        function, if every class says that its operators allow it."""
+        own_run = type(self).run is not EncoderNetwork.run
+        if own_run or not all(class_method(key.method).shares_layers for key in variant.classes()):
+            return ()
+        return encoder_chain(self.config, variant)
+
+    def link_params(self, link: Link, params: Params) -> Params:
+        return link_params(link, params)
+
+    def run_link(
+        self,
+        link: Link,
+        bucket: Bucket,
+        variant: Variant,
+        execution: Execution,
+        params: Params,
+        banks: Sequence[BankArrays],
+        carried: Any,
+        moved: Int[Array, " m"],
+        batch: PackedBatch,
+        views: Sequence[ClassView],
+    ) -> Any:
+        bound = bound_classes(self.config, bucket, variant, execution, banks, views, link.classes, moved[1:])
+        return run_link(link, self._encoder, params, carried, moved[0], batch, bound, execution.operators)
+
     def outputs(self, variant: Variant) -> Outputs:
         heads = sum(class_method(of.method).kind == "head" for of in variant.classes())
         return Outputs(0, 0, (0,) * heads)  # type: ignore[arg-type]
@@ -156,8 +185,13 @@ def bound_classes(
     execution: Execution,
     banks: Sequence[BankArrays],
     views: Sequence[ClassView],
+    classes: Sequence[ClassKey] | None = None,
+    moved: Sequence[int] | Int[Array, " c"] | None = None,
 ) -> list[BoundClass]:
-    """The classes of a variant with their banks and views, in the order in which they act."""
+    """The ``classes`` of a variant, by default all, with their banks and views, in the order in which they act;
+    ``moved`` has ``BoundClass.moved`` of each."""
+    classes = variant.classes() if classes is None else classes
+    moved = [0] * len(classes) if moved is None else moved
     replaced = {of for of in variant.classes() if variant.replaced and replaces_weights(of)}
     bound = {
         of: BoundClass(
@@ -165,11 +199,12 @@ def bound_classes(
             bank,
             view,
             class_method(of.method),
+            moved=moved[at],
             replaces=of in replaced,
             operators=execution.operators.of_class(str(of)),
         )
-        for of, bank, view in zip(variant.classes(), banks, views, strict=True)
+        for at, (of, bank, view) in enumerate(zip(classes, banks, views, strict=True))
     }
-    turns = delta_order(config, bucket, variant, execution.streams)
+    turns = [turn for turn in delta_order(config, bucket, variant, execution.streams) if turn.key in bound]
     ordered = [dataclasses.replace(bound.pop(turn.key), stream=turn.stream) for turn in turns]
     return [*ordered, *bound.values()]

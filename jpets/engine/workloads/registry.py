@@ -36,4 +36,4 @@ def family_from_json(text: str) -> Family:
     slots = tuple((ClassKey.from_dict(key), count) for key, count in data["slots"])
     network = workload_named(data["kind"]).make_network(BackboneConfig.from_dict(data["network"]["config"]))
     operators = Operators(**{name: tuple(map(tuple, entries)) for name, entries in data["operators"].items()})
-    return Family(network, data["dtype"], slots, Streams(**data["streams"]), operators)
+    return Family(network, data["dtype"], slots, Streams(**data["streams"]), operators, data["chained"])

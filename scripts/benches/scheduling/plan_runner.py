@@ -16,7 +16,7 @@ from jpets.engine.batch.layout import Layout, all_replaced, best_run
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import Family, Program, ProgramKey, compile_programs
+from jpets.engine.programs.program import Family, Program, ProgramKey, chained_on, compile_programs
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.model.forward import Outputs
 from jpets.scheduling.queue import Batch, Batches
@@ -41,8 +41,9 @@ class PlanRunner:
             self.slots.append({part.key: counts[part.key] for part in own})
             for part in own:
                 counts[part.key] += 1
-        self.family = Family(EncoderNetwork(config), "bfloat16", tuple(sorted(counts.items())))
         self.mesh = first_device()
+        banks = tuple(sorted(counts.items()))
+        self.family = Family(EncoderNetwork(config), "bfloat16", banks, chained=chained_on(self.mesh))
         self.replica = Replica(self.family, backbone.params, self.mesh)
         base_bias = np.asarray(backbone.params["bias"], np.float32)
         for own, slots in zip(parts, self.slots, strict=True):
