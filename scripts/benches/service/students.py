@@ -6,6 +6,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import tempfile
 import time
@@ -37,8 +38,8 @@ from jpets.xla_flags import set_xla_flags
 LABELS = 4
 STILL = 0.02
 """Seconds between looks."""
-TOGETHER = 32
-"""Texts of the batches that programs are compiled for."""
+ALONE = 48
+"""Texts of a round that come one by one."""
 TARGET = 3.0
 """Times the median response of an idle server within which 95 % of the answers are to come."""
 
@@ -60,29 +61,35 @@ def make_task(backbone: LoadedBackbone, name: str, students: int = 0, rank: int 
 
 @contextlib.contextmanager
 def started(
-    backbone: LoadedBackbone, tasks: Sequence[Task], queries: Sequence[Sequence[Query]], rule: SizingRule, cache: Any
+    backbone: LoadedBackbone, tasks: Sequence[Task], queries: Sequence[Sequence[Query]], cache: Any, seconds: float
 ) -> Any:
-    """A serving engine that has the programs for batches like these."""
-    settings = EngineSettings(slots=max(32, sum(len(task.parts) for task in tasks)), background_compile=False)
+    """Whole groups as they are served, after so many seconds of traffic like this. Then nothing is compiled any more:
+    it would take cores from the systems that are timed beside this one."""
+    settings = EngineSettings(slots=max(32, sum(len(task.parts) for task in tasks)))
     shapes = [part for task in tasks for part in task.parts]
     engine = Engine(backbone, (), settings, reserve=shapes, cache_dir=cache)
-    with StudentServing(engine, rule).start() as serving:
+    with StudentServing(engine, SizingRule(fixed=True)).start() as serving:
         for task in tasks:
             serving.add_task(task)
-        for some in queries:
+        until = time.monotonic() + seconds
+        for some in itertools.cycle(queries):
+            if time.monotonic() >= until:
+                break
             serving.infer(some)
-            engine.specialise([one for query in some for one in serving.queries_of(query)])
-            serving.infer(some)
+        engine.compiler.close()
+        report = engine.report().devices[0]
+        console.log(
+            f"{backbone.name}: {len(engine.replica.programs)} programs after {seconds:.0f} s, "
+            f"{report.fallbacks} of {report.batches} batches in fallbacks"
+        )
         yield serving
 
 
 def batches(tasks: Sequence[str], ids: Sequence[list[int]]) -> list[list[Query]]:
-    """Batches that programs are compiled for: one text of several lengths, and many texts, of each task."""
-    ordered = sorted(ids, key=len)
-    single = [ordered[round(part * (len(ordered) - 1))] for part in (0.1, 0.5, 0.9, 1.0)]
+    """Texts of each task: some one by one, then all at once."""
     return [
-        *([Query(task, input_ids=own)] for task in tasks for own in single),
-        *([Query(task, input_ids=own) for own in ids[:TOGETHER]] for task in tasks),
+        *([Query(task, input_ids=own)] for own in ids[:ALONE] for task in tasks),
+        *([Query(task, input_ids=own) for own in ids] for task in tasks),
     ]
 
 
@@ -96,6 +103,7 @@ def students(
     length_std: float = 8.0,
     queries: int = 256,
     rounds: int = 9,
+    warm_up: Annotated[float, typer.Option(help="seconds of traffic before, of each system")] = 180.0,
     day: Annotated[float, typer.Option(help="seconds of the trace; 0: none")] = 90.0,
     load: Annotated[float, typer.Option(help="mean rate, as a part of what whole groups reach")] = 0.3,
     burst: Annotated[float, typer.Option(help="times that rate in a burst")] = 5.0,
@@ -111,7 +119,6 @@ def students(
     lengths = draw_lengths(queries, length, length_std, config.max_positions)
     rng = np.random.default_rng(2)
     ids = [rng.integers(1000, config.vocab_size, n).tolist() for n in lengths]
-    fixed = SizingRule(fixed=True)
     with tempfile.TemporaryDirectory(prefix="jpets-students-") as folder, contextlib.ExitStack() as stack:
         cache = pathlib.Path(folder)
         systems: dict[str, tuple[StudentServing, Sequence[str]]] = {}
@@ -119,18 +126,16 @@ def students(
             own = make_backbone(config, depth)
             task = make_task(own, "teacher")
             asked = batches([task.id], ids)
-            engine = stack.enter_context(started(own, [task], asked, fixed, cache / f"{depth}"))
+            engine = stack.enter_context(started(own, [task], asked, cache / f"{depth}", warm_up))
             systems[f"teacher of {depth} layers"] = engine, [task.id]
-            console.log(f"teacher of {depth} layers: ready")
         small = make_backbone(config, layers)
         sizes = [make_task(small, f"group-of-{size}", size) for size in range(1, most + 1)]
         many = [make_task(small, f"one-of-{number}", most) for number in range(groups)]
         asked = batches([task.id for task in sizes], ids)
         asked += [[Query(task.id, input_ids=ids[at % len(ids)]) for at, task in enumerate(many)]]
-        serving = stack.enter_context(started(small, [*sizes, *many], asked, fixed, cache / "students"))
+        serving = stack.enter_context(started(small, [*sizes, *many], asked, cache / "students", warm_up))
         for size, task in enumerate(sizes, 1):
             systems[f"{size} student" + "s" * (size > 1)] = serving, [task.id]
-        console.log("students: ready")
         found = _alone(systems, ids, rounds)
         _rates(systems, ids, rounds, found)
         found["many groups"] = _together(serving, [task.id for task in many], ids, rounds)
@@ -139,7 +144,8 @@ def students(
             found |= _day(serving, sizes[-1], ids, found, Day(day, 0.0), load, burst, rule)
     settings = {
         "backbone": backbone, "depths": depths, "layers": layers, "most": most, "groups": groups, "length": length,
-        "length_std": length_std, "queries": queries, "rounds": rounds, "day": day, "load": load, "burst": burst,
+        "length_std": length_std, "queries": queries, "rounds": rounds,
+        "warm_up": warm_up, "day": day, "load": load, "burst": burst,
         "window": window, "side_by_side": side_by_side, "together": together,
     }  # fmt: skip
     report("students", settings, found, json_out)
@@ -150,7 +156,7 @@ Systems = dict[str, tuple[StudentServing, Sequence[str]]]
 
 def _alone(systems: Systems, ids: Sequence[list[int]], rounds: int) -> dict[str, dict[str, Any]]:
     """Mean and 95th percentile of one text at a time, in ms; ratios to each teacher."""
-    few = ids[:48]
+    few = ids[:ALONE]
     each: dict[str, list[list[float]]] = {name: [] for name in systems}
     for _ in range(rounds):
         for name, (engine, (task,)) in systems.items():
