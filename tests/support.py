@@ -8,7 +8,7 @@ import json
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -177,12 +177,16 @@ class Bench:
     def parts(self, task: Task) -> list[Contribution]:
         return lower_task(fold_pooler(task, self.config, dict(self.backbone.params)), self.config)
 
-    def write(self, task: Task) -> None:
-        """Puts a task of known shape into the slots of its id."""
+    def contents(self, task: Task) -> Iterator[tuple[ClassKey, int, Mapping[str, Any]]]:
+        """What a task of known shape holds in the slots of its id."""
         for part in self.parts(task):
             for key, slot in self.slots[task.id].items():
                 if key.covers(part.key):
-                    self.banks[key].write(slot, slot_arrays(part, key, self.config, self.dtype, self.base))
+                    yield key, slot, slot_arrays(part, key, self.config, self.dtype, self.base)
+
+    def write(self, task: Task) -> None:
+        for key, slot, arrays in self.contents(task):
+            self.banks[key].write(slot, arrays)
 
     def row(self, task: str | None, ids: np.ndarray) -> Row:
         """A row of as many tokens as there are ``ids``; virtual tokens take the places of the first."""

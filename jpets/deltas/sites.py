@@ -102,8 +102,11 @@ class Sites:
         self.row_of_token = row_of_token
         self.classes = [b for b in bound if b.method.kind in ("light", "heavy")]
         biases = biases or BiasRange(0, config.bias_size())
+        first, end = biases.first, biases.first + biases.size
         self.layout = {
-            at: slice(p.start - biases.first, p.stop - biases.first) for at, p in config.bias_layout().items()
+            place: slice(part.start - first, part.stop - first)
+            for place, part in config.bias_layout().items()
+            if first <= part.start and part.stop <= end
         }
         self.base_bias = jax.lax.dynamic_slice_in_dim(base_bias, biases.start, biases.size)
         self.row_classes = [b for b in bound if b.method.kind == "row"]

@@ -200,16 +200,21 @@ def chain_of(family: Family, key: ProgramKey) -> Sequence[Link]:
     return list(first.values())
 
 
-def link_arguments(family: Family, key: ProgramKey, link: Link, carried: Any, mesh: MeshSlice) -> tuple[Any, ...]:
-    """Shapes of the arguments of a link's function, where ``carried`` is what it gets of the link before."""
-    params, banks, _, buffers = abstract_arguments(family, key, mesh)
+def link_arguments(
+    family: Family, key: ProgramKey, link: Link, program: tuple[Any, ...], carried: Any, mesh: MeshSlice
+) -> tuple[Any, ...]:
+    """Shapes of the arguments of a link's function, from the ``abstract_arguments`` of its program; ``carried`` is what
+    it gets of the link before."""
+    params, banks, _, buffers = program
     of = dict(zip(key.variant.classes(), banks, strict=True))
     moved = jax.ShapeDtypeStruct((len(link.moved),), np.int32, sharding=mesh.everywhere)
     return family.network.link_params(link, params), tuple(of[each] for each in link.classes), carried, moved, buffers
 
 
-def trace_link(family: Family, key: ProgramKey, link: Link, carried: Any, mesh: MeshSlice) -> jax.stages.Traced:
-    """A link's function, before it is lowered for a platform."""
+def _trace_link(
+    family: Family, key: ProgramKey, link: Link, arguments: tuple[Any, ...], mesh: MeshSlice
+) -> jax.stages.Traced:
+    """A link's function of its ``link_arguments``, before it is lowered for a platform."""
     network, batch = family.network, BatchArguments(key.bucket, key.variant, family.network.inputs)
 
     def run(
@@ -222,7 +227,6 @@ def trace_link(family: Family, key: ProgramKey, link: Link, carried: Any, mesh: 
             link, key.bucket, key.variant, family.execution, params, banks, carried, moved, unpacked, own
         )
 
-    arguments = link_arguments(family, key, link, carried, mesh)
     return jax.jit(run, out_shardings=mesh.everywhere).trace(*arguments)
 
 
@@ -230,10 +234,11 @@ def _compile(family: Family, key: ProgramKey, mesh: MeshSlice) -> jax.stages.Com
     links = chain_of(family, key)
     if not links:
         return trace_program(family, key, mesh).lower().compile()
+    program = abstract_arguments(family, key, mesh)
     functions: dict[str, jax.stages.Compiled] = {}
     carried: Any = ()
     for link in links:
-        traced = trace_link(family, key, link, carried, mesh)
+        traced = _trace_link(family, key, link, link_arguments(family, key, link, program, carried, mesh), mesh)
         functions[link.name] = traced.lower().compile()
         carried = jax.tree.map(
             lambda out: jax.ShapeDtypeStruct(out.shape, out.dtype, sharding=mesh.everywhere), traced.out_info
@@ -255,14 +260,14 @@ def compile_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = No
 def load_program(family: Family, key: ProgramKey, payload: bytes, mesh: MeshSlice) -> jax.stages.Compiled | Chain:
     """A program that was ``dumped``. A damaged payload may raise any error of the unpickler or XLA."""
     outputs = family.network.outputs(key.variant)
-    links = chain_of(family, key)
+    links, program = chain_of(family, key), abstract_arguments(family, key, mesh)
     if not links:
-        whole = abstract_arguments(family, key, mesh), (family.network.initial_state(), outputs)
+        whole = program, (family.network.initial_state(), outputs)
         return loaded(payload, {WHOLE: whole}, mesh)[WHOLE]
     array = jax.ShapeDtypeStruct((), np.float32)
     carried, given = [(), *[array] * (len(links) - 1)], [*[array] * (len(links) - 1), outputs]
     structures = {
-        link.name: (link_arguments(family, key, link, own, mesh), after)
+        link.name: (link_arguments(family, key, link, program, own, mesh), after)
         for link, own, after in zip(links, carried, given, strict=True)
     }
     return Chain(family.network, key.variant, loaded(payload, structures, mesh), mesh)

@@ -15,7 +15,6 @@ from support import Bench, light_or_mask_task, make_head, make_task, method_task
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import from_params
 from jpets.config import BackboneConfig
-from jpets.deltas.bank import slot_arrays
 from jpets.deltas.lora import Lora
 from jpets.engine.batch.bucket import Bucket, Variant, widest
 from jpets.engine.batch.rows import Row
@@ -42,10 +41,8 @@ class Running:
         self.family = Family(EncoderNetwork(config), "float32", slots, chained=True)
         self.replica = Replica(self.family, backbone.params, first_device())
         for task in tasks:
-            for part in bench.parts(task):
-                (key,) = [own for own in bench.slots[task.id] if own.covers(part.key)]
-                contents = slot_arrays(part, key, config, "float32", bench.base)
-                self.replica.write({key: (bench.slots[task.id][key], contents)})
+            for key, slot, contents in bench.contents(task):
+                self.replica.write({key: (slot, contents)})
         rng = np.random.default_rng(1)
         named: list[str | None] = [None, *(task.id for task in tasks)]
         lengths = [7 + at % 5 for at in range(len(named))]
@@ -54,8 +51,8 @@ class Running:
             for each, length in zip(named, lengths, strict=True)
         ]
 
-    def key(self, bucket: Bucket, *, heavy: bool = True) -> ProgramKey:
-        return ProgramKey(bucket, widest(self.classes, heavy=heavy))
+    def key(self, bucket: Bucket) -> ProgramKey:
+        return ProgramKey(bucket, widest(self.classes, heavy=True))
 
     def outputs(self, program: Program) -> Any:
         return jax.tree.map(np.asarray, self.replica.dispatch(program, self.replica.assemble(self.rows, program)))

@@ -14,7 +14,6 @@ from support import Bench, dense_answer, make_head, make_task, method_tasks, ran
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import from_params
 from jpets.config import BackboneConfig
-from jpets.deltas.bank import slot_arrays
 from jpets.deltas.parts import regroup_planes
 from jpets.engine.batch.bucket import Bucket, widest
 from jpets.engine.device.replica import Replica
@@ -50,11 +49,9 @@ def run(backbone: Backbone, tasks: Sequence[Task], devices: int) -> Counter[str]
     mesh = MeshSlice(jax.local_devices()[:devices], config.heads)
     replica = Replica(family, backbone.params, mesh)
     for task in tasks:
-        for part in bench.parts(task):
-            (key,) = [own for own in bench.slots[task.id] if own.covers(part.key)]
-            contents = slot_arrays(part, key, config, "float32", bench.base)
-            replica.write({key: (bench.slots[task.id][key], contents)})
-            for name, array in replica.read({key: bench.slots[task.id][key]})[key].items():
+        for key, slot, contents in bench.contents(task):
+            replica.write({key: (slot, contents)})
+            for name, array in replica.read({key: slot})[key].items():
                 np.testing.assert_array_equal(array, contents[name])
     program = compile_program(family, ProgramKey(BUCKET, widest(bench.banks, heavy=True)), mesh)
     rng = np.random.default_rng(1)
