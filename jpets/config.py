@@ -19,7 +19,7 @@ PADDING_SKIPPED = ("roberta", "xlm-roberta", "camembert")
 
 Policy = Literal["fixed", "alpha", "beta", "coordinated", "turbo", "packed", "length-buffer", "auto", "steady"]
 Trigger = Literal["hungry", "lazy"]
-Kernels = Literal["auto", "reference", "batched", "dense", "cudnn", "mosaic"]
+Kernels = Literal["auto", "reference", "batched", "dense", "cudnn", "mosaic", "narrow"]
 TablePlace = Literal["auto", "mapped", "staged"]
 DType = Literal["bfloat16", "float32"]
 TableFormat = Literal["bfloat16", "float8"]

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
 from pallas_kernels import low_rank, masked_matmul, packed_attention, sparse_matmul
+from pallas_kernels.linear import LINEAR
 from pallas_kernels.packed_attention import cudnn
 from pallas_kernels.windows import REFERENCE
 
@@ -16,6 +17,7 @@ CANDIDATES: Mapping[str, Collection[str]] = {
     "block_sparse_matmul": (REFERENCE, *sparse_matmul.BLOCKS),
     "low_rank": tuple(low_rank.CANDIDATES),
     "packed_attention": tuple(packed_attention.CANDIDATES),
+    "linear": tuple(LINEAR),
 }
 """Names of candidates by operator. Each function of these names takes one as ``candidate``, with equal results."""
 OVER_RUNS = ("masked_matmul", "sign_matmul", "sparse_matmul", "block_sparse_matmul")
@@ -71,9 +73,9 @@ REFERENCES = Operators()
 
 
 def usual_operators(platform: str) -> Operators:
-    """References on a CPU, where a loop costs nothing; elsewhere forms in plain XLA without loops and atomic additions,
-    and cuDNN's attention where it is supported."""
+    """References on a CPU, where a loop costs nothing, and a product is fastest in f32; elsewhere forms in plain XLA
+    without loops and atomic additions, shared products in 16 bits, and cuDNN's attention where it is supported."""
     if platform == "cpu":
         return REFERENCES
     attention = {"packed_attention": "cudnn"} if cudnn.supported() else {}
-    return REFERENCES.replaced(**WITHOUT_LOOPS, **attention)
+    return REFERENCES.replaced(**WITHOUT_LOOPS, **attention, linear="narrow")

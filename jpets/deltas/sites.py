@@ -20,6 +20,7 @@ from jpets.deltas.operators import REFERENCES, Operators
 from jpets.deltas.parts import Size, own_part, summed
 from jpets.deltas.protocol import ClassKey, Method, Place
 from jpets.deltas.view import ClassView, SlotView, TokenView
+from pallas_kernels.linear import linear
 from pallas_kernels.numerics import LayerIndex, dot, take_range, take_rows, unit_norm
 from pallas_kernels.packed_attention import Prefix
 
@@ -142,7 +143,7 @@ class Sites:
                     x = bound.method.inputs(bound, places[0], x)
         x = x.astype(w.dtype)
         needed = not all(any(b.replaces and b.acts_on(layer, site) for b in self.classes) for site in sites)
-        y = dot(x, w) if needed else jnp.zeros((x.shape[0], w.shape[1]), jnp.float32)
+        y = linear(x, w, self.operators["linear"]) if needed else jnp.zeros((x.shape[0], w.shape[1]), jnp.float32)
         outputs = []
         column = 0
         for place in places:
@@ -160,6 +161,7 @@ class Sites:
             y = bound.method.weight(bound, place, x, y, w) if product is None else bound.tokens.replace(y, product)
         for bound, addition in zip(acting, additions, strict=True):
             y = bound.method.total(bound, place, x, y) if addition is None else bound.tokens.add(y, addition)
+        y = y.astype(jnp.float32)
         if place.own.inputs < place.whole.inputs:
             y = summed(y)
         y = y + self.bias(place.layer, place.site, *y.shape)

@@ -54,10 +54,10 @@ class RowView:
         own = jnp.broadcast_to((self.slots > 0)[:, None], (r, length)).reshape(-1, 1)
         flat = jnp.broadcast_to(values, (r, length, o)).reshape(-1, o)
         if r * length == y.shape[0]:  # the window is the batch: nothing to cut out, and it fuses with its surroundings
-            return jnp.where(own, how(y, flat), y)
+            return jnp.where(own, _combined(y, how, flat), y)
         at = self.first * self.length
         window = jax.lax.dynamic_slice_in_dim(y, at, r * length)
-        return jax.lax.dynamic_update_slice_in_dim(y, jnp.where(own, how(window, flat), window), at, 0)
+        return jax.lax.dynamic_update_slice_in_dim(y, jnp.where(own, _combined(window, how, flat), window), at, 0)
 
 
 @jax.tree_util.register_dataclass
@@ -88,8 +88,13 @@ class SegmentView:
         each = size // values.shape[1]
         window = jax.lax.dynamic_slice_in_dim(y, self.first, self.cells.shape[0])
         own = self.cells < self.tokens.size
-        result = how(window, take_rows(values.reshape(-1, y.shape[1]), self.cells // each))
+        result = _combined(window, how, take_rows(values.reshape(-1, y.shape[1]), self.cells // each))
         return jax.lax.dynamic_update_slice_in_dim(y, jnp.where(own[:, None], result, window), self.first, 0)
+
+
+def _combined(y: Float[Array, "t o"], how: Combine, values: Float[Array, "t o"]) -> Float[Array, "t o"]:
+    """``how(y, values)`` in the format of the values, rounded to that of ``y``."""
+    return how(y.astype(values.dtype), values).astype(y.dtype)
 
 
 LightView = RowView | SegmentView

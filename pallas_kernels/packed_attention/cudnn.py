@@ -77,7 +77,8 @@ def _attend(
         k, v, lengths = _closed_up([*prefixes, Prefix(k, v, lengths)], q.dtype)
     q, k, v = (part.reshape(n, -1, heads, d // heads) for part in (q, k, v))
     least = jnp.maximum(lengths, 1)  # a row of no query has something to divide by
-    found = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=least, implementation=implementation)
+    with jax.default_matmul_precision("highest"):  # XLA's products of f32 numbers, which are TF32 on a GPU otherwise
+        found = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=least, implementation=implementation)
     return found.reshape(n, length, d)
 
 

@@ -27,6 +27,9 @@ TOKENS = 128
 """Threads of a warpgroup."""
 STRIPS = (32, 16, 8)
 """Columns that a block may take: a strip's sums are at most 16 KiB, so that a multiprocessor holds many blocks."""
+BLOCKS = 1024
+"""Blocks of a launch from which on a strip need not be narrower: about eight for each multiprocessor. On an H200, 384
+blocks of 32 columns took 17 us for 123 non-zeros each, a few at a time: they wait for memory, not for each other."""
 UNGUARDED = dataclasses.replace(SEMANTICS, unsafe_no_auto_barriers=True)
 """No barrier around each access to shared memory: a thread adds to its own sums alone."""
 AT_ONCE = 8
@@ -78,8 +81,10 @@ def block_sparse_matmul_mosaic(
     return _launch("block_sparse_matmul", x, rows, cols, ends, blocks, runs, size, layer, outputs, interpret)
 
 
-def _strip(outputs: int, side: int) -> int | None:
-    return next((n for n in STRIPS if outputs % n == 0 and n % side == 0), None)
+def _strip(outputs: int, side: int, tiles: int = 1) -> int | None:
+    """The widest strip of which there are enough for ``tiles`` tiles of tokens, or the narrowest."""
+    fitting = [n for n in STRIPS if outputs % n == 0 and n % side == 0]
+    return next((n for n in fitting if tiles * (outputs // n) >= BLOCKS), min(fitting, default=None))
 
 
 def _launch(
@@ -96,7 +101,7 @@ def _launch(
     interpret: Any,
 ) -> Float[Array, "k s o"]:
     side, capacity, tiles = blocks.shape[-1], len(runs.slots), -(-size // TOKENS)
-    strip = _strip(outputs, side)
+    strip = _strip(outputs, side, capacity * tiles)
     assert strip is not None
     tokens = take_runs(x, runs, tiles * TOKENS).reshape(capacity * tiles, TOKENS, -1)
     own = [bank.at[runs.slots, layer].get(mode="promise_in_bounds") for bank in (rows, cols, ends)]

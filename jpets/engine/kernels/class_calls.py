@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jpets.config import BackboneConfig
+from jpets.config import LINEAR_SITES, BackboneConfig
 from jpets.deltas import class_method
 from jpets.deltas.bank import storage_dtype
 from jpets.deltas.protocol import ClassKey
@@ -50,7 +50,8 @@ def class_calls(family: Family, program: ProgramKey) -> list[ClassCalls]:
         for operator, calls in [METHODS[key.method](shapes, key)]
         if calls
     ]
-    return [*found, ClassCalls(MODEL, "packed_attention", [shapes.attention()])]
+    own = ClassCalls(MODEL, "packed_attention", [shapes.attention()]), ClassCalls(MODEL, "linear", shapes.products())
+    return [*found, *own]
 
 
 def every_call(classes: Sequence[ClassCalls]) -> dict[tuple[str, str], Call]:
@@ -107,6 +108,19 @@ class _Shapes:
         x, slots = self.array(groups, length, inputs), self.array(groups, dtype=np.int32)
         shape = f"{inputs}x{rank}x{outputs}{words} {self.dtype}"
         return Call("low_rank", shape, (x, down, up, slots, LAYER), settings)
+
+    def products(self) -> list[Call]:
+        """The shared products of a layer."""
+        sizes = dict.fromkeys(self.config.dims(site) for site in LINEAR_SITES)
+        return [
+            Call(
+                "linear",
+                f"{inputs}x{outputs} {self.dtype}",
+                (self.array(self.bucket.tokens, inputs), self.array(inputs, outputs)),
+                {},
+            )
+            for inputs, outputs in sizes
+        ]
 
     def attention(self) -> Call:
         bucket, width = self.bucket, self.config.hidden_size

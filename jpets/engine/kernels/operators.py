@@ -11,6 +11,8 @@ from jpets.engine.kernels import samples
 from jpets.engine.kernels.calls import Call, Candidate, Operator, Sample, Table
 from pallas_kernels import low_rank, masked_matmul, packed_attention, sparse_matmul
 from pallas_kernels.gates import OPEN, Device
+from pallas_kernels.linear import GATES as LINEAR_GATES
+from pallas_kernels.linear import linear
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "masked_matmul": masked_matmul.masked_matmul,
@@ -19,8 +21,9 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "block_sparse_matmul": sparse_matmul.block_sparse_matmul,
     "low_rank": low_rank.low_rank,
     "packed_attention": packed_attention.packed_attention,
+    "linear": linear,
 }
-GATES = {**masked_matmul.GATES, **sparse_matmul.GATES, **low_rank.GATES, **packed_attention.GATES}
+GATES = {**masked_matmul.GATES, **sparse_matmul.GATES, **low_rank.GATES, **packed_attention.GATES, **LINEAR_GATES}
 """Of candidates that not every device can run, or that leave some operands to another candidate."""
 SAMPLES: Mapping[str, Callable[[Call, Any], Sample]] = {
     "masked_matmul": samples.masked_matmul,
@@ -29,6 +32,7 @@ SAMPLES: Mapping[str, Callable[[Call, Any], Sample]] = {
     "block_sparse_matmul": samples.sparse_matmul,
     "low_rank": samples.low_rank,
     "packed_attention": samples.packed_attention,
+    "linear": samples.linear,
 }
 
 

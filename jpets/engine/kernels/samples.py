@@ -76,6 +76,12 @@ def low_rank(call: Call, rng: np.random.Generator) -> Sample:
     return Sample((_normal(x, rng), *banks, own, *rest), settings)
 
 
+def linear(call: Call, rng: np.random.Generator) -> Sample:
+    """All tokens count."""
+    x, w, *rest = call.operands
+    return Sample((_normal(x, rng), _normal(w, rng, w.shape[0] ** -0.5), *rest), call.settings)
+
+
 def packed_attention(call: Call, rng: np.random.Generator) -> Sample:
     """Rows of half their group's length to the whole of it, as many as there are tokens for."""
     q, k, v, groups, cells, heads, *rest = call.operands

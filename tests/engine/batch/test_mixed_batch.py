@@ -107,6 +107,7 @@ def compare_with_dense(
     [
         *((bucket, dtype, ORDERED) for bucket in (RECTANGLE, PACKED) for dtype in ("float32", "bfloat16")),
         (RECTANGLE, "float32", WITHOUT_LOOPS),
+        (PACKED, "bfloat16", WITHOUT_LOOPS),
     ],
     ids=str,
 )
@@ -136,6 +137,22 @@ def test_a_row_keeps_its_bits_among_other_companions_and_at_other_places(
         for mine, theirs in zip(seen[0], other, strict=True):
             for what in mine:
                 assert mine[what].tobytes() == theirs[what].tobytes(), what
+
+
+@pytest.mark.parametrize("bucket", [RECTANGLE, PACKED], ids=str)
+def test_16_bit_forms_for_a_gpu_answer_as_those_for_a_cpu(bucket: Bucket) -> None:
+    rng = np.random.default_rng(8)
+    lengths, seen = lengths_for(bucket, rng), []
+    ids = [draw_ids(rng, n) for n in lengths]
+    for execution in (ORDERED, WITHOUT_LOOPS):
+        own = bench("tiny-bert", "bfloat16", execution)
+        tasks = [*own.tasks, None]
+        rows = [own.row(tasks[i % len(tasks)], each) for i, each in enumerate(ids)]
+        assembled, outputs = own.run(rows, bucket, make_variant(Layout(rows, bucket).needs))
+        seen.append([row_answer(assembled, outputs, query, 8)["pooled"] for query in range(len(rows))])
+    expected, found = (np.stack([np.asarray(each, np.float32).ravel() for each in own]) for own in seen)
+    errors = np.sqrt(np.square(found - expected).mean(1) / np.square(expected).mean(1))
+    assert 0 < errors.max() < 3e-2
 
 
 @pytest.mark.parametrize(
