@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -9,12 +11,12 @@ from support import FakeCompiling, pendings
 
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import FULL, Bucket, make_variant
+from jpets.engine.batch.bucket import FULL, Bucket, Variant, make_variant
 from jpets.engine.engine import Engine
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.placing import Placer
 from jpets.engine.planning.predictions import Predictions
-from jpets.engine.programs.program import ProgramKey
+from jpets.engine.programs.program import Program, ProgramKey
 
 SMALL = Bucket(96, ((8, 16),))
 """A bucket without programs."""
@@ -55,6 +57,18 @@ def test_mixtures_ask_for_one_program(engine: Engine) -> None:
     (general,) = {asked_for(engine, tasks) for tasks in MIXTURES}
     assert general.bucket == SMALL
     assert {key.method for key in general.variant.classes()} >= {"mask", "diff", "adapter", "bitfit"}
+
+
+def test_a_program_with_fewer_classes_is_taken_though_it_was_timed_as_slower(engine: Engine) -> None:
+    """Else it would never run, and its time never be corrected."""
+    wide = max(engine.replica.programs, key=lambda program: len(program.key.variant.classes()))
+    bare = Program(dataclasses.replace(wide.key, variant=Variant()), wide.compiled, seconds=1.0)
+    ready = [dataclasses.replace(wide, seconds=0.5), bare]
+    replica = types.SimpleNamespace(programs=ready, family=engine.replica.family, has_program=lambda key: True)
+    menu = Menu([wide.key.bucket], lambda bucket: 1.0, 8, 0)
+    placer = Placer(replica, Predictions(engine.costs, engine.profile), menu, None)  # type: ignore[arg-type]
+    assert placer.place(pendings(engine, [None])).program is bare
+    assert placer.place(pendings(engine, ["adapter"])).program is not bare
 
 
 def test_a_program_of_its_own_where_the_general_one_gains_little(engine: Engine) -> None:
