@@ -24,6 +24,8 @@ from jpets.engine.programs.program import Family, Program, ProgramKey
 
 HABIT = 0.1
 """Weight of the latest batch in the cost of its program."""
+SETTLED = 20
+"""Batches after which a program's time is known, whatever it was estimated at."""
 SURPRISE = 2.0
 """Factor by which a batch may differ from the expected time; beyond it, something else took the time."""
 FIRST_RATE = 1e-11
@@ -102,7 +104,7 @@ class CostTable:
         """Counts the time of a batch in ``program``."""
         known = program.seconds
         program.seconds += HABIT * (min(max(seconds, known / SURPRISE), known * SURPRISE) - known)
-        program.followed = True
+        program.followed += 1
 
     def estimate(self, key: ProgramKey) -> float:
         """Measured seconds, or what the program's arithmetic says."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from jpets.engine.batch.bucket import FULL, LEVELS, Variant
 from jpets.engine.batch.rows import Row
+from jpets.engine.costs.cost_table import SETTLED
 from jpets.engine.device.replica import Replica
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.needs import Needs
@@ -120,13 +121,18 @@ class Placer:
         return self._narrowest(best, needs), least
 
     def _narrowest(self, program: Program, needs: Needs) -> Program:
-        """The ready program of the same shape that has least beside what these rows need. It takes no longer; but where
-        its first time was measured as a little longer, it would never be taken, and so never be found to be faster."""
-        bucket, variant = program.key.bucket, program.key.variant
+        """The ready program of the same shape that has least beside what these rows need, unless it is known to take
+        longer. By an estimate, or a first time, that is a little too long it would never be taken, and so never be
+        found to be faster."""
         for other in self._replica.programs:
             key = other.key
-            if key.bucket == bucket and _has_more(variant, key.variant) and needs.met_by(key):
-                program, variant = other, key.variant
+            if (
+                key.bucket == program.key.bucket
+                and _has_more(program.key.variant, key.variant)
+                and (other.followed < SETTLED or other.seconds <= program.seconds)
+                and needs.met_by(key)
+            ):
+                program = other
         return program
 
     def _ideal(self, needs: Needs, levels: Sequence[int]) -> ProgramKey | None:

@@ -136,8 +136,8 @@ class Program:
     key: ProgramKey
     compiled: jax.stages.Compiled | Chain
     seconds: float = 0.0
-    followed: bool = False
-    """Whether batches have changed ``seconds``."""
+    followed: int = 0
+    """Batches that have changed ``seconds``."""
     stored_bytes: int = 0
     mappings: int = 0
     """Memory mappings of its code; mappings that other threads made while it was loaded count too."""

@@ -107,7 +107,7 @@ def test_memory_is_bounded() -> None:
     assert own.most(0.0) == key(3 * MOST_WANTED - 1)
 
 
-def program(of: ProgramKey, used: float, *, followed: bool = True) -> Program:
+def program(of: ProgramKey, used: float, *, followed: int = 1) -> Program:
     return Program(of, mock.Mock(), followed=followed, last_used=used)
 
 
@@ -115,7 +115,7 @@ def test_the_next_start_knows_the_programs_that_had_batches(tmp_path: pathlib.Pa
     file = RememberedPrograms(tmp_path / "costs" / "programs.json")
     assert file.read([LORA]) == []
     core, early, late, unused, other = key(1), key(2), key(3, LORA), key(4), key(5, LORA)
-    programs = [program(core, 9.0), program(early, 1.0), program(late, 2.0), program(unused, 3.0, followed=False)]
+    programs = [program(core, 9.0), program(early, 1.0), program(late, 2.0), program(unused, 3.0, followed=0)]
     file.write([*programs, program(other, 0.5)], [core])
     assert file.read([LORA]) == [late, early, other]
     assert file.read([]) == [early]

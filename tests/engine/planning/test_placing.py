@@ -12,6 +12,7 @@ from support import FakeCompiling, pendings
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, Bucket, Variant, make_variant
+from jpets.engine.costs.cost_table import SETTLED
 from jpets.engine.engine import Engine
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.placing import Placer
@@ -69,6 +70,8 @@ def test_a_program_with_fewer_classes_is_taken_though_it_was_timed_as_slower(eng
     placer = Placer(replica, Predictions(engine.costs, engine.profile), menu, None)  # type: ignore[arg-type]
     assert placer.place(pendings(engine, [None])).program is bare
     assert placer.place(pendings(engine, ["adapter"])).program is not bare
+    bare.followed = SETTLED
+    assert placer.place(pendings(engine, [None])).program is not bare, "by now it is known to be slower"
 
 
 def test_a_program_of_its_own_where_the_general_one_gains_little(engine: Engine) -> None:
