@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import pathlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -196,6 +199,15 @@ def test_parts_do_without_libraries(part: str) -> None:
         if module == part or module.startswith(f"{part}."):
             tops = {name.partition(".")[0] for name in imports(module)}
             assert not tops & {"torch", *FORBIDDEN.get(part, ())}, module
+
+
+def test_benchmarks_of_the_engine_need_no_package_of_a_server() -> None:
+    """They run on machines with a GPU from a bare checkout."""
+    absent = ["fastapi", "starlette", "uvicorn", "sqlalchemy", "cachetools"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import bench, benches.device.everything"
+    scripts = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": scripts}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
 
 
 def test_processes_that_are_started_import_nothing_of_the_working_folder() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.filesize import decimal
 
@@ -14,7 +14,9 @@ from jpets.config import EngineSettings
 from jpets.engine.device.memory import GIGABYTE
 from jpets.free_memory import usual_programs_mb
 from jpets.plot.table import SUFFIX
-from serving.hosted.services import Services
+
+if TYPE_CHECKING:
+    from serving.hosted.services import Services  # it needs a server's packages, and a process's memory does not
 
 OWN = Path("/proc/self")
 MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")

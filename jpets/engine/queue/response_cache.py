@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
+from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
-from cachetools import LRUCache
 
 from jpets.engine.batch.rows import Row
 from jpets.types import Result, Timing, Tokens
@@ -45,12 +45,12 @@ class ResponseCache:
         self.hits = 0
         self.misses = 0
         self._lock = threading.Lock()
-        self._kept: LRUCache[ResponseKey, Result] = LRUCache(budget, getsizeof=entry_bytes)
+        self._kept: MutableMapping[ResponseKey, Result] = _least_recent(budget) if budget else {}
 
     @property
     def bytes(self) -> int:
         """Host memory of the kept answers, estimated by ``entry_bytes``."""
-        return int(self._kept.currsize)
+        return int(getattr(self._kept, "currsize", 0))
 
     def get(self, key: ResponseKey) -> Result | None:
         """The kept answer, with a timing that says ``cache``; counts a hit or a miss."""
@@ -66,6 +66,12 @@ class ResponseCache:
             copy = _copied(result)
             with self._lock:
                 self._kept[key] = copy
+
+
+def _least_recent(budget: int) -> MutableMapping[ResponseKey, Result]:
+    from cachetools import LRUCache  # engines without this cache run in environments that lack it
+
+    return LRUCache(budget, getsizeof=entry_bytes)
 
 
 def entry_bytes(result: Result) -> int:
