@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 from benches.device.kernels import choice, kernels
+from benches.device.trace import trace
+from benches.device.traffic import traffic
 from benches.engine.breakdown import breakdown
 from benches.engine.capacity import capacity, memory
 from benches.engine.curve import curve
@@ -76,6 +78,8 @@ COMMANDS = (
     students,
     tenants,
     throughput,
+    trace,
+    traffic,
     validation,
 )
 for command in COMMANDS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from results import engine_tables, scheduling_tables, service_tables
+from results import device_tables, engine_tables, scheduling_tables, service_tables
 from results.documents import RESULTS, ROOT, Document, bench_commands, command, named, read_documents
 from results.headlines import headlines
 from results.markdown import fill_blocks, markdown_table
@@ -49,9 +49,14 @@ OF_REPORTS: Mapping[str, Tables] = {
     "jobs": service_tables.jobs,
     "students": service_tables.students,
     "debian-tasks": service_tables.debian,
+    "trace": device_tables.trace,
+    "kernels": device_tables.kernels,
+    "choice": device_tables.choice,
+    "traffic": device_tables.traffic,
 }
 """Tables of what ``bench.py`` and the experiments report, by the reports' names."""
 OF_FILES: Mapping[str, Callable[[], str]] = {
+    "kernel-tests": device_tables.kernel_tests,
     "soak": service_tables.soak,
     "small-tasks": service_tables.small_tasks,
     "demo-tasks": service_tables.demo_tasks,
@@ -59,6 +64,10 @@ OF_FILES: Mapping[str, Callable[[], str]] = {
 NOT_RUN = "Not run yet: `python scripts/bench.py {name}`."
 SCRIPT = "PYTHONPATH=scripts python -m"
 WRITERS: Mapping[str, Mapping[str, str]] = {
+    "kernel-tests": {
+        path.relative_to(ROOT).as_posix(): "scripts/bench_gpu --only kernel-tests"
+        for path in sorted(RESULTS.glob(f"*/{device_tables.KERNEL_TESTS}"))
+    },
     "soak": {"docs/results/cpu-2core/soak-10000.json": f"{SCRIPT} faults.soak --requests 10000 --json FILE"},
     "small-tasks": {"docs/results/cpu-2core/small-tasks.jsonl": f"{SCRIPT} experiments.small_tasks FILE"},
     "demo-tasks": {"checkpoints/demo/results.json": f"{SCRIPT} experiments.demo_tasks --out checkpoints/demo"},

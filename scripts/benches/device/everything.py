@@ -23,6 +23,10 @@ from rich.table import Table
 ROOT = pathlib.Path(__file__).parents[3]
 LEAST_SECONDS = 20.0
 """No measurement begins with less time left."""
+PARALLEL = ("-n", "4", "--dist", "loadfile", "-p", "no:benchmark")
+"""How tests run; that plugin warns of company, and a warning is an error."""
+ON_GPU = {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""Variables of tests there: by default they run on the CPU, and each process would take most of the memory."""
 SHOWN = ("qps", "tasks", "new_mb", "backbone_of_dense", "loops", "shared_scatters", "reference_ratio", "ratio")
 FIND_DEVICE = "import jax; d = jax.local_devices()[0]; print(d.platform, d.device_kind)"
 """In a process of its own: one that holds a GPU leaves no memory for others."""
@@ -37,6 +41,7 @@ class Measurement(NamedTuple):
     tests: bool = False
 
 
+FIVE = "adapter,lora,bitfit,mask,diff"
 ALL = "adapter,lora,bitfit,mask,diff,ia3,onebit,prefix,prompt"
 WIDE = ("--tasks", "128", "--length", "128")
 POLICIES = "fixed,alpha,packed,auto"
@@ -45,8 +50,8 @@ GPU = (
     Measurement("kernel-choice-32x32", ("choice",)),
     Measurement("kernel-choice-128x128", ("choice", "--tasks", "128", "--length", "128")),
     Measurement("kernels-bert-base", ("kernels",)),
-    Measurement("programs-cuda", ("programs", "--platform", "cuda")),
-    Measurement("programs-hopper", ("programs", "--candidates", "mosaic", "--capability", "9.0")),
+    Measurement("trace-128x128", ("trace",)),
+    Measurement("trace-32x32", ("trace", "--tasks", "32", "--length", "32", "--methods", FIVE)),
     Measurement("throughput-128x128", ("throughput", *WIDE, "--systems", "pets,backbone")),
     Measurement("throughput-128x128-all", ("throughput", *WIDE, "--methods", ALL, "--systems", "pets,backbone")),
     Measurement("breakdown-128x128", ("breakdown", *WIDE)),
@@ -89,17 +94,20 @@ def find_device() -> tuple[str, str]:
 
 def command(step: Measurement, result: pathlib.Path) -> list[str]:
     if step.tests:
-        return [sys.executable, "-m", "pytest", "-q", *step.arguments]
+        return [sys.executable, "-m", "pytest", *PARALLEL, *step.arguments]
     return [sys.executable, "scripts/bench.py", *step.arguments, "--json", str(result)]
 
 
-def run(step: Measurement, result: pathlib.Path, seconds: float) -> str:
+def run(step: Measurement, result: pathlib.Path, seconds: float, platform: str) -> str:
     """What became of the measurement, in words. Tests leave a result too, so that they are not run again."""
+    env = os.environ | (ON_GPU if step.tests and platform != "cpu" else {})
     start = time.monotonic()
     log = result.with_suffix(".log")
     with log.open("w") as output:
         try:
-            done = subprocess.run(command(step, result), cwd=ROOT, stdout=output, stderr=output, timeout=seconds)
+            done = subprocess.run(
+                command(step, result), cwd=ROOT, stdout=output, stderr=output, timeout=seconds, env=env
+            )
         except subprocess.TimeoutExpired:
             return f"stopped after {seconds:.0f} s, see {log.name}"
     took = f"{time.monotonic() - start:.0f} s"
@@ -148,7 +156,7 @@ def main(
             state = "no time left: call again"
         else:
             console.log(step.name)
-            state = run(step, result, left)
+            state = run(step, result, left, platform)
         table.add_row(step.name, state, shown(result) if result.exists() else "")
     console.print(table)
 
