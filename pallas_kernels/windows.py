@@ -9,6 +9,7 @@ has one, would make every token of the batch read twice for each class: on an H2
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -89,16 +90,14 @@ def combine_runs(
     values: Float[Array, "k s o"],
     runs: Runs,
 ) -> Float[Array, "t o"]:
-    """``y`` with ``how(y, values)`` at the runs' tokens; others keep their bits, and are not touched.
+    """``y`` with ``how(y, values)``, ``operator.add`` or ``replace``, at the runs' tokens; others keep their bits, and
+    are not touched.
 
     Runs do not overlap, so each token is written once: no addition is atomic, and equal inputs give equal bits.
     """
-    at = run_tokens(runs, values.shape[1], len(y)).reshape(-1)
-    flat = values.reshape(-1, y.shape[1])
-    # Fused with the writing, the reading of other places of y would make XLA write a copy of all of it.
-    old = jax.lax.optimization_barrier(take_rows(y, at))
-    found = how(old.astype(flat.dtype), flat)
-    return y.at[at].set(found.astype(y.dtype), mode="drop", unique_indices=True)
+    rows = y.at[run_tokens(runs, values.shape[1], len(y)).reshape(-1)]
+    write = {operator.add: rows.add, replace: rows.set}[how]
+    return write(values.reshape(-1, y.shape[1]).astype(y.dtype), mode="drop", unique_indices=True)
 
 
 def in_chunks(

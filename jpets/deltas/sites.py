@@ -143,13 +143,21 @@ class Sites:
                     x = bound.method.inputs(bound, places[0], x)
         x = x.astype(w.dtype)
         needed = not all(any(b.replaces and b.acts_on(layer, site) for b in self.classes) for site in sites)
-        y = linear(x, w, self.operators["linear"]) if needed else jnp.zeros((x.shape[0], w.shape[1]), jnp.float32)
-        outputs = []
-        column = 0
-        for place in places:
-            columns = slice(column, column := column + place.own.outputs)
-            outputs.append(self._at_site(place, x, y[:, columns], w[:, columns]))
-        return tuple(outputs)
+        weights = jnp.split(w, len(sites), axis=1)
+        if not needed:
+            parts = [jnp.zeros((x.shape[0], own.shape[1]), jnp.float32) for own in weights]
+        elif len(sites) > 1 and self._written(layer, sites):
+            parts = [linear(x, own, self.operators["linear"]) for own in weights]
+        else:
+            parts = jnp.split(linear(x, w, self.operators["linear"]), len(sites), axis=1)
+        return tuple(self._at_site(place, x, y, own) for place, y, own in zip(places, parts, weights, strict=True))
+
+    def _written(self, layer: int, sites: Sequence[str]) -> bool:
+        """Whether heavy classes write to outputs of these sites without a loop. Then each site has a product of its
+        own, which takes no longer: parts of a common one would be copied first."""
+        return self.operators.static_runs and any(
+            bound.method.kind == "heavy" and bound.acts_on(layer, site) for bound in self.classes for site in sites
+        )
 
     def _at_site(
         self, place: Place, x: Float[Array, "t i"], y: Float[Array, "t p"], w: Float[Array, "i p"]

@@ -28,6 +28,7 @@ from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, LEVELS, Bucket, Variant,
 from jpets.engine.programs.delta_order import Streams
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, trace_program
+from jpets.xla_flags import set_xla_flags
 
 H200 = """
 gpu_device_info {
@@ -89,7 +90,8 @@ def traffic(
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Kernels, bytes and least time of a batch of all tasks, and of the bare backbone, as compiled for an H200."""
-    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *UNTUNED])
+    set_xla_flags()
+    os.environ["XLA_FLAGS"] = " ".join([os.environ["XLA_FLAGS"], *UNTUNED])
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # cuDNN, which nothing calls here, may be absent
     jax.config.update("jax_platforms", "cpu")
     device = topologies.get_topology_desc(platform="cuda", target_config=H200, topology="1x1x1").devices[0]
