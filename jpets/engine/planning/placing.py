@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Protocol
@@ -32,11 +31,17 @@ COARSE_LEVELS = (2, 4, FULL)
 Beside heavy classes of few queries they get all: it costs little beside loops."""
 
 
-@functools.lru_cache(4096)
-def _has_more(variant: Variant, other: Variant) -> bool:
-    """Whether ``variant`` computes all that ``other`` does, in runs of the same length, and something besides."""
-    alike = variant != other and variant.run == other.run and variant.replaced == other.replaced
-    return alike and variant.has_room({key: other.level(key) for key in other.classes()})
+def _room(variant: Variant) -> tuple[int, int]:
+    """Classes, and their levels in all."""
+    classes = variant.classes()
+    return len(classes), sum(map(variant.level, classes))
+
+
+def _has_more(key: ProgramKey, other: ProgramKey) -> bool:
+    """Whether a program computes all that another one does, in runs of the same length, and something besides."""
+    variant, less = key.variant, other.variant
+    alike = variant != less and variant.run == less.run and variant.replaced == less.replaced
+    return alike and variant.has_room({each: less.level(each) for each in less.classes()})
 
 
 class Compiling(Protocol):
@@ -67,6 +72,7 @@ class Placer:
         self._predictions = predictions
         self._menu = menu
         self._compiling = compiling
+        self._known: tuple[Sequence[Program], dict[int, Sequence[Program]]] = ((), {})
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
@@ -124,16 +130,21 @@ class Placer:
         """The ready program of the same shape that has least beside what these rows need, unless it is known to take
         longer. By an estimate, or a first time, that is a little too long it would never be taken, and so never be
         found to be faster."""
-        for other in self._replica.programs:
-            key = other.key
-            if (
-                key.bucket == program.key.bucket
-                and _has_more(program.key.variant, key.variant)
-                and (other.followed < SETTLED or other.seconds <= program.seconds)
-                and needs.met_by(key)
-            ):
-                program = other
+        for other in self._narrower(program):
+            if (other.followed < SETTLED or other.seconds <= program.seconds) and needs.met_by(other.key):
+                return other
         return program
+
+    def _narrower(self, program: Program) -> Sequence[Program]:
+        """The ready programs of its shape that compute less, those that compute least first."""
+        ready = self._replica.programs
+        if self._known[0] is not ready:
+            self._known = (ready, {})
+        narrower = self._known[1]
+        if id(program) not in narrower:  # a key would be hashed with all its classes
+            less = [p for p in ready if p.key.bucket == program.key.bucket and _has_more(program.key, p.key)]
+            narrower[id(program)] = sorted(less, key=lambda each: _room(each.key.variant))
+        return narrower[id(program)]
 
     def _ideal(self, needs: Needs, levels: Sequence[int]) -> ProgramKey | None:
         bucket = next((bucket for bucket in self._menu.buckets if bucket.holds(needs.lengths)), None)
