@@ -95,8 +95,9 @@ def combine_runs(
 
     Runs do not overlap, so each token is written once: no addition is atomic, and equal inputs give equal bits.
     """
+    assert how in (operator.add, replace)
     rows = y.at[run_tokens(runs, values.shape[1], len(y)).reshape(-1)]
-    write = {operator.add: rows.add, replace: rows.set}[how]
+    write = rows.set if how is replace else rows.add
     return write(values.reshape(-1, y.shape[1]).astype(y.dtype), mode="drop", unique_indices=True)
 
 
