@@ -20,7 +20,7 @@ from pallas_kernels.windows import REFERENCE
 
 def linear_narrow(x: Float[Array, "*b i"], w: Float[Array, "i o"]) -> Float[Array, "*b o"]:
     """x W, accumulated in f32 and rounded to the format of a 16-bit ``w`` once."""
-    if w.dtype.itemsize != 2:
+    if not _takes(x, w):
         return dot(x, w)
     axes = (((x.ndim - 1,), (0,)), ((), ()))
     return jax.lax.dot_general(x.astype(w.dtype), w, axes, preferred_element_type=w.dtype)

@@ -116,8 +116,7 @@ def in_chunks(
     size = -(-len(slots) // -(-len(slots) // most))  # as even as can be
     done: list[Array] = []
     for first in range(0, len(slots), size):
-        rows, own = jax.lax.optimization_barrier((x[first : first + size], slots[first : first + size]))
-        if done:
-            rows, own, done[-1] = jax.lax.optimization_barrier((rows, own, done[-1]))
+        chunk = (x[first : first + size], slots[first : first + size], *done[-1:])
+        rows, own, *done[-1:] = jax.lax.optimization_barrier(chunk)
         done.append(product(rows, own))
     return done[0] if len(done) == 1 else jnp.concatenate(done)

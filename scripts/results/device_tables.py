@@ -45,18 +45,17 @@ def traffic(found: Sequence[Document]) -> str:
         for system in ("pets", "backbone"):
             own, layers = each.systems[system], each.settings["layers"]
             rows.append(
-                [
+                (
                     f"{each.settings['tasks']} x {each.settings['length']}",
                     "the backbone" if system == "backbone" else each.settings["candidates"].replace(",", ", "),
                     str(own["kernels"]),
                     f"{own['bytes'] / 1e9 / layers:.2f}",
                     f"{own['flops'] / 1e12 / layers:.3f}",
                     f"{own['least_ms'] / layers:.2f}",
-                ]
+                )
             )
-    rows = [list(row) for row in dict.fromkeys(tuple(row) for row in rows)]
     head = ["tasks x tokens", "candidates", "kernels in all", "GB a layer", "TFLOP a layer", "least ms a layer"]
-    return markdown_table(head, rows, left=2)
+    return markdown_table(head, list(dict.fromkeys(rows)), left=2)  # the backbone's is the same each time
 
 
 def _note(document: Document) -> str:

@@ -32,15 +32,13 @@ def test_a_products_derivative_is_that_of_the_same_numbers_in_f32(
         np.testing.assert_allclose(found.astype(jnp.float32), truth, atol=tolerance * float(jnp.abs(truth).max()))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "narrow"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")]
-)
-def test_a_narrow_product_is_rounded_once(dtype: str, narrow: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_narrow_product_is_rounded_once(dtype: str) -> None:
     rng = np.random.default_rng(2)
     x, w = jnp.asarray(rng.normal(size=(64, 512)), dtype), jnp.asarray(rng.normal(size=(512, 32)), dtype)
     wide, found = linear(x, w), linear(x, w, "narrow")
-    assert (wide.dtype, found.dtype) == (jnp.float32, jnp.dtype(narrow))
-    steps = float(jnp.finfo(narrow).eps) * jnp.maximum(jnp.abs(wide), 1e-2)
+    assert (wide.dtype, found.dtype) == (jnp.float32, jnp.dtype(dtype))
+    steps = float(jnp.finfo(dtype).eps) * jnp.maximum(jnp.abs(wide), 1e-2)
     assert (jnp.abs(found.astype(jnp.float32) - wide) <= steps).all()
 
 

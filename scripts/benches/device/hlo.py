@@ -129,7 +129,7 @@ def _flops(operands: Sequence[Instruction], shape: str) -> int:
     found = SHAPE.search(shape)
     if found is None or len(operands) < 2:
         return 0
-    left, right = (math.prod(_elements(dims) for _, dims in SHAPE.findall(own.shape)[:1]) for own in operands[:2])
+    left, right = (sum(_elements(dims) for _, dims in SHAPE.findall(own.shape)) for own in operands[:2])
     out, dims = _elements(found[2]), found[2].split(",")
     batch = int(dims[0]) if len(dims) > 2 else 1
     return 2 * out * math.isqrt(left * right // (out * batch))

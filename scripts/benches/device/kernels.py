@@ -59,8 +59,16 @@ def blocked(key: ClassKey) -> tuple[tuple[str, int], ...]:
 
 def bench_program(family: Family, tasks: int, length: int) -> ProgramKey:
     """One query of each task, all of one length, in the longest runs."""
-    run = max(size for size in HEAVY_RUNS if size <= max(length, HEAVY_RUNS[0]))
-    return ProgramKey(Bucket(tasks * length, ((tasks, length),)), make_variant({}, run))
+    return ProgramKey(rectangle(tasks, length), make_variant({}, longest_run(length)))
+
+
+def rectangle(tasks: int, length: int) -> Bucket:
+    return Bucket(tasks * length, ((tasks, length),))
+
+
+def longest_run(length: int) -> int:
+    """Of heavy classes, for rows of ``length`` tokens."""
+    return max(size for size in HEAVY_RUNS if size <= max(length, HEAVY_RUNS[0]))
 
 
 def with_tiles(table: Table) -> Table:

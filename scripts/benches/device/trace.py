@@ -14,9 +14,8 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import typer
 
-from benches.engine.throughput import running_engine
+from benches.engine.throughput import running_engine, task_queries
 from benches.shared import interleave, random_backbone, random_tasks, report
-from jpets.deltas import task_lead
 from jpets.types import Query
 from jpets.xla_flags import set_xla_flags
 
@@ -100,7 +99,7 @@ def trace(
     loaded = random_backbone(backbone)
     made = random_tasks(loaded, methods.split(","), tasks)
     ids = list(range(1000, 1000 + length))
-    mixed = [Query(own.id, input_ids=ids[task_lead(own).tokens :]) for own in made]
+    mixed = task_queries(made, [ids] * tasks)
     bare = [Query(None, input_ids=ids)] * tasks
     with running_engine(loaded, made, mixed, [length] * tasks, 0.0) as engine:
         engine.specialise(bare)

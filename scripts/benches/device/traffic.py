@@ -12,19 +12,18 @@ import os
 import pathlib
 from collections.abc import Sequence
 from typing import Annotated, Any
-from unittest import mock
 
 import jax
 import typer
-from jax._src.cudnn import fused_attention_stablehlo  # not public yet
 from jax.experimental import topologies
 
 from benches.device.hlo import Kernel, kernels_of
+from benches.device.kernels import longest_run, rectangle
 from benches.engine.programs import chosen_operators, cudnn_found, family_of
 from benches.shared import console, named_backbone, report
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, LEVELS, Bucket, Variant, capacity, make_variant
+from jpets.engine.batch.bucket import FULL, LEVELS, Bucket, Variant, capacity, make_variant
 from jpets.engine.programs.delta_order import Streams
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, trace_program
@@ -57,8 +56,7 @@ def exact_variant(family: Family, bucket: Bucket, tasks: int, length: int) -> Va
     def level(key: ClassKey) -> int:
         return share if class_method(key.method).kind in ("light", "heavy") else FULL
 
-    run = max(size for size in HEAVY_RUNS if size <= max(length, HEAVY_RUNS[0]))
-    return make_variant({key: level(key) for key, _ in family.slots}, run)
+    return make_variant({key: level(key) for key, _ in family.slots}, longest_run(length))
 
 
 def seconds_of(kernel: Kernel) -> float:
@@ -99,10 +97,10 @@ def traffic(
     config = dataclasses.replace(config, layers=layers or config.layers)
     operators, names = chosen_operators(candidates, "cuda", "9.0"), methods.split(",")
     family = family_of(config, names, -(-tasks // len(names)) + 2, operators, Streams(1), "bfloat16")
-    bucket = Bucket(tasks * length, ((tasks, length),))
+    bucket = rectangle(tasks, length)
     figures: dict[str, Any] = {}
     for name, variant in {"pets": exact_variant(family, bucket, tasks, length), "backbone": Variant()}.items():
-        with mock.patch.object(fused_attention_stablehlo, "cuda_versions", None), cudnn_found():
+        with cudnn_found():
             traced = trace_program(family, ProgramKey(bucket, variant), MeshSlice([device], config.heads))
         compiled = traced.lower().compile().as_text() or ""
         kernels = list(kernels_of(compiled))

@@ -116,6 +116,11 @@ def running_engine(
             yield engine
 
 
+def task_queries(owners: Sequence[Task], ids: Sequence[list[int]]) -> list[Query]:
+    """A query of each owner; a prompt takes the places of some of its text."""
+    return [Query(own.id, input_ids=row[task_lead(own).tokens :]) for own, row in zip(owners, ids, strict=True)]
+
+
 def throughput(
     backbone: str = "bert-base",
     init: str = "random",
@@ -138,8 +143,8 @@ def throughput(
     count = tasks * per_task_batch
     lengths = draw_lengths(count, length, length_std, loaded.config.max_positions)
     ids = [list(range(1000, 1000 + n)) for n in lengths]
-    owners = [made[i // per_task_batch] for i in range(count)]  # a prompt takes the places of some of its text
-    mixed = [Query(own.id, input_ids=row[task_lead(own).tokens :]) for own, row in zip(owners, ids, strict=True)]
+    owners = [made[i // per_task_batch] for i in range(count)]
+    mixed = task_queries(owners, ids)
     bare = [Query(None, input_ids=tokens) for tokens in ids]
     with running_engine(loaded, made, mixed, lengths, merged_gb) as engine:
         engine.specialise(bare)
