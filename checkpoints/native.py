@@ -94,7 +94,7 @@ def read_native(folder: Path, name: str | None = None, *, verify: bool = True) -
         tokenizer_json,
         manifest.fingerprint,
         manifest.embeds,
-        root=tables.tree.root.layers if tables is not None else None,
+        root=tables.tree.vectors if tables is not None else None,
     )
     check_finite(from_params(params, manifest.config))
     if verify and backbone.computed_fingerprint() != manifest.fingerprint:

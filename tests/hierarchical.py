@@ -18,9 +18,11 @@ from checkpoints.native import read_native, write_native
 from jpets.config import TableFormat
 from jpets.model.encoder import Params, split
 from jpets.plot.build import build_table, root_keys, write_layers
+from jpets.plot.domains import DomainTables
+from jpets.plot.forms import forms_of, write_forms
 from jpets.plot.layers import NGramLayers
 from jpets.plot.ngrams import Window, keys_of, ngrams
-from jpets.plot.tree import LAYERS, TABLES, Branch, Tree
+from jpets.plot.tree import FORMS, LAYERS, TABLES, Branch, Tree
 from jpets.plot.values import stored
 from jpets.tokenizing import NO_ROW, TextEncoder
 from jpets.training.adapt import Hierarchical
@@ -36,8 +38,10 @@ IN_DOMAIN = ("some text", "other words of the domain", "a", "a text of the root"
 
 
 @functools.cache
-def layers_of(name: str = "tiny-bert", size: int = 3) -> NGramLayers:
-    return NGramLayers(tiny(name).config, Window.of(size), COUNT)
+def layers_of(name: str = "tiny-bert", size: int = 3, normal: bool = False) -> NGramLayers:
+    whole = tiny(name)
+    forms = forms_of(whole.tokenizer_json, whole.config.vocab_size) if normal else None
+    return NGramLayers(whole.config, Window.of(size), COUNT, forms)
 
 
 @functools.cache
@@ -53,11 +57,10 @@ def model_of(name: str = "tiny-bert", size: int = 3, seed: int = 1) -> Hierarchi
     return Hierarchical(noisy["ngrams"], noisy["upper"])
 
 
-def keys_of_texts(name: str, texts: Sequence[str], size: int = 3) -> np.ndarray:
-    encoder, window = TextEncoder.of(tiny(name)), Window.of(size)
+def keys_of_texts(name: str, texts: Sequence[str], layers: NGramLayers) -> np.ndarray:
     rule = Preprocessing(truncation=True)
-    found = [keys_of(ngrams(ids, None, window)) for ids in ids_of(encoder, texts, rule)]
-    return np.unique(np.concatenate(found))
+    given = ids_of(TextEncoder.of(tiny(name)), texts, rule)
+    return np.unique(np.concatenate([keys_of(ngrams(layers.normal(ids), None, layers.window)) for ids in given]))
 
 
 def ids_of(encoder: TextEncoder, texts: Sequence[str], rule: Preprocessing) -> list[np.ndarray]:
@@ -70,9 +73,11 @@ def write_tables(
     size: int = 3,
     domains: Sequence[tuple[str, Sequence[str], int]] = (),
     kept_as: TableFormat = "bfloat16",
+    normal: bool = False,
 ) -> pathlib.Path:
-    """A backbone's folder. Each domain has a name, texts, and the seed of its n-gram layers."""
-    layers, model = layers_of(name, size), model_of(name, size)
+    """A backbone's folder. Each domain has a name, texts, and the seed of its n-gram layers. ``normal``: tokens are
+    looked up by their normal forms."""
+    layers, model = layers_of(name, size, normal), model_of(name, size)
     plot = folder.parent / f"{folder.name}-plot"
     for part in (LAYERS, TABLES):
         (plot / part).mkdir(parents=True)
@@ -84,16 +89,18 @@ def write_tables(
         whole = {"source": str(FIXTURES / name), "fingerprint": tiny(name).fingerprint}
         return Branch(path.stem, digest, {"whole": whole})
 
-    frequent = keys_of_texts(name, IN_ROOT, size)
-    root = branch(model.ngrams, root_keys(frequent, layers.window, words))
+    frequent = keys_of_texts(name, IN_ROOT, layers)
+    root = branch(model.ngrams, root_keys(frequent, layers.window, words, layers.forms))
     made = {
-        own: branch(domain_layers(name, size, seed), keys_of_texts(name, texts, size)) for own, texts, seed in domains
+        own: branch(domain_layers(name, size, seed), keys_of_texts(name, texts, layers)) for own, texts, seed in domains
     }
-    Tree(layers.window, layers.config.hidden_size, COUNT, root, made, kept_as).write(plot)
+    forms = None if layers.forms is None else write_forms(plot / FORMS, layers.forms)
+    tree = Tree(layers.window, layers.config.hidden_size, COUNT, root, made, kept_as, forms)
+    tree.write(plot)
     tensors = from_params(model.upper, layers.upper)
     whole = tiny(name)
     made_backbone = Backbone.of_tensors(
-        f"{name}-tables", layers.upper, tensors, whole.tokenizer_json, whole.embeds, root.layers
+        f"{name}-tables", layers.upper, tensors, whole.tokenizer_json, whole.embeds, tree.vectors
     )
     write_native(made_backbone, folder, plot)
     return folder
@@ -114,12 +121,14 @@ def computed(
     """Logits of texts whose n-grams are computed: by the domain's layers where they are in its table, else by the
     root's, which has ``IN_ROOT`` and each token alone; a missing n-gram by what is left without its farthest
     neighbour."""
+    assert isinstance(backbone.tables, DomainTables)
     size = sum(backbone.config.window) + 1
-    layers, model = layers_of(name, size), model_of(name, size)
+    layers, model = layers_of(name, size, backbone.tables.tree.forms is not None), model_of(name, size)
     window = layers.window
-    given = ids_of(TextEncoder.of(tiny(name)), texts, dataclasses.replace(task.preprocessing, domain=None))
-    own = grams_of_texts(name, texts_of_domain, size) if task.preprocessing.domain else set()
-    root = grams_of_texts(name, IN_ROOT, size)
+    rule = dataclasses.replace(task.preprocessing, domain=None)
+    given = [layers.normal(one) for one in ids_of(TextEncoder.of(tiny(name)), texts, rule)]
+    own = grams_of_texts(name, texts_of_domain, layers) if task.preprocessing.domain else set()
+    root = grams_of_texts(name, IN_ROOT, layers)
     known = root | {cut(gram, window, *span) for gram in root for span in window.shorter}
     spans = [(window.before, window.after), *window.shorter]
     ids = np.full((len(texts), MOST), NO_ROW)
@@ -150,9 +159,9 @@ def vectors_of(name: str, size: int) -> Callable[[Params, np.ndarray], np.ndarra
     return lambda params, grams: np.asarray(compute(jax.tree.map(jnp.asarray, params), grams))
 
 
-def grams_of_texts(name: str, texts: Sequence[str], size: int) -> set[tuple[int, ...]]:
+def grams_of_texts(name: str, texts: Sequence[str], layers: NGramLayers) -> set[tuple[int, ...]]:
     given = ids_of(TextEncoder.of(tiny(name)), texts, Preprocessing(truncation=True))
-    return {tuple(gram) for ids in given for gram in ngrams(ids, None, Window.of(size)).tolist()}
+    return {tuple(gram) for ids in given for gram in ngrams(layers.normal(ids), None, layers.window).tolist()}
 
 
 def cut(gram: tuple[int, ...], window: Window, before: int, after: int) -> tuple[int, ...]:

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 
 from jpets.config import DType, TableFormat
 from jpets.errors import InvalidTable
 from jpets.files import write_atomic
 from jpets.model.encoder import Params
 from jpets.plot.layers import NGramLayers
-from jpets.plot.ngrams import Window, grams_of, keys_of, shortened
+from jpets.plot.ngrams import Window, alone, grams_of, keys_of, shortened
 from jpets.plot.table import TableInfo, TableWriter
 from jpets.plot.tree import LAYERS_SUFFIX
 from jpets.types import Progress
@@ -69,12 +69,14 @@ def read_layers(folder: Path, digest: str, word: Any) -> Params:
     return params
 
 
-def root_keys(frequent: Shaped[np.ndarray, " k"], window: Window, words: int) -> Shaped[np.ndarray, " keys"]:
-    """The sorted keys of a root table: frequent n-grams, what each falls back to, and every token alone."""
+def root_keys(
+    frequent: Shaped[np.ndarray, " k"], window: Window, words: int, forms: Int[np.ndarray, " w"] | None = None
+) -> Shaped[np.ndarray, " keys"]:
+    """The sorted keys of a root table: frequent n-grams, what each falls back to, and every token alone; with ``forms``
+    all of normal forms."""
     grams = grams_of(frequent, window.size)
-    alone = np.zeros((words, window.size), np.int64)
-    alone[:, window.before] = np.arange(words) + 1
-    parts = [frequent, *(keys_of(shortened(grams, window, *own)) for own in window.shorter), keys_of(alone)]
+    parts = [frequent, *(keys_of(shortened(grams, window, *own)) for own in window.shorter)]
+    parts.append(keys_of(alone(words, window, forms)))
     return np.unique(np.concatenate(parts))
 
 

@@ -65,6 +65,7 @@ class DomainTables:
         self.folder, self._words = folder, words
         self._stamp, self._looks_at, self._again_at = tree_stamp(folder), time.monotonic() + LOOK_SECONDS, math.inf
         tree = Tree.read(folder)
+        self._forms = tree.read_forms(folder, words)
         self._arena = Arena(tree.info(tree.root), size)
         self._placed: dict[str, _Placed] = {}
         self._lock = threading.Lock()
@@ -201,12 +202,12 @@ class DomainTables:
         if before is not None and tree.trunk != before.tree.trunk:
             raise InvalidTable("the root of the tables changed: load the backbone again")
         root = self._place(tree, tree.root)
-        lookups: dict[str | None, Lookup] = {None: Lookup(root.table, None, self._words)}
+        lookups: dict[str | None, Lookup] = {None: Lookup(root.table, None, self._words, self._forms)}
         first, problems = {root.table.name: root.first}, dict[str, str]()
         for name, branch in tree.domains.items():
             try:
                 own = self._place(tree, branch)
-                lookups[name] = Lookup(root.table, own.table, self._words)
+                lookups[name] = Lookup(root.table, own.table, self._words, self._forms)
                 first[own.table.name] = own.first
             except JpetsError as error:
                 problems[name] = error.message

@@ -32,12 +32,13 @@ class NGramLayers:
     """The first ``count`` layers of a backbone, computed for each n-gram alone.
 
     Parameters are a plain dict: ``lower``, those of an encoder of ``count`` layers; ``gate``, a weight [p, d] and bias
-    [p] of the sigmoid gates.
+    [p] of the sigmoid gates. With ``forms`` (``jpets.plot.forms``) an n-gram's vectors are those of its normal form.
     """
 
     config: BackboneConfig
     window: Window
     count: int
+    forms: Int[np.ndarray, " w"] | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.count < self.config.layers:
@@ -66,6 +67,10 @@ class NGramLayers:
             window=(self.window.before, self.window.after),
         )
 
+    def normal(self, ids: Int[np.ndarray, " t"]) -> Int[np.ndarray, " t"]:
+        """The normal forms of token ids; without forms the ids themselves."""
+        return ids if self.forms is None else self.forms[ids + 1] - 1
+
     @functools.cached_property
     def _encoder(self) -> SplitEncoder:
         return split(self.lower)
@@ -89,6 +94,8 @@ class NGramLayers:
     def vectors(self, params: Params, grams: Int[Array, "k n"], dtype: str = "float32") -> Float[Array, "k p d"]:
         """The gated vectors of n-grams of raised ids, f32: what tables hold. Zero for a place without a token, which no
         token attends to."""
+        if self.forms is not None:
+            grams = jnp.asarray(self.forms, grams.dtype)[grams]
         order = jnp.argsort(grams == 0, axis=1, stable=True)  # tokens first: attention ends at a length
         ids = jnp.maximum(jnp.take_along_axis(grams, order, 1) - 1, 0).reshape(-1)
         lengths = (grams != 0).sum(1)

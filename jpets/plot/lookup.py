@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from jpets.errors import InvalidInput, InvalidTable
-from jpets.plot.ngrams import Window, keys_of, shortened
+from jpets.plot.ngrams import Window, alone, keys_of, shortened
 from jpets.plot.table import Table
 
 DOMAIN, ROOT = 0, 1
@@ -54,23 +54,26 @@ def among(keys: Shaped[np.ndarray, " t"], known: Shaped[np.ndarray, " k"]) -> Bo
 class Lookup:
     """The tables of one domain: ``domain``, then ``root``, then ``root`` with fewer neighbours. None: the root alone.
 
-    ``words`` is the size of the vocabulary. Raises ``InvalidTable`` where the root lacks one of its tokens alone: then
-    a text could have a token without vectors.
+    ``words`` is the size of the vocabulary; with ``forms`` (``jpets.plot.forms``) n-grams are looked up by their normal
+    forms. Raises ``InvalidTable`` where the root lacks one of its tokens alone: then a text could have a token without
+    vectors.
     """
 
-    def __init__(self, root: Table, domain: Table | None, words: int) -> None:
+    def __init__(
+        self, root: Table, domain: Table | None, words: int, forms: Int[np.ndarray, " w"] | None = None
+    ) -> None:
         if domain is not None and dataclasses.replace(domain.info, layers=root.info.layers) != root.info:
             raise InvalidTable(
                 "a domain's table must have the window, the width and the format of the root's; build it again"
             )
-        self.root, self.domain, self._words = root, domain, words
+        self.root, self.domain, self._words, self._forms = root, domain, words, forms
         self._window: Window = root.info.window
         self._spans = [(self._window.before, self._window.after), *self._window.shorter]
-        alone = np.zeros((words, self._window.size), np.int64)
-        alone[:, self._window.before] = np.arange(words) + 1
-        if missing := int((root.find(keys_of(alone)) < 0).sum()):
+        keys = keys_of(alone(words, self._window, forms))
+        if missing := int((root.find(keys) < 0).sum()):
             raise InvalidTable(
-                f"the root table must have each of {words:,} tokens alone, found {missing:,} missing; build it again"
+                f"the root table must have each of {len(keys):,} tokens alone, found {missing:,} missing; build it "
+                "again"
             )
 
     def find(self, grams: Int[np.ndarray, "t n"]) -> Found:
@@ -78,9 +81,10 @@ class Lookup:
 
         Raises ``InvalidInput`` for tokens that are not in the vocabulary.
         """
-        centre = grams[:, self._window.before]
-        if ((centre < 1) | (centre > self._words)).any():
+        if (grams[:, self._window.before] < 1).any() or (grams < 0).any() or (grams > self._words).any():
             raise InvalidInput(f"token ids must be from 0 to {self._words - 1}")
+        if self._forms is not None:
+            grams = self._forms[grams]
         keys = keys_of(grams)
         order = keys.argsort()  # neighbours in the order of keys are neighbours in the table
         found = self.domain.find(keys[order]) if self.domain is not None else np.full(len(keys), -1)

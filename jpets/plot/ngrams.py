@@ -111,6 +111,15 @@ def shortened(grams: Int[np.ndarray, "t n"], window: Window, before: int, after:
     return kept
 
 
+def alone(words: int, window: Window, forms: Int[np.ndarray, " w"] | None = None) -> Int[np.ndarray, "k n"]:
+    """The n-gram of each token of a vocabulary of ``words`` ids without neighbours; with ``forms``, a map of raised
+    ids (``jpets.plot.forms``), of each normal form."""
+    raised = np.arange(1, words + 1) if forms is None else np.unique(forms[1:])
+    found = np.zeros((len(raised), window.size), np.int64)
+    found[:, window.before] = raised
+    return found
+
+
 def keys_of(grams: Int[np.ndarray, "t n"]) -> Shaped[np.ndarray, " t"]:
     """Keys that are equal where n-grams are, and sort as they do: 64-bit integers up to three tokens, else ``LONG``."""
     halves = [grams[:, -HALF:]] if grams.shape[1] <= HALF else [grams[:, :-HALF], grams[:, -HALF:]]

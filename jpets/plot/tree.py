@@ -5,6 +5,7 @@ A folder holds:
     tree.json          what the files beside it are
     tables/*.plot      tables, named by their content
     layers/*.safetensors   the n-gram layers that computed them, named by theirs
+    forms/*.forms   the normal forms by which n-grams are looked up, if they are, named by theirs
 
 Files never change. ``tree.json`` is replaced whole, so a reader sees the old tree or the new one.
 """
@@ -19,14 +20,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+from jaxtyping import Int
+
 from jpets.config import TableFormat
 from jpets.errors import InvalidTable, NotFound
 from jpets.files import STALE_SECONDS, write_atomic
+from jpets.plot.forms import read_forms
 from jpets.plot.ngrams import Window
 from jpets.plot.table import SUFFIX, TableInfo
 
 FORMAT = 1
-TREE, TABLES, LAYERS, LOCK = "tree.json", "tables", "layers", "tree.lock"
+TREE, TABLES, LAYERS, FORMS, LOCK = "tree.json", "tables", "layers", "forms", "tree.lock"
 LAYERS_SUFFIX = ".safetensors"
 NAMED_DIGITS = 12
 """Digits of the digest of its n-gram layers that a domain's full name ends with."""
@@ -49,7 +54,8 @@ class Branch:
 @dataclasses.dataclass(frozen=True)
 class Tree:
     """``width`` is the numbers of a vector, ``count`` the layers that tables stand for; all tables store vectors
-    alike, as ``kept_as`` says."""
+    alike, as ``kept_as`` says, and are looked up by the same normal ``forms``: a file's name, None for tokens as they
+    are."""
 
     window: Window
     width: int
@@ -57,6 +63,7 @@ class Tree:
     root: Branch
     domains: Mapping[str, Branch] = dataclasses.field(default_factory=dict)
     kept_as: TableFormat = "bfloat16"
+    forms: str | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -73,7 +80,8 @@ class Tree:
             domains = {str(name): Branch(**own) for name, own in data["domains"].items()}
             window = Window(**data["window"])
             shape = int(data["width"]), int(data["count"])
-            return cls(window, *shape, Branch(**data["root"]), domains, data.get("kept_as", "bfloat16"))
+            kept_as, forms = data.get("kept_as", "bfloat16"), data.get("forms")
+            return cls(window, *shape, Branch(**data["root"]), domains, kept_as, forms)
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidTable(f"{TREE} is damaged; build the tables again") from error
 
@@ -100,9 +108,14 @@ class Tree:
         return tree
 
     @property
+    def vectors(self) -> str:
+        """What decides all vectors of the root: its n-gram layers, and the normal forms of tokens."""
+        return self.root.layers if self.forms is None else f"{self.root.layers} {self.forms}"
+
+    @property
     def trunk(self) -> tuple[object, ...]:
         """All but the domains."""
-        return self.window, self.width, self.count, self.root, self.kept_as
+        return self.window, self.width, self.count, self.root, self.kept_as, self.forms
 
     def branch(self, domain: str) -> Branch:
         """A domain by its name, or by its full name. Raises ``NotFound``."""
@@ -127,6 +140,10 @@ class Tree:
         name = domain.partition("@")[0]
         kept = {other: branch for other, branch in self.domains.items() if other != name}
         return dataclasses.replace(self, domains=kept)
+
+    def read_forms(self, folder: Path, words: int) -> Int[np.ndarray, " w"] | None:
+        """The normal forms of a vocabulary of ``words`` tokens. Raises ``InvalidTable``."""
+        return None if self.forms is None else read_forms(folder / FORMS, self.forms, words)
 
     def info(self, branch: Branch) -> TableInfo:
         return TableInfo(branch.layers, self.window, self.width, self.kept_as)

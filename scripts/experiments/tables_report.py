@@ -128,6 +128,22 @@ def of_shares(lines: Sequence[Line]) -> str:
     return markdown_table(head, rows)
 
 
+def of_variants(whole: Sequence[Line], lines: Sequence[Line]) -> str:
+    """What tasks keep of full fine-tuning over each variant's tables, and what these take."""
+    full = [{**line, "variant": "full"} for line in whole if line["method"] == "full"]
+    kept = relative([*full, *lines], lambda line: line["variant"], "full", lambda line: (line["task"], line["seed"]))
+    tasks = [name for name in TASKS if any(line["task"] == name for line in lines)]
+    rows = []
+    for name in dict.fromkeys(line["variant"] for line in lines):
+        own = [line for line in lines if line["variant"] == name]
+        first, table = own[0], own[0]["table"]
+        sizes = [f"{table['entries']:,}", f"{table['bytes'] / 1e6:,.0f}"]
+        scores = [_mean(own, task, first["method"]) for task in tasks]
+        ratio = per_cent(kept.get(name, []))
+        rows.append([str(first["layers"]), str(first["ngram"]), *sizes, f"**{ratio}**", *scores])
+    return markdown_table(["lower layers", "n", "entries", "MB", "% of full fine-tuning", *tasks], rows)
+
+
 def main(
     folder: Annotated[pathlib.Path, typer.Argument(exists=True, file_okay=False, help="of results")],
     page: Annotated[pathlib.Path | None, typer.Option(exists=True, help="page to put the tables into")] = None,
@@ -140,6 +156,8 @@ def main(
         parts.append(of_areas(areas))
     if shares := read(folder, "area-shares.jsonl"):
         parts.append(of_shares(shares))
+    if variants := read(folder, "table-variants.jsonl"):
+        parts.append(of_variants(read(folder, "debian-tasks-whole.jsonl"), variants))
     written = "\n\n".join(parts)
     if page is None:
         typer.echo(written)

@@ -14,7 +14,8 @@ from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.app.jobs import tables
 from jpets.engine.engine import Engine
-from jpets.types import Classification, Query
+from jpets.tokenizing import TextEncoder
+from jpets.types import Classification, Preprocessing, Query
 
 QUICK = ("--epochs", 1, "--batch", 16, "--dtype", "float32", "--max-length", 16)
 
@@ -64,6 +65,32 @@ def test_a_domain_from_a_text_file_and_a_task_on_it(
     assert result.exit_code == 1 and "there is no domain 'files'" in result.stderr
     result = run("task", "eval", task, data, "--backbone", folder)
     assert result.exit_code == 1 and "there is no domain" in result.stderr
+
+
+def test_a_root_and_its_domains_by_normal_forms(
+    run: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are trained on, counted and looked up without their case, and are another backbone than those with it."""
+    monkeypatch.setattr(tables, "LEAST_TOKENS", 10)
+    source, folder, plain = FIXTURES / "tiny-roberta", tmp_path / "tables", tmp_path / "plain"
+    of_root = ("--layers", 1, "--share", 1, *QUICK)
+    for own, more in ((folder, ("--normal-forms",)), (plain, ())):
+        result = run("plot", "root", source, texts, own, *of_root, *more, "--epochs", 0)
+        assert result.exit_code == 0, result.output
+    for epochs in (1, 0):
+        result = run("plot", "domain", folder, texts, "files", "--share", 1, *QUICK, "--epochs", epochs)
+        assert result.exit_code == 0, result.output
+    backbone, other = load_backbone(folder), load_backbone(plain)
+    assert backbone.fingerprint != other.fingerprint
+    assert backbone.tables is not None and other.tables is not None
+    small, large = (TextEncoder.of(load_backbone(source)).encode(Query(None, text), Preprocessing()).ids
+                    for text in ("x a b", "X A B"))  # fmt: skip
+    assert (small != large).any()
+    for domain in (None, "files"):
+        np.testing.assert_array_equal(backbone.tables.rows(small, domain), backbone.tables.rows(large, domain))
+    assert (other.tables.rows(small, None) != other.tables.rows(large, None)).any()
+    found = backbone.tables.report()[1].levels
+    assert sum(found.values()) == 2 * len(small)
 
 
 def test_what_cannot_be_made_is_refused(run: Run, texts: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ DOMAINS = (("games", IN_DOMAIN, 2), ("science", ("words of science",), 3))
 TEXTS = (
     "some text",
     "a text of the root",
+    "A TEXT of the Root",
     "unheard words xyzzy",
     "a",
     "words of science and other words of the domain, which are many " * 2,
@@ -46,16 +47,18 @@ def task_of(backbone: Backbone, method: str, domain: str | None) -> Task:
     return make_task(backbone, f"{method}-{domain or 'root'}", [delta], head, preprocessing=rule)
 
 
-@pytest.fixture(scope="module", params=["tiny-bert", "tiny-roberta float8", "tiny-roberta staged"])
+@pytest.fixture(
+    scope="module", params=["tiny-bert", "tiny-roberta float8", "tiny-roberta staged", "tiny-roberta normal"]
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Engine, list[Task]]]:
-    """Staged: as a device with memory of its own would get them."""
+    """Staged: as a device with memory of its own would get them; normal: looked up by normal forms."""
     folder = tmp_path_factory.mktemp("tables")
     name, _, how = request.param.partition(" ")
     settings = dataclasses.replace(ENGINE_SETTINGS, tables="staged" if how == "staged" else "auto")
     kept_as: TableFormat = "float8" if how == "float8" else "bfloat16"
-    backbone = opened(write_tables(folder / "own", name, domains=DOMAINS, kept_as=kept_as))
+    backbone = opened(write_tables(folder / "own", name, domains=DOMAINS, kept_as=kept_as, normal=how == "normal"))
     methods = METHODS if request.param == "tiny-bert" else ("lora", "prompt")
     tasks = [task_of(backbone, method, domain) for method in methods for domain in (None, "games", "science")]
     with Engine(backbone, tasks, settings, cache_dir=folder / "cache").start() as engine:

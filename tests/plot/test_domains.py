@@ -17,9 +17,10 @@ from jpets.files import STALE_SECONDS
 from jpets.plot import domains
 from jpets.plot.arena import Arena
 from jpets.plot.domains import DomainTables
+from jpets.plot.forms import SUFFIX, write_forms
 from jpets.plot.ngrams import Window, keys_of, ngrams
 from jpets.plot.table import BLOCK_BYTES, HEADER_BYTES, Table, TableInfo, TableWriter
-from jpets.plot.tree import TABLES, TREE, Branch, Tree, table_path
+from jpets.plot.tree import FORMS, TABLES, TREE, Branch, Tree, table_path
 
 WORDS, WIDTH, WINDOW = 30, 16, Window.of(3)
 ROOT, GAMES = "a" * 64, "b" * 64
@@ -52,6 +53,17 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     root, games = written(tmp_path, ROOT, alone(), 1), written(tmp_path, GAMES, grams(), 2)
     Tree(WINDOW, WIDTH, 1, Branch(root, ROOT), {"games": Branch(games, GAMES)}).write(tmp_path)
     return tmp_path
+
+
+def test_tables_whose_normal_forms_are_gone_are_refused(folder: pathlib.Path) -> None:
+    forms = np.array([0, *(1 + np.arange(WORDS) // 2 * 2)])
+    digest = write_forms(folder / FORMS, forms)
+    Tree.change(folder, lambda tree: dataclasses.replace(tree, forms=digest))
+    own = DomainTables(folder, WORDS)
+    np.testing.assert_array_equal(own.rows(np.array([4, 6]), None), own.rows(np.array([5, 7]), None))
+    (folder / FORMS / f"{digest}{SUFFIX}").unlink()
+    with pytest.raises(InvalidTable, match="normal forms of these tables are missing"):
+        DomainTables(folder, WORDS)
 
 
 def damage(path: pathlib.Path, at: int, count: int = 1) -> None:

@@ -66,6 +66,22 @@ def test_a_root_without_one_of_the_tokens_is_refused(tmp_path: Path) -> None:
         Lookup(root, None, WORDS + 1)
 
 
+def test_normal_forms_are_looked_up_instead_of_tokens(tmp_path: Path) -> None:
+    """Here each odd word's form is the even one before it; a root needs no other words."""
+    window = Window.of(3)
+    forms = np.array([0, 1, 1, 3, 3, 5, 5])
+    root = table_of(tmp_path, window, {(0, word, 0) for word in (1, 3, 5)} | {(1, 3, 5)})
+    own = Lookup(root, None, WORDS, forms)
+    grams = ngrams(np.array([1, 3, 5, 4]), None, window)
+    found = own.find(grams)
+    assert found.level.tolist() == [3, 1, 3, 2]
+    np.testing.assert_array_equal(found.row, Lookup(root, None, WORDS, forms).find(forms[grams]).row)
+    with pytest.raises(InvalidTable, match="each of 3 tokens alone, found 1 missing"):
+        Lookup(table_of(tmp_path, window, {(0, 1, 0), (0, 3, 0), (0, 6, 0)}), None, WORDS, forms)
+    with pytest.raises(InvalidInput, match="token ids"):
+        own.find(np.array([[0, 1, WORDS + 1]]))
+
+
 def test_tables_and_tokens_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     root = table_of(tmp_path, Window.of(3), alone(Window.of(3)))
     with pytest.raises(InvalidTable, match="window"):

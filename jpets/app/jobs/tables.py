@@ -28,11 +28,12 @@ from jpets.errors import Conflict, InvalidInput, JpetsError
 from jpets.files import TEMPORARY, WEEK_SECONDS, sweep
 from jpets.plot.build import build_table, read_layers, root_keys, write_layers
 from jpets.plot.choice import Chosen, choose
+from jpets.plot.forms import forms_of, write_forms
 from jpets.plot.layers import NGramLayers
 from jpets.plot.lookup import levels_of
 from jpets.plot.ngrams import Window, ngrams
 from jpets.plot.table import BUILDING, Table
-from jpets.plot.tree import LAYERS, TABLES, Branch, Tree, table_path
+from jpets.plot.tree import FORMS, LAYERS, TABLES, Branch, Tree, table_path
 from jpets.plot.values import check_format
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.adapt import Hierarchical, adapt, train_domain
@@ -63,6 +64,8 @@ class Making:
     """Texts that are trained on, drawn at random: counts want all there are, layers are content with fewer."""
     kept_as: TableFormat = "bfloat16"
     """How a root's vectors are stored; those of its domains are stored alike."""
+    normal_forms: bool = False
+    """Whether a root's tables, and those of its domains, are looked up by the normal forms of tokens."""
     report: Progress = lambda what, done, of: None
     step: Callable[[UpdateReport], None] = lambda step: None
 
@@ -93,13 +96,15 @@ def make_root(
     """
     if destination.exists():
         raise Conflict(f"{destination.name} exists already; remove it or choose another name")
-    layers = NGramLayers(backbone.config, Window.of(ngram), count)
+    words = backbone.config.vocab_size
+    forms = forms_of(backbone.tokenizer_json, words) if making.normal_forms else None
+    layers = NGramLayers(backbone.config, Window.of(ngram), count, forms)
     check_format(making.kept_as, backbone.config.hidden_size)
     texts = _texts(backbone, examples, making)
     with _kept(checkpoints, destination.parent) as folder:
-        chosen = _chosen(backbone, examples, texts, layers.window, folder, making)
-        keys, found = (root_keys(own, layers.window, backbone.config.vocab_size) for own in chosen)
-        texts = [_at_levels(own, layers.window, found) for own in _drawn(texts, making)]
+        chosen = _chosen(backbone, examples, texts, layers, folder, making)
+        keys, found = (root_keys(own, layers.window, words, forms) for own in chosen)
+        texts = [_at_levels(own, layers, found) for own in _drawn(texts, making)]
         tables, kept = folder / PLOT / TABLES, folder / PLOT / LAYERS
         for own in (tables, kept):
             own.mkdir(parents=True, exist_ok=True)
@@ -126,10 +131,12 @@ def make_root(
         whole = {"source": source, "fingerprint": backbone.fingerprint}
         branch = Branch(table.stem, digest, {**_details(making, examples, keys), "whole": whole})
         width = backbone.config.hidden_size
-        Tree(layers.window, width, count, branch, kept_as=making.kept_as).write(folder / PLOT)
+        looked_up = None if forms is None else write_forms(folder / PLOT / FORMS, forms)
+        tree = Tree(layers.window, width, count, branch, kept_as=making.kept_as, forms=looked_up)
+        tree.write(folder / PLOT)
         upper = jax.tree.map(np.asarray, model.upper)
         tensors = from_params(upper, layers.upper)
-        made = Backbone.of_tensors(name, layers.upper, tensors, backbone.tokenizer_json, backbone.embeds, digest)
+        made = Backbone.of_tensors(name, layers.upper, tensors, backbone.tokenizer_json, backbone.embeds, tree.vectors)
         write_native(made, destination, folder / PLOT)
     return Made(branch, losses)
 
@@ -184,9 +191,9 @@ def build_domain(
         )
     lower, losses = model.ngrams, None
     with _kept(checkpoints, folder / PLOT) as kept:
-        keys, found_there = _chosen(plain, examples, texts, layers.window, kept, making)
+        keys, found_there = _chosen(plain, examples, texts, layers, kept, making)
         known = Table(table_path(folder / PLOT, tree.root), tree.info(tree.root)).keys
-        texts = [_at_levels(own, layers.window, known, found_there) for own in _drawn(texts, making)]
+        texts = [_at_levels(own, layers, known, found_there) for own in _drawn(texts, making)]
         if making.plan.epochs:
             whole = whole or _whole(tree)
             _check_whole(whole, tree, layers.config)
@@ -222,7 +229,8 @@ def opened_layers(backbone: Backbone, folder: Path, domain: str | None = None) -
     word = backbone.params["word"]
     upper = {name: own for name, own in backbone.params.items() if name != "table"}
     lower = read_layers(folder / PLOT / LAYERS, branch.layers, word)
-    return NGramLayers(whole, tree.window, tree.count), Hierarchical(lower, upper)
+    forms = tree.read_forms(folder / PLOT, whole.vocab_size)
+    return NGramLayers(whole, tree.window, tree.count, forms), Hierarchical(lower, upper)
 
 
 def _whole(tree: Tree) -> Backbone:
@@ -268,17 +276,18 @@ def _drawn(texts: Sequence[Tokens], making: Making) -> Sequence[Tokens]:
 
 
 def _at_levels(
-    text: Tokens, window: Window, root: Shaped[np.ndarray, " k"], domain: Shaped[np.ndarray, " d"] | None = None
+    text: Tokens, layers: NGramLayers, root: Shaped[np.ndarray, " k"], domain: Shaped[np.ndarray, " d"] | None = None
 ) -> Tokens:
     """A text to train on as tables will hold it: what serves it is what learns from it."""
-    return text._replace(levels=levels_of(ngrams(text.ids, None, window), root, window, domain))
+    grams = ngrams(layers.normal(text.ids), None, layers.window)
+    return text._replace(levels=levels_of(grams, root, layers.window, domain))
 
 
 def _chosen(
     backbone: Backbone,
     examples: Sequence[Example],
     texts: Sequence[Tokens],
-    window: Window,
+    layers: NGramLayers,
     folder: Path,
     making: Making,
 ) -> Chosen:
@@ -287,11 +296,11 @@ def _chosen(
 
     def each() -> Iterator[Any]:
         for number, example in enumerate(examples, 1):
-            yield encoder.encode(Query(None, example.plain), rule).ids
+            yield layers.normal(encoder.encode(Query(None, example.plain), rule).ids)
             if number % 1000 == 0 or number == len(examples):
                 making.report("texts counted", number, len(examples))
 
-    return choose(each(), [own.ids for own in texts], window, making.share, folder)
+    return choose(each(), [layers.normal(own.ids) for own in texts], layers.window, making.share, folder)
 
 
 def _details(making: Making, examples: Sequence[Example], keys: Shaped[np.ndarray, " k"]) -> dict[str, Any]:

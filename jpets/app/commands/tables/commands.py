@@ -55,6 +55,9 @@ def root(
     kept_as: Annotated[
         str, typer.Option("--values", help="how vectors are stored: bfloat16 or float8, half as large")
     ] = "bfloat16",
+    normal_forms: Annotated[
+        bool, typer.Option(help="look tokens up without their case, so that fewer bytes find more n-grams")
+    ] = False,
     max_length: MaxLength = 128,
     dtype: TrainingDType = "bfloat16",
     checkpoints: Kept = None,
@@ -77,7 +80,7 @@ def root(
         with busy("read backbone"):
             backbone = load_backbone(source)
         count = layers or max(1, backbone.config.layers // 2)
-        making = dataclasses.replace(making, kept_as=cast("Any", kept_as))
+        making = dataclasses.replace(making, kept_as=cast("Any", kept_as), normal_forms=normal_forms)
         again = str(Path(source).resolve()) if Path(source).exists() else source
         called = name or destination.name
         made = make_root(backbone, called, examples, destination, count, ngram, making, checkpoints, again)
