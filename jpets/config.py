@@ -298,12 +298,13 @@ class EngineSettings:
 class SizingRule:
     """How many students of a group answer (Student Parallelism sections B.4.1 to B.4.3).
 
-    ``groups`` of all students run side by side on a device, and each computes so many texts ``together`` (the largest
-    element of the paper's buffer): by default as in its table 5. Smaller groups run side by side in larger numbers.
+    ``groups`` of all students run side by side on a device, one as it executes one batch at a time; each computes so
+    many texts ``together`` (the largest element of the paper's buffer), None for as many as take at most twice the time
+    of one. Smaller groups run side by side in larger numbers.
     """
 
-    groups: int = 4
-    together: int = 4
+    groups: int = 1
+    together: int | None = None
     window: float = 120.0
     """Seconds of quiet after which one more student answers."""
     fixed: bool = False

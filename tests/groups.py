@@ -1,14 +1,17 @@
-"""Groups of students over tiny backbones."""
+"""Groups of students over tiny backbones, and their sizes under a clock that a test sets."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from support import make_head, make_task, random_delta, shallow
 
 from checkpoints.backbone import Backbone
+from jpets.config import SizingRule
+from jpets.engine.students.sizing import GroupSize
 from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
 from jpets.training.predict import group_logits
@@ -34,3 +37,29 @@ def logits_by_size(task: Task, texts: Sequence[str], backbone: Backbone | None =
     text = TextEncoder.of(backbone)
     tokens = [text.encode(Query(None, each), RULE) for each in texts]
     return group_logits(task, split(backbone.config), dict(backbone.params), text, tokens)
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def sized(clock: Clock, largest: int = 3, devices: int = 1, **rule: Any) -> GroupSize:
+    size = GroupSize(SizingRule(**rule), devices, clock)
+    size.resize(largest)
+    return size
+
+
+def ask(size: GroupSize, queries: int) -> None:
+    for _ in range(queries):
+        size.asked()
+
+
+def answer(size: GroupSize, queries: int) -> None:
+    for _ in range(queries):
+        size.answered()

@@ -164,6 +164,9 @@ class Engine(Serves):
         (more,) = spare
         self.memory.limit = self.memory.use(self.replica.programs).total + more
 
+    def beside(self, rows: int, length: int) -> int:
+        return self.profile.current.beside(rows, length)
+
     def idle(self, id: str, *, tenant: str = DEFAULT_TENANT) -> bool:
         """Whether no query for this task waits or runs."""
         entry = self.tasks.entry(tenant, id)

@@ -164,10 +164,12 @@ class BalanceReport:
 
 @dataclass(frozen=True)
 class StudentsReport:
-    """How groups of students answer. ``largest`` is the number of students of the largest group, ``answering`` how many
-    of them answer now; ``answers`` counts answers by the number of students that made them."""
+    """How groups of students answer. ``together`` texts of a group are computed at a time, ``largest`` is the number of
+    students of the largest group, ``answering`` how many of them answer now; ``answers`` counts answers by the number
+    of students that made them."""
 
     rule: SizingRule
+    together: int
     groups: int
     largest: int
     answering: int

@@ -61,8 +61,12 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
         "load", description="how many students of a group answer: as the load allows, or all"
     )
     students_window: float = Field(120.0, gt=0, description="quiet seconds after which one more student answers again")
-    students_groups: int = Field(4, ge=1, description="groups of all students that run side by side on a device")
-    students_together: int = Field(4, ge=1, description="texts that a group of students computes at a time")
+    students_groups: int = Field(1, ge=1, description="groups of all students that run side by side on a device")
+    students_together: int = Field(
+        0,
+        ge=0,
+        description="texts that a group of students computes at a time; 0: by the device's costs",
+    )
     max_inputs: int = Field(1024, ge=1, description="most texts in a request")
     max_body_mb: int = Field(2, ge=1, description="largest JSON body in MiB")
     max_task_mb: int = Field(512, ge=1, description="largest task file in MiB")
@@ -130,7 +134,7 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
 
     def sizing_rule(self) -> SizingRule:
         return SizingRule(
-            self.students_groups, self.students_together, self.students_window, fixed=self.students == "all"
+            self.students_groups, self.students_together or None, self.students_window, fixed=self.students == "all"
         )
 
     def serving_settings(self) -> ServingSettings:

@@ -187,7 +187,8 @@ async def infer(
     label and the score 0 for special tokens), padded to the longest, with `lengths`; question answering (`text` is the
     question, `text_pair` the context) `logits` for each token, `start` and `end` (token positions, `end` exclusive),
     `score`, and `answer`, which is empty where token ids were sent, with `lengths`; embedding heads and the backbone
-    `embedding`. The first row that fails, fails the request.
+    `embedding`; a group of students also `students`, how many of them made each answer. The first row that fails, fails
+    the request.
     """
     task, number = await _find(here, model, version)
     known = [each["name"] for each in outputs_of(task, _hidden_size(here, task))]

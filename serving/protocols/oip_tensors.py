@@ -67,7 +67,12 @@ def inputs_of() -> list[dict[str, Any]]:
 
 
 def outputs_of(task: Task | None, hidden_size: int) -> list[dict[str, Any]]:
-    """Metadata of a model's outputs."""
+    """Metadata of a model's outputs; those of a group say how many students made them."""
+    own = _outputs_of(task, hidden_size)
+    return own if task is None or task.students is None else [*own, _each("students", "INT64")]
+
+
+def _outputs_of(task: Task | None, hidden_size: int) -> list[dict[str, Any]]:
     if task is None or task.head.type == "embedding":
         return [{"name": "embedding", "datatype": "FP32", "shape": [-1, hidden_size]}]
     rows = [-1, -1] if task.head.reads_tokens else [-1]
@@ -198,9 +203,15 @@ def tensors_of(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
 
     Raises ``Saturated`` where rows saw different versions of the task with outputs of different shapes.
     """
-    first = results[0]
     if len({_layout(result) for result in results}) > 1:
         raise Saturated(REPLACED)
+    students = [result.students for result in results if result.students is not None]
+    own = _tensors_of(results)
+    return {**own, **_named(students=np.array(students, np.int64))} if students else own
+
+
+def _tensors_of(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
+    first = results[0]
     if isinstance(first, Embedding):
         return _named(embedding=np.stack([r.embedding for r in results if isinstance(r, Embedding)]))
     if isinstance(first, Tokens):
@@ -214,9 +225,10 @@ def tensors_of(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
     return _named(logits=logits, label=np.array([r.label for r in rows if isinstance(r, Classification)]), score=score)
 
 
-def _layout(result: Result) -> tuple[str, tuple[str, ...], int]:
+def _layout(result: Result) -> tuple[str, tuple[str, ...], int, bool]:
     names = result.names if isinstance(result, (Classification, Tokens)) else ()
-    return type(result).__name__, names, result.logits.size if isinstance(result, Regression) else 0
+    values = result.logits.size if isinstance(result, Regression) else 0
+    return type(result).__name__, names, values, result.students is None
 
 
 def _token_tensors(rows: Sequence[Tokens]) -> dict[str, dict[str, Any]]:

@@ -51,7 +51,7 @@ def _items(services: Services) -> list[StudentsItem]:
                 answers=dict(own.answers),
                 fixed=own.rule.fixed,
                 side_by_side=own.rule.groups,
-                together=own.rule.together,
+                together=own.together,
                 window=own.rule.window,
             )
         )

@@ -6,33 +6,22 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 import pytest
-from groups import group_task, logits_by_size
+from groups import Clock, answer, ask, group_task, logits_by_size, sized
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, light_or_mask_task, logits_of, shallow, wait_until
 
 from jpets.config import SizingRule
 from jpets.engine.engine import Engine
 from jpets.engine.students.combining import combined, when_all
 from jpets.engine.students.serving import StudentServing
-from jpets.engine.students.sizing import GroupSize
 from jpets.errors import InvalidTask, NotFinite, NotFound, Saturated, UnknownClass
+from jpets.scheduling.costs.measured_profile import MOST_BESIDE
 from jpets.types import Classification, Embedding, Failure, Query, Result, Task
 
 TEXTS = ["a small text", "another one of some more words", "one"]
 FIXED = SizingRule(fixed=True)
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(scope="module")
@@ -257,90 +246,45 @@ def test_cancelling_a_query_cancels_its_students() -> None:
     assert isinstance(found, Embedding) and found.embedding == [1.0]
 
 
-def sized(clock: Clock, largest: int = 3, devices: int = 1, **rule: Any) -> GroupSize:
-    size = GroupSize(SizingRule(**rule), devices, clock)
-    size.resize(largest)
-    return size
+def test_a_group_computes_as_many_texts_as_the_device_is_profiled_for(
+    serving: Callable[..., StudentServing], own_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for the largest group and for texts as long as those of late, and again after a while."""
+    asked_for: list[tuple[int, int]] = []
+
+    def beside(rows: int, length: int) -> int:
+        asked_for.append((rows, length))
+        return 5
+
+    clock, tokens = Clock(), []
+    engine = serving(SizingRule(), clock)
+    engine.add_task(group_task())
+    monkeypatch.setattr(own_engine, "beside", beside)
+    assert engine.size.together == 1
+    for _ in range(3):
+        tokens += [result.tokens for result in engine.infer([Query("group", TEXTS[0])])]
+    told = engine.report().students
+    assert asked_for == [(3, 32)] and told is not None and told.together == 5
+    clock.now += 11
+    engine.infer([Query("group", TEXTS[0])])
+    (_, (rows, length)) = asked_for
+    assert rows == 3 and tokens[0] <= length < 32
+    ask(engine.size, 5)
+    assert engine.size.of(3) == 3, "one group takes them"
+    engine.size.asked()
+    assert engine.size.of(3) == 2
+    answer(engine.size, 6)
+    own = sized(Clock(), together=2)
+    own.profiled(7)
+    assert own.together == 2, "a number that was asked for stays"
 
 
-def ask(size: GroupSize, queries: int) -> None:
-    for _ in range(queries):
-        size.asked()
-
-
-def answer(size: GroupSize, queries: int) -> None:
-    for _ in range(queries):
-        size.answered()
-
-
-def test_students_are_dropped_while_queries_wait_and_come_back_after_quiet_windows() -> None:
-    clock = Clock()
-    size = sized(clock, groups=1, together=1, window=120)
-    assert size.of(3) == 3 and size.of(2) == 2
-    size.asked()
-    assert size.of(3) == 3, "an idle group takes it"
-    size.asked()
-    assert size.of(3) == 2, "as many wait as there are groups: one"
-    size.asked()
-    assert size.of(3) == 1 and size.drops == 2
-    ask(size, 50)
-    assert size.of(3) == 1 and size.of(1) == 1, "one student always answers"
-    clock.now = 1000
-    assert size.of(3) == 1, "it was not quiet"
-    answer(size, 53)
-    clock.now = 1000 + 119.9
-    assert size.of(3) == 1
-    clock.now = 1000 + 120
-    assert size.of(3) == 2
-    clock.now = 1000 + 240
-    assert size.of(3) == 3 and size.additions == 2
-    clock.now = 5000
-    assert size.of(3) == 3 and size.dropped == 0
-
-
-def test_quiet_takes_more_idle_students_than_occupied_groups() -> None:
-    """Three groups of one student run side by side: with two of them occupied one student is idle, which is too few."""
-    clock = Clock()
-    size = sized(clock, groups=1, together=1, window=10)
-    ask(size, 9)
-    answer(size, 7)
-    clock.now = 100
-    assert size.of(3) == 1
-    size.answered()
-    clock.now = 109
-    assert size.of(3) == 1
-    clock.now = 110
-    assert size.of(3) == 2, "one group is occupied, and two students are idle"
-    clock.now = 1000
-    assert size.of(3) == 2, "there is one group of two students, and it is occupied"
-
-
-def test_a_fixed_rule_and_more_room() -> None:
-    fixed = sized(Clock(), groups=1, together=1, fixed=True)
-    ask(fixed, 100)
-    assert fixed.of(3) == 3 and fixed.drops == 0
-    roomy = sized(Clock(), devices=2, groups=2, together=4)
-    ask(roomy, 16 + 12)
-    assert roomy.of(3) == 3, "four groups of four texts run, and three elements wait"
-    roomy.asked()
-    assert roomy.of(3) == 2, "as many elements wait as there are groups"
-    ask(roomy, 15)
-    assert roomy.of(3) == 2, "six groups of two run side by side"
-
-
-def test_as_many_answer_when_groups_come_and_go() -> None:
-    size = sized(Clock(), groups=1, together=1)
-    ask(size, 3)
-    assert size.of(3) == 1
-    size.resize(5)
-    assert size.of(5) == 1, "a larger group does not make the others larger in the middle of a burst"
-    size.resize(2)
-    assert size.of(2) == 1
-    size.resize(1)
-    assert size.of(1) == 1 and size.dropped == 0
-    whole = sized(Clock())
-    whole.resize(5)
-    assert whole.of(5) == 5
+def test_what_runs_side_by_side_takes_at_most_twice_as_long(own_engine: Engine) -> None:
+    profile = own_engine.profile.current
+    for rows, length in ((1, 8), (3, 16)):
+        count = own_engine.beside(rows, length)
+        one, some, more = profile.alpha.at(np.array([1, count, count + 1]) * rows, [length])[:, 0]
+        assert some <= 2 * one and (more > 2 * one or count == MOST_BESIDE)
 
 
 def test_under_load_fewer_students_answer(serving: Callable[..., StudentServing], own_engine: Engine) -> None:

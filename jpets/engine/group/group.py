@@ -295,6 +295,9 @@ class EngineGroup(Serves):
         for member, more in zip(self._members, spare, strict=True):
             member.limit([more])
 
+    def beside(self, rows: int, length: int) -> int:
+        return min(member.beside(rows, length) for member in self._members)
+
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
         home = self.homes.get(TaskName(tenant, id))
         return home.devices if home is not None else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import threading
 import time
 from collections import Counter
@@ -29,6 +30,13 @@ from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.workloads.registry import network_of
 from jpets.errors import JpetsError, NotFound, Saturated
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
+
+USUAL_LENGTH = 32.0
+"""Tokens of a text while none was answered."""
+HABIT = 0.05
+"""Weight of the latest text in that."""
+PROFILE_SECONDS = 10.0
+"""Seconds between looks at what the device computes at a time: its costs get better while it serves."""
 
 
 class StudentServing(Serves):
@@ -59,6 +67,9 @@ class StudentServing(Serves):
         """Held while groups change."""
         self._numbers = itertools.count()
         self._answers: Counter[int] = Counter()
+        self._length = USUAL_LENGTH
+        """Tokens of a text, in the mean of late."""
+        self._clock, self._profiled_at = clock, -math.inf
         self._counting = threading.Lock()
 
     @classmethod
@@ -167,8 +178,17 @@ class StudentServing(Serves):
             if group is None:
                 return None
             group.asked += 1
+        self._profile()
         self.size.asked()
         return group
+
+    def _profile(self) -> None:
+        """Learns now and then how many texts a group should compute at a time (section B.4.1)."""
+        now = self._clock()
+        if now < self._profiled_at + PROFILE_SECONDS:
+            return
+        self._profiled_at = now
+        self.size.profiled(self.engine.beside(self.size.largest, math.ceil(self._length)))
 
     def _let_go(self, group: Group | None) -> None:
         if group is None:
@@ -185,6 +205,7 @@ class StudentServing(Serves):
         if result.students is not None:
             with self._counting:
                 self._answers[result.students] += 1
+                self._length += HABIT * (result.tokens - self._length)
         return result
 
     def _group(self, task: object, tenant: str) -> Group | None:
@@ -313,11 +334,16 @@ class StudentServing(Serves):
         size, largest = self.size, self.size.largest
         with self._counting:
             answers = dict(self._answers)
-        told = StudentsReport(size.rule, groups, largest, size.of(largest), size.drops, size.additions, answers)
+        told = StudentsReport(
+            size.rule, size.together, groups, largest, size.of(largest), size.drops, size.additions, answers
+        )
         return dataclasses.replace(found, students=told)
 
     def observe(self, observer: BatchObserver) -> None:
         self.engine.observe(observer)
+
+    def beside(self, rows: int, length: int) -> int:
+        return self.engine.beside(rows, length)
 
     def limit(self, spare: Sequence[float]) -> None:
         self.engine.limit(spare)

@@ -19,6 +19,7 @@ class GroupSize:
     def __init__(self, rule: SizingRule, devices: int, clock: Callable[[], float]) -> None:
         self.rule, self._devices, self._clock = rule, devices, clock
         self._lock = threading.Lock()
+        self._together = rule.together or 1
         self._largest = 1
         self._dropped = 0
         self._outstanding = 0
@@ -35,6 +36,13 @@ class GroupSize:
             size = self._size
             self._largest = max(1, largest)
             self._dropped = max(0, self._largest - size) if self._dropped else 0
+            self._note()
+
+    def profiled(self, together: int) -> None:
+        """A group computes so many texts at a time from now on, unless the rule has a number of its own."""
+        with self._lock:
+            self._grow()
+            self._together = self.rule.together or max(1, together)
             self._note()
 
     def asked(self) -> None:
@@ -62,6 +70,12 @@ class GroupSize:
             return max(1, min(students, self._size))
 
     @property
+    def together(self) -> int:
+        """Texts that a group computes at a time."""
+        with self._lock:
+            return self._together
+
+    @property
     def largest(self) -> int:
         """Students of the largest group."""
         with self._lock:
@@ -85,7 +99,7 @@ class GroupSize:
 
     @property
     def _elements(self) -> int:
-        return -(-self._outstanding // self.rule.together)
+        return -(-self._outstanding // self._together)
 
     @property
     def _waiting(self) -> int:

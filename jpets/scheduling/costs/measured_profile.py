@@ -19,6 +19,7 @@ from jpets.scheduling.queue import Floats, Groups, Ints
 FORMAT = 1
 MOST_GROWTH = 16.0
 """Factor by which a cost that was not measured may exceed its neighbour."""
+MOST_BESIDE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +162,12 @@ class CostProfile:
             raise ValueError("heavy kinds must have costs, and a finite share of their loops")
         if not set(self.replaced) <= self.heavy or any(not 0 <= share <= 1 for share in self.replaced.values()):
             raise ValueError("what replaced products save must be shares from 0 to 1, of heavy kinds")
+
+    def beside(self, rows: int, length: int) -> int:
+        """How many times ``rows`` texts of ``length`` tokens a device computes in at most twice the time of one: what
+        waits longer than one execution would rather have been in the one before."""
+        times = self.alpha.at(rows * np.arange(1, MOST_BESIDE + 1), [length])[:, 0]
+        return int((times <= 2 * times[0]).sum())
 
     @functools.cached_property
     def attention_rate(self) -> float:

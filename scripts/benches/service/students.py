@@ -108,8 +108,6 @@ def students(
     load: Annotated[float, typer.Option(help="mean rate, as a part of what whole groups reach")] = 0.3,
     burst: Annotated[float, typer.Option(help="times that rate in a burst")] = 5.0,
     window: Annotated[float, typer.Option(help="quiet seconds until one student more answers")] = 5.0,
-    side_by_side: Annotated[int, typer.Option(help="whole groups that the device runs side by side")] = 1,
-    together: Annotated[int, typer.Option(help="texts that a group computes at a time")] = 2,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Response times of one text at a time, rates of many, groups of many tasks together and one after the other, and
@@ -140,13 +138,11 @@ def students(
         _rates(systems, ids, rounds, found)
         found["many groups"] = _together(serving, [task.id for task in many], ids, rounds)
         if day:
-            rule = SizingRule(side_by_side, together, window)
-            found |= _day(serving, sizes[-1], ids, found, Day(day, 0.0), load, burst, rule)
+            found |= _day(serving, sizes[-1], ids, found, Day(day, 0.0), load, burst, SizingRule(window=window))
     settings = {
         "backbone": backbone, "depths": depths, "layers": layers, "most": most, "groups": groups, "length": length,
         "length_std": length_std, "queries": queries, "rounds": rounds,
-        "warm_up": warm_up, "day": day, "load": load, "burst": burst,
-        "window": window, "side_by_side": side_by_side, "together": together,
+        "warm_up": warm_up, "day": day, "load": load, "burst": burst, "window": window,
     }  # fmt: skip
     report("students", settings, found, json_out)
 
@@ -243,6 +239,7 @@ def _day(
             "students": float(sizes.mean()),
             "students_in_bursts": float(sizes[inside].mean()),
             "whole_again": own.size.dropped == 0,
+            "together": own.size.together,
         }
         own.remove_task("day")
     return told

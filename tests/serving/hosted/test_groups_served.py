@@ -79,6 +79,11 @@ def assert_answers(call: Call, task: Task) -> None:
     for item, logits in zip(answer["data"], logits_by_size(task, TEXTS)[-1], strict=True):
         np.testing.assert_allclose(item["probs"], softmax(logits), atol=1e-4)
         assert item["students"] == len(task.parts)
+    asked = {"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": TEXTS}]}
+    named = [each["name"] for each in call("GET", f"/v2/models/{task.id}").json()["outputs"]]
+    outputs = call("POST", f"/v2/models/{task.id}/infer", json=asked).json()["outputs"]
+    assert [each["name"] for each in outputs] == named == ["logits", "label", "score", "students"]
+    assert outputs[-1]["datatype"] == "INT64" and outputs[-1]["data"] == [len(task.parts)] * 2
 
 
 def test_a_group_is_uploaded_asked_and_found_again_after_a_restart(place: Place) -> None:
@@ -91,9 +96,9 @@ def test_a_group_is_uploaded_asked_and_found_again_after_a_restart(place: Place)
     assert told["metadata"]["students"]["scores"] == list(task.students.scores)  # type: ignore[union-attr]
     (own,) = call("GET", "/v1/students").json()["students"]
     assert (own["groups"], own["largest"], own["answering"], own["fixed"]) == (1, 3, 3, True)
-    assert own["answers"] == {"3": len(TEXTS)}
+    assert own["answers"] == {"3": 2 * len(TEXTS)}
     found = samples(call)
-    assert found["jpets_students_answers_total", (("students", "3"),)] == len(TEXTS)
+    assert found["jpets_students_answers_total", (("students", "3"),)] == 2 * len(TEXTS)
     assert found["jpets_students_answering", ()] == 3
     place.close()
 
