@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import itertools
 import json
 import pathlib
@@ -51,6 +52,8 @@ COMPILED = "jpets_background_compiles_total"
 WARM_SECONDS = 3.0
 CALIBRATION_SECONDS = 2.0
 CLIENTS = 4
+CLIENT = ("aiohttp", "uvloop")
+"""Packages of the load's client; the other benchmarks run without them."""
 OVERLOADED = 1.0
 """Median latency (seconds) beyond which a warm-up asks for no more."""
 
@@ -91,14 +94,14 @@ def json_body(**fields: str) -> bytes:
 
 def run_client(client: Coroutine[Any, Any, Answer]) -> Answer:
     """On a loop as light as the servers': client and server share the cores."""
-    import uvloop  # the other benchmarks run without it
+    import uvloop
 
     return uvloop.run(client)
 
 
 async def load(url: str, rate: float, seconds: float, bodies: Sequence[bytes], seed: int) -> dict[str, Any]:
     """Latencies (seconds) of POST requests at ``rate`` a second; one that fails counts as infinitely late."""
-    import aiohttp  # the other benchmarks run without it
+    import aiohttp
 
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
@@ -181,6 +184,8 @@ def serving(
         raise typer.BadParameter(f"expected one of {list(curves)} as reference, found {reference}")
     if ("before" in curves) != (tree is not None):
         raise typer.BadParameter("the system 'before' and its --tree come together")
+    if missing := [name for name in CLIENT if importlib.util.find_spec(name) is None]:
+        raise typer.BadParameter(f"the load comes from {missing}, which are not installed: pip install 'jpets[bench]'")
     with contextlib.ExitStack() as stack:
         servers = {}
         for name in curves:
