@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-from collections.abc import Iterator
-from typing import NamedTuple, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +13,13 @@ from tokenizers import Encoding, Tokenizer
 
 from jpets.cuts import Cuts
 from jpets.errors import InputTooLong, InvalidInput
-from jpets.passage import Context, Passage, passage_of_ids, passage_of_text, trimmed
+from jpets.passage import Passage, passage_of_ids, passage_of_text, trimmed
 from jpets.positions import text_positions
+from jpets.spelling import Spelling, Written
+from jpets.templates import context_of, filled, places_of
 from jpets.types import LoadedBackbone, Preprocessing, Query, RowSource
 
 Ints = npt.NDArray[np.int32]
-HOLES = re.compile(r"\{text(?:_pair)?\}")
-"""Where a template takes texts."""
-_Place = tuple[int, int, int]
-"""First and last character of a text, and its number."""
 SHORT = 2048
 """Texts of up to so many characters are tokenised whole, however few of their tokens are needed."""
 LETTERS = 8
@@ -40,8 +37,8 @@ class Tokens(NamedTuple):
     ids: Ints
     types: Ints
     passage: Passage | None = None
-    of_text: npt.NDArray[np.int8] | None = None
-    """As in ``jpets.types.Tokens``."""
+    spelling: Spelling | None = None
+    """Of texts whose tokens get labels."""
     places: Ints | None = None
     """Positions, where the text has tokens that take none (``text_positions``)."""
     levels: npt.NDArray[np.int8] | None = None
@@ -80,6 +77,9 @@ class TextEncoder:
         document["truncation"] = document["padding"] = None
         self._tokenizer = Tokenizer.from_str(json.dumps(document))
         self._cuts = Cuts(json.loads(self._tokenizer.to_str()))
+        self._marks_inside = bool(document["model"].get("continuing_subword_prefix"))
+        """Whether a word of the vocabulary says that it goes on with the one before."""
+        self._unknown = _unknown_id(document["model"])
         self._vocab_size = vocab_size
         self._type_limit = max(1, type_vocab_size)
         self.longest = longest
@@ -93,16 +93,16 @@ class TextEncoder:
         """The tokens around texts."""
 
     @classmethod
-    def of(cls, backbone: LoadedBackbone) -> Self:
-        """For texts as long as the backbone takes."""
-        return cls.for_length(backbone, backbone.config.max_positions)
+    def of(cls, backbone: LoadedBackbone, *, looked_up: bool = True) -> Self:
+        """For texts as long as the backbone takes. Not ``looked_up``: tokens, also where the backbone has tables."""
+        return cls.for_length(backbone, backbone.config.max_positions, looked_up=looked_up)
 
     @classmethod
-    def for_length(cls, backbone: LoadedBackbone, longest: int) -> Self:
+    def for_length(cls, backbone: LoadedBackbone, longest: int, *, looked_up: bool = True) -> Self:
         """For texts of at most ``longest`` tokens."""
         config, text = backbone.config, backbone.tokenizer_json
         skipped = (config.padding_id, config.max_positions) if config.skips_padding else None
-        own = backbone.tables
+        own = backbone.tables if looked_up else None
         return cls(
             text,
             config.vocab_size,
@@ -120,15 +120,15 @@ class TextEncoder:
         longest: int | None = None,
         *,
         passage: bool = False,
-        of_text: bool = False,
+        spelled: bool = False,
     ) -> Tokens:
         """Token and type ids of a query, special tokens included, at most ``longest`` (the model's limit) of them; with
         tables rows in those of the rule's domain instead of token ids.
 
         With ``passage`` also where an answer to its question may stand: in the second text of a pair (of a template
         where ``{text_pair}`` stands first), in all of a single text but the task's prefix or what its template sets
-        around it. Token ids are a pair where special tokens divide them (``passage_of_ids``). With ``of_text`` also
-        which tokens are of the query's texts; of token ids those that are not special.
+        around it. Token ids are a pair where special tokens divide them (``passage_of_ids``). With ``spelled`` also
+        where tokens stand in the query's texts; of token ids those that are not special are of them.
 
         Raises ``InputTooLong`` where truncation was not asked for, ``InvalidInput`` for an empty or malformed query,
         and where a question's context has no tokens.
@@ -138,9 +138,10 @@ class TextEncoder:
             raise InvalidInput("a query needs either text or input_ids, and not both")
         if query.input_ids is not None:
             tokens = self._check_ids(query, min(longest, rule.max_length or longest))
-            own = np.where(np.isin(tokens.ids, self._special), -1, 0).astype(np.int8) if of_text else None
+            own = np.where(np.isin(tokens.ids, self._special), -1, 0).astype(np.int8)
             place = passage_of_ids(tokens.ids, self._special) if passage else None
-            return self._looked_up(tokens._replace(passage=place, of_text=own), rule.domain)
+            spelling = Spelling(own) if spelled else None
+            return self._looked_up(tokens._replace(passage=place, spelling=spelling), rule.domain)
         assert query.text is not None
         texts = self._prepare(query.text, query.text_pair, rule)
         truncate = rule.truncation if query.truncate is None else query.truncate
@@ -150,13 +151,94 @@ class TextEncoder:
         types = np.array(whole.type_ids, np.int32) % self._type_limit
         tokens = Tokens(np.array(whole.ids, np.int32), types)
         if passage:
-            context = _context(query.text, query.text_pair, rule)
+            context = context_of(query.text, query.text_pair, rule)
             held = second if second is not None and context.sequence else first
             context = context._replace(first=context.first - held.start)
             tokens = tokens._replace(passage=passage_of_text(context, held.text, held.tokens, whole))
-        if of_text:
-            tokens = tokens._replace(of_text=_owners(whole, first, query, rule))
+        if spelled:
+            tokens = tokens._replace(spelling=self._spelling(whole, first, second, query, rule))
         return self._looked_up(tokens, rule.domain)
+
+    def windows(
+        self, query: Query, rule: Preprocessing, limit: int, stride: int, *, passage: bool = False, most: int = 1024
+    ) -> list[Tokens]:
+        """The tokens of a text, or of a pair's second text behind the whole first one, in as many windows of ``limit``
+        tokens as it takes; neighbours have ``stride`` tokens in common. With ``passage`` where an answer may stand,
+        else how tokens are spelled.
+
+        Raises ``InvalidInput`` for an empty text and for rules that set something around it, ``InputTooLong`` where
+        the first text leaves no room, and for more than ``most`` windows.
+        """
+        assert query.text is not None
+        if rule.template is not None or (rule.prefix and query.text_pair is None):
+            raise InvalidInput("a long text is read in windows only where the task's rule sets nothing around it")
+        text, pair = self._prepare(query.text, query.text_pair, rule)
+        if max(len(text), len(pair or "")) > MOST_WHOLE:
+            raise InputTooLong(f"a text has more than {MOST_WHOLE} characters, which are read at once; shorten it")
+        try:
+            parts = [_Part(self._tokenize(each), each) for each in (text, pair) if each is not None]
+        except (TypeError, UnicodeError) as error:
+            raise InvalidInput("the text is not valid Unicode") from error
+        taken = self._tokenizer.num_special_tokens_to_add(pair is not None) + sum(len(own.tokens) for own in parts[:-1])
+        room = limit - taken
+        if room <= stride:
+            raise InputTooLong(
+                f"windows of {limit} tokens leave room for {max(0, room)} of the text, and neighbours share {stride}: "
+                "take larger windows or a shorter first text"
+            )
+        *before, last = parts
+        count = 1 + max(0, -(-(len(last.tokens) - room) // (room - stride)))
+        if count > most:
+            raise InputTooLong(f"the text makes {count} windows, at most {most} are read at once; shorten it")
+        last.tokens.truncate(room, stride=stride)
+        found = []
+        for piece in (last.tokens, *last.tokens.overflowing):
+            own = dataclasses.replace(last, tokens=piece)
+            first, second = (before[0], own) if before else (own, None)
+            whole = self._tokenizer.post_process(first.tokens, second.tokens if second else None, True)
+            types = np.array(whole.type_ids, np.int32) % self._type_limit
+            tokens = Tokens(np.array(whole.ids, np.int32), types)
+            if passage:
+                context = context_of(query.text, query.text_pair, rule)
+                place = passage_of_text(context, own.text, own.tokens, whole)
+                found.append(tokens._replace(passage=place))
+            else:
+                found.append(tokens._replace(spelling=self._spelling(whole, first, second, query, rule)))
+        return found
+
+    def _spelling(
+        self, whole: Encoding, first: _Part, second: _Part | None, query: Query, rule: Preprocessing
+    ) -> Spelling:
+        """Of ``whole``, the tokens of both texts as they are tokenised. Offsets are those of each alone: some
+        tokenizers trim them again whenever texts are put together."""
+        owners = _owners(whole, first, query, rule)
+        assert query.text is not None
+        texts = (query.text,) if query.text_pair is None else (query.text, query.text_pair)
+        begins = {number: at for at, _, number in places_of(query.text, query.text_pair, rule)}
+        parts = [first] if second is None else [first, second]
+        plain = [(begin + part.start, end + part.start) for part in parts for begin, end in part.tokens.offsets]
+        offsets, pieces = np.zeros((len(owners), 2), np.int32), [*whole.tokens]
+        inside = np.zeros(len(owners), np.bool_)
+        ordinary = np.flatnonzero(np.array(whole.special_tokens_mask) == 0).tolist()
+        for at, (begin, end) in zip(ordinary, plain, strict=True):
+            if (owner := int(owners[at])) < 0:
+                continue
+            before = 0 if owner and rule.template is None else begins[owner]
+            begin, end = begin - before, end - before
+            offsets[at] = begin, end
+            own = texts[owner][begin:end]
+            if whole.ids[at] == self._unknown:
+                pieces[at] = own
+            elif self._marks_inside:
+                inside[at] = len(pieces[at]) != len(own)
+            else:
+                inside[at] = begin > 0 and " " not in texts[owner][begin - 1 : begin + 1]
+        return Spelling(owners, Written(texts, offsets, pieces, inside, self._joined))
+
+    def _joined(self, pieces: Sequence[str]) -> str:
+        """The text of some words of the vocabulary."""
+        decoder = self._tokenizer.decoder
+        return str(decoder.decode([*pieces])) if decoder is not None else " ".join(pieces)
 
     def _looked_up(self, tokens: Tokens, domain: str | None) -> Tokens:
         if self._skipped is not None and (tokens.ids == self._skipped[0]).any():
@@ -169,7 +251,7 @@ class TextEncoder:
         if not text.strip():
             raise InvalidInput("the text is empty; send at least one character that is not white space")
         if rule.template is not None:
-            return _filled(rule.template, text, pair), None
+            return filled(rule.template, text, pair), None
         return (rule.prefix or "") + text, pair
 
     def _cut(self, text: str, pair: str | None, limit: int, *, truncate: bool) -> tuple[_Part, _Part | None]:
@@ -262,17 +344,12 @@ class TextEncoder:
         return Tokens(ids.astype(np.int32), types.astype(np.int32))
 
 
-def _filled(template: str, text: str, pair: str | None) -> str:
-    parts = {"{text}": text, "{text_pair}": pair or ""}
-    return HOLES.sub(lambda found: parts[found[0]], template)
-
-
-def _context(text: str, pair: str | None, rule: Preprocessing) -> Context:
-    """Where ``_prepare`` puts the context of a question."""
-    if rule.template is None:
-        return Context(0, len(rule.prefix or ""), text) if pair is None else Context(1, 0, pair)
-    place, found = ("{text}", text) if pair is None or "{text_pair}" not in rule.template else ("{text_pair}", pair)
-    return Context(0, len(_filled(rule.template.partition(place)[0], text, pair)), found)
+def _unknown_id(model: Mapping[str, Any]) -> int | None:
+    """The id of a word that a vocabulary lacks."""
+    if "unk_id" in model:
+        return None if model["unk_id"] is None else int(model["unk_id"])
+    found: int | None = model["vocab"].get(model.get("unk_token"))
+    return found
 
 
 def _flat_integers(name: str, values: object) -> npt.NDArray[np.integer]:
@@ -300,22 +377,8 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (long, short) if first > second else (short, long)
 
 
-def _places(text: str, pair: str | None, rule: Preprocessing) -> Iterator[_Place]:
-    """Where ``_prepare`` puts the query's texts, in the first of what it gives."""
-    if rule.template is None:
-        at = len(rule.prefix or "")
-        yield at, at + len(text), 0
-        return
-    at = read = 0
-    for hole in HOLES.finditer(rule.template):
-        own, number = (text, 0) if hole[0] == "{text}" else (pair or "", 1)
-        at += hole.start() - read
-        yield at, at + len(own), number
-        at, read = at + len(own), hole.end()
-
-
 def _owners(whole: Encoding, part: _Part, query: Query, rule: Preprocessing) -> npt.NDArray[np.int8]:
-    """``Tokens.of_text`` of a query whose first text, as it is tokenised, is ``part``. A token that reaches out of a
+    """``Spelling.of_text`` of a query whose first text, as it is tokenised, is ``part``. A token that reaches out of a
     text belongs to none."""
     owners = np.array(whole.special_tokens_mask, np.int8)  # its sequence_ids forget the first text of some pairs
     ordinary = np.flatnonzero(owners == 0)
@@ -324,7 +387,7 @@ def _owners(whole: Encoding, part: _Part, query: Query, rule: Preprocessing) -> 
     if rule.template is None and not rule.prefix:
         return owners
     assert query.text is not None
-    places = list(_places(query.text, query.text_pair, rule))
+    places = list(places_of(query.text, query.text_pair, rule))
     found = []
     for begin, end in part.tokens.offsets:
         a, b = (at + part.start for at in trimmed(part.text, begin, end))

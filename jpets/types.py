@@ -11,12 +11,15 @@ import numpy.typing as npt
 
 from jpets.config import BackboneConfig
 from jpets.errors import JpetsError
+from jpets.spelling import Spelling
 
 FloatArray = npt.NDArray[np.float32]
 Tensors = Mapping[str, npt.NDArray[Any]]
 HeadType = Literal["sequence-classification", "token-classification", "question-answering", "embedding"]
 Problem = Literal["single-label", "multi-label", "regression"]
 Pooling = Literal["cls", "mean", "pooler"]
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+"""How labels of tokens become entities."""
 QA_OUTPUTS = 2
 """Of a question-answering head: start and end of the answer."""
 DEFAULT_TENANT = "default"
@@ -104,12 +107,21 @@ class Regression(Result):
 
 @dataclasses.dataclass(frozen=True)
 class Entity:
-    """A run of tokens with one label; ``start``/``end`` are token positions, end exclusive."""
+    """A run of tokens with one label. ``tokens`` are its first and last position, end exclusive.
+
+    ``start`` and ``end`` (exclusive) are its characters in its text, the second one of a pair where ``in_pair`` is set,
+    ``text`` what stands there, and ``word`` what its tokens spell, as ``transformers`` has it; None where the query
+    came as token ids.
+    """
 
     label: str
     score: float
-    start: int
-    end: int
+    tokens: tuple[int, int]
+    start: int | None = None
+    end: int | None = None
+    text: str | None = None
+    word: str | None = None
+    in_pair: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,10 +131,11 @@ class Tokens(Result):
 
     logits: FloatArray
     entities: tuple[Entity, ...] = ()
+    """Neighbours of one label (the aggregation ``simple``)."""
     names: tuple[str, ...] = ()
-    of_text: npt.NDArray[np.int8] | None = None
-    """[tokens]: the text that each token is of, 0 or 1 of a pair; -1 for special tokens and what the task's prefix or
-    template sets around texts. The outputs there mean nothing: the model's loss ignored them."""
+    spelling: Spelling | None = None
+    """Which tokens are of the query's texts, and where they stand there. The outputs of others mean nothing: the
+    model's loss ignored them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,11 +97,11 @@ def test_what_is_kept_is_what_the_library_keeps(kind: str, side: str, text: str,
     own.enable_truncation(LIMIT, strategy="longest_first", direction=side)
     encoder = TextEncoder(own.to_str(), own.get_vocab_size(), 2, LIMIT)
     expected = own.encode(text, pair) if pair is not None else own.encode(text)
-    found = encoder.encode(Query(None, text, pair, truncate=True), Preprocessing(), of_text=True)
+    found = encoder.encode(Query(None, text, pair, truncate=True), Preprocessing(), spelled=True)
     assert found.ids.tolist() == expected.ids
     assert found.types.tolist() == expected.type_ids
-    assert found.of_text is not None
-    assert found.of_text.tolist() == [-1 if each is None else each for each in expected.sequence_ids]
+    assert found.spelling is not None
+    assert found.spelling.of_text.tolist() == [-1 if each is None else each for each in expected.sequence_ids]
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(4, 30))

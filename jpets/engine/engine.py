@@ -164,6 +164,10 @@ class Engine(Serves):
         (more,) = spare
         self.memory.limit = self.memory.use(self.replica.programs).total + more
 
+    @property
+    def longest(self) -> int:
+        return self.text.longest
+
     def beside(self, rows: int, length: int) -> int:
         return self.profile.current.beside(rows, length)
 

@@ -179,6 +179,11 @@ class Serves(abc.ABC):
         """From now on each device may take this many bytes more than it has now, and no more: one number a device, in
         the order of ``report``."""
 
+    @property
+    @abc.abstractmethod
+    def longest(self) -> int:
+        """Tokens of the longest query that it takes."""
+
     @abc.abstractmethod
     def beside(self, rows: int, length: int) -> int:
         """How many times ``rows`` texts of ``length`` tokens a device computes in at most twice the time of one, by the

@@ -86,8 +86,10 @@ def _beside(deltas: Sequence[Delta]) -> list[Delta]:
 
 def of_texts(answers: Sequence[Answer], tokens: Sequence[Tokens]) -> Sequence[Answer]:
     """Answers without tokens outside the text, if ``tokens`` say which these are."""
-    marks = [own.of_text for own in tokens]
-    return [each if mark is None else each[mark >= 0] for each, mark in zip(answers, marks, strict=True)]
+    return [
+        each if own.spelling is None else each[own.spelling.of_text >= 0]
+        for each, own in zip(answers, tokens, strict=True)
+    ]
 
 
 def agreement(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> float:

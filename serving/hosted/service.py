@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.interface import Serves
 from jpets.engine.results.stats import BatchObserver
+from jpets.tokenizing import TextEncoder
 from jpets.types import LoadedBackbone, Progress, Task, TaskName
 from serving.hosted.changes import Changes
 from serving.hosted.following import Following
@@ -61,6 +63,11 @@ class Service:
         self._usage: UsageLog | None = None
         self._observers: list[BatchObserver] = []
         self._failed = False
+
+    @functools.cached_property
+    def text(self) -> TextEncoder:
+        """Makes token ids of texts, also where the backbone looks tokens up in tables."""
+        return TextEncoder.of(self.backbone, looked_up=False)
 
     @property
     def ready(self) -> bool:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jpets.engine.results.entities import aggregated
 from jpets.errors import JpetsError
-from jpets.types import Classification, Embedding, Regression, Result, Span, Tokens
+from jpets.types import Aggregation, Classification, Embedding, Regression, Result, Span, Tokens
 
 
-def render(result: Result, top_k: int | None = None) -> dict[str, Any]:
-    """A result without an error, as JSON; that of a group says how many students made it."""
-    item = _render(result, top_k)
+def render(result: Result, top_k: int | None = None, how: Aggregation = "simple") -> dict[str, Any]:
+    """A result without an error, as JSON; that of a group says how many students made it. ``how`` makes entities of
+    labelled tokens."""
+    item = _render(result, top_k, how)
     return item if result.students is None else {**item, "students": result.students}
 
 
-def _render(result: Result, top_k: int | None) -> dict[str, Any]:
+def _render(result: Result, top_k: int | None, how: Aggregation) -> dict[str, Any]:
     if isinstance(result, Classification):
         item: dict[str, Any] = {"label": result.label, "probs": result.probs.tolist(), "num_classes": len(result.probs)}
         if top_k is not None:
@@ -25,7 +27,8 @@ def _render(result: Result, top_k: int | None) -> dict[str, Any]:
     if isinstance(result, Regression):
         return {"values": result.logits.tolist()}
     if isinstance(result, Tokens):
-        return {"entities": [dataclasses.asdict(each) for each in result.entities], "num_classes": len(result.names)}
+        found = [dataclasses.asdict(each) for each in aggregated(result, how)]
+        return {"entities": found, "num_classes": len(result.names)}
     if isinstance(result, Span):
         assert result.answer is not None, "asked by texts"
         answer = result.answer

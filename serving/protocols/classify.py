@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, NamedTuple, Self
 
 from fastapi import APIRouter, Body, Request
@@ -20,7 +21,7 @@ from pydantic import (
 )
 
 from jpets.errors import InvalidInput
-from jpets.types import Query, Result
+from jpets.types import Aggregation, Query, Result
 from serving.http.errors import worded
 from serving.http.fields import MOST_MODEL, Int64, Many, ModelName, Text, is_unicode
 from serving.http.responses import FastJSONResponse
@@ -30,10 +31,12 @@ from serving.requests.ask import ask, check_count, raise_first_error
 from serving.requests.context import Context, Here
 from serving.requests.routes import JSONRoute
 
+Render = Callable[[Result], dict[str, Any]]
 router = APIRouter(tags=["inference"], route_class=JSONRoute)
 
 EXAMPLES = {
     "one task": {"value": {"model": "sentiment", "input": ["what a lovely day", "never again"], "top_k": 2}},
+    "pairs": {"value": {"model": "paraphrase", "input": [["it rains", "rain is falling"]]}},
     "any mixture of tasks": {
         "value": {
             "inputs": [
@@ -78,15 +81,21 @@ def _or_wrong(given: object, check: ValidatorFunctionWrapHandler) -> MixedInput 
 NO_INPUT = WrongInput(None, InvalidInput("expected an object with a text and maybe a model and a text_pair"))
 
 
+Pair = Annotated[Many[Text], Field(min_length=2, max_length=2)]
+
+
 class ClassifyRequest(BaseModel):
-    """Either ``model`` and ``input``, or ``inputs``, in which each text names its own task."""
+    """Either ``model`` and ``input``, texts or pairs of them, or ``inputs``, in which each text names its own task."""
 
     model_config = ConfigDict(extra="forbid")
     model: ModelName | None = None
-    input: Text | Many[Text] | None = None
+    input: Text | Many[Text] | Many[Pair] | None = None
     inputs: Many[Annotated[MixedInput, WrapValidator(_or_wrong)]] | None = None
     top_k: Annotated[Int64, Field(ge=1)] | None = None
     """Adds the best ``top_k`` labels with their probabilities."""
+    aggregation: Aggregation = "simple"
+    """How labelled tokens become entities: each alone (`none`), neighbours of one label (`simple`), or words, labelled
+    by their first token, their mean or their surest token (`first`, `average`, `max`)."""
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule."""
     user: Text | None = None
@@ -110,14 +119,14 @@ async def classify(
     Any mixture of tasks: `inputs`; they share device batches, and a text that fails has an `error` in its place.
 
     Single-label heads answer with the softmax `probs`; multi-label heads with sigmoid `probs` and the `labels` over
-    their thresholds; regression heads with `values`; token heads with `entities` (token positions, `end` exclusive);
+    their thresholds; regression heads with `values`; token heads with `entities` and where they stand (characters);
     question-answering heads (`text` is the question, `text_pair` the context) with the `answer`, its `score` and where
     in the context it stands (`start` and `end` in characters, `end` exclusive); embedding heads and the plain backbone,
     in a mixture, with `embedding`.
     """
-    top_k = body.top_k
+    rendered = partial(render, top_k=body.top_k, how=body.aggregation)
     if body.inputs is not None:
-        return await _mixed(request, here, body.inputs, top_k, body.truncate)
+        return await _mixed(request, here, body.inputs, rendered, body.truncate)
     assert body.model is not None and body.input is not None
     model, texts = body.model, [body.input] if isinstance(body.input, str) else body.input
     check_count(len(texts), here)
@@ -127,14 +136,16 @@ async def classify(
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         raise_first_error(results)
-        data = [{"index": index, **render(result, top_k)} for index, result in enumerate(results)]
+        data = [{"index": index, **rendered(result)} for index, result in enumerate(results)]
         return _response(model, data, results)
 
-    return await ask(request, here, [Query(model, text, truncate=body.truncate) for text in texts], respond)
+    pairs = [(text, None) if isinstance(text, str) else (text[0], text[1]) for text in texts]
+    queries = [Query(model, text, pair, truncate=body.truncate) for text, pair in pairs]
+    return await ask(request, here, queries, respond)
 
 
 async def _mixed(
-    request: Request, here: Context, inputs: Sequence[MixedInput | WrongInput], top_k: int | None, truncate: bool | None
+    request: Request, here: Context, inputs: Sequence[MixedInput | WrongInput], rendered: Render, truncate: bool | None
 ) -> FastJSONResponse:
     check_count(len(inputs), here)
 
@@ -144,7 +155,7 @@ async def _mixed(
             {
                 "index": index,
                 "model": each.model,
-                **(render_error(each.problem) if isinstance(each, WrongInput) else _outcome(next(left), top_k)),
+                **(render_error(each.problem) if isinstance(each, WrongInput) else _outcome(next(left), rendered)),
             }
             for index, each in enumerate(inputs)
         ]
@@ -163,10 +174,8 @@ def usage(results: Sequence[Result]) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def _outcome(result: Result, top_k: int | None) -> dict[str, Any]:
-    if result.error is not None:
-        return render_error(result.error)
-    return render(result, top_k)
+def _outcome(result: Result, rendered: Render) -> dict[str, Any]:
+    return rendered(result) if result.error is None else render_error(result.error)
 
 
 def _task_id(model: str | None, here: Context) -> str | None:

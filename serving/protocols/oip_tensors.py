@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from jpets.engine.results.results import softmax
+from jpets.engine.results.numbers import softmax
 from jpets.errors import InvalidInput, Saturated, TooLarge
 from jpets.types import Classification, Embedding, FloatArray, Query, Regression, Result, Span, Task, Tokens
 from serving.http.fields import Int64, Many, ModelName, is_unicode
@@ -237,7 +237,7 @@ def _token_tensors(rows: Sequence[Tokens]) -> dict[str, dict[str, Any]]:
     label = np.full(logits.shape[:2], "", dtype=object)
     score = np.zeros(logits.shape[:2], np.float32)
     for at, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        probs, own = softmax(row.logits), row.of_text if row.of_text is not None else np.zeros(length, np.int8)
+        probs, own = softmax(row.logits), row.spelling.of_text if row.spelling else np.zeros(length, np.int8)
         score[at, :length] = np.where(own >= 0, probs.max(-1), 0)
         label[at, :length] = [
             row.names[best] if of >= 0 else "" for best, of in zip(probs.argmax(-1), own, strict=True)

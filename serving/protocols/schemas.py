@@ -113,12 +113,18 @@ class LabelProb(BaseModel):
 
 
 class EntityItem(BaseModel):
-    """A run of tokens of one label; ``end`` is exclusive."""
+    """What carries a label: ``text``, which stands at characters ``start`` to ``end`` (exclusive) of the input, of a
+    pair's second text where ``in_pair`` is set. ``tokens`` are the positions of its tokens, ``word`` is what they
+    spell."""
 
     label: str
     score: float
-    start: int
-    end: int
+    start: int | None
+    end: int | None
+    text: str | None
+    word: str | None
+    in_pair: bool
+    tokens: tuple[int, int]
 
 
 class ItemError(BaseModel):

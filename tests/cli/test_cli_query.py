@@ -61,7 +61,8 @@ def test_token_tasks_show_entities(run: Run, server: str) -> None:
     (item,) = answers(run, server, "names", "one two three")
     assert result.exit_code == 0
     for entity in item["entities"]:
-        assert f"{entity['label']} (tokens {entity['start']} to {entity['end'] - 1})" in result.stdout
+        said = f"{entity['label']}: {entity['text']} (characters {entity['start']} to {entity['end'] - 1})"
+        assert said in result.stdout
 
 
 def test_questions_show_the_words_of_their_context(run: Run, server: str) -> None:

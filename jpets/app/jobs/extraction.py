@@ -167,4 +167,4 @@ def _candidate(model: FullModel, backbone: Backbone, how: Extraction, judge: _Ju
 
 
 def _tokens(text: TextEncoder, example: Example, rule: Preprocessing, *, labels: bool) -> Tokens:
-    return text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule, of_text=labels)
+    return text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule, spelled=labels)

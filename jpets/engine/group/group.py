@@ -295,6 +295,10 @@ class EngineGroup(Serves):
         for member, more in zip(self._members, spare, strict=True):
             member.limit([more])
 
+    @property
+    def longest(self) -> int:
+        return self._members[0].longest
+
     def beside(self, rows: int, length: int) -> int:
         return min(member.beside(rows, length) for member in self._members)
 

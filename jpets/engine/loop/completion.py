@@ -96,7 +96,7 @@ class Completion:
                 return True
             if pending.keep is not None:
                 pending.keep(result)
-            result = worded(result, pending.row.passage)
+            result = worded(result, pending.row.passage, pending.row.spelling)
         except Exception as error:
             log.exception("a row could not be answered")
             problem = EngineFailure(f"the answer could not be made: {type(error).__name__}")

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from jpets.engine.batch.rows import Row
-from jpets.types import Result, Timing, Tokens
+from jpets.types import Result, Timing
 
 ENTRY_BYTES = 1024
 """Bytes of an entry besides its numbers: key, result object, places in the cache's tables (measured, rounded up)."""
-ENTITY_BYTES = 160
 HIT = Timing(queued=0.0, computed=0.0, bucket="", program="cache", fallback=False)
 
 ResponseKey = tuple[str, object, int, tuple[int, int, bool] | bytes | None, bytes]
@@ -25,13 +24,13 @@ def response_key(tenant: str, loading: object, row: Row) -> ResponseKey:
     """All that decides an answer: the tenant, the loading of a task (None: the plain backbone), pooling and tokens.
 
     For a question, also where its context stands; for labelled tokens, also which of them belong to the text. The text
-    of the context decides only the words of the answer, and these are not kept: another text may have the same tokens.
+    decides only the words of the answer, and these are not kept: another text may have the same tokens.
     """
     tokens = hashlib.blake2b(digest_size=32)
     for _, given in sorted(row.inputs.items()):
         tokens.update(given.tobytes())
-    place = row.passage.place if row.passage else row.of_text.tobytes() if row.of_text is not None else None
-    return tenant, loading, row.pooling, place, tokens.digest()
+    owners = row.spelling.of_text.tobytes() if row.spelling is not None else None
+    return tenant, loading, row.pooling, row.passage.place if row.passage else owners, tokens.digest()
 
 
 class ResponseCache:
@@ -76,8 +75,7 @@ def _least_recent(budget: int) -> MutableMapping[ResponseKey, Result]:
 
 def entry_bytes(result: Result) -> int:
     """Estimated host memory of an entry. Names of labels are not counted: they are the task's."""
-    entities = len(result.entities) if isinstance(result, Tokens) else 0
-    return ENTRY_BYTES + ENTITY_BYTES * entities + sum(array.nbytes for array in _arrays(result).values())
+    return ENTRY_BYTES + sum(array.nbytes for array in _arrays(result).values())
 
 
 def _copied(result: Result) -> Result:

@@ -66,5 +66,5 @@ class Submissions:
         if result is None:
             item.keep = partial(responses.keep, key)
             return item
-        self._answers.give(item, worded(result, item.row.passage))
+        self._answers.give(item, worded(result, item.row.passage, item.row.spelling))
         return item.future

@@ -7,14 +7,16 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from jpets.engine.results.entities import entities
+from jpets.engine.results.numbers import normalized, sigmoid, softmax
 from jpets.engine.results.spans import best_span
 from jpets.errors import InvalidInput, InvalidTask, JpetsError, NotFinite
 from jpets.passage import Passage
+from jpets.spelling import Spelling
 from jpets.types import (
     QA_OUTPUTS,
     Classification,
     Embedding,
-    Entity,
     Failure,
     FloatArray,
     Regression,
@@ -49,20 +51,6 @@ def check_answers(task: Task) -> None:
             raise InvalidTask(f"task {task.id!r} has {found} {what} for {task.head.outputs} outputs; give one for each")
 
 
-def softmax(logits: FloatArray) -> FloatArray:
-    shifted = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(-1, keepdims=True), np.float32)
-
-
-def sigmoid(logits: FloatArray) -> FloatArray:
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits)), np.float32)
-
-
-def normalized(vector: FloatArray) -> FloatArray:
-    norm = float(np.linalg.norm(vector))
-    return vector / np.float32(norm) if norm > 0 else vector
-
-
 def as_refusal(error: Exception) -> JpetsError:
     """The error of a query that no row can be made of."""
     return error if isinstance(error, JpetsError) else InvalidInput("the query is malformed")
@@ -80,14 +68,13 @@ def row_result(
     pooled: FloatArray,
     logits: npt.NDArray[np.float32] | None,
     passage: Passage | None = None,
-    of_text: npt.NDArray[np.int8] | None = None,
     *,
     normalize: bool = True,
 ) -> Result:
     """The result of one row: ``pooled`` [d]; ``logits`` [C], [tokens, C] for heads on tokens, None without a head.
 
-    A question's row has a ``passage``; its answer has no words yet (``worded``). A row with labelled tokens says which
-    of them belong to its text. ``normalize`` applies to rows without a task.
+    A question's row has a ``passage``; its answer has no words yet, and labelled tokens spell nothing (``worded``).
+    ``normalize`` applies to rows without a task.
     """
     name = task.id if task else None
     numbers = pooled if logits is None else logits
@@ -99,9 +86,7 @@ def row_result(
         return Embedding(task=name, tokens=tokens, timing=timing, embedding=np.array(scaled, np.float32))
     assert logits is not None
     if task.head.type == "token-classification":
-        found = find_entities(logits, task.labels, of_text)
-        result = Tokens(task=name, tokens=tokens, timing=timing, logits=logits, entities=found, names=task.labels)
-        return dataclasses.replace(result, of_text=of_text)
+        return Tokens(task=name, tokens=tokens, timing=timing, logits=logits, names=task.labels)
     if passage is not None:
         start, end, score = best_span(logits, passage)
         return Span(task=name, tokens=tokens, timing=timing, logits=logits, start=start, end=end, score=score)
@@ -110,11 +95,15 @@ def row_result(
     return _classification(task, tokens, timing, logits)
 
 
-def worded(result: Result, passage: Passage | None) -> Result:
-    """A ``Span`` with its answer's text, if that is known; any other result as it is."""
-    if passage is None or not isinstance(result, Span):
-        return result
-    return dataclasses.replace(result, answer=passage.answer(result.start, result.end))
+def worded(result: Result, passage: Passage | None, spelling: Spelling | None) -> Result:
+    """A ``Span`` with its answer's text, if that is known, and ``Tokens`` with their entities; any other result as it
+    is."""
+    if passage is not None and isinstance(result, Span):
+        return dataclasses.replace(result, answer=passage.answer(result.start, result.end))
+    if spelling is not None and isinstance(result, Tokens):
+        found = entities(softmax(result.logits), result.names, spelling)
+        return dataclasses.replace(result, entities=found, spelling=spelling)
+    return result
 
 
 def _classification(task: Task, tokens: int, timing: Timing, logits: FloatArray) -> Classification:
@@ -137,30 +126,3 @@ def _classification(task: Task, tokens: int, timing: Timing, logits: FloatArray)
         names=task.labels,
         multi_label=multi,
     )
-
-
-def find_entities(
-    logits: FloatArray, labels: tuple[str, ...], of_text: npt.NDArray[np.int8] | None = None
-) -> tuple[Entity, ...]:
-    """Runs of equal labels, IOB2 prefixes understood (B- starts, I- goes on); ``O`` is no entity.
-
-    ``of_text`` [tokens] is that of ``Tokens``: tokens outside the texts belong to no entity, and no entity reaches from
-    one text into the other. Without it all tokens belong to one text.
-    """
-    probs = softmax(logits)
-    best = probs.argmax(-1)
-    owner = np.zeros(len(best), np.int8) if of_text is None else of_text
-    found: list[Entity] = []
-    for at in np.flatnonzero(owner >= 0).tolist():
-        index = int(best[at])
-        label, score = labels[index], float(probs[at, index])
-        prefix, _, name = label.partition("-") if label[:2] in ("B-", "I-") else ("", "", label)
-        if name == "O":
-            continue
-        last = found[-1] if found else None
-        goes_on = last is not None and last.end == at and owner[at - 1] == owner[at]
-        if last and goes_on and last.label == name and prefix != "B":
-            found[-1] = Entity(name, min(last.score, score), last.start, at + 1)
-        else:
-            found.append(Entity(name, score, at, at + 1))
-    return tuple(found)

@@ -342,6 +342,10 @@ class StudentServing(Serves):
     def observe(self, observer: BatchObserver) -> None:
         self.engine.observe(observer)
 
+    @property
+    def longest(self) -> int:
+        return self.engine.longest
+
     def beside(self, rows: int, length: int) -> int:
         return self.engine.beside(rows, length)
 

@@ -53,7 +53,7 @@ class EncoderWorkload(Workload):
                 "the task answers questions about a text, found a question alone; send the text to find the answer in "
                 "as text_pair, beside the question as text"
             )
-        tokens = self.text.encode(query, task.preprocessing, resident.longest, passage=asks, of_text=labels)
+        tokens = self.text.encode(query, task.preprocessing, resident.longest, passage=asks, spelled=labels)
         row = _row(tokens, resident.slots, pooling)
         return row if resident.lead == NO_LEAD else led(self._behind(row, resident.lead), resident.lead, self.inputs)
 
@@ -82,7 +82,6 @@ class EncoderWorkload(Workload):
             pooled,
             logits,
             row.passage,
-            row.of_text,
             normalize=row.normalize,
         )
 
@@ -118,7 +117,7 @@ def _row(tokens: Tokens, slots: Mapping[ClassKey, int], pooling: int, *, normali
         slots,
         pooling,
         passage=tokens.passage,
-        of_text=tokens.of_text,
+        spelling=tokens.spelling,
         places=tokens.places,
         normalize=normalize,
     )

@@ -17,6 +17,7 @@ from jpets.engine.batch.rows import Row
 from jpets.engine.engine import Engine
 from jpets.engine.queue.response_cache import ENTRY_BYTES, ResponseCache, ResponseKey, entry_bytes, response_key
 from jpets.errors import InvalidInput, NotFinite, NotFound
+from jpets.spelling import Spelling
 from jpets.types import Embedding, Query, Result, Task, Tokens
 
 TEXT = "a library of functions for sparse matrices"
@@ -48,6 +49,8 @@ def assert_equal(a: Result, b: Result) -> None:
         if isinstance(left, np.ndarray):
             assert left.dtype == right.dtype
             assert left.tobytes() == right.tobytes(), name
+        elif isinstance(left, Spelling):
+            np.testing.assert_array_equal(left.of_text, right.of_text)
         else:
             assert left == right, name
 

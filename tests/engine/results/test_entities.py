@@ -11,7 +11,9 @@ from support import make_head, make_task, random_delta, shallow
 
 from jpets.engine.engine import Engine
 from jpets.engine.queue.response_cache import ResponseCache
-from jpets.engine.results.results import find_entities
+from jpets.engine.results.entities import entities
+from jpets.engine.results.numbers import softmax
+from jpets.spelling import Spelling
 from jpets.tokenizing import Tokens as Encoded
 from jpets.training.predict import agreement, of_texts
 from jpets.types import Head, Preprocessing, Query, Task, Timing, Tokens
@@ -41,8 +43,9 @@ def says(*labels: str) -> np.ndarray:
 def test_only_tokens_of_texts_are_of_entities(
     said: tuple[str, ...], of_text: tuple[int, ...], expected: list[tuple[str, int, int]]
 ) -> None:
-    found = find_entities(says(*said), LABELS, np.array(of_text, np.int8))
-    assert [(each.label, each.start, each.end) for each in found] == expected
+    found = entities(softmax(says(*said)), LABELS, Spelling(np.array(of_text, np.int8)))
+    assert [(each.label, *each.tokens) for each in found] == expected
+    assert all(each.start is None and each.text is None for each in found)
     assert all(each.score > 0.99 for each in found)
 
 
@@ -65,7 +68,7 @@ def asked(engine: Engine, task: Task) -> Iterator[Engine]:
 def spans(engine: Engine, query: Query) -> list[tuple[int, int]]:
     (result,) = engine.infer([query])
     assert isinstance(result, Tokens), result.error
-    return [(each.start, each.end) for each in result.entities]
+    return [each.tokens for each in result.entities]
 
 
 def words(engine: Engine, text: str) -> int:
@@ -117,7 +120,14 @@ def test_a_text_that_spells_special_tokens_has_them(asked: Engine, monkeypatch: 
 def test_special_tokens_have_no_label_in_tensors() -> None:
     logits, own = says("B-LOC", "B-PER", "I-PER"), np.array([-1, 0, -1], np.int8)
     rows = [
-        Tokens(task="people", tokens=3, timing=Timing(0, 0, "", "", False), logits=logits, names=LABELS, of_text=own)
+        Tokens(
+            task="people",
+            tokens=3,
+            timing=Timing(0, 0, "", "", False),
+            logits=logits,
+            names=LABELS,
+            spelling=Spelling(own),
+        )
     ]
     found = tensors_of(rows)
     assert found["label"]["data"] == ["", "B-PER", ""]
@@ -125,7 +135,8 @@ def test_special_tokens_have_no_label_in_tensors() -> None:
 
 
 def test_special_tokens_do_not_count_for_agreement() -> None:
-    tokens = [Encoded(np.zeros(3, np.int32), np.zeros(3, np.int32), of_text=np.array([-1, 0, -1], np.int8))]
+    spelling = Spelling(np.array([-1, 0, -1], np.int8))
+    tokens = [Encoded(np.zeros(3, np.int32), np.zeros(3, np.int32), spelling=spelling)]
     a, b = [says("B-LOC", "B-PER", "I-PER")], [says("O", "B-PER", "O")]
     assert agreement(of_texts(a, tokens), of_texts(b, tokens), Head("token-classification")) == 1.0
     assert agreement(a, b, Head("token-classification")) == pytest.approx(1 / 3)

@@ -22,7 +22,7 @@ from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.interface import Serves
-from jpets.engine.results.results import softmax
+from jpets.engine.results.numbers import softmax
 from jpets.engine.students.serving import StudentServing
 from jpets.types import Task
 from serving.hosted.service import Service

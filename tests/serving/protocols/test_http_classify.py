@@ -11,6 +11,7 @@ import pytest
 from clients import Call
 
 from jpets.engine.engine import Engine
+from jpets.engine.results.entities import aggregated
 from jpets.types import Classification, Embedding, Query, Regression, Span, Tokens
 
 PATH = "/v1/classify"
@@ -60,8 +61,8 @@ def test_mixed_request_shares_a_batch_and_answers_by_head(call: Call, engine: En
     assert isinstance(price, Regression)
     np.testing.assert_allclose(data[2]["values"], price.logits, rtol=1e-4)
     assert isinstance(names, Tokens)
-    assert [(e["label"], e["start"], e["end"]) for e in data[3]["entities"]] == [
-        (e.label, e.start, e.end) for e in names.entities
+    assert [(e["label"], e["start"], e["end"], e["text"], e["tokens"]) for e in data[3]["entities"]] == [
+        (e.label, e.start, e.end, e.text, [*e.tokens]) for e in names.entities
     ]
     assert isinstance(vectors, Embedding) and isinstance(plain, Embedding)
     np.testing.assert_allclose(data[4]["embedding"], vectors.embedding, atol=1e-5)
@@ -185,3 +186,27 @@ def test_a_request_of_malformed_inputs_alone(call: Call) -> None:
     assert [item["error"]["code"] for item in answer.json()["data"]] == ["invalid_input"] * 2
     assert answer.json()["usage"]["total_tokens"] == 0
     assert call("POST", PATH, json={"inputs": [1] * 1025}).status_code == 413
+
+
+def test_pairs_of_texts_by_one_task(call: Call, engine: Engine) -> None:
+    pairs = [["it rains", "rain is falling"], ["a", "b"]]
+    data = call("POST", "/v1/classify", json={"model": "topic", "input": pairs}).json()["data"]
+    expected = engine.infer([Query("topic", first, second) for first, second in pairs])
+    for item, result in zip(data, expected, strict=True):
+        assert isinstance(result, Classification)
+        np.testing.assert_allclose(item["probs"], result.probs, atol=1e-5)
+    for wrong in ([["a"]], [["a", "b", "c"]], [["a", "b"], "c"]):
+        answer = call("POST", "/v1/classify", json={"model": "topic", "input": wrong})
+        assert answer.status_code == 422 and "input" in answer.json()["error"]["message"]
+
+
+def test_entities_are_put_together_as_asked(call: Call, engine: Engine) -> None:
+    (names,) = engine.infer([Query("names", "Anna plays chess")])
+    assert isinstance(names, Tokens)
+    for how in ("none", "simple", "first", "average", "max"):
+        asked = {"model": "names", "input": "Anna plays chess", "aggregation": how}
+        (item,) = call("POST", "/v1/classify", json=asked).json()["data"]
+        expected = [(own.label, own.start, own.end, own.word) for own in aggregated(names, how)]
+        assert [(own["label"], own["start"], own["end"], own["word"]) for own in item["entities"]] == expected
+    wrong = call("POST", "/v1/classify", json={"model": "names", "input": "a", "aggregation": "best"})
+    assert wrong.status_code == 422 and "aggregation" in wrong.json()["error"]["message"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Annotated, BinaryIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, BinaryIO
 
 import pydantic
 import typer
@@ -35,13 +35,21 @@ def query(
         str | None, typer.Option(help="second text of each pair; of a question the context, which has the answer")
     ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="show this many labels of each text")] = None,
+    aggregation: Annotated[
+        str, typer.Option(help="how labelled tokens become entities: none, simple, first, average or max")
+    ] = "simple",
+    truncate: Annotated[
+        bool | None, typer.Option(help="cut texts that are too long; by default as the task says")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a running server. Exit code 1 where a text could not be answered."""
     asked = list(_expanded(texts))
     if not asked:
         raise InvalidInput("standard input has no text; write one a line")
-    items = _answers(Server(server), task, asked, text_pair, top_k if top_k is not None or as_json else ALL_LABELS)
+    shown = top_k if top_k is not None or as_json else ALL_LABELS
+    options = {"top_k": shown, "truncate": truncate, "aggregation": aggregation}
+    items = _answers(Server(server), task, asked, text_pair, options)
     if as_json:
         documents = [item.model_dump(exclude_unset=True) for item in items]
         print_json([{"text": text, **document} for text, document in zip(asked, documents, strict=True)])
@@ -75,11 +83,11 @@ def _lines(source: BinaryIO) -> Iterator[str]:
 
 
 def _answers(
-    server: Server, task: str, texts: Sequence[str], text_pair: str | None, top_k: int | None
+    server: Server, task: str, texts: Sequence[str], text_pair: str | None, options: Mapping[str, Any]
 ) -> list[ClassifyItem]:
     """One item a text. The mixed form of the request takes every kind of head, and gives each text its own error."""
     items: list[ClassifyItem] = []
-    more = {} if top_k is None else {"top_k": top_k}
+    more = {name: value for name, value in options.items() if value is not None}
     with reporting() as report:
         for start in range(0, len(texts), PER_REQUEST):
             part = texts[start : start + PER_REQUEST]
@@ -109,7 +117,10 @@ def _said(item: ClassifyItem, top_k: int | None) -> list[tuple[str, float | None
     if item.answer is not None and item.start is not None and item.end is not None:
         return [(f"{item.answer} (characters {item.start} to {item.end - 1})", item.score)]
     if item.entities is not None:
-        found = [(f"{each.label} (tokens {each.start} to {each.end - 1})", each.score) for each in item.entities]
+        found = [
+            (f"{each.label}: {each.text} (characters {each.start} to {(each.end or 1) - 1})", each.score)
+            for each in item.entities
+        ]
         return [*found] or [("no entities", None)]
     best = [(each.label, each.prob) for each in item.top or ()]
     if top_k is not None:

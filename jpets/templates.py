@@ -1,0 +1,41 @@
+"""What a task's rule sets around the texts of a query, and where they then stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from jpets.passage import Context
+from jpets.types import Preprocessing
+
+HOLES = re.compile(r"\{text(?:_pair)?\}")
+"""Where a template takes texts."""
+Place = tuple[int, int, int]
+"""First and last character of a text, and its number."""
+
+
+def filled(template: str, text: str, pair: str | None) -> str:
+    parts = {"{text}": text, "{text_pair}": pair or ""}
+    return HOLES.sub(lambda found: parts[found[0]], template)
+
+
+def context_of(text: str, pair: str | None, rule: Preprocessing) -> Context:
+    """Where a rule puts the context of a question."""
+    if rule.template is None:
+        return Context(0, len(rule.prefix or ""), text) if pair is None else Context(1, 0, pair)
+    place, found = ("{text}", text) if pair is None or "{text_pair}" not in rule.template else ("{text_pair}", pair)
+    return Context(0, len(filled(rule.template.partition(place)[0], text, pair)), found)
+
+
+def places_of(text: str, pair: str | None, rule: Preprocessing) -> Iterator[Place]:
+    """Where a rule puts the query's texts, in the first of what it gives."""
+    if rule.template is None:
+        at = len(rule.prefix or "")
+        yield at, at + len(text), 0
+        return
+    at = read = 0
+    for hole in HOLES.finditer(rule.template):
+        own, number = (text, 0) if hole[0] == "{text}" else (pair or "", 1)
+        at += hole.start() - read
+        yield at, at + len(own), number
+        at, read = at + len(own), hole.end()
