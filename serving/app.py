@@ -25,9 +25,12 @@ from serving.protocols import (
     jobs,
     models,
     oip,
+    rerank,
+    routed,
     status,
     students,
     tasks,
+    tei,
 )
 from serving.requests.context import Context, Here, server_version
 from serving.requests.metrics import CONTENT_TYPE, Metrics
@@ -82,7 +85,7 @@ def create_app(
         dependencies=[Depends(check_parameters)],
     )
     app.state.context = Context(service, settings, metrics, training)
-    for module in (classify, embeddings, huggingface, models):
+    for module in (classify, embeddings, huggingface, models, rerank, routed, tei):
         app.include_router(module.router, responses=NESTED_ERRORS)
     for module in (tasks, backbones, domains, jobs, students):
         app.include_router(module.router, responses=NESTED_ERRORS | CHANGE_ERRORS)

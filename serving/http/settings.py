@@ -25,6 +25,8 @@ class ServingSettings:
     """Largest task file."""
     max_data_bytes: int = 512 * MIB
     """Largest file of labelled texts to train on."""
+    default_task: str | None = None
+    """The task of ``POST /classify`` where none is named."""
     upload_folder: Path | None = None
     """Where uploads lie until they are checked; the system's folder for temporary files by default."""
 

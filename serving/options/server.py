@@ -67,6 +67,7 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
         ge=0,
         description="texts that a group of students computes at a time; 0: by the device's costs",
     )
+    default_task: str | None = Field(None, description="task that answers POST /classify where none is named")
     max_inputs: int = Field(1024, ge=1, description="most texts in a request")
     max_body_mb: int = Field(2, ge=1, description="largest JSON body in MiB")
     max_task_mb: int = Field(512, ge=1, description="largest task file in MiB")
@@ -141,6 +142,7 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
         return ServingSettings(
             request_timeout=self.request_timeout,
             max_inputs=self.max_inputs,
+            default_task=self.default_task,
             max_body_bytes=self.max_body_mb * MIB,
             max_task_bytes=self.max_task_mb * MIB,
             max_data_bytes=self.max_data_mb * MIB,

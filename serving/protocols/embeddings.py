@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Body, Request
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
+from jpets.engine.results.numbers import normalized
 from jpets.errors import InvalidInput
 from jpets.types import Embedding, FloatArray, Query, Result
 from serving.http.fields import Int64, Many, ModelName, Text
@@ -38,8 +39,9 @@ class EmbeddingsRequest(BaseModel):
     input: Text | Many[Text] | Many[StrictInt] | Many[Many[StrictInt]]
     encoding_format: Literal["float", "base64"] | None = None
     """``float`` by default."""
-    dimensions: Int64 | None = None
-    """Those that the model has, as none are cut off."""
+    dimensions: Annotated[Int64, Field(ge=1)] | None = None
+    """So many of the first numbers of each vector, with the length that the whole one had: of use for models that were
+    trained so (matryoshka)."""
     user: Text | None = None
     """Accepted because OpenAI clients send it; it changes nothing."""
     truncate: StrictBool | None = None
@@ -72,8 +74,9 @@ async def embeddings(
     if task is not None and task.head.type != "embedding":
         raise InvalidInput(f"{body.model!r} has a {task.head.type} head; ask POST /v1/classify")
     size = task.backbone.hidden_size if task is not None else here.services.first.backbone.config.hidden_size
-    if body.dimensions not in (None, size):
-        raise InvalidInput(f"dimensions: {body.model!r} gives {size}, found {body.dimensions}; leave it out")
+    kept = size if body.dimensions is None else body.dimensions
+    if kept > size:
+        raise InvalidInput(f"dimensions: {body.model!r} gives {size}, found {kept}; ask for as many or fewer")
     inputs = _inputs(body.input)
     check_count(len(inputs), here)
     numbers = sum(len(each) for each in inputs if not isinstance(each, str))
@@ -82,13 +85,24 @@ async def embeddings(
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         raise_first_error(results)
         data = [
-            {"object": "embedding", "index": index, "embedding": _encoded(result.embedding, body.encoding_format)}
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": _encoded(shortened(result.embedding, kept), body.encoding_format),
+            }
             for index, result in enumerate(results)
             if isinstance(result, Embedding)
         ]
         return {"object": "list", "data": data, "model": body.model, "usage": usage(results)}
 
     return await ask(request, here, queries, respond)
+
+
+def shortened(vector: FloatArray, kept: int) -> FloatArray:
+    """The first numbers of a vector, with the length of the whole."""
+    if kept >= len(vector):
+        return vector
+    return normalized(vector[:kept]) * np.float32(np.linalg.norm(vector))
 
 
 def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> Sequence[Any]:

@@ -1,27 +1,32 @@
-"""``POST /hf/{task}``: what ``huggingface_hub.InferenceClient(model=URL)`` sends. So far questions only."""
+"""``POST /hf/{task}``: what ``huggingface_hub.InferenceClient(model=URL)`` sends, for every head that can answer it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
-from jpets.errors import InvalidInput, Saturated
-from jpets.types import Query, Result, Span
-from serving.http.fields import Text
+from jpets.errors import InvalidInput
+from jpets.types import Aggregation, Query, Task
+from serving.http.fields import Int64, Many, Text
 from serving.http.responses import FastJSONResponse
-from serving.protocols.answers import render
-from serving.protocols.oip_tensors import REPLACED
-from serving.requests.ask import ask, raise_first_error
-from serving.requests.context import Here
+from serving.protocols.huggingface_answers import KINDS, Asked, Kind
+from serving.requests.ask import ask, check_count
+from serving.requests.context import Context, Here
 from serving.requests.routes import JSONRoute
+from serving.requests.windows import Cut, cut
 
 router = APIRouter(tags=["inference"], route_class=JSONRoute)
 
 EXAMPLES = {
-    "a question": {"value": {"inputs": {"question": "Who plays?", "context": "Anna and her brother play chess."}}}
+    "a text": {"value": {"inputs": "a chess engine", "parameters": {"top_k": 2}}},
+    "names in a text": {"value": {"inputs": "Anna plays chess.", "parameters": {"aggregation_strategy": "first"}}},
+    "a question": {"value": {"inputs": {"question": "Who plays?", "context": "Anna and her brother play chess."}}},
+    "how alike texts are": {"value": {"inputs": {"source_sentence": "a game", "sentences": ["chess", "soup"]}}},
+    "labels of one's own": {"value": {"inputs": "a game", "parameters": {"candidate_labels": ["play", "food"]}}},
 }
 
 
@@ -31,46 +36,119 @@ class Question(BaseModel):
     context: Text
 
 
-class QuestionParameters(BaseModel):
-    """The client's names for how answers are made here anyway; anything else is refused."""
+class Similar(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    source_sentence: Text
+    sentences: Many[Text]
+
+
+class Parameters(BaseModel):
+    """The client's names. Each kind of answer takes some of them."""
 
     model_config = ConfigDict(extra="forbid")
+    top_k: Annotated[Int64, Field(ge=1)] | None = None
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+    aggregation_strategy: Aggregation | None = None
+    ignore_labels: Many[Text] | None = None
+    candidate_labels: Many[Text] | None = None
+    hypothesis_template: Text | None = None
+    multi_label: StrictBool | None = None
+    stride: Annotated[Int64, Field(ge=0)] | None = None
+    """Tokens that windows of a text share which is longer than the model takes; without it such a text is refused."""
+    doc_stride: Annotated[Int64, Field(ge=0)] | None = None
+    """The same of a question's context, which is always read in windows."""
+    max_seq_len: Annotated[Int64, Field(ge=1)] | None = None
+    """Most tokens of a window."""
+    max_answer_len: Annotated[Int64, Field(ge=1)] | None = None
+    handle_impossible_answer: StrictBool | None = None
+    """Whether an empty text may be the answer."""
     align_to_words: Literal[False] | None = None
-    handle_impossible_answer: Literal[False] | None = None
-    top_k: Literal[1] | None = None
+    """Answers may begin or end within a word."""
+    normalize: StrictBool | None = None
+    truncate: StrictBool | None = None
 
 
-class QuestionRequest(BaseModel):
+class HuggingFaceRequest(BaseModel):
+    """``normalize`` and ``truncate`` stand beside ``inputs`` where the client embeds texts."""
+
     model_config = ConfigDict(extra="forbid")
-    inputs: Question
-    parameters: QuestionParameters | None = None
+    inputs: Question | Similar | Text | Many[Text]
+    parameters: Parameters | None = None
+    normalize: StrictBool | None = None
+    truncate: StrictBool | None = None
+
+    def told(self) -> dict[str, Any]:
+        """All parameters that were given."""
+        beside = {"normalize": self.normalize, "truncate": self.truncate}
+        own = self.parameters.model_dump(exclude_none=True) if self.parameters is not None else {}
+        return {**own, **{name: value for name, value in beside.items() if value is not None}}
 
 
-class QuestionAnswer(BaseModel):
-    """``start`` and ``end`` (exclusive) are characters of the context."""
-
-    answer: str
-    score: float
-    start: int
-    end: int
-
-
-@router.post("/hf/{task}", response_model=QuestionAnswer, summary="Answer a question, as Hugging Face's client asks it")
+@router.post("/hf/{task}", response_model=None, summary="Ask a task as Hugging Face's client does")
 async def answer(
-    request: Request, here: Here, task: str, body: Annotated[QuestionRequest, Body(openapi_examples=EXAMPLES)]
+    request: Request, here: Here, task: str, body: Annotated[HuggingFaceRequest, Body(openapi_examples=EXAMPLES)]
 ) -> FastJSONResponse:
-    """For `InferenceClient(model="http://.../hf/TASK").question_answering(question, context)`; the task's head must be
-    one for question answering. An answer may begin or end within a word.
+    """For `InferenceClient(model="http://.../hf/TASK")`: `text_classification`, `zero_shot_classification` (a head with
+    a label `entailment`), `token_classification`, `question_answering`, `feature_extraction` and `sentence_similarity`
+    (a head for embeddings, or the backbone's own name). An answer to a question may begin or end within a word.
     """
     found = await here.find(task)
-    if found is None or found.head.type != "question-answering":
-        kind = "no head" if found is None else f"a {found.head.type} head"
-        raise InvalidInput(f"{task[:128]!r} has {kind}, which answers no questions; ask POST /v1/classify")
+    told = body.told()
+    name = _kind(found, body, told, task)
+    kind = KINDS[name]
+    if refused := sorted(told.keys() - kind.takes):
+        raise InvalidInput(f"parameters.{refused[0]}: {name} takes {sorted(kind.takes)}; leave it out")
+    asked = _asked(found, body, told)
+    check_count(len(asked.texts), here)
+    if kind.passage is None or (name == "token_classification" and "stride" not in told):
+        return await ask(request, here, kind.queries(asked), lambda results: kind.respond(asked, results))
+    assert found is not None
+    effort = sum(map(len, [*asked.texts, asked.context or ""]))
+    windows = await here.aside.do(effort, partial(_windows, here, found, asked, passage=kind.passage))
+    queries = [query for own in windows for query in own.queries]
+    check_count(len(queries), here)
+    return await ask(request, here, queries, lambda results: kind.respond(asked, results, windows))
 
-    def respond(results: Sequence[Result]) -> dict[str, Any]:
-        raise_first_error(results)
-        if not isinstance(results[0], Span):
-            raise Saturated(REPLACED)
-        return render(results[0])
 
-    return await ask(request, here, [Query(found.id, body.inputs.question, body.inputs.context)], respond)
+def _windows(here: Context, task: Task, asked: Asked, *, passage: bool) -> list[Cut]:
+    """The windows of each text."""
+    told = asked.told
+    stride = told.get("doc_stride" if passage else "stride")
+    queries = [Query(task.id, text, asked.context) for text in asked.texts]
+    return [cut(here, task, query, told.get("max_seq_len"), stride, passage=passage) for query in queries]
+
+
+def _asked(task: Task | None, body: HuggingFaceRequest, told: Mapping[str, Any]) -> Asked:
+    given = body.inputs
+    if isinstance(given, Question):
+        return Asked(task, [given.question], given.context, told)
+    if isinstance(given, Similar):
+        return Asked(task, [given.source_sentence, *given.sentences], None, told)
+    return Asked(task, [given] if isinstance(given, str) else given, None, told, alone=isinstance(given, str))
+
+
+def _kind(task: Task | None, body: HuggingFaceRequest, told: Mapping[str, Any], name: str) -> Kind:
+    """Which of the client's methods was called, of those that the task's head can answer. Raises ``InvalidInput``."""
+    head = "embedding" if task is None else task.head.type
+    given = body.inputs
+    if isinstance(given, Question):
+        wanted: Kind = "question_answering"
+    elif isinstance(given, Similar):
+        wanted = "sentence_similarity"
+    elif "candidate_labels" in told:
+        wanted = "zero_shot_classification"
+    else:
+        wanted = BY_HEAD.get(head, "question_answering")
+    if KINDS[wanted].head != head:
+        kind = "no head" if task is None else f"a {head} head"
+        raise InvalidInput(f"{name[:128]!r} has {kind}, which {wanted} cannot use; ask another task, or another method")
+    if wanted == "question_answering" and not isinstance(given, Question):
+        raise InvalidInput(f"inputs: {name[:128]!r} answers questions; send an object with a question and a context")
+    return wanted
+
+
+BY_HEAD: Mapping[str, Kind] = {
+    "sequence-classification": "text_classification",
+    "token-classification": "token_classification",
+    "embedding": "feature_extraction",
+}

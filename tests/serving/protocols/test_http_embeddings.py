@@ -44,6 +44,17 @@ def test_base64_is_little_endian_f32(call: Call, engine: Engine) -> None:
     np.testing.assert_allclose(vector, expected(engine, Query(None, "hello")), atol=1e-5)
 
 
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_the_first_numbers_of_a_vector_keep_its_length(call: Call, engine: Engine, encoding: str) -> None:
+    body = {"model": "tiny-bert", "input": "hello", "dimensions": 8, "encoding_format": encoding}
+    (item,) = call("POST", PATH, json=body).json()["data"]
+    found = item["embedding"]
+    vector = np.frombuffer(base64.b64decode(found), "<f4") if encoding == "base64" else np.array(found)
+    whole = expected(engine, Query(None, "hello"))
+    first = whole[:8] * np.linalg.norm(whole) / np.linalg.norm(whole[:8])
+    np.testing.assert_allclose(vector, first, atol=1e-5)
+
+
 def test_numbers_are_written_with_all_their_bits() -> None:
     vector = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)[:, 3]
     written = FastJSONResponse({"embedding": np.ascontiguousarray(vector)}).body
@@ -87,7 +98,7 @@ def test_token_ids_of_one_and_of_several_texts(call: Call, engine: Engine) -> No
         ({"model": "tiny-bert", "input": [[]]}, 422, "input_ids"),
         ({"model": "tiny-bert", "input": [800]}, 422, "0..799"),
         ({"model": "tiny-bert", "input": [True]}, 422, "input"),
-        ({"model": "tiny-bert", "input": "a", "dimensions": 8}, 422, "dimensions"),
+        ({"model": "tiny-bert", "input": "a", "dimensions": 65}, 422, "gives 64"),
         ({"model": "tiny-bert", "input": "a", "encoding_format": "int8"}, 422, "encoding_format"),
         ({"input": "a"}, 422, "model"),
     ],

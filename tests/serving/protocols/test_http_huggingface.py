@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import httpx
 import huggingface_hub
+import numpy as np
 import pytest
 from clients import Call
+from huggingface_hub import InferenceClient
 from listening import listening
+from support import make_head, make_task, random_delta, tiny
+from transformers.pipelines.token_classification import TokenClassificationPipeline
 
 from jpets.engine.engine import Engine
-from jpets.types import Query, Span
+from jpets.engine.results.entities import aggregated, of_windows
+from jpets.engine.results.numbers import sigmoid, softmax
+from jpets.engine.results.spans import best_spans, no_answer
+from jpets.tokenizing import Tokens as Encoded
+from jpets.types import Classification, Embedding, Preprocessing, Query, Regression, Span, Tokens
 from serving.app import create_app
 from serving.hosted.service import Service
+from serving.protocols.huggingface_answers import KINDS, Asked
 
 PATH = "/hf/questions"
 QUESTION, CONTEXT = "Who plays?", "Anna and her brother play chess."
+TEXT, OTHERS = "Anna plays chess in the library", ("a chess engine", "soup")
 ASKED = {"question": QUESTION, "context": CONTEXT}
 
 
@@ -35,6 +49,158 @@ def test_hugging_faces_client_understands_the_answer(
     assert again == found
 
 
+@pytest.fixture
+def client(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], InferenceClient]]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # it holds for this machine as well
+    with listening(create_app(service)) as url:
+        yield lambda task: InferenceClient(model=f"{url}/hf/{task}", token="none")
+        huggingface_hub.close_session()
+
+
+Ask = Callable[[str], InferenceClient]
+
+
+def test_classes_of_a_text(client: Ask, engine: Engine) -> None:
+    (topic, tags, price) = engine.infer([Query(task, TEXT) for task in ("topic", "tags", "price")])
+    assert isinstance(topic, Classification) and isinstance(tags, Classification) and isinstance(price, Regression)
+    found = client("topic").text_classification(TEXT)
+    assert [own.label for own in found] == [topic.names[at] for at in np.argsort(-topic.probs)]
+    assert [own.score for own in found] == pytest.approx(sorted(topic.probs, reverse=True), rel=1e-4)
+    assert client("topic").text_classification(TEXT, top_k=1) == found[:1]
+    raw = client("topic").text_classification(TEXT, function_to_apply="none")
+    assert {own.label: own.score for own in raw} == pytest.approx(
+        dict(zip(topic.names, topic.logits, strict=True)), rel=1e-3
+    )
+    each = client("topic").text_classification(TEXT, function_to_apply="sigmoid")
+    assert [own.score for own in each] == pytest.approx(sorted(sigmoid(topic.logits), reverse=True), rel=1e-3)
+    several = client("tags").text_classification(TEXT)
+    assert {own.label: own.score for own in several} == pytest.approx(
+        dict(zip(tags.names, tags.probs, strict=True)), rel=1e-3
+    )
+    (value,) = client("price").text_classification(TEXT)
+    assert value.label == "LABEL_0" and value.score == pytest.approx(price.score, rel=1e-3)
+    as_probability = client("price").text_classification(TEXT, function_to_apply="sigmoid")
+    assert as_probability[0].score == pytest.approx(float(sigmoid(price.logits)[0]), rel=1e-3)
+
+
+def test_names_in_a_text(client: Ask, engine: Engine) -> None:
+    (names,) = engine.infer([Query("names", TEXT)])
+    assert isinstance(names, Tokens)
+    for how in ("simple", "first", "average", "max", "none", None):
+        found = client("names").token_classification(TEXT, aggregation_strategy=how)
+        expected = aggregated(names, how or "simple")
+        label = "entity" if how == "none" else "entity_group"
+        assert [(getattr(own, label), own.start, own.end, own.word) for own in found] == [
+            (own.label, own.start, own.end, own.word) for own in expected
+        ]
+        assert [own.score for own in found] == pytest.approx([own.score for own in expected], rel=1e-4)
+    every = client("names").token_classification(TEXT, ignore_labels=[], aggregation_strategy="none")
+    assert len(every) == sum(names.spelling.of_text >= 0)  # type: ignore[union-attr]
+
+
+def test_vectors_of_texts_and_how_alike_they_are(client: Ask, engine: Engine) -> None:
+    for name, task in (("vectors", "vectors"), ("tiny-bert", None)):
+        results = engine.infer([Query(task, text) for text in (TEXT, *OTHERS)])
+        vectors = np.stack([own.embedding for own in results if isinstance(own, Embedding)])
+        found = client(name).feature_extraction(TEXT)
+        np.testing.assert_allclose(found, vectors[:1], atol=1e-5)
+        unit = client(name).feature_extraction(TEXT, normalize=True)
+        assert np.linalg.norm(unit) == pytest.approx(1, rel=1e-4)
+        unit_vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        alike = client(name).sentence_similarity(TEXT, [*OTHERS])
+        assert alike == pytest.approx((unit_vectors[1:] @ unit_vectors[0]).tolist(), abs=1e-4)
+
+
+LONG = "Anna plays chess in the library of functions. " * 12
+
+
+def windows_of(engine: Engine, question: str | None, size: int, stride: int) -> list[Encoded]:
+    query = Query(None, LONG) if question is None else Query(None, question, LONG)
+    return engine.text.windows(query, Preprocessing(), size, stride, passage=question is not None)
+
+
+def test_answers_from_a_context_longer_than_a_window(client: Ask, engine: Engine) -> None:
+    """The best one over all windows, each of which the engine is asked by its token ids."""
+    for size, stride in ((64, None), (40, 8)):
+        cut = windows_of(engine, QUESTION, size, min(size // 2, 128) if stride is None else stride)
+        assert len(cut) > 2
+        asked = [Query("questions", input_ids=own.ids.tolist(), token_type_ids=own.types.tolist()) for own in cut]
+        every: dict[tuple[int, int], float] = {}
+        nothing = 1.0
+        for own, result in zip(cut, engine.infer(asked), strict=True):
+            assert isinstance(result, Span) and own.passage is not None
+            nothing = min(nothing, no_answer(result.logits, own.passage))
+            for start, end, score in best_spans(result.logits, own.passage, 10_000):
+                answer = own.passage.answer(start, end)
+                assert answer is not None
+                place = answer.start, answer.end
+                every[place] = max(score, every.get(place, 0.0))
+        best = sorted(every.items(), key=lambda each: -each[1])
+        more = {} if stride is None else {"doc_stride": stride, "max_seq_len": size}
+        found = client("questions").question_answering(QUESTION, LONG, **more)  # type: ignore[arg-type]
+        assert not isinstance(found, list)
+        assert (found.start, found.end) == best[0][0] and found.score == pytest.approx(best[0][1], rel=1e-3)
+        assert found.answer == LONG[found.start : found.end]
+        body = {"inputs": {"question": QUESTION, "context": LONG}, "parameters": {"top_k": 3, **more}}
+        several = httpx.post(client("questions").model, json=body).json()  # type: ignore[arg-type]
+        assert [each["score"] for each in several] == pytest.approx([score for _, score in best[:3]], rel=1e-3)
+        body["parameters"] = {"top_k": 10_000, "handle_impossible_answer": True, **more}
+        all_of_them = httpx.post(client("questions").model, json=body).json()  # type: ignore[arg-type]
+        (empty,) = [each for each in all_of_them if not each["answer"]]
+        assert empty["score"] == pytest.approx(nothing, rel=1e-3)
+
+
+def test_names_in_a_text_longer_than_a_window(client: Ask, engine: Engine) -> None:
+    for how in ("simple", "first", "average", "max"):
+        cut = windows_of(engine, None, 64, 12)
+        parts = []
+        for own, result in zip(
+            cut, engine.infer([Query("names", input_ids=own.ids.tolist()) for own in cut]), strict=True
+        ):
+            assert isinstance(result, Tokens)
+            parts.append(aggregated(dataclasses.replace(result, spelling=own.spelling), how, anew=True))
+        expected = of_windows(parts)
+        found = client("names").token_classification(LONG, aggregation_strategy=how, stride=12)
+        assert [(own.entity_group, own.start, own.end, own.word) for own in found] == [
+            (own.label, own.start, own.end, own.word) for own in expected
+        ]
+        pipeline = object.__new__(TokenClassificationPipeline)
+        listed = [{"entity_group": e.label, "score": e.score, "start": e.start, "end": e.end} for p in parts for e in p]
+        merged = pipeline.aggregate_overlapping_entities(listed)
+        assert [(own.entity_group, own.start, own.end) for own in found] == [
+            (own["entity_group"], own["start"], own["end"]) for own in merged
+        ]
+
+
+def test_labels_of_ones_own(client: Ask, engine: Engine, service: Service) -> None:
+    """As the pipeline has it: softmax over the labels, or of each label against its contradiction."""
+    entails = dataclasses.replace(
+        make_task(tiny("tiny-bert"), "entails", [random_delta("lora", tiny("tiny-bert").config, 4)],
+                  make_head(np.random.default_rng(2), tiny("tiny-bert").config.hidden_size, 3)),
+        labels=("contradiction", "neutral", "entailment"),
+    )  # fmt: skip
+    engine.add_task(entails)
+    try:
+        labels, template = ["game", "food", "music"], "This text is about {}."
+        results = engine.infer([Query("entails", TEXT, template.replace("{}", label)) for label in labels])
+        logits = np.stack([own.logits for own in results if isinstance(own, Classification)])
+    finally:
+        engine.remove_task("entails")
+    assert logits.shape == (3, 3)
+    asked = Asked(entails, [TEXT], None, {"candidate_labels": labels, "hypothesis_template": template})
+    kind = KINDS["zero_shot_classification"]
+    assert [own.text_pair for own in kind.queries(asked)] == [template.replace("{}", label) for label in labels]
+    found = kind.respond(asked, results)
+    assert {own["label"]: own["score"] for own in found} == pytest.approx(
+        dict(zip(labels, softmax(logits[:, 2]), strict=True)), rel=1e-4
+    )
+    each = kind.respond(dataclasses.replace(asked, told={**asked.told, "multi_label": True}), results)
+    assert {own["label"]: own["score"] for own in each} == pytest.approx(
+        dict(zip(labels, softmax(logits[:, [0, 2]])[:, 1], strict=True)), rel=1e-4
+    )
+    assert [own["score"] for own in found] == sorted((own["score"] for own in found), reverse=True)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "part"),
     [
@@ -42,12 +208,21 @@ def test_hugging_faces_client_understands_the_answer(
         ("/hf/tiny-bert", {"inputs": ASKED}, 422, "no head"),
         ("/hf/no-such", {"inputs": ASKED}, 404, "no-such"),
         (PATH, {"inputs": {**ASKED, "context": " "}}, 422, "context"),
-        (PATH, {"inputs": {**ASKED, "context": "word " * 100}}, 422, "the limit is 64"),
         (PATH, {"inputs": {"question": QUESTION}}, 422, "context"),
-        (PATH, {"inputs": QUESTION}, 422, "inputs"),
-        (PATH, {"inputs": ASKED, "parameters": {"top_k": 2}}, 422, "parameters.top_k"),
-        (PATH, {"inputs": ASKED, "parameters": {"handle_impossible_answer": True}}, 422, "handle_impossible_answer"),
-        (PATH, {"inputs": ASKED, "parameters": {"doc_stride": 8}}, 422, "parameters.doc_stride"),
+        (PATH, {"inputs": QUESTION}, 422, "answers questions"),
+        (PATH, {"inputs": ASKED, "parameters": {"multi_label": True}}, 422, "parameters.multi_label"),
+        ("/hf/topic", {"inputs": "a", "parameters": {"aggregation_strategy": "max"}}, 422, "aggregation_strategy"),
+        ("/hf/topic", {"inputs": "a", "parameters": {"candidate_labels": ["b"]}}, 422, "label entailment"),
+        ("/hf/topic", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, 422, "sentence_similarity cannot use"),
+        ("/hf/names", {"inputs": "a", "parameters": {"aggregation_strategy": "best"}}, 422, "aggregation_strategy"),
+        ("/hf/vectors", {"inputs": [], "normalize": True}, 422, "no inputs"),
+        ("/hf/tiny-bert", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name"),
+        (PATH, {"inputs": ASKED, "parameters": {"doc_stride": 63}}, 422, "windows of 64 tokens leave room"),
+        (PATH, {"inputs": ASKED, "parameters": {"doc_stride": -1}}, 422, "doc_stride"),
+        (PATH, {"inputs": {**ASKED, "question": "who " * 70}}, 422, "leave room for 0"),
+        (PATH, {"inputs": {**ASKED, "context": "word " * 100_000}}, 422, "windows"),
+        ("/hf/names", {"inputs": "a", "parameters": {"stride": 1, "aggregation_strategy": "none"}}, 422, "stride"),
+        ("/hf/names", {"inputs": "word " * 100}, 422, "the limit is"),
     ],
 )
 def test_refusals(call: Call, path: str, body: object, status: int, part: str) -> None:

@@ -42,10 +42,10 @@ def test_fields_that_are_null_or_say_what_comes_anyway(call: Call, model: str, m
 
 
 def test_dimensions_that_no_model_gives(call: Call) -> None:
-    for dimensions in (32, 0, -1, 65):
+    for dimensions, part in ((65, "dimensions: 'tiny-bert' gives 64"), (0, "dimensions"), (-1, "dimensions")):
         answer = call("POST", EMBED, json={"model": "tiny-bert", "input": "a", "dimensions": dimensions})
         assert answer.status_code == 422
-        assert "dimensions: 'tiny-bert' gives 64" in answer.json()["error"]["message"]
+        assert part in answer.json()["error"]["message"]
 
 
 def test_null_is_as_if_absent_elsewhere(call: Call) -> None:

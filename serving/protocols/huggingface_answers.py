@@ -1,0 +1,248 @@
+"""Answers in the shapes of ``transformers``' pipelines, which Hugging Face's client reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from jpets.engine.results.entities import OUTSIDE, aggregated, of_windows
+from jpets.engine.results.numbers import normalized, sigmoid, softmax
+from jpets.engine.results.spans import MAX_ANSWER_TOKENS, best_spans, no_answer
+from jpets.errors import InvalidInput, Saturated
+from jpets.types import Classification, Embedding, Entity, FloatArray, Query, Regression, Result, Span, Task, Tokens
+from serving.protocols.oip_tensors import REPLACED
+from serving.requests.ask import raise_first_error
+from serving.requests.windows import Cut
+
+Kind = Literal[
+    "text_classification",
+    "zero_shot_classification",
+    "token_classification",
+    "question_answering",
+    "feature_extraction",
+    "sentence_similarity",
+]
+TEMPLATE = "This example is {}."
+"""The hypothesis of a label, as the pipeline has it by default."""
+HOLE = "{}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """``task`` None is the plain backbone. ``alone``: one text that did not come as a list; ``told`` are parameters."""
+
+    task: Task | None
+    texts: Sequence[str]
+    context: str | None
+    told: Mapping[str, Any]
+    alone: bool = True
+
+    @property
+    def id(self) -> str | None:
+        return None if self.task is None else self.task.id
+
+
+class Answering(NamedTuple):
+    """One of the client's methods: the ``head`` that it needs, the parameters that it ``takes``, the queries that it
+    makes, and the answer that it makes of their results."""
+
+    head: str
+    takes: frozenset[str]
+    queries: Callable[[Asked], list[Query]]
+    respond: Callable[..., Any]
+    passage: bool | None = None
+    """Whether windows are of a question's context, or of a text; None where texts are never cut."""
+
+
+def _texts(asked: Asked) -> list[Query]:
+    return [Query(asked.id, text, asked.context, truncate=asked.told.get("truncate")) for text in asked.texts]
+
+
+def _classes(asked: Asked, results: Sequence[Result]) -> list[list[dict[str, Any]]]:
+    """Of each text the labels and their scores, the best first."""
+    raise_first_error(results)
+    return [_ranked(_names(result), _scores(asked, result))[: asked.told.get("top_k")] for result in results]
+
+
+def _names(result: Result) -> Sequence[str]:
+    if isinstance(result, Classification):
+        return result.names
+    assert isinstance(result, Regression)
+    return [f"LABEL_{at}" for at in range(len(result.logits))]
+
+
+def _scores(asked: Asked, result: Result) -> FloatArray:
+    if not isinstance(result, (Classification, Regression)):
+        raise Saturated(REPLACED)
+    how = asked.told.get("function_to_apply")
+    if how is None:
+        return result.probs if isinstance(result, Classification) else result.logits
+    return {"sigmoid": sigmoid, "softmax": softmax}[how](result.logits) if how != "none" else result.logits
+
+
+def _ranked(names: Sequence[str], scores: FloatArray) -> list[dict[str, Any]]:
+    order = np.argsort(-scores, kind="stable").tolist()
+    return [{"label": names[at], "score": float(scores[at])} for at in order]
+
+
+def _hypotheses(asked: Asked) -> list[Query]:
+    """A pair of a text and what a label says of it, for each label. Raises ``InvalidInput``."""
+    template = asked.told.get("hypothesis_template", TEMPLATE)
+    if HOLE not in template:
+        raise InvalidInput(f"parameters.hypothesis_template: expected a text with {HOLE} for the label, found none")
+    if not asked.told["candidate_labels"]:
+        raise InvalidInput("parameters.candidate_labels: expected at least one label, found none")
+    if not asked.alone:
+        raise InvalidInput("inputs: expected one text with candidate_labels, found a list; ask for each alone")
+    assert asked.task is not None
+    _entailment(asked.task)
+    return [
+        Query(asked.id, asked.texts[0], template.replace(HOLE, label), truncate=asked.told.get("truncate"))
+        for label in asked.told["candidate_labels"]
+    ]
+
+
+def _entailment(task: Task) -> int:
+    """The output that says that one text follows from the other. Raises ``InvalidInput``."""
+    found = [at for at, name in enumerate(task.labels) if name.lower().startswith("entail")]
+    if not found or len(task.labels) < 2:
+        raise InvalidInput(
+            f"parameters.candidate_labels: labels of one's own need a task with a label entailment, {task.id!r} has "
+            f"{list(task.labels)[:8]}"
+        )
+    return found[0]
+
+
+def _zero_shot(asked: Asked, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Over all labels the softmax of how far they follow, or with ``multi_label`` for each label alone that of whether
+    it does rather than not: as the pipeline has it."""
+    raise_first_error(results)
+    labels, task = asked.told["candidate_labels"], asked.task
+    assert task is not None
+    follows = _entailment(task)
+    if not all(isinstance(result, Classification) and result.names == task.labels for result in results):
+        raise Saturated(REPLACED)
+    logits = np.stack([result.logits for result in results if isinstance(result, Classification)])
+    if asked.told.get("multi_label") or len(labels) == 1:
+        against = len(task.labels) - 1 if follows == 0 else 0
+        scores = softmax(logits[:, [against, follows]])[:, 1]
+    else:
+        scores = softmax(logits[:, follows])
+    return _ranked(labels, scores)
+
+
+def _tokens(asked: Asked, results: Sequence[Result], windows: Sequence[Cut] = ()) -> Any:
+    """Of texts, or of the windows of each: of entities that overlap the longer one stays."""
+    raise_first_error(results)
+    how, ignored = asked.told.get("aggregation_strategy", "simple"), asked.told.get("ignore_labels", [OUTSIDE])
+    if windows and how == "none":
+        raise InvalidInput("parameters.stride: windows are put together by entities; choose an aggregation_strategy")
+    if not all(isinstance(result, Tokens) for result in results):
+        raise Saturated(REPLACED)
+    tagged = [result for result in results if isinstance(result, Tokens)]
+    if not windows:
+        each = [_listed(aggregated(result, how, ignored), how) for result in tagged]
+        return each[0] if asked.alone else each
+    left = iter(tagged)
+    each = []
+    for own in windows:
+        parts = [
+            aggregated(dataclasses.replace(next(left), spelling=tokens.spelling), how, ignored, anew=True)
+            for tokens in own.tokens
+        ]
+        each.append(_listed(of_windows(parts) if len(parts) > 1 else parts[0], how))
+    return each[0] if asked.alone else each
+
+
+def _listed(entities: Sequence[Entity], how: str) -> list[dict[str, Any]]:
+    label = "entity" if how == "none" else "entity_group"
+    found = []
+    for own in entities:
+        places = {"index": own.tokens[0]} if how == "none" else {}
+        found.append(
+            {label: own.label, "score": own.score, **places, "word": own.word, "start": own.start, "end": own.end}
+        )
+    return found
+
+
+def _answer(asked: Asked, results: Sequence[Result], windows: Sequence[Cut]) -> Any:
+    """The best answer over all windows of the context; with ``top_k`` above 1 so many of them."""
+    raise_first_error(results)
+    (context,) = windows
+    count, longest = asked.told.get("top_k", 1), asked.told.get("max_answer_len", MAX_ANSWER_TOKENS)
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    nothing = 1.0
+    for tokens, result in zip(context.tokens, results, strict=True):
+        if not isinstance(result, Span):
+            raise Saturated(REPLACED)
+        assert tokens.passage is not None
+        nothing = min(nothing, no_answer(result.logits, tokens.passage))
+        for start, end, score in best_spans(result.logits, tokens.passage, count, longest):
+            answer = tokens.passage.answer(start, end)
+            assert answer is not None
+            place = (answer.start, answer.end)
+            if place not in found or found[place]["score"] < score:
+                found[place] = {"answer": answer.text, "score": score, "start": answer.start, "end": answer.end}
+    every = [*found.values()]
+    if asked.told.get("handle_impossible_answer"):
+        every.append({"answer": "", "score": nothing, "start": 0, "end": 0})
+    best = sorted(every, key=lambda each: -each["score"])[:count]
+    return best[0] if count == 1 else best
+
+
+def _vectors(asked: Asked, results: Sequence[Result]) -> list[FloatArray]:
+    """Raises ``InvalidInput`` where vectors should have their own length, and the head makes it 1."""
+    raise_first_error(results)
+    wanted = asked.told.get("normalize")
+    if wanted is False and asked.task is not None and asked.task.head.normalize:
+        raise InvalidInput("parameters.normalize: this task's vectors have the length 1; leave it out")
+    found = []
+    for result in results:
+        if not isinstance(result, Embedding):
+            raise Saturated(REPLACED)
+        found.append(normalized(result.embedding) if wanted else result.embedding)
+    return found
+
+
+def _embedded(asked: Asked, results: Sequence[Result]) -> list[FloatArray]:
+    return [np.ascontiguousarray(vector) for vector in _vectors(asked, results)]
+
+
+def _similar(asked: Asked, results: Sequence[Result]) -> list[float]:
+    """The cosine of the first text's vector with each of the others'."""
+    first, *others = [normalized(vector) for vector in _vectors(asked, results)]
+    return [float(first @ other) for other in others]
+
+
+KINDS: Mapping[Kind, Answering] = {
+    "text_classification": Answering(
+        "sequence-classification", frozenset({"top_k", "function_to_apply", "truncate"}), _texts, _classes
+    ),
+    "zero_shot_classification": Answering(
+        "sequence-classification",
+        frozenset({"candidate_labels", "hypothesis_template", "multi_label", "truncate"}),
+        _hypotheses,
+        _zero_shot,
+    ),
+    "token_classification": Answering(
+        "token-classification",
+        frozenset({"aggregation_strategy", "ignore_labels", "stride", "truncate"}),
+        _texts,
+        _tokens,
+        passage=False,
+    ),
+    "question_answering": Answering(
+        "question-answering",
+        frozenset(
+            {"align_to_words", "doc_stride", "handle_impossible_answer", "max_answer_len", "max_seq_len", "top_k"}
+        ),
+        _texts,
+        _answer,
+        passage=True,
+    ),
+    "feature_extraction": Answering("embedding", frozenset({"normalize", "truncate"}), _texts, _embedded),
+    "sentence_similarity": Answering("embedding", frozenset({"truncate"}), _texts, _similar),
+}

@@ -1,0 +1,37 @@
+"""How well texts answer to a query, by tasks with one output for a pair (cross-encoders)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jpets.engine.results.numbers import sigmoid
+from jpets.errors import InvalidInput, Saturated
+from jpets.types import Classification, Regression, Result, Task
+from serving.protocols.oip_tensors import REPLACED
+from serving.requests.ask import raise_first_error
+from serving.requests.context import Context
+
+
+async def scoring_task(here: Context, name: str) -> Task:
+    """Raises ``NotFound``, ``InvalidInput`` for a task that gives no score."""
+    found = await here.find(name)
+    if found is None or found.head.type != "sequence-classification" or found.head.outputs != 1:
+        kind = "no head" if found is None else f"a {found.head.type} head with {found.head.outputs} outputs"
+        raise InvalidInput(f"{name[:128]!r} has {kind}; texts are ranked by a task with one output for a pair")
+    return found
+
+
+def relevances(results: Sequence[Result], *, raw: bool = False) -> list[float]:
+    """The score of each pair: a probability, or the ``raw`` output."""
+    raise_first_error(results)
+    found = []
+    for result in results:
+        if not isinstance(result, (Classification, Regression)) or len(result.logits) != 1:
+            raise Saturated(REPLACED)
+        found.append(float(result.logits[0] if raw else sigmoid(result.logits)[0]))
+    return found
+
+
+def best_first(scores: Sequence[float]) -> list[int]:
+    """The places of scores, the highest first; equal ones stay in their order."""
+    return sorted(range(len(scores)), key=lambda at: -scores[at])

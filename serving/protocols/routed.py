@@ -1,0 +1,60 @@
+"""``POST /classify``: vLLM's route, and what semantic routers send: a text without the name of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Body, Request
+from pydantic import BaseModel, ConfigDict, StrictBool
+
+from jpets.errors import InvalidInput, Saturated
+from jpets.types import Classification, Query, Result
+from serving.http.fields import Text
+from serving.http.responses import FastJSONResponse
+from serving.protocols.classify import ClassifyRequest, classify
+from serving.protocols.oip_tensors import REPLACED
+from serving.requests.ask import ask, raise_first_error
+from serving.requests.context import Here
+from serving.requests.routes import JSONRoute
+
+router = APIRouter(tags=["inference"], route_class=JSONRoute)
+
+EXAMPLES = {
+    "by the server's default task": {"value": {"inputs": "what a lovely day"}},
+    "by a task": {"value": {"model": "sentiment", "input": ["what a lovely day"]}},
+}
+
+
+class RoutedRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    inputs: Text
+    truncate: StrictBool | None = None
+
+
+@router.post("/classify", response_model=None, summary="Classify a text by the server's default task, or by any")
+async def routed(
+    request: Request, here: Here, body: Annotated[RoutedRequest | ClassifyRequest, Body(openapi_examples=EXAMPLES)]
+) -> FastJSONResponse:
+    """`inputs`: every label of the default task (`--default-task`) once, the best first; their scores add up to 1.
+    With `model` and `input` the same as `POST /v1/classify`.
+    """
+    if isinstance(body, ClassifyRequest):
+        return await classify(request, here, body)
+    name = here.settings.default_task
+    if name is None:
+        raise InvalidInput("inputs: no task is named; send model and input, or start the server with --default-task")
+    task = await here.find(name)
+    if task is None or task.head.type != "sequence-classification" or task.head.problem != "single-label":
+        raise InvalidInput(f"inputs: the default task {name!r} must give one of several labels, and does not")
+
+    def respond(results: Sequence[Result]) -> list[dict[str, Any]]:
+        raise_first_error(results)
+        result = results[0]
+        if not isinstance(result, Classification):
+            raise Saturated(REPLACED)
+        order = np.argsort(-result.probs, kind="stable").tolist()
+        return [{"label": result.names[at], "score": float(result.probs[at])} for at in order]
+
+    return await ask(request, here, [Query(task.id, body.inputs, truncate=body.truncate)], respond)

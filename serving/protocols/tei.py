@@ -1,0 +1,163 @@
+"""``/tei/{task}/...``: the routes of Hugging Face's text-embeddings-inference, for one task each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Body, Request
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
+
+from jpets.engine.results.numbers import normalized, sigmoid
+from jpets.errors import InvalidInput, Saturated
+from jpets.types import Classification, Embedding, Query, Regression, Result, Task
+from serving.http.fields import Many, Text
+from serving.http.responses import FastJSONResponse
+from serving.protocols.oip_tensors import REPLACED
+from serving.protocols.relevance import best_first, relevances, scoring_task
+from serving.requests.ask import ask, check_count, raise_first_error
+from serving.requests.context import Here, server_version
+from serving.requests.routes import JSONRoute
+
+router = APIRouter(prefix="/tei/{task}", tags=["inference"], route_class=JSONRoute)
+
+Sequences = Annotated[Many[Text], Field(min_length=1, max_length=2)]
+"""A text, or a pair."""
+
+
+class EmbedRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    inputs: Text | Many[Text]
+    normalize: StrictBool | None = None
+    """True by default: vectors have the length 1."""
+    truncate: StrictBool | None = None
+
+
+class PredictRequest(BaseModel):
+    """``inputs``: a text, a pair as a list of two, or a list of such lists, each with its own answer."""
+
+    model_config = ConfigDict(extra="forbid")
+    inputs: Text | Sequences | Many[Sequences]
+    raw_scores: StrictBool = False
+    truncate: StrictBool | None = None
+
+
+class RankRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    query: Text
+    texts: Many[Text]
+    raw_scores: StrictBool = False
+    return_text: StrictBool = False
+    truncate: StrictBool | None = None
+
+
+@router.post("/embed", response_model=None, summary="Embed texts, as text-embeddings-inference does")
+async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRequest, Body()]) -> FastJSONResponse:
+    """For a task with an embedding head, or the backbone's own name: a vector for each text."""
+    found = await here.find(task)
+    if found is not None and found.head.type != "embedding":
+        raise InvalidInput(f"{task[:128]!r} has a {found.head.type} head, which embeds nothing; ask /predict")
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    check_count(len(texts), here)
+    unit = body.normalize is not False
+    if not unit and found is not None and found.head.normalize:
+        raise InvalidInput("normalize: this task's vectors have the length 1; leave it out")
+
+    def respond(results: Sequence[Result]) -> list[Any]:
+        raise_first_error(results)
+        vectors = [result.embedding for result in results if isinstance(result, Embedding)]
+        if len(vectors) != len(results):
+            raise Saturated(REPLACED)
+        return [np.ascontiguousarray(normalized(vector) if unit else vector) for vector in vectors]
+
+    queries = [Query(found.id if found else None, text, truncate=body.truncate) for text in texts]
+    return await ask(request, here, queries, respond)
+
+
+@router.post("/predict", response_model=None, summary="Classify texts, as text-embeddings-inference does")
+async def predict(request: Request, here: Here, task: str, body: Annotated[PredictRequest, Body()]) -> FastJSONResponse:
+    """For a head with classes: all of them with their scores, the best first."""
+    found = await here.find(task)
+    if found is None or found.head.type != "sequence-classification":
+        kind = "no head" if found is None else f"a {found.head.type} head"
+        raise InvalidInput(f"{task[:128]!r} has {kind}, which has no classes; ask a task that classifies texts")
+    given = body.inputs
+    several = not isinstance(given, str) and not (given and isinstance(given[0], str))
+    sequences: Sequence[Any] = given if several else [[given] if isinstance(given, str) else given]
+    check_count(len(sequences), here)
+    queries = [Query(found.id, own[0], own[1] if len(own) > 1 else None, truncate=body.truncate) for own in sequences]
+
+    def respond(results: Sequence[Result]) -> list[Any]:
+        raise_first_error(results)
+        each = [_classes(result, raw=body.raw_scores) for result in results]
+        return each if several else each[0]
+
+    return await ask(request, here, queries, respond)
+
+
+def _classes(result: Result, *, raw: bool) -> list[dict[str, Any]]:
+    if isinstance(result, Regression):
+        names: Sequence[str] = [f"LABEL_{at}" for at in range(len(result.logits))]
+        scores = result.logits if raw else sigmoid(result.logits)
+    elif isinstance(result, Classification):
+        names, scores = result.names, result.logits if raw else result.probs
+    else:
+        raise Saturated(REPLACED)
+    order = np.argsort(-scores, kind="stable").tolist()
+    return [{"score": float(scores[at]), "label": names[at]} for at in order]
+
+
+@router.post("/rerank", response_model=None, summary="Rank texts by a query, as text-embeddings-inference does")
+async def rerank(request: Request, here: Here, task: str, body: Annotated[RankRequest, Body()]) -> FastJSONResponse:
+    """For a task with one output for a pair of texts: its sigmoid, or with `raw_scores` the output itself."""
+    check_count(len(body.texts), here)
+    found = await scoring_task(here, task)
+
+    def respond(results: Sequence[Result]) -> list[dict[str, Any]]:
+        scores = relevances(results, raw=body.raw_scores)
+        ranked: list[dict[str, Any]] = [{"index": at, "score": scores[at]} for at in best_first(scores)]
+        return [{**each, "text": body.texts[each["index"]]} for each in ranked] if body.return_text else ranked
+
+    return await ask(
+        request, here, [Query(found.id, body.query, text, truncate=body.truncate) for text in body.texts], respond
+    )
+
+
+async def info(here: Here, task: str) -> FastJSONResponse:
+    """What kind of model it is, and how long its texts may be."""
+    found = await here.find(task)
+    config = here.services.first.backbone.config
+    longest = config.max_positions
+    if found is not None and found.preprocessing.max_length is not None:
+        longest = min(longest, found.preprocessing.max_length)
+    return FastJSONResponse(
+        {
+            "model_id": task,
+            "model_type": _type(found),
+            "max_input_length": longest,
+            "max_client_batch_size": here.settings.max_inputs,
+            "version": server_version(),
+        }
+    )
+
+
+def _type(task: Task | None) -> dict[str, Any]:
+    if task is None or task.head.type == "embedding":
+        return {"embedding": {"pooling": "mean" if task is None else task.head.pooling}}
+    if task.head.type == "sequence-classification" and task.head.outputs == 1:
+        return {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
+    names = task.labels or tuple(f"LABEL_{at}" for at in range(task.head.outputs))
+    return {"classifier": {"id2label": {str(at): name for at, name in enumerate(names)},
+                           "label2id": {name: at for at, name in enumerate(names)}}}  # fmt: skip
+
+
+router.add_api_route(
+    "/info",
+    info,
+    methods=["GET"],
+    response_model=None,
+    summary="A task, as text-embeddings-inference shows its model",
+    route_class_override=APIRoute,  # it has no body
+)

@@ -1,0 +1,129 @@
+"""Pairs of texts in the shapes of Cohere, Jina, vLLM and text-embeddings-inference, beside the engine's answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from clients import Call, client_of
+
+from jpets.engine.engine import Engine
+from jpets.engine.results.numbers import sigmoid
+from jpets.types import Classification, Embedding, Query, Regression
+from serving.hosted.service import Service
+from serving.http.settings import ServingSettings
+
+QUERY, TEXTS = "a board game", ["chess engine", "soup", "the library of go"]
+
+
+@pytest.fixture(scope="module")
+def logits(engine: Engine) -> np.ndarray:
+    """Of each pair, by the task ``price``, which has one output."""
+    found = [
+        own for own in engine.infer([Query("price", QUERY, text) for text in TEXTS]) if isinstance(own, Regression)
+    ]
+    assert len(found) == len(TEXTS)
+    return np.array([own.logits[0] for own in found])
+
+
+def test_texts_are_ranked_by_a_query(call: Call, logits: np.ndarray) -> None:
+    order = np.argsort(-logits).tolist()
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        asked = {"model": "price", "query": QUERY, "documents": TEXTS}
+        answer = call("POST", path, json=asked).json()
+        assert [each["index"] for each in answer["results"]] == order
+        found = [each["relevance_score"] for each in answer["results"]]
+        np.testing.assert_allclose(found, sigmoid(logits[order]), rtol=1e-3)
+        assert answer["usage"]["total_tokens"] > 0 and "document" not in answer["results"][0]
+        best = {**asked, "top_n": 1, "return_documents": True, "documents": [{"text": text} for text in TEXTS]}
+        (only,) = call("POST", path, json=best).json()["results"]
+        assert only["index"] == order[0] and only["document"] == {"text": TEXTS[order[0]]}
+
+
+def test_pairs_are_scored(call: Call, logits: np.ndarray) -> None:
+    for path in ("/v1/score", "/score"):
+        for first in (QUERY, [QUERY] * len(TEXTS)):
+            answer = call("POST", path, json={"model": "price", "text_1": first, "text_2": TEXTS}).json()
+            assert [each["index"] for each in answer["data"]] == [0, 1, 2]
+            np.testing.assert_allclose([each["score"] for each in answer["data"]], sigmoid(logits), rtol=1e-3)
+    answer = call("POST", "/score", json={"model": "price", "text_1": QUERY, "text_2": TEXTS[0]}).json()
+    assert len(answer["data"]) == 1
+
+
+def test_the_routes_of_text_embeddings_inference(call: Call, engine: Engine, logits: np.ndarray) -> None:
+    order = np.argsort(-logits).tolist()
+    asked = {"query": QUERY, "texts": TEXTS}
+    found = call("POST", "/tei/price/rerank", json=asked).json()
+    assert [each["index"] for each in found] == order
+    np.testing.assert_allclose([each["score"] for each in found], sigmoid(logits[order]), rtol=1e-3)
+    raw = call("POST", "/tei/price/rerank", json={**asked, "raw_scores": True, "return_text": True}).json()
+    np.testing.assert_allclose([each["score"] for each in raw], logits[order], rtol=1e-3)
+    assert [each["text"] for each in raw] == [TEXTS[at] for at in order]
+
+    topic, pair = engine.infer([Query("topic", QUERY), Query("topic", QUERY, TEXTS[0])])
+    assert isinstance(topic, Classification) and isinstance(pair, Classification)
+    for inputs, expected in ((QUERY, topic), ([QUERY, TEXTS[0]], pair)):
+        classes = call("POST", "/tei/topic/predict", json={"inputs": inputs}).json()
+        best = np.argsort(-expected.probs)
+        assert [each["label"] for each in classes] == [expected.names[at] for at in best]
+        np.testing.assert_allclose([each["score"] for each in classes], expected.probs[best], rtol=1e-3)
+    both = call("POST", "/tei/topic/predict", json={"inputs": [[QUERY], [QUERY, TEXTS[0]]], "raw_scores": True}).json()
+    for classes, result in zip(both, (topic, pair), strict=True):
+        np.testing.assert_allclose([each["score"] for each in classes], np.sort(result.logits)[::-1], rtol=1e-3)
+
+    (plain,) = engine.infer([Query(None, QUERY)])
+    assert isinstance(plain, Embedding)
+    (vector,) = call("POST", "/tei/tiny-bert/embed", json={"inputs": QUERY}).json()
+    np.testing.assert_allclose(vector, plain.embedding / np.linalg.norm(plain.embedding), atol=1e-5)
+    assert len(call("POST", "/tei/vectors/embed", json={"inputs": TEXTS}).json()) == len(TEXTS)
+    for task, kind in (
+        ("price", "reranker"),
+        ("topic", "classifier"),
+        ("vectors", "embedding"),
+        ("tiny-bert", "embedding"),
+    ):
+        told = call("GET", f"/tei/{task}/info").json()
+        assert told["model_id"] == task and list(told["model_type"]) == [kind] and told["max_input_length"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "part"),
+    [
+        ("/v1/rerank", {"model": "topic", "query": "a", "documents": ["b"]}, 422, "one output for a pair"),
+        ("/v1/rerank", {"model": "tiny-bert", "query": "a", "documents": ["b"]}, 422, "no head"),
+        ("/v1/rerank", {"model": "nobody", "query": "a", "documents": ["b"]}, 404, "nobody"),
+        ("/v1/rerank", {"model": "price", "query": "a", "documents": []}, 422, "no inputs"),
+        ("/v1/rerank", {"model": "price", "query": " ", "documents": ["b"]}, 422, "empty"),
+        ("/v1/rerank", {"model": "price", "query": "a", "documents": ["b"], "top_n": 0}, 422, "top_n"),
+        ("/v1/score", {"model": "price", "text_1": ["a", "b"], "text_2": ["c"]}, 422, "found 2 and 1"),
+        ("/tei/names/predict", {"inputs": "a"}, 422, "no classes"),
+        ("/tei/topic/predict", {"inputs": [["a", "b", "c"]]}, 422, "inputs"),
+        ("/tei/topic/embed", {"inputs": "a"}, 422, "embeds nothing"),
+        ("/tei/topic/rerank", {"query": "a", "texts": ["b"]}, 422, "one output for a pair"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(call: Call, path: str, body: object, status: int, part: str) -> None:
+    answer = call("POST", path, json=body)
+    assert answer.status_code == status
+    assert part in answer.json()["error"]["message"]
+
+
+def test_a_text_without_a_task_goes_to_the_default_one(service: Service, engine: Engine) -> None:
+    (topic,) = engine.infer([Query("topic", QUERY)])
+    assert isinstance(topic, Classification)
+    call = client_of(service, ServingSettings(default_task="topic"))
+    found = call("POST", "/classify", json={"inputs": QUERY}).json()
+    assert sorted(each["label"] for each in found) == sorted(topic.names)
+    assert sum(each["score"] for each in found) == pytest.approx(1, abs=0.02)
+    assert found[0]["label"] == topic.label
+    named = call("POST", "/classify", json={"model": "topic", "input": QUERY}).json()
+    assert named["data"][0]["label"] == topic.label
+    for settings, body, part in (
+        (ServingSettings(), {"inputs": QUERY}, "--default-task"),
+        (ServingSettings(default_task="names"), {"inputs": QUERY}, "one of several labels"),
+        (ServingSettings(default_task="tags"), {"inputs": QUERY}, "one of several labels"),
+        (ServingSettings(default_task="topic"), {"inputs": " "}, "empty"),
+    ):
+        answer = client_of(service, settings)("POST", "/classify", json=body)
+        assert answer.status_code == 422 and part in answer.json()["error"]["message"]
+    gone = client_of(service, ServingSettings(default_task="nobody"))("POST", "/classify", json={"inputs": QUERY})
+    assert gone.status_code == 404
