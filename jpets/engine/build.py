@@ -266,7 +266,7 @@ def _compilation(
     profile = LiveProfile(replica, costs, frame.figures)
     programs = Programs(replica, store, costs, liveness.wait)
     room = ProgramMemory(replica, (settings.program_memory_mb or usual_programs_mb()) << 20, memory)
-    compiler = BackgroundCompiler(replica, store, programs_folder, programs.add, room)
+    compiler = BackgroundCompiler(replica, store, programs_folder, programs.add, room, programs.exchange)
     growth = Growth(
         replica,
         tasks,

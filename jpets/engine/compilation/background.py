@@ -15,6 +15,7 @@ from typing import NamedTuple
 from jpets.engine.compilation.process import HURRIED, IDLE, CompilingProcess
 from jpets.engine.compilation.program_memory import IDLE_SECONDS, ProgramMemory
 from jpets.engine.compilation.wanted import Wanted
+from jpets.engine.compilation.whole import WholePrograms
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.engine.programs.store import ProgramStore
@@ -49,18 +50,21 @@ MOST_RETRY_SECONDS = 3600.0
 
 
 class _Next(NamedTuple):
-    """The program to bring next. Idle programs leave for a ``wanted`` one."""
+    """The program to bring next. Idle programs leave for a ``wanted`` one; a ``whole`` one is there already, and is to
+    be compiled as one function."""
 
     key: ProgramKey
     wanted: bool
     niceness: int
+    whole: bool = False
 
 
 class BackgroundCompiler:
     """Brings the programs that batches keep missing and, once they miss none badly, the ``menu`` as far as ``memory``
-    has room.
+    has room. While nothing else is to be compiled, it compiles those that took most time anew, each as one function,
+    once batches have lost by several functions what compiling takes.
 
-    ``add`` receives each loaded program.
+    ``add`` receives each loaded program, ``exchange`` one for the place of a program that is there.
     """
 
     def __init__(
@@ -70,12 +74,14 @@ class BackgroundCompiler:
         folder: pathlib.Path,
         add: Callable[[Program], None],
         memory: ProgramMemory,
+        exchange: Callable[[Program], None],
     ) -> None:
         self._replica = replica
         self._store = store
         self._add = add
         self.memory = memory
         self.process = CompilingProcess(store, folder, replica.mesh)
+        self._whole = WholePrograms(replica, store, self.process, memory, exchange)
         self._menu: list[ProgramKey] = []
         self._wanted = Wanted()
         self._needed: dict[ProgramKey, Future[None]] = {}
@@ -178,19 +184,22 @@ class BackgroundCompiler:
                 while not (self._closed or (next_one := self._next())):
                     if self._hurried:
                         self._changed.wait(LOOK_SECONDS)
-                    elif not self._changed.wait(PROCESS_IDLE_SECONDS if self.process.runs else None):
+                    elif not self._changed.wait(PROCESS_IDLE_SECONDS) and self.process.runs:
                         self.process.end_if_idle()
                 if self._closed:
                     return
                 assert next_one is not None
-                key, wanted, niceness = next_one
+                key, wanted, niceness, whole = next_one
                 needed = key if key in self._needed else None
-                self._wanted.bring(key)
+                if not whole:
+                    self._wanted.bring(key)
                 self._busy = True
             problem: JpetsError | None = None
             try:
                 if needed is not None:
                     problem = self._bring_needed(needed)
+                elif whole:
+                    self._whole.bring(key)
                 else:
                     self._bring(key, wanted, niceness)
             except Exception as error:  # one program fewer; the queries run in others
@@ -217,6 +226,8 @@ class BackgroundCompiler:
             return _Next(key, wanted=False, niceness=niceness)
         if self._menu and not self._hurried:
             return _Next(self._menu.pop(0), wanted=False, niceness=IDLE)
+        if not self._hurried and (key := self._whole.worn(self.compile_seconds)) is not None:
+            return _Next(key, wanted=False, niceness=IDLE, whole=True)
         return None
 
     @property
@@ -254,7 +265,7 @@ class BackgroundCompiler:
         return None
 
     def _load(self, key: ProgramKey, niceness: int) -> Program | None:
-        return self._store.load(self._replica.family, key) or self._compile(key, niceness)
+        return self._store.load_best(self._replica.family, key) or self._compile(key, niceness)
 
     def _bring(self, key: ProgramKey, wanted: bool, niceness: int) -> None:
         """Adds a program if it is still missing and there is room; without room none is compiled. Idle programs leave

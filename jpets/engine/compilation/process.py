@@ -58,6 +58,10 @@ class CompilingProcess:
             self._may_hurry = self._renice(process, HURRIED)  # if not, it is not asked again at every batch
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def runs(self) -> bool:
         return self._process is not None
 

@@ -11,7 +11,7 @@ import jax
 
 from jpets.engine.costs.cost_table import CostTable, full_batch, measure
 from jpets.engine.device.replica import Replica
-from jpets.engine.programs.program import Program, ProgramKey, compile_program
+from jpets.engine.programs.program import Program, ProgramKey, compile_program, whole_family
 from jpets.engine.programs.store import ProgramStore
 
 log = logging.getLogger(__name__)
@@ -40,13 +40,14 @@ class Programs:
         cost must be known."""
         known = self._costs.get(key)
         repeats = COARSE_REPEATS if known is None else 0
-        program = self._store.load(self._replica.family, key)
+        program = self._store.load_best(self._replica.family, key)
         if program is not None:
             try:
                 seconds = measure(self._replica, program, repeats)
             except jax.errors.JaxRuntimeError:
                 log.exception("a stored program does not run and is compiled again")
                 self._store.forget(self._replica.family, key)
+                self._store.forget(whole_family(self._replica.family), key)
                 program = None
         if program is None:
             program = self._compile(key)
@@ -57,7 +58,14 @@ class Programs:
 
     def get(self, key: ProgramKey) -> Program:
         """The program, compiled now if it is not stored."""
-        return self._store.load(self._replica.family, key) or self._compile(key)
+        return self._store.load_best(self._replica.family, key) or self._compile(key)
+
+    def exchange(self, program: Program) -> None:
+        """A program as one function takes the place of the one that is served, unless that has left."""
+        self._try_out(program)
+        for own in self._replica.programs:
+            if own.key == program.key:
+                own.exchange(program)
 
     def add(self, program: Program) -> None:
         """A program that comes while queries are served runs once beside their batches before it gets its own."""

@@ -44,6 +44,7 @@ class Predictions:
         added = self._profile.seconds(table.heavy_tokens, _run(program.key))
         self._profile.ran(table.heavy_tokens, program, seconds)
         self._costs.follow(program, seconds - added)
+        program.computed += seconds
 
 
 def _run(key: ProgramKey) -> int:

@@ -138,6 +138,8 @@ class Program:
     seconds: float = 0.0
     followed: int = 0
     """Batches that have changed ``seconds``."""
+    computed: float = 0.0
+    """Seconds that batches took in it, of all that it ran."""
     stored_bytes: int = 0
     mappings: int = 0
     """Memory mappings of its code; mappings that other threads made while it was loaded count too."""
@@ -155,6 +157,16 @@ class Program:
         if self._arguments is None:
             self._arguments = BatchArguments(self.key.bucket, self.key.variant, inputs)
         return self._arguments
+
+    @property
+    def chained(self) -> bool:
+        """Whether its functions were compiled one by one."""
+        return isinstance(self.compiled, Chain)
+
+    def exchange(self, other: Program) -> None:
+        """Takes the code of another program of its key, from the next batch on."""
+        self.compiled, self.stored_bytes, self.mappings = other.compiled, other.stored_bytes, other.mappings
+        self.__dict__.pop("memory", None)
 
     @functools.cached_property
     def memory(self) -> Any:
@@ -198,6 +210,11 @@ def chain_of(family: Family, key: ProgramKey) -> Sequence[Link]:
     for link in family.network.chain(key.variant) if family.chained else ():
         first.setdefault(link.name, link)
     return list(first.values())
+
+
+def whole_family(family: Family) -> Family:
+    """``family``, whose programs are each compiled as one function."""
+    return dataclasses.replace(family, chained=False)
 
 
 def link_arguments(

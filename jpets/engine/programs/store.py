@@ -20,7 +20,7 @@ from jpets.deltas import class_method
 from jpets.engine.programs.chain import dumped
 from jpets.engine.programs.mappings import mappings_left, spare_mappings
 from jpets.engine.programs.mesh import MeshSlice
-from jpets.engine.programs.program import Family, Program, ProgramKey, key_to_json, load_program
+from jpets.engine.programs.program import Family, Program, ProgramKey, key_to_json, load_program, whole_family
 from jpets.engine.programs.sources import PROGRAM, digest_of_code, foreign_modules, modules_of
 from jpets.errors import OutOfSpace
 from jpets.files import TEMPORARY, sweep, write_atomic, written_by
@@ -137,6 +137,11 @@ class ProgramStore:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > UNUSED_SECONDS:
                     path.unlink()
+
+    def load_best(self, family: Family, key: ProgramKey) -> Program | None:
+        """``load`` of the program as one function, if that is stored, else as ``family`` has it."""
+        whole = self.load(whole_family(family), key) if family.chained else None
+        return whole or self.load(family, key)
 
     def load(self, family: Family, key: ProgramKey) -> Program | None:
         """The stored program; None if there is none. Raises ``OutOfSpace`` as ``compile_program`` does."""

@@ -1,0 +1,75 @@
+"""Programs that are used much, compiled anew as one function: on a CPU they are compiled function by function first,
+which takes a fraction of the time, and each call of a function costs their batches some time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from jpets.engine.compilation.process import CompilingProcess
+from jpets.engine.compilation.program_memory import ProgramMemory
+from jpets.engine.device.replica import Replica
+from jpets.engine.programs.program import Program, ProgramKey, chain_of, whole_family
+from jpets.engine.programs.store import ProgramStore
+from jpets.errors import OutOfSpace
+from jpets.free_memory import return_free_memory
+
+log = logging.getLogger(__name__)
+
+GAIN = 0.1
+"""Share of its time that a program gains as one function: MiniLM's on two cores gain a tenth to a fifth."""
+
+
+class WholePrograms:
+    """``exchange`` receives a program for the place of the one of its key that is served. One thread calls this."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        store: ProgramStore,
+        process: CompilingProcess,
+        memory: ProgramMemory,
+        exchange: Callable[[Program], None],
+    ) -> None:
+        self._replica = replica
+        self._store = store
+        self._process = process
+        self._memory = memory
+        self._exchange = exchange
+        self.refused: set[ProgramKey] = set()
+        """Programs that could not be had so."""
+
+    def worn(self, compile_seconds: float) -> ProgramKey | None:
+        """The program whose batches have lost most by its functions, if that is what compiling it as one takes: as much
+        longer than ``compile_seconds`` as it calls more functions than it has."""
+        most = max(
+            (program for program in self._replica.programs if program.chained and program.key not in self.refused),
+            key=lambda program: program.computed,
+            default=None,
+        )
+        if most is None:
+            return None
+        family = self._replica.family
+        calls, functions = len(family.network.chain(most.key.variant)), len(chain_of(family, most.key))
+        return most.key if most.computed * GAIN >= compile_seconds * calls / functions else None
+
+    def bring(self, key: ProgramKey) -> None:
+        """Has a program that is there compiled as one function. It stays as it is where that fails, or takes more room
+        than there is."""
+        family, exchanged = whole_family(self._replica.family), False
+        try:
+            if self._memory.has_room(key, evict=False):
+                program = self._store.load(family, key)
+                if program is None and self._process.compile(family, key) is not None:
+                    program = self._store.load(family, key)
+                if program is not None and not self._process.closed:
+                    self._exchange(program)
+                    exchanged = True
+        except OutOfSpace as full:
+            log.warning("a program stays in several functions: %s", full)
+        except Exception:  # it goes on as it was
+            log.exception("a program could not be made one function")
+            self._store.forget(family, key)
+        if not exchanged:
+            self.refused.add(key)
+        return_free_memory()

@@ -1,0 +1,89 @@
+"""Programs that are used much are compiled anew, each as one function, while they serve."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+from support import ENGINE_SETTINGS, shallow, wait_until
+
+from jpets.engine.compilation.process import CompilingProcess
+from jpets.engine.engine import Engine
+from jpets.engine.programs.program import Program, whole_family
+from jpets.types import Embedding, Query
+
+SETTINGS = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=32)
+TEXTS = ("some text", "a", "the library of functions")
+
+
+@pytest.fixture
+def own(tmp_path: pathlib.Path) -> Iterator[Engine]:
+    with Engine(shallow(), [], SETTINGS, cache_dir=tmp_path).start() as engine:
+        wait_until(lambda: not engine.compiler.waiting, seconds=120)
+        yield engine
+
+
+def vectors(engine: Engine) -> np.ndarray:
+    results = [engine.infer([Query(None, text)])[0] for text in TEXTS]
+    return np.stack([own.embedding for own in results if isinstance(own, Embedding)])
+
+
+def used(engine: Engine) -> Program:
+    """The program that took most time."""
+    return max(engine.replica.programs, key=lambda program: program.computed)
+
+
+def test_the_program_that_took_most_time_becomes_one_function(own: Engine, tmp_path: pathlib.Path) -> None:
+    before = vectors(own)
+    program, others = used(own), [each for each in own.replica.programs if not each.computed]
+    assert program.chained and program.computed > 0
+    chained_bytes, memory = program.stored_bytes, program.memory
+    own.compiler.compile_seconds = program.computed / 1000
+    own.compiler.offer([])
+    wait_until(lambda: not program.chained, seconds=60)
+    assert used(own) is program, "the same program, with other code"
+    assert program.stored_bytes != chained_bytes and program.memory is not memory
+    np.testing.assert_allclose(vectors(own), before, atol=1e-5)
+    assert all(each.chained for each in others), "those without batches gain nothing"
+    own.compiler.compile_seconds = 1e6
+    own.close()
+
+    with Engine(shallow(), [], SETTINGS, cache_dir=tmp_path).start() as again:
+        kept = {each.key: each for each in again.replica.programs}
+        assert program.key not in kept or not kept[program.key].chained, "the next start has it so"
+        np.testing.assert_allclose(vectors(again), before, atol=1e-5)
+
+
+def test_a_program_is_not_compiled_anew_before_that_pays(own: Engine) -> None:
+    vectors(own)
+    own.compiler.compile_seconds = 1e6
+    own.compiler.offer([])
+    with own.compiler._changed:
+        assert own.compiler._next() is None
+    assert all(each.chained for each in own.replica.programs)
+
+
+@pytest.mark.parametrize("fails", ["process", "run"])
+def test_what_cannot_be_made_one_function_stays_as_it_was(
+    own: Engine, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    before = vectors(own)
+    program = used(own)
+    if fails == "process":
+        monkeypatch.setattr(CompilingProcess, "compile", lambda *_, **__: None)
+    else:
+
+        def broken(program: Program) -> None:
+            raise jax.errors.JaxRuntimeError("no")
+
+        monkeypatch.setattr(own.compiler._whole, "_exchange", broken)
+    own.compiler.compile_seconds = program.computed / 1000
+    own.compiler.offer([])
+    wait_until(lambda: program.key in own.compiler._whole.refused, seconds=60)
+    assert program.chained
+    assert own.compiler._store.load(whole_family(own.replica.family), program.key) is None
+    np.testing.assert_array_equal(vectors(own), before)
