@@ -138,10 +138,12 @@ class TextEncoder:
             raise InvalidInput("a query needs either text or input_ids, and not both")
         if query.input_ids is not None:
             tokens = self._check_ids(query, min(longest, rule.max_length or longest))
-            own = np.where(np.isin(tokens.ids, self._special), -1, 0).astype(np.int8)
-            place = passage_of_ids(tokens.ids, self._special) if passage else None
-            spelling = Spelling(own) if spelled else None
-            return self._looked_up(tokens._replace(passage=place, spelling=spelling), rule.domain)
+            if passage:
+                tokens = tokens._replace(passage=passage_of_ids(tokens.ids, self._special))
+            if spelled:
+                own = np.where(np.isin(tokens.ids, self._special), -1, 0).astype(np.int8)
+                tokens = tokens._replace(spelling=Spelling(own))
+            return self._looked_up(tokens, rule.domain)
         assert query.text is not None
         texts = self._prepare(query.text, query.text_pair, rule)
         truncate = rule.truncation if query.truncate is None else query.truncate

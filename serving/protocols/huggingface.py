@@ -103,6 +103,8 @@ async def answer(
     if kind.passage is None or (name == "token_classification" and "stride" not in told):
         return await ask(request, here, kind.queries(asked), lambda results: kind.respond(asked, results))
     assert found is not None
+    if told.get("aggregation_strategy") == "none":
+        raise InvalidInput("parameters.stride: windows are put together by entities; choose an aggregation_strategy")
     effort = sum(map(len, [*asked.texts, asked.context or ""]))
     windows = await here.aside.do(effort, partial(_windows, here, found, asked, passage=kind.passage))
     queries = [query for own in windows for query in own.queries]

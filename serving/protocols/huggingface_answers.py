@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jpets.engine.results.entities import OUTSIDE, aggregated, of_windows
-from jpets.engine.results.numbers import normalized, sigmoid, softmax
+from jpets.engine.results.numbers import sigmoid, softmax
 from jpets.engine.results.spans import MAX_ANSWER_TOKENS, best_spans, no_answer
 from jpets.errors import InvalidInput, Saturated
-from jpets.types import Classification, Embedding, Entity, FloatArray, Query, Regression, Result, Span, Task, Tokens
+from jpets.types import Classification, Entity, FloatArray, Query, Regression, Result, Span, Task, Tokens
 from serving.protocols.oip_tensors import REPLACED
-from serving.requests.ask import raise_first_error
+from serving.protocols.results import all_of, check_length, class_names, ranked, scored, vectors_of
 from serving.requests.windows import Cut
 
 Kind = Literal[
@@ -63,29 +63,15 @@ def _texts(asked: Asked) -> list[Query]:
 
 def _classes(asked: Asked, results: Sequence[Result]) -> list[list[dict[str, Any]]]:
     """Of each text the labels and their scores, the best first."""
-    raise_first_error(results)
-    return [_ranked(_names(result), _scores(asked, result))[: asked.told.get("top_k")] for result in results]
+    found = scored(results)
+    return [ranked(class_names(result), _scores(asked, result))[: asked.told.get("top_k")] for result in found]
 
 
-def _names(result: Result) -> Sequence[str]:
-    if isinstance(result, Classification):
-        return result.names
-    assert isinstance(result, Regression)
-    return [f"LABEL_{at}" for at in range(len(result.logits))]
-
-
-def _scores(asked: Asked, result: Result) -> FloatArray:
-    if not isinstance(result, (Classification, Regression)):
-        raise Saturated(REPLACED)
+def _scores(asked: Asked, result: Classification | Regression) -> FloatArray:
     how = asked.told.get("function_to_apply")
     if how is None:
         return result.probs if isinstance(result, Classification) else result.logits
     return {"sigmoid": sigmoid, "softmax": softmax}[how](result.logits) if how != "none" else result.logits
-
-
-def _ranked(names: Sequence[str], scores: FloatArray) -> list[dict[str, Any]]:
-    order = np.argsort(-scores, kind="stable").tolist()
-    return [{"label": names[at], "score": float(scores[at])} for at in order]
 
 
 def _hypotheses(asked: Asked) -> list[Query]:
@@ -119,30 +105,25 @@ def _entailment(task: Task) -> int:
 def _zero_shot(asked: Asked, results: Sequence[Result]) -> list[dict[str, Any]]:
     """Over all labels the softmax of how far they follow, or with ``multi_label`` for each label alone that of whether
     it does rather than not: as the pipeline has it."""
-    raise_first_error(results)
+    found = all_of(results, Classification)
     labels, task = asked.told["candidate_labels"], asked.task
     assert task is not None
     follows = _entailment(task)
-    if not all(isinstance(result, Classification) and result.names == task.labels for result in results):
+    if any(result.names != task.labels for result in found):
         raise Saturated(REPLACED)
-    logits = np.stack([result.logits for result in results if isinstance(result, Classification)])
+    logits = np.stack([result.logits for result in found])
     if asked.told.get("multi_label") or len(labels) == 1:
         against = len(task.labels) - 1 if follows == 0 else 0
         scores = softmax(logits[:, [against, follows]])[:, 1]
     else:
         scores = softmax(logits[:, follows])
-    return _ranked(labels, scores)
+    return ranked(labels, scores)
 
 
 def _tokens(asked: Asked, results: Sequence[Result], windows: Sequence[Cut] = ()) -> Any:
     """Of texts, or of the windows of each: of entities that overlap the longer one stays."""
-    raise_first_error(results)
+    tagged = all_of(results, Tokens)
     how, ignored = asked.told.get("aggregation_strategy", "simple"), asked.told.get("ignore_labels", [OUTSIDE])
-    if windows and how == "none":
-        raise InvalidInput("parameters.stride: windows are put together by entities; choose an aggregation_strategy")
-    if not all(isinstance(result, Tokens) for result in results):
-        raise Saturated(REPLACED)
-    tagged = [result for result in results if isinstance(result, Tokens)]
     if not windows:
         each = [_listed(aggregated(result, how, ignored), how) for result in tagged]
         return each[0] if asked.alone else each
@@ -170,14 +151,11 @@ def _listed(entities: Sequence[Entity], how: str) -> list[dict[str, Any]]:
 
 def _answer(asked: Asked, results: Sequence[Result], windows: Sequence[Cut]) -> Any:
     """The best answer over all windows of the context; with ``top_k`` above 1 so many of them."""
-    raise_first_error(results)
     (context,) = windows
     count, longest = asked.told.get("top_k", 1), asked.told.get("max_answer_len", MAX_ANSWER_TOKENS)
     found: dict[tuple[int, int], dict[str, Any]] = {}
     nothing = 1.0
-    for tokens, result in zip(context.tokens, results, strict=True):
-        if not isinstance(result, Span):
-            raise Saturated(REPLACED)
+    for tokens, result in zip(context.tokens, all_of(results, Span), strict=True):
         assert tokens.passage is not None
         nothing = min(nothing, no_answer(result.logits, tokens.passage))
         for start, end, score in best_spans(result.logits, tokens.passage, count, longest):
@@ -193,27 +171,19 @@ def _answer(asked: Asked, results: Sequence[Result], windows: Sequence[Cut]) -> 
     return best[0] if count == 1 else best
 
 
-def _vectors(asked: Asked, results: Sequence[Result]) -> list[FloatArray]:
-    """Raises ``InvalidInput`` where vectors should have their own length, and the head makes it 1."""
-    raise_first_error(results)
-    wanted = asked.told.get("normalize")
-    if wanted is False and asked.task is not None and asked.task.head.normalize:
-        raise InvalidInput("parameters.normalize: this task's vectors have the length 1; leave it out")
-    found = []
-    for result in results:
-        if not isinstance(result, Embedding):
-            raise Saturated(REPLACED)
-        found.append(normalized(result.embedding) if wanted else result.embedding)
-    return found
+def _embedding(asked: Asked) -> list[Query]:
+    """Raises ``InvalidInput``."""
+    check_length(asked.task, asked.told.get("normalize"))
+    return _texts(asked)
 
 
 def _embedded(asked: Asked, results: Sequence[Result]) -> list[FloatArray]:
-    return [np.ascontiguousarray(vector) for vector in _vectors(asked, results)]
+    return vectors_of(results, asked.told.get("normalize"))
 
 
 def _similar(asked: Asked, results: Sequence[Result]) -> list[float]:
     """The cosine of the first text's vector with each of the others'."""
-    first, *others = [normalized(vector) for vector in _vectors(asked, results)]
+    first, *others = vectors_of(results, unit=True)
     return [float(first @ other) for other in others]
 
 
@@ -243,6 +213,6 @@ KINDS: Mapping[Kind, Answering] = {
         _answer,
         passage=True,
     ),
-    "feature_extraction": Answering("embedding", frozenset({"normalize", "truncate"}), _texts, _embedded),
+    "feature_extraction": Answering("embedding", frozenset({"normalize", "truncate"}), _embedding, _embedded),
     "sentence_similarity": Answering("embedding", frozenset({"truncate"}), _texts, _similar),
 }

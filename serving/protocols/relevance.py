@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from jpets.engine.results.numbers import sigmoid
 from jpets.errors import InvalidInput, Saturated
-from jpets.types import Classification, Regression, Result, Task
+from jpets.types import Result, Task
 from serving.protocols.oip_tensors import REPLACED
-from serving.requests.ask import raise_first_error
+from serving.protocols.results import scored
 from serving.requests.context import Context
 
 
@@ -23,13 +23,10 @@ async def scoring_task(here: Context, name: str) -> Task:
 
 def relevances(results: Sequence[Result], *, raw: bool = False) -> list[float]:
     """The score of each pair: a probability, or the ``raw`` output."""
-    raise_first_error(results)
-    found = []
-    for result in results:
-        if not isinstance(result, (Classification, Regression)) or len(result.logits) != 1:
-            raise Saturated(REPLACED)
-        found.append(float(result.logits[0] if raw else sigmoid(result.logits)[0]))
-    return found
+    found = scored(results)
+    if any(len(result.logits) != 1 for result in found):
+        raise Saturated(REPLACED)
+    return [float(result.logits[0] if raw else sigmoid(result.logits)[0]) for result in found]
 
 
 def best_first(scores: Sequence[float]) -> list[int]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Body, Request
 from pydantic import BaseModel, ConfigDict, StrictBool
 
-from jpets.errors import InvalidInput, Saturated
+from jpets.errors import InvalidInput
 from jpets.types import Classification, Query, Result
 from serving.http.fields import Text
 from serving.http.responses import FastJSONResponse
 from serving.protocols.classify import ClassifyRequest, classify
-from serving.protocols.oip_tensors import REPLACED
-from serving.requests.ask import ask, raise_first_error
+from serving.protocols.results import all_of, ranked
+from serving.requests.ask import ask
 from serving.requests.context import Here
 from serving.requests.routes import JSONRoute
 
@@ -50,11 +49,7 @@ async def routed(
         raise InvalidInput(f"inputs: the default task {name!r} must give one of several labels, and does not")
 
     def respond(results: Sequence[Result]) -> list[dict[str, Any]]:
-        raise_first_error(results)
-        result = results[0]
-        if not isinstance(result, Classification):
-            raise Saturated(REPLACED)
-        order = np.argsort(-result.probs, kind="stable").tolist()
-        return [{"label": result.names[at], "score": float(result.probs[at])} for at in order]
+        (result,) = all_of(results, Classification)
+        return ranked(result.names, result.probs)
 
     return await ask(request, here, [Query(task.id, body.inputs, truncate=body.truncate)], respond)

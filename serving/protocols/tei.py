@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Body, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
-from jpets.engine.results.numbers import normalized, sigmoid
-from jpets.errors import InvalidInput, Saturated
-from jpets.types import Classification, Embedding, Query, Regression, Result, Task
+from jpets.engine.results.numbers import sigmoid
+from jpets.errors import InvalidInput
+from jpets.types import Classification, FloatArray, Query, Regression, Result, Task
 from serving.http.fields import Many, Text
 from serving.http.responses import FastJSONResponse
-from serving.protocols.oip_tensors import REPLACED
 from serving.protocols.relevance import best_first, relevances, scoring_task
-from serving.requests.ask import ask, check_count, raise_first_error
+from serving.protocols.results import check_length, class_names, ranked, scored, vectors_of
+from serving.requests.ask import ask, check_count
 from serving.requests.context import Here, server_version
 from serving.requests.routes import JSONRoute
 
@@ -62,18 +61,9 @@ async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRe
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     check_count(len(texts), here)
     unit = body.normalize is not False
-    if not unit and found is not None and found.head.normalize:
-        raise InvalidInput("normalize: this task's vectors have the length 1; leave it out")
-
-    def respond(results: Sequence[Result]) -> list[Any]:
-        raise_first_error(results)
-        vectors = [result.embedding for result in results if isinstance(result, Embedding)]
-        if len(vectors) != len(results):
-            raise Saturated(REPLACED)
-        return [np.ascontiguousarray(normalized(vector) if unit else vector) for vector in vectors]
-
+    check_length(found, unit)
     queries = [Query(found.id if found else None, text, truncate=body.truncate) for text in texts]
-    return await ask(request, here, queries, respond)
+    return await ask(request, here, queries, lambda results: vectors_of(results, unit))
 
 
 @router.post("/predict", response_model=None, summary="Classify texts, as text-embeddings-inference does")
@@ -90,23 +80,17 @@ async def predict(request: Request, here: Here, task: str, body: Annotated[Predi
     queries = [Query(found.id, own[0], own[1] if len(own) > 1 else None, truncate=body.truncate) for own in sequences]
 
     def respond(results: Sequence[Result]) -> list[Any]:
-        raise_first_error(results)
-        each = [_classes(result, raw=body.raw_scores) for result in results]
+        found = scored(results)
+        each = [ranked(class_names(result), _scores(result, raw=body.raw_scores)) for result in found]
         return each if several else each[0]
 
     return await ask(request, here, queries, respond)
 
 
-def _classes(result: Result, *, raw: bool) -> list[dict[str, Any]]:
-    if isinstance(result, Regression):
-        names: Sequence[str] = [f"LABEL_{at}" for at in range(len(result.logits))]
-        scores = result.logits if raw else sigmoid(result.logits)
-    elif isinstance(result, Classification):
-        names, scores = result.names, result.logits if raw else result.probs
-    else:
-        raise Saturated(REPLACED)
-    order = np.argsort(-scores, kind="stable").tolist()
-    return [{"score": float(scores[at]), "label": names[at]} for at in order]
+def _scores(result: Classification | Regression, *, raw: bool) -> FloatArray:
+    if raw:
+        return result.logits
+    return result.probs if isinstance(result, Classification) else sigmoid(result.logits)
 
 
 @router.post("/rerank", response_model=None, summary="Rank texts by a query, as text-embeddings-inference does")

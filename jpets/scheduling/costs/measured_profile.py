@@ -20,6 +20,7 @@ FORMAT = 1
 MOST_GROWTH = 16.0
 """Factor by which a cost that was not measured may exceed its neighbour."""
 MOST_BESIDE = 64
+"""Texts, or sets of them, up to which it is asked what a device computes at a time."""
 
 
 @dataclasses.dataclass(frozen=True)

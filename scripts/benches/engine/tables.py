@@ -33,7 +33,7 @@ from jpets.engine.engine import Engine
 from jpets.model.encoder import random_params
 from jpets.model.merging import merged
 from jpets.plot.domains import DomainTables
-from jpets.plot.ngrams import MOST_IDS, Window, keys_of, ngrams
+from jpets.plot.ngrams import MOST_IDS, Window, alone, keys_of, ngrams
 from jpets.plot.table import TableInfo, TableWriter
 from jpets.plot.tree import LAYERS, TABLES, Branch, Tree
 from jpets.types import Query
@@ -57,15 +57,16 @@ def write_random_tables(
     random."""
     for part in (TABLES, LAYERS):
         (folder / part).mkdir()
-    alone = np.zeros((words, window.size), np.int64)
-    alone[:, window.before] = np.arange(words) + 1
     rng = np.random.default_rng(0)
     others = rng.integers(1, min(words, MOST_IDS), (entries, window.size))
     keys = np.unique(keys_of(grams))
     more = np.setdiff1d(keys_of(others), keys)
     chosen = rng.permutation(len(more))[: max(0, entries - len(keys))]
     branches = {}
-    for name, own in (("", np.unique(keys_of(alone))), (DOMAIN, np.sort(np.concatenate([keys, more[chosen]])))):
+    for name, own in (
+        ("", np.unique(keys_of(alone(words, window)))),
+        (DOMAIN, np.sort(np.concatenate([keys, more[chosen]]))),
+    ):
         info = TableInfo(f"{name:0<64}", window, width, kept_as)
         writer = TableWriter(folder / TABLES, info, own)
         values = rng.standard_normal((CHUNK, info.vectors, width), np.float32)

@@ -1,0 +1,58 @@
+"""What several protocols read of a request's results, each to give it a shape of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jpets.engine.results.numbers import normalized
+from jpets.errors import InvalidInput, Saturated
+from jpets.types import Classification, Embedding, FloatArray, Regression, Result, Task
+from serving.protocols.oip_tensors import REPLACED
+from serving.requests.ask import raise_first_error
+
+Kind = TypeVar("Kind", bound=Result)
+
+
+def all_of(results: Sequence[Result], kind: type[Kind]) -> list[Kind]:
+    """The results, each of this kind. Raises the first one's error, and ``Saturated`` where the task was replaced by
+    one with another head meanwhile."""
+    return _each(results, [result for result in results if isinstance(result, kind)])
+
+
+def scored(results: Sequence[Result]) -> list[Classification | Regression]:
+    """``all_of``, of heads that have outputs for a whole text."""
+    return _each(results, [result for result in results if isinstance(result, (Classification, Regression))])
+
+
+def _each(results: Sequence[Result], found: list[Kind]) -> list[Kind]:
+    raise_first_error(results)
+    if len(found) < len(results):
+        raise Saturated(REPLACED)
+    return found
+
+
+def class_names(result: Classification | Regression) -> Sequence[str]:
+    """The names of a head's outputs; those without one as ``transformers`` calls them."""
+    return result.names if isinstance(result, Classification) else [f"LABEL_{at}" for at in range(len(result.logits))]
+
+
+def ranked(names: Sequence[str], scores: FloatArray) -> list[dict[str, Any]]:
+    """Labels with their scores, the best first; equal ones stay in their order."""
+    order = np.argsort(-scores, kind="stable").tolist()
+    return [{"label": names[at], "score": float(scores[at])} for at in order]
+
+
+def check_length(task: Task | None, unit: bool | None) -> None:
+    """Raises ``InvalidInput`` where vectors should keep the length that they have, not ``unit``, and the head makes it
+    1."""
+    if unit is False and task is not None and task.head.normalize:
+        raise InvalidInput("normalize: this task's vectors have the length 1; leave it out")
+
+
+def vectors_of(results: Sequence[Result], unit: bool | None) -> list[FloatArray]:
+    """The embeddings, of length 1 if they are to be ``unit`` ones."""
+    vectors = (result.embedding for result in all_of(results, Embedding))
+    return [np.ascontiguousarray(normalized(vector) if unit else vector) for vector in vectors]
