@@ -19,6 +19,7 @@ from serving.protocols.results import check_length, class_names, ranked, scored,
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here, server_version
 from serving.requests.routes import JSONRoute
+from serving.requests.windows import longest_of
 
 router = APIRouter(prefix="/tei/{task}", tags=["inference"], route_class=JSONRoute)
 
@@ -112,10 +113,8 @@ async def rerank(request: Request, here: Here, task: str, body: Annotated[RankRe
 async def info(here: Here, task: str) -> FastJSONResponse:
     """What kind of model it is, and how long its texts may be."""
     found = await here.find(task)
-    config = here.services.first.backbone.config
-    longest = config.max_positions
-    if found is not None and found.preprocessing.max_length is not None:
-        longest = min(longest, found.preprocessing.max_length)
+    with here.services.owning(here.named(task)) as own:
+        longest = longest_of(own, found)
     return FastJSONResponse(
         {
             "model_id": task,

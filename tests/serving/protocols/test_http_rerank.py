@@ -82,7 +82,11 @@ def test_the_routes_of_text_embeddings_inference(call: Call, engine: Engine, log
         ("tiny-bert", "embedding"),
     ):
         told = call("GET", f"/tei/{task}/info").json()
-        assert told["model_id"] == task and list(told["model_type"]) == [kind] and told["max_input_length"] > 0
+        assert (
+            told["model_id"] == task
+            and list(told["model_type"]) == [kind]
+            and told["max_input_length"] == engine.longest
+        )
 
 
 @pytest.mark.parametrize(
