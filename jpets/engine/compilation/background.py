@@ -30,7 +30,8 @@ COMPILE_SECONDS = 2.0
 it have lost as much: so at most twice the time is lost that would be if the coming traffic were known (the rule of the
 rented skis)."""
 IDLE_SHARE = 0.1
-"""Share of that loss at which a program is compiled while no other one is to be."""
+"""Share of that loss at which a program is compiled while no other one is to be, and at which one that is there is
+compiled anew as one function."""
 HURRY_SHARE = 0.5
 """The same while compiling is hurried, for another program may soon have cost batches more; once all of them together
 have lost what compiling takes, it is ``IDLE_SHARE`` again."""
@@ -62,7 +63,7 @@ class _Next(NamedTuple):
 class BackgroundCompiler:
     """Brings the programs that batches keep missing and, once they miss none badly, the ``menu`` as far as ``memory``
     has room. While nothing else is to be compiled, it compiles those that took most time anew, each as one function,
-    once batches have lost by several functions what compiling takes.
+    once batches have lost a part of what compiling takes by their several functions.
 
     ``add`` receives each loaded program, ``exchange`` one for the place of a program that is there.
     """
@@ -226,7 +227,7 @@ class BackgroundCompiler:
             return _Next(key, wanted=False, niceness=niceness)
         if self._menu and not self._hurried:
             return _Next(self._menu.pop(0), wanted=False, niceness=IDLE)
-        if not self._hurried and (key := self._whole.worn(self.compile_seconds)) is not None:
+        if not self._hurried and (key := self._whole.worn(self.compile_seconds * IDLE_SHARE)) is not None:
             return _Next(key, wanted=False, niceness=IDLE, whole=True)
         return None
 

@@ -40,8 +40,8 @@ class WholePrograms:
         """Programs that could not be had so."""
 
     def worn(self, compile_seconds: float) -> ProgramKey | None:
-        """The program whose batches have lost most by its functions, if that is what compiling it as one takes: as much
-        longer than ``compile_seconds`` as it calls more functions than it has."""
+        """The program whose batches have lost most by its functions, if that is at least ``compile_seconds``, as much
+        longer as it calls more functions than it has: compiling it as one takes as much longer."""
         most = max(
             (program for program in self._replica.programs if program.chained and program.key not in self.refused),
             key=lambda program: program.computed,
