@@ -65,6 +65,8 @@ class Timing:
     program: str
     fallback: bool
     """True when a better-fitting program was still being compiled."""
+    shared_layers: int = 0
+    """Lower layers that were computed once for this text and all tasks that were asked about it together."""
 
     @property
     def executable(self) -> str:

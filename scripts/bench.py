@@ -18,6 +18,7 @@ from benches.device.traffic import traffic
 from benches.engine.breakdown import breakdown
 from benches.engine.capacity import capacity, memory
 from benches.engine.curve import curve
+from benches.engine.fanout import fanout
 from benches.engine.host import host
 from benches.engine.layerwise import layerwise
 from benches.engine.operators import operators
@@ -55,6 +56,7 @@ COMMANDS = (
     costs,
     curve,
     domains,
+    fanout,
     growth,
     hierarchical,
     host,

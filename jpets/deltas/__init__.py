@@ -58,6 +58,11 @@ def task_lead(task: Task) -> Lead:
     return sum((method_named(delta.method).lead(delta) for delta in task.deltas), NO_LEAD)
 
 
+def first_layer(task: Task, config: BackboneConfig) -> int:
+    """The first layer where a task's deltas act; all layers where only what reads them is the task's own."""
+    return min((METHODS[own.method].first_layer(own.settings, config) for own in task.deltas), default=config.layers)
+
+
 def class_method(class_name: str) -> Method:
     """The code behind a class: a PET method's, or the heads'."""
     return HEAD if class_name == HEAD.name else METHODS[class_name]

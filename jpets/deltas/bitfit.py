@@ -75,11 +75,13 @@ class Bitfit(Method):
     def start(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, base: Params
     ) -> Delta:
-        """The backbone's own biases; the pooler's only if asked for."""
+        """The backbone's own biases; the pooler's only if asked for, those of the embeddings' norm also with the first
+        layer."""
         self.tensors(settings, config)  # raises if the settings are wrong
         bias, layout = np.asarray(base["bias"], np.float32), config.bias_layout()
-        sites = tuple(settings.get("sites", ("embeddings_norm", *LINEAR_SITES, *NORM_SITES)))
         layers = covered_layers(settings, config)
+        below = ("embeddings_norm",) if 0 in layers else ()
+        sites = tuple(settings.get("sites", (*below, *LINEAR_SITES, *NORM_SITES)))
         tensors = {
             f"{site}/bias": np.stack([bias[layout[at, site]] for at in site_layers(site, layers)]) for site in sites
         }

@@ -162,6 +162,15 @@ class Method:
         """The tensors a task file must hold. Raises ``InvalidTask`` for settings without sense."""
         raise NotImplementedError
 
+    def first_layer(self, settings: Mapping[str, Any], config: BackboneConfig) -> int:
+        """The first layer where a delta of these settings acts: 0 also if they name no ``layers`` or it acts on the
+        embeddings, all layers where it acts behind them alone."""
+        sites = {name.partition("/")[0] for name in self.tensors(settings, config)}
+        if sites <= {"pooler"}:
+            return config.layers
+        everywhere = "layers" not in settings or any(site.startswith("embeddings") for site in sites)
+        return 0 if everywhere else covered_layers(settings, config)[0]
+
     def check(self, delta: Delta, config: BackboneConfig) -> None:
         """Checks beyond names and shapes (index ranges, order). Raises ``InvalidTask``."""
 

@@ -33,6 +33,7 @@ from jpets.engine.loop.host_loop import HostLoop
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.merged import MergedCopies, copies_budget
 from jpets.engine.planning.planner import Planner
+from jpets.engine.planning.trunks import shares_trunks
 from jpets.engine.programs.delta_order import delta_streams
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.program import Family, ProgramKey, chained_on
@@ -225,7 +226,8 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
         tasks, pending, answers, fetcher, delivery, prefetch=settings.prefetch, busy=lambda: loop.busy
     )
     adder = TaskAdder(loader, tasks, replica, writer, memory, liveness.wait, compilation.growth.used)
-    submissions = Submissions(intake, pending, answers, residency.wake)
+    shared = family.config.layers if shares_trunks(replica, settings) else 0
+    submissions = Submissions(intake, pending, answers, residency.wake, shared)
     liveness.parts += [lambda: residency.live, lambda: loop.live]
     return Parts(
         replica,

@@ -242,7 +242,7 @@ class Engine(Serves):
         self.merged.start()
         if self.settings.background_compile:
             known = self._remembered.read(self.replica.classes)
-            self.menu.learn(key.bucket for key in known)
+            self.menu.learn(key.bucket for key in known if key.trunk is None)
             self.compiler.start(key for key in dict.fromkeys([*known, *self._offered]) if key not in self.core)
             self._measurement.start()
 
@@ -278,7 +278,9 @@ class Engine(Serves):
         self.intake.give_back(prepared)
         if absent := [item.task for item in prepared if isinstance(item, Pending) and item.cold]:
             raise InvalidInput(f"tasks {absent[:3]} are not on the device; ask each of them once first")
-        key = self._planner.ideal([item.row for item in prepared if isinstance(item, Pending)])
+        waiting = [item for item in prepared if isinstance(item, Pending)]
+        self._submissions.share(waiting)
+        key = self._planner.ideal(waiting)
         if key is not None:
             self._programs.add(self._programs.get(key))
         return key
@@ -344,6 +346,9 @@ class Engine(Serves):
     def warm(self, ids: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
         entries = (self.tasks.entry(tenant, id) for id in ids)
         self.residency.warm([entry for entry in entries if entry is not None])
+
+    def unload(self, id: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        self.tasks.unload(tenant, id)
 
     def check_task(self, task: Task | LoweredTask, *, stays: bool = True) -> None:
         self._adder.check(task, stays=stays)

@@ -144,6 +144,11 @@ class Serves(abc.ABC):
         Returns at once; ``warming`` says how many are left.
         """
 
+    @abc.abstractmethod
+    def unload(self, id: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        """The task leaves the device, once its queries there are answered, and comes again with its next query. One
+        that was added without a way to load it stays. Raises ``NotFound``."""
+
     @property
     @abc.abstractmethod
     def warming(self) -> int:

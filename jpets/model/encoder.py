@@ -109,6 +109,13 @@ class Encoder(nnx.Module):
         """Final hidden states of the packed tokens, f32."""
         return self.upper(0, self.embed(batch, sites), batch, sites)
 
+    def lower(self, stop: int, batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
+        """What layer ``stop`` gets, f32."""
+        x = self.embed(batch, sites)
+        for index in range(stop):
+            x = self.layers[index](index, x, batch, sites)
+        return x
+
     def upper(self, first: int, x: Float[Array, "t d"], batch: PackedBatch, sites: Sites) -> Float[Array, "t d"]:
         """Final hidden states, f32, where ``x`` is what layer ``first`` gets."""
         for index in range(first, len(self.layers)):

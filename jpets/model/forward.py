@@ -66,6 +66,24 @@ def forward(
     return read_out(model, model(batch, sites), batch, sites, bound)
 
 
+def forward_above(
+    encoder: SplitEncoder,
+    params: Params,
+    layers: int,
+    below: PackedBatch,
+    batch: PackedBatch,
+    bound: Sequence[BoundClass] = (),
+    operators: Operators = REFERENCES,
+) -> Outputs:
+    """``forward`` where the embeddings and the first ``layers`` layers are computed for the batch ``below``, without
+    deltas; ``batch.ids`` are the places of the tokens of ``batch`` among its tokens."""
+    model = encoder.bind(params)
+    hidden = model.lower(layers, below, bind_sites(encoder, params, below, operators=operators))
+    sites = bind_sites(encoder, params, batch, bound, operators)
+    hidden = model.upper(layers, hidden.at[batch.ids].get(mode="clip"), batch, sites)
+    return read_out(model, hidden, batch, sites, bound)
+
+
 def read_out(
     model: Encoder, hidden: Float[Array, "t d"], batch: PackedBatch, sites: Sites, bound: Sequence[BoundClass] = ()
 ) -> Outputs:

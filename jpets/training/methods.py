@@ -15,6 +15,8 @@ from jpets.errors import InvalidInput
 from jpets.model.encoder import Params
 from jpets.types import Delta
 
+UPPER = "upper"
+
 
 def method_names() -> Sequence[str]:
     """All names of methods for training: the methods of ``jpets.deltas`` and the baselines."""
@@ -45,6 +47,14 @@ def check_settings(method: str, settings: Mapping[str, Any], config: BackboneCon
         raise InvalidInput("full fine-tuning takes a backbone that computes all its layers; this one looks tokens up")
 
 
+def named_layers(settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, Any]:
+    """``settings`` with the numbers of the layers that ``upper`` stands for: the upper half. Tasks that act there alone
+    share the layers below when they are asked about one text."""
+    if settings.get("layers") not in (UPPER, [UPPER]):
+        return settings
+    return {**settings, "layers": list(range(config.layers // 2, config.layers))}
+
+
 def is_direct(method: str) -> bool:
     """Whether the method has a ``direct_recipe``."""
     return method in together_names()
@@ -56,6 +66,7 @@ def direct_recipe(
     """A new delta to train; none if the backbone is ``frozen``. Raises ``InvalidInput`` for settings that the method
     does not take."""
     check_settings(method, settings, config)
+    settings = named_layers(settings, config)
     if method == FROZEN:
         return Direct((), 0.0, keeps_weights=True)
     own, course = METHODS[method], _course(method)
@@ -75,6 +86,7 @@ def first_stage(
     if is_direct(method):
         return Stage(direct_recipe(method, settings, config, base, seed), epochs)
     check_settings(method, settings, config)
+    settings = named_layers(settings, config)
     if method == FULL:
         return Stage(Full(base), epochs)
     first = _course(method).first

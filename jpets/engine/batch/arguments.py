@@ -33,20 +33,38 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Parts(NamedTuple):
+    """What a program's buffers consist of."""
+
+    batch: PackedBatch
+    views: tuple[ClassView, ...]
+    below: PackedBatch | None
+    """The batch of the trunk."""
+
+
+PLACES = {"ids": TokenInput()}
+"""The inputs of rows above a trunk."""
+
+
 class BatchArguments:
     """For one bucket and variant, and a network's ``inputs``. ``dtypes`` are those of the buffers, in order.
+
+    Where rows share a ``trunk``, in its bucket, that has the inputs, and their own ``ids`` are places of its tokens.
 
     Every batch has buffers of its own. A CPU's programs may read a buffer where the host wrote it, so it could only be
     written again after its program has ended, and a dispatch does not wait for that. Donating a buffer would save
     nothing: no output has its shape.
     """
 
-    def __init__(self, bucket: Bucket, variant: Variant, inputs: Mapping[str, TokenInput]) -> None:
+    def __init__(
+        self, bucket: Bucket, variant: Variant, inputs: Mapping[str, TokenInput], trunk: Bucket | None = None
+    ) -> None:
         self.bucket = bucket
         self.variant = variant
         views = tuple(blank_view(bucket, key, variant) for key in variant.classes())
+        below = _blank_batch(trunk, inputs) if trunk is not None else None
         tree: Any
-        leaves, tree = jax.tree.flatten((_blank_batch(bucket, inputs), views))
+        leaves, tree = jax.tree.flatten((_blank_batch(bucket, PLACES if trunk is not None else inputs), views, below))
         self._tree = tree
         self.dtypes = tuple(sorted({leaf.dtype for leaf in leaves}, key=str))
         self._parts: list[Part] = []
@@ -63,19 +81,18 @@ class BatchArguments:
         """The lengths of the buffers."""
         return [len(buffer) for buffer in self._blank]
 
-    def blank(self) -> tuple[Buffers, PackedBatch, tuple[ClassView, ...]]:
-        """New buffers of a batch without rows, and the batch and the views that are parts of them."""
+    def blank(self) -> tuple[Buffers, Parts]:
+        """New buffers of a batch without rows, and what they consist of."""
         buffers = tuple(buffer.copy() for buffer in self._blank)
-        return buffers, *self._cut(buffers, lambda buffer, part: buffer[part.first : part.end])
+        return buffers, self._cut(buffers, lambda buffer, part: buffer[part.first : part.end])
 
-    def unpacked(self, buffers: Sequence[jax.Array]) -> tuple[PackedBatch, tuple[ClassView, ...]]:
-        """The batch and the views inside a program."""
+    def unpacked(self, buffers: Sequence[jax.Array]) -> Parts:
+        """What they consist of inside a program."""
         return self._cut(buffers, lambda buffer, part: jax.lax.slice(buffer, (part.first,), (part.end,)))
 
-    def _cut(self, buffers: Sequence[A], take: Callable[[A, Part], Any]) -> tuple[PackedBatch, tuple[ClassView, ...]]:
+    def _cut(self, buffers: Sequence[A], take: Callable[[A, Part], Any]) -> Parts:
         leaves = [take(buffers[part.buffer], part).reshape(part.shape) for part in self._parts]
-        batch, views = self._tree.unflatten(leaves)
-        return batch, views
+        return Parts(*self._tree.unflatten(leaves))
 
 
 def _blank_batch(bucket: Bucket, inputs: Mapping[str, TokenInput]) -> PackedBatch:

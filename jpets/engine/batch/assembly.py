@@ -35,18 +35,25 @@ def assemble(rows: Sequence[Row], bucket: Bucket, variant: Variant, inputs: Mapp
     return fill(Layout(rows, bucket), rows, BatchArguments(bucket, variant, inputs))
 
 
-def fill(layout: Layout, rows: Sequence[Row], arguments: BatchArguments) -> Assembled:
+def fill(layout: Layout, rows: Sequence[Row], arguments: BatchArguments, below: Layout | None = None) -> Assembled:
     """``assemble`` for rows that were laid out before, and arguments that were made for the program. ``rows`` are the
-    layout's, with the inputs that were looked up since.
+    layout's, with the inputs that were looked up since. Above a trunk, they are all of the text that is laid out
+    ``below``.
 
     The bucket must hold the rows and the variant cover their needs; both are asserted.
     """
     bucket, variant = arguments.bucket, arguments.variant
     assert bucket.holds(layout.lengths), (bucket, layout.lengths)
     assert not variant.replaced or layout.table.replaced, "rows without weights of their own need the shared products"
-    buffers, batch, views = arguments.blank()
+    buffers, (batch, views, trunk) = arguments.blank()
     packed = [rows[q] for q in layout.queries.tolist()]
-    _fill_tokens(batch, layout, packed)
+    if trunk is None or below is None:
+        _fill_tokens(batch, layout, packed)
+    else:
+        _fill_tokens(trunk, below, below.rows)
+        _fill_attention(trunk, below)
+        ids: Any = batch.ids
+        ids[layout.tokens] = layout.within
     row_at = _fill_attention(batch, layout)
     order = np.empty(len(rows), np.int32)
     order[layout.queries] = row_at

@@ -130,6 +130,18 @@ class Bucket:
         return f"{self.tokens}:" + "+".join(f"{n}x{length}" for n, length in self.groups)
 
 
+@dataclasses.dataclass(frozen=True, order=True)
+class Trunk:
+    """The embeddings and the first ``layers`` layers, computed once, in ``bucket``, for rows of one text whose tasks do
+    not differ there."""
+
+    bucket: Bucket
+    layers: int
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers in {self.bucket}"
+
+
 BUCKET = re.compile(r"(?:(\d{1,7}):)?(\d{1,5}x\d{1,5}(?:\+\d{1,5}x\d{1,5}){0,2})")
 
 

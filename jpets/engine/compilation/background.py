@@ -200,7 +200,7 @@ class BackgroundCompiler:
                 if needed is not None:
                     problem = self._bring_needed(needed)
                 elif whole:
-                    self._whole.bring(key)
+                    self.compiled += self._whole.bring(key)
                 else:
                     self._bring(key, wanted, niceness)
             except Exception as error:  # one program fewer; the queries run in others

@@ -53,9 +53,9 @@ class WholePrograms:
         calls, functions = len(family.network.chain(most.key.variant)), len(chain_of(family, most.key))
         return most.key if most.computed * GAIN >= compile_seconds * calls / functions else None
 
-    def bring(self, key: ProgramKey) -> None:
-        """Has a program that is there compiled as one function. It stays as it is where that fails, or takes more room
-        than there is."""
+    def bring(self, key: ProgramKey) -> bool:
+        """Has a program that is there compiled as one function. It stays as it is, and False is returned, where that
+        fails or takes more room than there is."""
         family, exchanged = whole_family(self._replica.family), False
         try:
             if self._memory.has_room(key, evict=False):
@@ -73,3 +73,4 @@ class WholePrograms:
         if not exchanged:
             self.refused.add(key)
         return_free_memory()
+        return exchanged

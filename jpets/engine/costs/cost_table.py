@@ -16,6 +16,7 @@ from scipy.optimize import nnls
 
 from jpets.engine.batch.assembly import Assembled
 from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.shared_file import SharedFile
 from jpets.engine.device.replica import Replica
@@ -74,7 +75,7 @@ class CostTable:
 
     def _line(self) -> tuple[float, float]:
         """The line through the timed programs with the least sum of squared relative errors."""
-        work = np.array([self._network.arithmetic(key.bucket, key.variant) for key in self._timed])
+        work = np.array([self._arithmetic(key) for key in self._timed])
         seconds = np.maximum(np.array(list(self._timed.values())), LEAST_SECONDS)
         if len(work) > 1:
             (base, rate), _ = nnls(np.stack([1 / seconds, work / work.max() / seconds], axis=1), np.ones(len(work)))
@@ -91,7 +92,7 @@ class CostTable:
         """By which share of the bare part loops over heavy classes make a program slower, with no row in them: the
         median of the timed programs of one bucket with and without loops."""
         light, heavy = (
-            {k.bucket: s for k, s in self._timed.items() if k.variant.has("heavy") == looped}
+            {k.bucket: s for k, s in self._timed.items() if k.trunk is None and k.variant.has("heavy") == looped}
             for looped in (False, True)
         )
         shares = [
@@ -110,7 +111,15 @@ class CostTable:
         """Measured seconds, or what the program's arithmetic says."""
         if (seconds := self.get(key)) is not None:
             return seconds
-        return self.of_arithmetic(self._network.arithmetic(key.bucket, key.variant))
+        return self.of_arithmetic(self._arithmetic(key))
+
+    def _arithmetic(self, key: ProgramKey) -> float:
+        """Multiply-adds; each layer has as many."""
+        own = self._network.arithmetic(key.bucket, key.variant)
+        if key.trunk is None:
+            return own
+        share = key.trunk.layers / self._network.config.layers
+        return share * self._network.arithmetic(key.trunk.bucket, Variant()) + (1 - share) * own
 
     def save(self) -> None:
         """Adds what was timed here to the file."""
@@ -144,8 +153,10 @@ def full_rows(bucket: Bucket, network: Network) -> list[Row]:
 def full_batch(replica: Replica, program: Program) -> Assembled:
     """Rows without deltas, as far as the program takes them, that fill its bucket."""
     slots = program.key.variant.least_slots()
-    rows = [dataclasses.replace(row, slots=slots) for row in full_rows(program.key.bucket, replica.family.network)]
-    return replica.assemble(rows, program)
+    key, network = program.key, replica.family.network
+    rows = [dataclasses.replace(row, slots=slots) for row in full_rows(key.bucket, network)]
+    below = None if key.trunk is None else Layout(full_rows(key.trunk.bucket, network), key.trunk.bucket)
+    return replica.fill(Layout(rows, key.bucket), rows, program, below)
 
 
 def measure(replica: Replica, program: Program, repeats: int) -> float:

@@ -64,6 +64,8 @@ class Replica:
         self._programs: dict[ProgramKey, Program] = {}
         self.programs: Sequence[Program] = ()
         """The programs that are ready; a new tuple at every change."""
+        self.for_mixtures: Sequence[Program] = ()
+        """Those of them that take rows of different texts; also a new tuple at every change."""
         self.staging = Staging()
         self._lock = threading.Lock()
         self._handing = threading.Lock()
@@ -104,13 +106,17 @@ class Replica:
     def add_program(self, program: Program) -> None:
         with self._lock:
             self._programs[program.key] = program
-            self.programs = tuple(self._programs.values())
+            self._list_programs()
 
     def drop_program(self, key: ProgramKey) -> None:
         """Removes a program. A batch that is planned for it still runs in it."""
         with self._lock:
             self._programs.pop(key, None)
-            self.programs = tuple(self._programs.values())
+            self._list_programs()
+
+    def _list_programs(self) -> None:
+        self.programs = tuple(self._programs.values())
+        self.for_mixtures = tuple(program for program in self.programs if program.key.trunk is None)
 
     def write(self, contents: SlotContents) -> None:
         """Puts (slot, arrays) into each class's bank. Owner thread only."""
@@ -133,10 +139,10 @@ class Replica:
     def assemble(self, rows: Sequence[Row], program: Program) -> Assembled:
         return self.fill(Layout(rows, program.key.bucket), rows, program)
 
-    def fill(self, layout: Layout, rows: Sequence[Row], program: Program) -> Assembled:
-        """``assemble`` for rows that were laid out before; ``rows`` are the layout's, with the inputs looked up
-        since."""
-        return fill(layout, rows, program.arguments(self._inputs))
+    def fill(self, layout: Layout, rows: Sequence[Row], program: Program, below: Layout | None = None) -> Assembled:
+        """``assemble`` for rows that were laid out before; ``rows`` are the layout's, with the inputs looked up since.
+        ``below``: their text, for a program with a trunk."""
+        return fill(layout, rows, program.arguments(self._inputs), below)
 
     def dispatch(self, program: Program, assembled: Assembled, params: Params | None = None) -> Outputs:
         """Starts the program, on other parameters of the same shapes if given, and returns before it is done. Owner

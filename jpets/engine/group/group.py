@@ -31,7 +31,7 @@ from jpets.engine.report import BalanceReport, EngineReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.errors import JpetsError, OutOfSpace
+from jpets.errors import JpetsError, NotFound, OutOfSpace
 from jpets.free_memory import usual_programs_mb
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
@@ -255,6 +255,14 @@ class EngineGroup(Serves):
                 own[device].append(id)
         for device, some in own.items():
             self._members[device].warm(some, tenant=tenant)
+
+    def unload(self, id: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        with self._readers.reading():
+            devices = self.devices_of(id, tenant=tenant)
+            if not devices:
+                raise NotFound(f"unknown task {id!r}")
+            for device in devices:
+                self._members[device].unload(id, tenant=tenant)
 
     @property
     def warming(self) -> int:

@@ -56,7 +56,9 @@ class Completion:
         bucket, seconds = str(program.key.bucket), done - batch.dispatched
         again = []
         for at, pending in enumerate(batch.plan.pendings):
-            timing = Timing(batch.dispatched - pending.arrived, seconds, bucket, program.label, fallback)
+            timing = Timing(
+                batch.dispatched - pending.arrived, seconds, bucket, program.label, fallback, batch.plan.shared_layers
+            )
             if self._needs_more(batch.assembled, outputs, at, pending, timing):
                 again.append(pending)
         if again:
@@ -74,7 +76,7 @@ class Completion:
         record = BatchRecord(
             rows=len(pendings),
             real_tokens=sum(p.row.length for p in pendings),
-            computed_tokens=batch.plan.program.key.bucket.tokens,
+            computed_tokens=self._computed_tokens(batch.plan),
             seconds=done - batch.dispatched,
             queued=tuple(batch.dispatched - p.arrived for p in pendings),
             fallback=batch.plan.wanted is not None,
@@ -83,6 +85,14 @@ class Completion:
             missed=batch.plan.missed,
         )
         self._stats.ran(record)
+
+    def _computed_tokens(self, plan: Plan) -> int:
+        """Tokens as if each went through all layers."""
+        own, trunk = plan.program.key.bucket.tokens, plan.program.key.trunk
+        if trunk is None:
+            return own
+        share = trunk.layers / self._workload.network.config.layers
+        return round(share * trunk.bucket.tokens + (1 - share) * own)
 
     def _needs_more(self, assembled: Assembled, outputs: Outputs, at: int, pending: Pending, timing: Timing) -> bool:
         """Answers a query, unless it needs another step: then it gets the row for that."""

@@ -222,7 +222,7 @@ class HostLoop:
                 waiting = waiting[: len(waiting) // 2]
 
     def _start(self, plan: Plan, *, alone: bool = False) -> InFlight:
-        assembled = self._replica.fill(plan.layout, self._workload.gathered(plan.rows), plan.program)
+        assembled = self._replica.fill(plan.layout, self._workload.gathered(plan.rows), plan.program, plan.below)
         now = time.monotonic()
         outputs = self._replica.dispatch(plan.program, assembled, plan.copy)
         return InFlight(plan, assembled, outputs, now, alone)

@@ -117,7 +117,7 @@ class Placer:
     def _ready(self, needs: Needs) -> tuple[Program, float]:
         """The ready program in which these rows are predicted to take least time, and that time."""
         best, least = None, math.inf
-        for program in sorted(self._replica.programs, key=lambda program: program.seconds):
+        for program in sorted(self._replica.for_mixtures, key=lambda program: program.seconds):
             if program.seconds >= least:
                 break
             if needs.met_by(program.key) and (seconds := self._predictions.seconds(needs.table, program)) < least:
@@ -137,7 +137,7 @@ class Placer:
 
     def _narrower(self, program: Program) -> Sequence[Program]:
         """The ready programs of its shape that compute less, those that compute least first."""
-        ready = self._replica.programs
+        ready = self._replica.for_mixtures
         if self._known[0] is not ready:
             self._known = (ready, {})
         narrower = self._known[1]

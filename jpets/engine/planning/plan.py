@@ -17,8 +17,9 @@ from jpets.engine.tasks.entries import Resident
 class Plan:
     """``wanted`` is a program not yet compiled that would run the batch clearly cheaper, by ``missed`` seconds.
 
-    ``layout`` is that of the rows in the program's bucket. ``copy`` holds the weights to run on where the whole batch
-    is one hot task's; the rows then lack their heavy deltas. ``seconds`` is its predicted time.
+    ``layout`` is that of the rows in the program's bucket, ``below`` that of their text in the bucket of its trunk, if
+    it has one. ``copy`` holds the weights to run on where the whole batch is one hot task's; the rows then lack their
+    heavy deltas. ``seconds`` is its predicted time.
     """
 
     pendings: Sequence[Pending]
@@ -30,10 +31,17 @@ class Plan:
     copy: Params | None = None
     saved: Mapping[Resident, float] = dataclasses.field(default_factory=dict)
     """Seconds that merged copies of these tasks save here, or would save if they had any."""
+    below: Layout | None = None
 
     @property
     def rows(self) -> Sequence[Row]:
         return self.layout.rows
+
+    @property
+    def shared_layers(self) -> int:
+        """Layers that are computed once for all rows."""
+        trunk = self.program.key.trunk
+        return 0 if trunk is None else trunk.layers
 
 
 def without_heavy(pending: Pending) -> Row:

@@ -23,6 +23,7 @@ from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.predictions import Predictions
 from jpets.engine.planning.ready_programs import ReadyPrograms
 from jpets.engine.planning.steady import steady_plan
+from jpets.engine.planning.trunks import Trunks, shares_trunks
 from jpets.engine.planning.window import Pricing, read_window
 from jpets.engine.planning.wishes import Wishes
 from jpets.engine.programs.network import Params
@@ -64,6 +65,11 @@ class Planner:
             if compiling is not None
             else None
         )
+        self._trunks = (
+            Trunks(replica, self.ready, self._predictions, menu, settings, compiling)
+            if shares_trunks(replica, settings)
+            else None
+        )
         self._kept = KeptPlan()
         self._settings = settings
         self._merged = merged
@@ -82,6 +88,10 @@ class Planner:
         if (contended := self._flood.batch(waiting, rare=rare)) is not None:
             self._kept.forget()
             return self.place(contended)
+        if self._trunks is not None:
+            if (plan := self._trunks.plan(waiting)) is not None:
+                return plan
+            waiting = self._trunks.without_texts(waiting)
         chosen = self._kept.batch(waiting)
         if chosen is None:
             batches = self._batches(waiting)
@@ -123,9 +133,11 @@ class Planner:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
         return self._placer.place(pendings, copy)
 
-    def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
-        """The best program for these rows, compiled or not; None where the menu has no bucket for them."""
-        return self._placer.ideal(rows)
+    def ideal(self, pendings: Sequence[Pending]) -> ProgramKey | None:
+        """The best program for these queries, compiled or not; None where the menu has no bucket for them."""
+        if self._trunks is not None and (key := self._trunks.ideal(pendings)) is not None:
+            return key
+        return self._placer.ideal([pending.row for pending in pendings])
 
     def drop_copies(self) -> None:
         """Frees the memory of merged copies."""

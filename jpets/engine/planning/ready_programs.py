@@ -90,9 +90,9 @@ class ReadyPrograms:
 
     def _read(self) -> None:
         """Derives the lists anew if the replica's tables have changed."""
-        if self._programs is self._replica.programs and self._generations is self._replica.generations:
+        if self._programs is self._replica.for_mixtures and self._generations is self._replica.generations:
             return
-        self._programs, self._generations = self._replica.programs, self._replica.generations
+        self._programs, self._generations = self._replica.for_mixtures, self._replica.generations
         ready = [g for g in self._generations if all(map(self._replica.has_program, g.core))]
         self._usual = ready[-1].classes
         self._takers = {heavy: self._covering(self._usual, heavy=heavy) for heavy in (False, True)}

@@ -71,7 +71,7 @@ class Wishes:
         self._next = now + (time.monotonic() - now) / SHARE
 
     def _compare(self, window: Window, seconds: float) -> None:
-        ready = [(p.key.bucket, p.key.variant, p.seconds) for p in self._replica.programs]
+        ready = [(p.key.bucket, p.key.variant, p.seconds) for p in self._replica.for_mixtures]
         variants = possible_variants(window, static_runs=self._replica.family.operators.static_runs)
         possible = {ProgramKey(bucket, own): sort for own, sort in variants.items() for bucket in self._menu.main}
         new = {key: sort for key, sort in possible.items() if not self._replica.has_program(key)}

@@ -100,6 +100,27 @@ class Network(abc.ABC):
     ) -> tuple[State, Outputs]:
         """The function that a program computes: ``banks`` and ``views`` in the order of the variant's classes."""
 
+    @property
+    def has_trunk(self) -> bool:
+        """Whether rows of one text may share their lower layers (``run_above``)."""
+        return False
+
+    def run_above(
+        self,
+        layers: int,
+        below: PackedBatch,
+        bucket: Bucket,
+        variant: Variant,
+        execution: Execution,
+        params: Params,
+        banks: Sequence[BankArrays],
+        batch: PackedBatch,
+        views: Sequence[ClassView],
+    ) -> Outputs:
+        """``run`` for rows of one text: the first ``layers`` layers are computed once, for the batch ``below``, without
+        any class. ``batch.ids`` are the places of the rows' tokens in it."""
+        raise NotImplementedError
+
     def chain(self, variant: Variant) -> Sequence[Link]:
         """The functions that ``run`` is a chain of: each is compiled once, however often it stands in it. Without any,
         ``run`` is compiled as one function."""

@@ -24,7 +24,7 @@ from jpets.deltas.operators import REFERENCES, Operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.arguments import BatchArguments
 from jpets.engine.batch.assembly import Assembled
-from jpets.engine.batch.bucket import Bucket, Variant
+from jpets.engine.batch.bucket import Bucket, Trunk, Variant
 from jpets.engine.batch.rows import TokenInput
 from jpets.engine.programs.chain import WHOLE, Chain, loaded
 from jpets.engine.programs.delta_order import ONE_STREAM, Execution, Streams
@@ -44,13 +44,14 @@ COMPILERS = 2
 
 @dataclasses.dataclass(frozen=True)
 class ProgramKey:
-    """The bucket and variant that a program is compiled for."""
+    """The bucket and variant that a program is compiled for, and the trunk below its rows if they are of one text."""
 
     bucket: Bucket
     variant: Variant
+    trunk: Trunk | None = None
 
     def __str__(self) -> str:
-        return f"{self.bucket} {self.variant}"
+        return f"{self.bucket} {self.variant}" + (f" above {self.trunk}" if self.trunk is not None else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,7 @@ def key_to_json(key: ProgramKey) -> str:
 
 def key_from_json(text: str) -> ProgramKey:
     data = json.loads(text)
-    bucket = Bucket(data["bucket"]["tokens"], tuple((n, length) for n, length in data["bucket"]["groups"]))
+    bucket, trunk = _bucket_of(data["bucket"]), data["trunk"]
     variant = Variant(
         tuple((ClassKey.from_dict(key), level) for key, level in data["variant"]["light"]),
         tuple(ClassKey.from_dict(key) for key in data["variant"]["others"]),
@@ -98,7 +99,17 @@ def key_from_json(text: str) -> ProgramKey:
         bool(data["variant"]["replaced"]),
         tuple((ClassKey.from_dict(key), level) for key, level in data["variant"]["runs"]),
     )
-    return ProgramKey(bucket, variant)
+    below = Trunk(_bucket_of(trunk["bucket"]), int(trunk["layers"])) if trunk is not None else None
+    return ProgramKey(bucket, variant, below)
+
+
+def _bucket_of(data: Mapping[str, Any]) -> Bucket:
+    return Bucket(data["tokens"], tuple((n, length) for n, length in data["groups"]))
+
+
+def arguments_of(key: ProgramKey, inputs: Mapping[str, TokenInput]) -> BatchArguments:
+    """How the arrays of a program's batches are passed to it."""
+    return BatchArguments(key.bucket, key.variant, inputs, key.trunk.bucket if key.trunk is not None else None)
 
 
 def abstract_arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tuple[Any, ...]:
@@ -118,7 +129,7 @@ def abstract_arguments(family: Family, key: ProgramKey, mesh: MeshSlice) -> tupl
     params = network.abstract_params(family.dtype)
     slots = dict(family.slots)
     banks = tuple(bank(of, slots[of]) for of in key.variant.classes())
-    batch = BatchArguments(key.bucket, key.variant, network.inputs)
+    batch = arguments_of(key, network.inputs)
     buffers = tuple(
         shape((size,), dtype, mesh.everywhere) for size, dtype in zip(batch.sizes, batch.dtypes, strict=True)
     )
@@ -155,7 +166,7 @@ class Program:
     def arguments(self, inputs: Mapping[str, TokenInput]) -> BatchArguments:
         """Those of its batches; ``inputs`` are always the same."""
         if self._arguments is None:
-            self._arguments = BatchArguments(self.key.bucket, self.key.variant, inputs)
+            self._arguments = arguments_of(self.key, inputs)
         return self._arguments
 
     @property
@@ -178,7 +189,8 @@ class Program:
         """A short name for timings and logs: bucket, kind of variant, and a digest that tells variants apart."""
         variant = self.key.variant
         kind = "heavy" if variant.has("heavy") else "light" if variant.classes() else "bare"
-        return f"{self.key.bucket} {kind}-{hashlib.sha256(str(variant).encode()).hexdigest()[:6]}"
+        digest = hashlib.sha256(f"{variant}{self.key.trunk or ''}".encode()).hexdigest()
+        return f"{self.key.bucket} {kind}-{digest[:6]}"
 
     def __call__(
         self, params: Params, banks: Mapping[ClassKey, BankArrays], state: State, assembled: Assembled
@@ -192,12 +204,17 @@ class Program:
 def trace_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None) -> jax.stages.Traced:
     """The program, for the first device by default, before it is lowered for a platform."""
     mesh = mesh or first_device()
-    network, batch = family.network, BatchArguments(key.bucket, key.variant, family.network.inputs)
+    network, arguments_in = family.network, arguments_of(key, family.network.inputs)
 
     def run(
         params: Params, banks: Sequence[BankArrays], state: State, buffers: Sequence[jax.Array]
     ) -> tuple[State, Outputs]:
-        return network.run(key.bucket, key.variant, family.execution, params, banks, state, *batch.unpacked(buffers))
+        batch, views, below = arguments_in.unpacked(buffers)
+        if key.trunk is None or below is None:
+            return network.run(key.bucket, key.variant, family.execution, params, banks, state, batch, views)
+        layers = key.trunk.layers
+        above = network.run_above(layers, below, key.bucket, key.variant, family.execution, params, banks, batch, views)
+        return state, above
 
     arguments = abstract_arguments(family, key, mesh)
     function = mesh.on_each(run, arguments) if network.split_axes else run
@@ -207,7 +224,7 @@ def trace_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = None
 def chain_of(family: Family, key: ProgramKey) -> Sequence[Link]:
     """The first link of each function of a program that is a chain; of another program none."""
     first: dict[str, Link] = {}
-    for link in family.network.chain(key.variant) if family.chained else ():
+    for link in family.network.chain(key.variant) if family.chained and key.trunk is None else ():
         first.setdefault(link.name, link)
     return list(first.values())
 
@@ -232,12 +249,12 @@ def _trace_link(
     family: Family, key: ProgramKey, link: Link, arguments: tuple[Any, ...], mesh: MeshSlice
 ) -> jax.stages.Traced:
     """A link's function of its ``link_arguments``, before it is lowered for a platform."""
-    network, batch = family.network, BatchArguments(key.bucket, key.variant, family.network.inputs)
+    network, batch = family.network, arguments_of(key, family.network.inputs)
 
     def run(
         params: Params, banks: Sequence[BankArrays], carried: Any, moved: jax.Array, buffers: Sequence[jax.Array]
     ) -> Any:
-        unpacked, views = batch.unpacked(buffers)
+        unpacked, views, _ = batch.unpacked(buffers)
         of = dict(zip(key.variant.classes(), views, strict=True))
         own = [of[each] for each in link.classes]
         return network.run_link(

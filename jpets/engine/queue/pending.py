@@ -15,6 +15,15 @@ from jpets.types import Query, Result
 
 
 @dataclass(eq=False)
+class SharedText:
+    """The text of several queries of one submission, whose tasks do not differ in the first ``layers`` layers."""
+
+    layers: int
+    planned: bool = False
+    """Whether a batch of some of them was planned."""
+
+
+@dataclass(eq=False)
 class Pending:
     """One query on its way. Times are ``time.monotonic`` seconds.
 
@@ -38,6 +47,7 @@ class Pending:
     """Gets the result before the caller does, as the caller may change it."""
     absent: Entry | None = None
     query: Query | None = None
+    text: SharedText | None = None
 
     @property
     def cold(self) -> bool:

@@ -12,13 +12,15 @@ from jpets.engine.queue.intake import Intake
 from jpets.engine.queue.pending import Pending
 from jpets.engine.queue.pending_queue import PendingQueue
 from jpets.engine.queue.response_cache import ResponseCache, response_key
+from jpets.engine.queue.sharing import share_texts
 from jpets.engine.results.results import worded
 from jpets.errors import Saturated
 from jpets.types import Query, Result
 
 
 class Submissions:
-    """Accepts submissions, in the caller's thread. ``cold_came`` is called when a task has to be brought for one."""
+    """Accepts submissions, in the caller's thread. ``cold_came`` is called when a task has to be brought for one.
+    Queries of one text may share the lower of the backbone's ``layers``, 0 if none ever do."""
 
     def __init__(
         self,
@@ -26,11 +28,13 @@ class Submissions:
         pending: PendingQueue,
         answers: Answers,
         cold_came: Callable[[], None],
+        layers: int,
     ) -> None:
         self._intake = intake
         self._pending = pending
         self._answers = answers
         self._cold_came = cold_came
+        self._layers = layers
 
     def submit(
         self, queries: Sequence[Query], deadline: float | None, priority: int, tenant: str, responses: ResponseCache
@@ -48,7 +52,9 @@ class Submissions:
                 for at, item in enumerate(prepared):
                     if isinstance(item, Pending) and not item.cold:
                         prepared[at] = self._look_up(item, responses)
-            pushed_out = self._pending.put([item for item in prepared if isinstance(item, Pending)])
+            waiting = [item for item in prepared if isinstance(item, Pending)]
+            self.share(waiting)
+            pushed_out = self._pending.put(waiting)
         except BaseException:
             self._intake.give_back(prepared)
             self._intake.release(queries[len(prepared) :], acquired)
@@ -58,6 +64,11 @@ class Submissions:
         full = Saturated("the queue is full and others have less waiting; send fewer at a time")
         self._answers.fail(pushed_out, full)
         return [item.future if isinstance(item, Pending) else item for item in prepared]
+
+    def share(self, waiting: Sequence[Pending]) -> None:
+        """Marks those that may share their text's lower layers."""
+        if self._layers:
+            share_texts(waiting, self._layers)
 
     def _look_up(self, item: Pending, responses: ResponseCache) -> Pending | Future[Result]:
         """The kept answer to a query, or the query, so that its answer will be kept."""

@@ -99,7 +99,14 @@ class TaskAdder:
         try:
             contents: dict[ClassKey, SlotArrays] = {}
             self._wait(self._replica.staging.stage(lambda: contents.update(self._replica.read(resident.slots))))
-            return LoadedTask(resident.task, contents, resident.pooling, resident.longest, resident.lead)
+            return LoadedTask(
+                resident.task,
+                contents,
+                resident.pooling,
+                resident.longest,
+                resident.lead,
+                resident.first_layer,
+            )
         finally:
             self._tasks.done(resident)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from jpets.deltas import task_lead
+from jpets.deltas import first_layer, task_lead
 from jpets.deltas.bank import SlotArrays, slot_arrays
 from jpets.deltas.protocol import ClassKey, Lead
 from jpets.engine.programs.program import Family
@@ -31,6 +31,7 @@ class LoadedTask:
     pooling: Pooling
     longest: int
     lead: Lead
+    first_layer: int
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +40,17 @@ class LoadedTask:
     def resident(
         self, tenant: str, slots: Mapping[ClassKey, int], version: int | None, entry: Entry | None = None
     ) -> Resident:
-        return Resident(tenant, self.task, slots, self.pooling, self.longest, self.lead, version, entry=entry)
+        return Resident(
+            tenant,
+            self.task,
+            slots,
+            self.pooling,
+            self.longest,
+            self.lead,
+            version,
+            entry=entry,
+            first_layer=self.first_layer,
+        )
 
     def outlined(self) -> LoadedTask:
         """Without the numbers that queries do not need."""
@@ -63,7 +74,8 @@ class TaskLoader:
             key: slot_arrays(part, key, self._family.config, self._family.dtype, self._base_bias)
             for part, key in zip(lowered.parts, keys, strict=True)
         }
-        return LoadedTask(lowered.task, contents, lowered.folded.head.pooling, self._room(lead), lead)
+        first = first_layer(lowered.task, self._family.config)
+        return LoadedTask(lowered.task, contents, lowered.folded.head.pooling, self._room(lead), lead, first)
 
     def lower(self, task: Task) -> LoweredTask:
         """Raises ``InvalidTask``: another backbone, deltas that do not go together, too little room left for a text."""

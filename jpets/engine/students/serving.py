@@ -300,6 +300,10 @@ class StudentServing(Serves):
     def warm(self, ids: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
         self.engine.warm([one for id in ids for one in self._ids(id, tenant)], tenant=tenant)
 
+    def unload(self, id: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        for one in self._ids(id, tenant):
+            self.engine.unload(one, tenant=tenant)
+
     @property
     def warming(self) -> int:
         return self.engine.warming

@@ -62,6 +62,8 @@ class Resident:
     task."""
     loading: object = None
     """That of its entry; the response cache finds its answers by it."""
+    first_layer: int = 0
+    """The first layer where it differs from the backbone."""
 
     def __post_init__(self) -> None:
         self.slots = task_slots(self.slots)  # made here, for all queries of the task

@@ -118,6 +118,15 @@ class TaskTable:
         self.slots.on_idle()
         return entry
 
+    def unload(self, tenant: str, task: str) -> None:
+        """The task leaves the device; its next query brings it again. Raises ``NotFound``."""
+        with self._lock:
+            entry = self._entries.get((tenant, task))
+            if entry is None:
+                raise NotFound(f"unknown task {task!r}")
+            self.slots.unload(entry)
+        self.slots.on_idle()
+
     def acquire(self, tenant: str, task: str, queries: int = 1) -> Resident | Entry:
         """The resident for this many new queries, each to be given back by ``done``, or the entry of a task that is not
         on the device. Raises ``NotFound``."""

@@ -29,7 +29,7 @@ from jpets.engine.programs.network import BankArrays, Link, Network, Params, Sta
 from jpets.engine.workloads.encoder_chain import encoder_chain, link_params, run_link
 from jpets.model.batch import PackedBatch
 from jpets.model.encoder import SplitEncoder, cast_params, split
-from jpets.model.forward import Outputs, forward
+from jpets.model.forward import Outputs, forward, forward_above
 from jpets.scheduling.costs.measured_profile import attention_cells
 from jpets.types import Task
 
@@ -102,6 +102,25 @@ class EncoderNetwork(Network):
     ) -> tuple[State, Outputs]:
         bound = bound_classes(self.config, bucket, variant, execution, banks, views)
         return state, forward(self._encoder, params, batch, bound, execution.operators)
+
+    @property
+    def has_trunk(self) -> bool:
+        return not self.config.looks_up and type(self).run is EncoderNetwork.run
+
+    def run_above(
+        self,
+        layers: int,
+        below: PackedBatch,
+        bucket: Bucket,
+        variant: Variant,
+        execution: Execution,
+        params: Params,
+        banks: Sequence[BankArrays],
+        batch: PackedBatch,
+        views: Sequence[ClassView],
+    ) -> Outputs:
+        bound = bound_classes(self.config, bucket, variant, execution, banks, views)
+        return forward_above(self._encoder, params, layers, below, batch, bound, execution.operators)
 
     def chain(self, variant: Variant) -> Sequence[Link]:
         """Embeddings, each layer, and what is read of the last one. Layers on which the same classes act are one

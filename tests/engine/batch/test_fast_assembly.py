@@ -150,7 +150,7 @@ def test_a_program_cuts_out_what_the_host_wrote(bucket: Bucket) -> None:
     variant = widest([*CLASSES, *HEADS], heavy=True)
     found = assemble([Row(inputs, own, 2, 5) for own in (slots, {})], bucket, variant, INPUTS)
     inside: Any = jax.jit(BatchArguments(bucket, variant, INPUTS).unpacked)(found.buffers)
-    jax.tree.map(np.testing.assert_array_equal, inside, (found.batch, found.views))
+    jax.tree.map(np.testing.assert_array_equal, (inside.batch, inside.views), (found.batch, found.views))
 
 
 def test_a_batch_keeps_its_numbers_when_the_next_one_is_made() -> None:

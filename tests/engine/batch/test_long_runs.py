@@ -61,8 +61,10 @@ def test_a_program_of_long_runs_is_for_no_other_mixture(engine: Engine) -> None:
     (widest,) = [p for p in engine.replica.programs if p.key.variant.has("heavy") and p.key.bucket.tokens == 256]
     key = ProgramKey(widest.key.bucket, dataclasses.replace(widest.key.variant, run=LONG))
     programs = [*engine.replica.programs, dataclasses.replace(widest, key=key, seconds=1e-9)]
-    known = {name: getattr(engine.replica, name) for name in ("family", "classes", "generations")}
-    replica: Any = types.SimpleNamespace(programs=programs, has_program=lambda key: True, **known)
+    known = {name: getattr(engine.replica, name) for name in ("family", "classes", "generations", "mesh")}
+    replica: Any = types.SimpleNamespace(
+        programs=programs, for_mixtures=programs, has_program=lambda key: True, **known
+    )
     planner = Planner(replica, engine.costs, engine.profile, ENGINE_SETTINGS, engine.menu)
     assert all(shape.seconds > 1e-9 for shape in planner.ready.shapes(heavy=True))
     for tasks, run in ((["mask", None, "bitfit", "adapter"], SHORT), (["mask"] * 4, LONG)):

@@ -65,7 +65,7 @@ def test_a_program_with_fewer_classes_is_taken_though_it_was_timed_as_slower(eng
     wide = max(engine.replica.programs, key=lambda program: len(program.key.variant.classes()))
     bare = Program(dataclasses.replace(wide.key, variant=Variant()), wide.compiled, seconds=1.0)
     ready = [dataclasses.replace(wide, seconds=0.5), bare]
-    replica = types.SimpleNamespace(programs=ready, family=engine.replica.family, has_program=lambda key: True)
+    replica = types.SimpleNamespace(for_mixtures=ready, family=engine.replica.family, has_program=lambda key: True)
     menu = Menu([wide.key.bucket], lambda bucket: 1.0, 8, 0)
     placer = Placer(replica, Predictions(engine.costs, engine.profile), menu, None)  # type: ignore[arg-type]
     assert placer.place(pendings(engine, [None])).program is bare

@@ -17,7 +17,7 @@ from jpets.spelling import Spelling
 from jpets.tokenizing import Tokens as Encoded
 from jpets.training.predict import agreement, of_texts
 from jpets.types import Head, Preprocessing, Query, Task, Timing, Tokens
-from serving.protocols.oip_tensors import tensors_of
+from serving.protocols.oip.outputs import tensors_of
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC")
 TEXT, PAIR = "sparse matrices", "a chess engine"

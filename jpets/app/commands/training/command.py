@@ -62,6 +62,12 @@ def train(
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the method, as rank=16 or sites=query,value")
     ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="layers of the deltas, as 3,4,5 or upper: tasks of the upper half share the rest on one text"
+        ),
+    ] = None,
     text: Annotated[str, typer.Option(help="column of the texts, or of lists of words")] = "text",
     text_pair: Annotated[str | None, typer.Option(help="column of second texts")] = None,
     label: Annotated[
@@ -130,7 +136,7 @@ def train(
     if (output is None) == (task is None):
         raise typer.BadParameter("give exactly one of --output FILE and --task ID")
     columns = Columns(text, text_pair, label_column(label, head))
-    settings = settings_of(setting or [])
+    settings = settings_of([*(setting or []), *([f"layers={layers}"] if layers is not None else [])])
     if task is not None:
         if len(data) > 1:
             raise typer.BadParameter(f"--task: a job makes one task of one file of texts, found {len(data)}")
