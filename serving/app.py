@@ -21,10 +21,10 @@ from serving.protocols import (
     classify,
     domains,
     embeddings,
+    fanout,
     huggingface,
     jobs,
     models,
-    oip,
     rerank,
     routed,
     status,
@@ -32,6 +32,7 @@ from serving.protocols import (
     tasks,
     tei,
 )
+from serving.protocols.oip import http as oip
 from serving.requests.context import Context, Here, server_version
 from serving.requests.metrics import CONTENT_TYPE, Metrics
 from serving.requests.middleware import RequestMiddleware
@@ -85,7 +86,7 @@ def create_app(
         dependencies=[Depends(check_parameters)],
     )
     app.state.context = Context(service, settings, metrics, training)
-    for module in (classify, embeddings, huggingface, models, rerank, routed, tei):
+    for module in (classify, embeddings, fanout, huggingface, models, rerank, routed, tei):
         app.include_router(module.router, responses=NESTED_ERRORS)
     for module in (tasks, backbones, domains, jobs, students):
         app.include_router(module.router, responses=NESTED_ERRORS | CHANGE_ERRORS)

@@ -98,10 +98,14 @@ ALLOWED: Mapping[str, set[str]] = {
     | {f"jpets.engine.{part}" for part in ("device", "group", "results", "tasks", "workloads")},
     "serving.jobs": PLAIN | {"jpets.deltas", "serving.hosted", "serving.http"},
     "serving.requests": PLAIN | {"jpets.engine.results", "serving.hosted", "serving.http", "serving.jobs"},
-    "serving.protocols": PLAIN
+    "serving.protocols.oip": PLAIN
     | {"jpets.engine.results"}
+    | {f"serving.{part}" for part in ("hosted", "http", "requests")},
+    "serving.protocols": PLAIN
+    | {"jpets.engine.results", "serving.protocols.oip"}
     | {f"serving.{part}" for part in ("hosted", "http", "jobs", "requests")},
-    "serving": {f"serving.{part}" for part in ("hosted", "http", "jobs", "protocols", "requests")},
+    "serving.grpc": PLAIN | {"serving.http", "serving.protocols.oip", "serving.requests"},
+    "serving": {f"serving.{part}" for part in ("hosted", "http", "jobs", "protocols", "protocols.oip", "requests")},
 }
 """Rooms, and which others each may import: also inside functions, and for types. ``jpets.app`` may import all."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -9,7 +10,6 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -39,14 +39,17 @@ from jpets.free_memory import freeze_heap
 from jpets.scratch import scratch_folder
 from jpets.xla_flags import set_xla_flags
 from serving.app import create_app
+from serving.grpc.server import GrpcServer
 from serving.hosted.services import Services
 from serving.http.connections import Connections
 from serving.jobs.service import Jobs
 from serving.options.options import Options
+from serving.requests.context import Context
 
 log = logging.getLogger("jpets.serve")
 
 BACKLOG = 2048
+MOST_PORT = 65535
 
 
 class Stopped(Exception):
@@ -66,7 +69,9 @@ def _serve(options: Options) -> None:
     set_xla_flags(preallocate=not options.device_memory_gb)
     options = options.model_copy(update={"cache_dir": open_cache(options.cache_dir)})
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listen(options.host, options.port))
+        listener = stack.enter_context(_listen("--host, --port", options.host, options.port))
+        if options.grpc and options.grpc_port:
+            _listen("--grpc-port", options.host, options.grpc_port).close()
         with Display() as display:
             display.show("backbone", 0, None)
             backbone = default_backbone(options)
@@ -85,7 +90,7 @@ def _serve(options: Options) -> None:
         jobs = make_jobs(options, repository, service, shelf)
         uploads = stack.enter_context(scratch_folder())
         server = DrainingServer(options, service, jobs, uploads)
-        start = Start(options, service, jobs, server, f"http://{_address(listener)}")
+        start = Start(options, service, jobs, server, f"http://{_address(*listener.getsockname()[:2])}")
         start.begin()
         server.run(sockets=[listener])
         start.end()
@@ -100,9 +105,10 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, options: Options, service: Services, jobs: Jobs, uploads: Path) -> None:
         limits = options.connection_limits()
         settings = dataclasses.replace(options.serving_settings(), upload_folder=uploads)
+        app = create_app(service, settings, jobs)
         super().__init__(
             uvicorn.Config(
-                create_app(service, settings, jobs),
+                app,
                 http=Connections(limits).protocol,
                 timeout_keep_alive=limits.keep_alive,
                 log_config=None,
@@ -115,6 +121,33 @@ class DrainingServer(uvicorn.Server):
             )
         )
         self._service = service
+        self._options = options
+        self._context: Context = app.state.context
+        self._remote: GrpcServer | None = None
+        self.grpc_address: str | None = None
+        """Where gRPC is spoken."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self._options.grpc:
+            self._remote = GrpcServer(self._context, self._options.connection_limits().most)
+            host, port, given = self._options.host, self._options.port, self._options.grpc_port
+            chosen = given if given is not None else port and min(port + 1, MOST_PORT)
+            try:
+                self.grpc_address = _address(host, await self._remote.start(_address(host, chosen)))
+            except OSError as error:
+                if given is not None:
+                    raise
+                log.warning(f"no gRPC: {error}; give --grpc-port another one")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._remote.stop(self._options.grace)) if self._remote is not None else None
+        await super().shutdown(sockets=sockets)
+        if ending is not None:
+            if self.force_exit:
+                ending.cancel()
+            else:
+                await ending
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         del sig, frame
@@ -176,6 +209,8 @@ class Start:
         model = found[0].id if found else self._service.first.backbone.name
         body = f'{{"model": "{model}", "input": "Your text here"}}'
         typer.echo(f"jpets is ready at {self._url} (API: {self._url}/docs)")
+        if self._server.grpc_address is not None:
+            typer.echo(f"  gRPC (Open Inference Protocol) at {self._server.grpc_address}")
         typer.echo(f"  curl {self._url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'")
         if (use := HostUse.of(self._service, self._options.engine_settings())) is not None:
             typer.echo(f"  host memory: {use}")
@@ -209,18 +244,17 @@ def _log_progress(task: rich.progress.Task) -> None:
     log.info("starting", extra={task.description: done_of(task) or "...", "seconds": round(task.elapsed or 0)})
 
 
-@contextlib.contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound socket: a port in use is found out before anything is loaded."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise OSError(f"--host, --port: cannot listen on {host} port {port}: {error.strerror or error}") from error
-        yield listener
+def _listen(named: str, host: str, port: int) -> socket.socket:
+    """A bound socket: a port in use is found out before anything is loaded. ``named``: the options that name it."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(f"{named}: cannot listen on {host} port {port}: {error.strerror or error}") from error
+    return listener
 
 
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
+def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -29,7 +29,11 @@ COUNTERS: Sequence[tuple[str, str, Callable[[DeviceReport], float]]] = (
     ("computed_tokens", "Tokens computed, padding included", lambda d: d.computed_tokens),
     ("request_path_compiles", "Compilations that queries had to wait for", lambda d: d.request_path_compiles),
     ("out_of_device_memory", "Batches and tasks that a device had no room for", lambda d: d.out_of_memory),
-    ("background_compiles", "Programs added in the background", lambda d: d.programs.compiled),
+    (
+        "background_compiles",
+        "Programs added in the background, or compiled anew",
+        lambda d: d.programs.compiled,
+    ),
     ("background_compile_failures", "Programs that could not be compiled", lambda d: d.programs.failed),
     ("response_cache_hits", "Queries answered from the response cache", lambda d: d.responses.hits),
     ("response_cache_misses", "Queries that the response cache had no answer for", lambda d: d.responses.misses),

@@ -40,6 +40,10 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
     demo: bool = Field(False, description="the packaged MiniLM and the demo tasks")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on, 0 for any")
+    grpc: bool = Field(True, description="the Open Inference Protocol over gRPC too")
+    grpc_port: int | None = Field(
+        None, ge=0, le=65535, description="port for gRPC, 0 for any; by default the one after --port, if it is free"
+    )
     cache_dir: Path | None = Field(None, description="folder of compiled programs")
     buckets: list[str] = Field(
         [], description="a static shape instead of the menu: 8x32 (padded), 1024:32x32+8x128 (packed)"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple, Self
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Request, Response
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -37,6 +37,7 @@ router = APIRouter(tags=["inference"], route_class=JSONRoute)
 EXAMPLES = {
     "one task": {"value": {"model": "sentiment", "input": ["what a lovely day", "never again"], "top_k": 2}},
     "pairs": {"value": {"model": "paraphrase", "input": [["it rains", "rain is falling"]]}},
+    "one text, several tasks": {"value": {"tasks": ["sentiment", "topic"], "input": "what a lovely day"}},
     "any mixture of tasks": {
         "value": {
             "inputs": [
@@ -84,11 +85,16 @@ NO_INPUT = WrongInput(None, InvalidInput("expected an object with a text and may
 Pair = Annotated[Many[Text], Field(min_length=2, max_length=2)]
 
 
+FORMS = ({"model", "input"}, {"tasks", "input"}, {"inputs"})
+
+
 class ClassifyRequest(BaseModel):
-    """Either ``model`` and ``input``, texts or pairs of them, or ``inputs``, in which each text names its own task."""
+    """Either ``model`` and ``input``, texts or pairs of them; or ``tasks`` and ``input``, one text or pair for all of
+    them; or ``inputs``, in which each text names its own task."""
 
     model_config = ConfigDict(extra="forbid")
     model: ModelName | None = None
+    tasks: Many[ModelName] | None = None
     input: Text | Many[Text] | Many[Pair] | None = None
     inputs: Many[Annotated[MixedInput, WrapValidator(_or_wrong)]] | None = None
     top_k: Annotated[Int64, Field(ge=1)] | None = None
@@ -103,20 +109,25 @@ class ClassifyRequest(BaseModel):
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
-        single = self.model is not None and self.input is not None and self.inputs is None
-        mixed = self.inputs is not None and self.model is None and self.input is None
-        if not (single or mixed):
-            raise ValueError("send either model and input, or inputs")
+        given = {name for name in ("model", "tasks", "input", "inputs") if getattr(self, name) is not None}
+        if given not in FORMS:
+            raise ValueError("send either model and input, or tasks and input, or inputs")
+        if self.tasks is not None and not (isinstance(self.input, str) or len(self.input or ()) == 1):
+            raise ValueError("with tasks, send one text or pair as input")
         return self
 
 
 @router.post("/v1/classify", response_model=ClassifyResponse, summary="Classify texts, by one task or by many at once")
 async def classify(
     request: Request, here: Here, body: Annotated[ClassifyRequest, Body(openapi_examples=EXAMPLES)]
-) -> FastJSONResponse:
+) -> Response:
     """One task: `model` and `input`; the first text that fails, fails the request.
 
     Any mixture of tasks: `inputs`; they share device batches, and a text that fails has an `error` in its place.
+
+    One text for several tasks: `tasks` and `input`, answered as a mixture. The lower layers on which none of the tasks
+    differs from the backbone are computed once where that takes less time; then the tasks that shared them have
+    `shared_layers`, how many.
 
     Single-label heads answer with the softmax `probs`; multi-label heads with sigmoid `probs` and the `labels` over
     their thresholds; regression heads with `values`; token heads with `entities` and where they stand (characters);
@@ -126,8 +137,13 @@ async def classify(
     """
     rendered = partial(render, top_k=body.top_k, how=body.aggregation)
     if body.inputs is not None:
-        return await _mixed(request, here, body.inputs, rendered, body.truncate)
-    assert body.model is not None and body.input is not None
+        return await mixed(request, here, body.inputs, rendered, body.truncate)
+    assert body.input is not None
+    if body.tasks is not None:
+        text, pair = _pair(body.input if isinstance(body.input, str) else body.input[0])
+        inputs = [MixedInput(model=task, text=text, text_pair=pair) for task in body.tasks]
+        return await mixed(request, here, inputs, rendered, body.truncate)
+    assert body.model is not None
     model, texts = body.model, [body.input] if isinstance(body.input, str) else body.input
     check_count(len(texts), here)
     task = await here.find(model)
@@ -139,14 +155,18 @@ async def classify(
         data = [{"index": index, **rendered(result)} for index, result in enumerate(results)]
         return _response(model, data, results)
 
-    pairs = [(text, None) if isinstance(text, str) else (text[0], text[1]) for text in texts]
-    queries = [Query(model, text, pair, truncate=body.truncate) for text, pair in pairs]
+    queries = [Query(model, text, pair, truncate=body.truncate) for text, pair in map(_pair, texts)]
     return await ask(request, here, queries, respond)
 
 
-async def _mixed(
+def _pair(given: str | Sequence[str]) -> tuple[str, str | None]:
+    return (given, None) if isinstance(given, str) else (given[0], given[1])
+
+
+async def mixed(
     request: Request, here: Context, inputs: Sequence[MixedInput | WrongInput], rendered: Render, truncate: bool | None
-) -> FastJSONResponse:
+) -> Response:
+    """Each text by its own task; an error of one is told in its place."""
     check_count(len(inputs), here)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
@@ -175,7 +195,10 @@ def usage(results: Sequence[Result]) -> dict[str, int]:
 
 
 def _outcome(result: Result, rendered: Render) -> dict[str, Any]:
-    return rendered(result) if result.error is None else render_error(result.error)
+    if result.error is not None:
+        return render_error(result.error)
+    shared = result.timing.shared_layers if result.timing is not None else 0
+    return {**rendered(result), "shared_layers": shared} if shared else rendered(result)
 
 
 def _task_id(model: str | None, here: Context) -> str | None:

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from jpets.engine.results.numbers import normalized
 from jpets.errors import InvalidInput
 from jpets.types import Embedding, FloatArray, Query, Result
 from serving.http.fields import Int64, Many, ModelName, Text
-from serving.http.responses import FastJSONResponse
 from serving.protocols.classify import usage
 from serving.protocols.schemas import Usage
 from serving.requests.ask import ask, check_count, raise_first_error
@@ -64,7 +63,7 @@ class EmbeddingsResponse(BaseModel):
 @router.post("/v1/embeddings", response_model=EmbeddingsResponse, summary="Embed texts")
 async def embeddings(
     request: Request, here: Here, body: Annotated[EmbeddingsRequest, Body(openapi_examples=EXAMPLES)]
-) -> FastJSONResponse:
+) -> Response:
     """`model` is the backbone's name or a task with an embedding head. A backbone embeds as its Sentence-Transformers
     settings say; without any by the mean over the tokens, normalised.
 

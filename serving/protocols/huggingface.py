@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from jpets.errors import InvalidInput
 from jpets.types import Aggregation, Query, Task
 from serving.http.fields import Int64, Many, Text
-from serving.http.responses import FastJSONResponse
 from serving.protocols.huggingface_answers import KINDS, Asked, Kind
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Context, Here
@@ -87,7 +86,7 @@ class HuggingFaceRequest(BaseModel):
 @router.post("/hf/{task}", response_model=None, summary="Ask a task as Hugging Face's client does")
 async def answer(
     request: Request, here: Here, task: str, body: Annotated[HuggingFaceRequest, Body(openapi_examples=EXAMPLES)]
-) -> FastJSONResponse:
+) -> Response:
     """For `InferenceClient(model="http://.../hf/TASK")`: `text_classification`, `zero_shot_classification` (a head with
     a label `entailment`), `token_classification`, `question_answering`, `feature_extraction` and `sentence_similarity`
     (a head for embeddings, or the backbone's own name). An answer to a question may begin or end within a word.

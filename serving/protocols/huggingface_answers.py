@@ -13,7 +13,7 @@ from jpets.engine.results.numbers import sigmoid, softmax
 from jpets.engine.results.spans import MAX_ANSWER_TOKENS, best_spans, no_answer
 from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Entity, FloatArray, Query, Regression, Result, Span, Task, Tokens
-from serving.protocols.oip_tensors import REPLACED
+from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import all_of, check_length, class_names, ranked, scored, vectors_of
 from serving.requests.windows import Cut
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jpets.engine.results.numbers import sigmoid
 from jpets.errors import InvalidInput, Saturated
 from jpets.types import Result, Task
-from serving.protocols.oip_tensors import REPLACED
+from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import scored
 from serving.requests.context import Context
 

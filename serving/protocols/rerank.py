@@ -7,13 +7,12 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from jpets.errors import InvalidInput
 from jpets.types import Query, Result
 from serving.http.fields import Int64, Many, ModelName, Text
-from serving.http.responses import FastJSONResponse
 from serving.protocols.classify import usage
 from serving.protocols.relevance import best_first, relevances, scoring_task
 from serving.protocols.schemas import Usage
@@ -91,7 +90,7 @@ class ScoreResponse(BaseModel):
 
 async def rerank(
     request: Request, here: Here, body: Annotated[RerankRequest, Body(openapi_examples=RERANKED)]
-) -> FastJSONResponse:
+) -> Response:
     """`model` is a task with one output for a pair of texts. `relevance_score` is its sigmoid."""
     check_count(len(body.documents), here)
     task = await scoring_task(here, body.model)
@@ -109,9 +108,7 @@ async def rerank(
     return await ask(request, here, queries, respond)
 
 
-async def score(
-    request: Request, here: Here, body: Annotated[ScoreRequest, Body(openapi_examples=SCORED)]
-) -> FastJSONResponse:
+async def score(request: Request, here: Here, body: Annotated[ScoreRequest, Body(openapi_examples=SCORED)]) -> Response:
     """`model` is a task with one output for a pair of texts; a `score` is its sigmoid."""
     pairs = _pairs(body.text_1, body.text_2)
     check_count(len(pairs), here)

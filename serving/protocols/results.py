@@ -10,7 +10,7 @@ import numpy as np
 from jpets.engine.results.numbers import normalized
 from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Embedding, FloatArray, Regression, Result, Task
-from serving.protocols.oip_tensors import REPLACED
+from serving.protocols.oip.outputs import REPLACED
 from serving.requests.ask import raise_first_error
 
 Kind = TypeVar("Kind", bound=Result)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, StrictBool
 
 from jpets.errors import InvalidInput
 from jpets.types import Classification, Query, Result
 from serving.http.fields import Text
-from serving.http.responses import FastJSONResponse
 from serving.protocols.classify import ClassifyRequest, classify
 from serving.protocols.results import all_of, ranked
 from serving.requests.ask import ask
@@ -35,7 +34,7 @@ class RoutedRequest(BaseModel):
 @router.post("/classify", response_model=None, summary="Classify a text by the server's default task, or by any")
 async def routed(
     request: Request, here: Here, body: Annotated[RoutedRequest | ClassifyRequest, Body(openapi_examples=EXAMPLES)]
-) -> FastJSONResponse:
+) -> Response:
     """`inputs`: every label of the default task (`--default-task`) once, the best first; their scores add up to 1.
     With `model` and `input` the same as `POST /v1/classify`.
     """

@@ -136,7 +136,7 @@ class ClassifyItem(BaseModel):
     """Which fields there are depends on the task's head; ``error``, in the mixed form only, replaces all others.
 
     ``start`` and ``end`` (exclusive) are the characters of the context where ``answer`` stands. ``students``: how many
-    of a group made the answer.
+    of a group made the answer. ``shared_layers``: lower layers that were computed once for several tasks.
     """
 
     index: int
@@ -154,6 +154,7 @@ class ClassifyItem(BaseModel):
     end: int | None = None
     embedding: list[float] | None = None
     students: int | None = None
+    shared_layers: int | None = None
     error: ItemError | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
@@ -54,7 +54,7 @@ class RankRequest(BaseModel):
 
 
 @router.post("/embed", response_model=None, summary="Embed texts, as text-embeddings-inference does")
-async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRequest, Body()]) -> FastJSONResponse:
+async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRequest, Body()]) -> Response:
     """For a task with an embedding head, or the backbone's own name: a vector for each text."""
     found = await here.find(task)
     if found is not None and found.head.type != "embedding":
@@ -68,7 +68,7 @@ async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRe
 
 
 @router.post("/predict", response_model=None, summary="Classify texts, as text-embeddings-inference does")
-async def predict(request: Request, here: Here, task: str, body: Annotated[PredictRequest, Body()]) -> FastJSONResponse:
+async def predict(request: Request, here: Here, task: str, body: Annotated[PredictRequest, Body()]) -> Response:
     """For a head with classes: all of them with their scores, the best first."""
     found = await here.find(task)
     if found is None or found.head.type != "sequence-classification":
@@ -95,7 +95,7 @@ def _scores(result: Classification | Regression, *, raw: bool) -> FloatArray:
 
 
 @router.post("/rerank", response_model=None, summary="Rank texts by a query, as text-embeddings-inference does")
-async def rerank(request: Request, here: Here, task: str, body: Annotated[RankRequest, Body()]) -> FastJSONResponse:
+async def rerank(request: Request, here: Here, task: str, body: Annotated[RankRequest, Body()]) -> Response:
     """For a task with one output for a pair of texts: its sigmoid, or with `raw_scores` the output itself."""
     check_count(len(body.texts), here)
     found = await scoring_task(here, task)

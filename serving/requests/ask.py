@@ -8,12 +8,12 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from jpets.errors import DeadlineExceeded, InvalidInput, TooLarge
 from jpets.types import Query, Result
@@ -24,8 +24,9 @@ from serving.requests.context import Context
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 NUMBER = re.compile(r"[+-]?(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE][+-]?\d{1,3})?", re.ASCII)
+Answer = TypeVar("Answer")
 Respond = Callable[[Sequence[Result]], Any]
-"""Makes the response's content from results."""
+"""Makes the response's content from results, or the response itself."""
 RENDERED = 16
 """The results of this many characters are written in the time that tokenising one takes."""
 EACH = 100
@@ -35,16 +36,33 @@ LATE = "the deadline passed before the answer was computed; allow more time or s
 
 async def ask(
     request: Request, here: Context, queries: Sequence[Query], respond: Respond, timeout: float | None = None
-) -> FastJSONResponse:
-    """``respond`` of the results of ``queries``, in order; a single query's error is in its ``error``.
+) -> Response:
+    """``answer``, with ``respond``'s content as JSON, or its response as it is.
 
-    The queries reach the engine as one submission, so they can share a batch. ``timeout`` (seconds) and the request's
-    ``X-Request-Timeout`` bound the wait. When the client leaves, its queries are cancelled.
+    ``timeout`` (seconds) and the request's ``X-Request-Timeout`` bound the wait. When the client leaves, its queries
+    are cancelled. Also raises ``ClientGone``.
+    """
+    seconds = _deadline(request, here, timeout)
+    return await answer(here, queries, partial(_written, respond), seconds, gone=partial(_client_leaves, request))
+
+
+async def answer(
+    here: Context,
+    queries: Sequence[Query],
+    respond: Callable[[int, Sequence[Result]], Answer],
+    seconds: float,
+    gone: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> Answer:
+    """``respond`` of the effort of ``queries`` (characters) and their results, in order; a single query's error is in
+    its ``error``.
+
+    The queries reach the engine as one submission, so they can share a batch. ``seconds`` bound the wait. When ``gone``
+    ends, or this is cancelled, they are cancelled.
     Raises ``TooLarge``, ``Saturated``, ``DeadlineExceeded``, ``InvalidInput``, ``ClientGone``, and what ``respond``
     does.
     """
     check_count(len(queries), here)
-    until = time.monotonic() + _deadline(request, here, timeout)
+    until = time.monotonic() + seconds
     effort = sum(map(_effort, queries))
 
     def submit() -> list[Future[Result]]:
@@ -57,22 +75,26 @@ async def ask(
     end: asyncio.Future[None] = loop.create_future()
     _when_all_done(futures, partial(_finish, end), loop)
     late = loop.call_later(until - time.monotonic(), _finish, end, DeadlineExceeded(LATE))
-    gone = loop.create_task(_client_leaves(request))
-    gone.add_done_callback(lambda _: _finish(end, ClientGone()))
+    watch = None if gone is None else loop.create_task(gone())
+    if watch is not None:
+        watch.add_done_callback(lambda _: _finish(end, ClientGone()))
     try:
         await end
         results = [future.result() for future in futures]
     finally:
         late.cancel()
-        gone.cancel()
+        if watch is not None:
+            watch.cancel()
         for future in futures:
             future.cancel()
-    return await here.aside.do(effort // RENDERED, partial(_written, respond, results, effort))
+    return await here.aside.do(effort // RENDERED, partial(respond, effort, results))
 
 
-def _written(respond: Respond, results: Sequence[Result], effort: int) -> FastJSONResponse:
+def _written(respond: Respond, effort: int, results: Sequence[Result]) -> Response:
     """In pieces where it is long: writing a piece holds the interpreter's lock to its end."""
     content = respond(results)
+    if isinstance(content, Response):
+        return content
     return FastJSONResponse(content) if effort <= SHORT * RENDERED else FastJSONResponse.in_pieces(content)
 
 

@@ -19,7 +19,8 @@ from serving.http.errors import worded
 from serving.requests.context import Context
 
 JSON = "application/json"
-NO_TENSORS = "the binary tensor extension is not supported; send the tensors' data as JSON"
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""Of the binary tensor data extension: bytes of the JSON, behind which tensors stand."""
 ALSO_JSON = re.compile(r"(?:application|text)/(?:x-)?json|[a-z0-9.-]+/[a-z0-9.-]+\+json")
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
 INFLATERS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
@@ -30,16 +31,21 @@ PER_CHARACTER = 16
 BOM = b"\xef\xbb\xbf"
 
 
-async def read_body(request: Request, here: Context, adapter: TypeAdapter[Any], default: Any) -> Any:
-    """The body as ``adapter``'s type; ``default`` for an empty one, or ``...`` where it has to be there.
+async def read_body(
+    request: Request, here: Context, adapter: TypeAdapter[Any], default: Any, *, bytes_behind: bool = False
+) -> tuple[Any, bytes]:
+    """The body as ``adapter``'s type; ``default`` for an empty one, or ``...`` where it has to be there. Also the bytes
+    behind the JSON, which only a route with ``bytes_behind`` takes.
 
     Raises ``InvalidInput``, ``Unparseable``, ``TooLarge``, ``UnsupportedMedia``.
     """
     headers = request.headers
-    if "inference-header-content-length" in headers:
-        raise InvalidInput(NO_TENSORS)
+    length = headers.get(HEADER_LENGTH)
+    if length is not None and not bytes_behind:
+        raise InvalidInput(f"{HEADER_LENGTH}: nothing may stand behind the JSON here; only POST /v2/.../infer takes it")
     encoding = _encoding(headers.get("content-encoding", ""))
-    _check_type(headers.get("content-type", JSON))
+    if length is None:
+        _check_type(headers.get("content-type", JSON))
     try:
         body = await request.body()
     except ClientDisconnect as error:
@@ -47,13 +53,15 @@ async def read_body(request: Request, here: Context, adapter: TypeAdapter[Any], 
     if not body:
         if default is ...:
             raise Unparseable("the body is empty; send JSON")
-        return default
+        return default, b""
     limit, bounds = here.settings.max_body_bytes, Bounds.of(here.settings.max_inputs)
 
-    def read() -> Any:
+    def read() -> tuple[Any, bytes]:
         content = body if encoding is None else _inflated(body, encoding, limit)
-        check_bounds(content, bounds)
-        return _parsed(content.removeprefix(BOM), adapter)
+        ends = len(content) if length is None else _header_length(length, len(content))
+        document = content[:ends]
+        check_bounds(document, bounds)
+        return _parsed(document.removeprefix(BOM), adapter), content[ends:]
 
     return await here.aside.do(SHORT + 1 if encoding else len(body) // PER_CHARACTER, read)
 
@@ -77,6 +85,12 @@ def _check_type(given: str) -> None:
     charset = message.get_content_charset()
     if charset is not None and charset not in CHARSETS:
         raise UnsupportedMedia(f"expected Content-Type: {JSON} in UTF-8, found charset {_shown(charset)}")
+
+
+def _header_length(given: str, most: int) -> int:
+    if not (given.isascii() and given.isdecimal() and len(given) < 12 and int(given) <= most):
+        raise Unparseable(f"{HEADER_LENGTH}: expected a number of bytes up to the body's {most}, found {_shown(given)}")
+    return int(given)
 
 
 def _shown(given: str) -> str:

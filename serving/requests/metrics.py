@@ -37,6 +37,16 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+        self._calls = Counter(
+            "jpets_grpc_requests", "gRPC requests by method and status", ["method", "code"], registry=self.registry
+        )
+        self._call_latency = Histogram(
+            "jpets_grpc_request_seconds",
+            "Time from gRPC request to answer",
+            ["method"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
         self._batch = Histogram(
             "jpets_batch_seconds",
             "Time from a batch's dispatch to its results",
@@ -53,6 +63,10 @@ class Metrics:
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
+
+    def remote_call(self, method: str, code: str, seconds: float) -> None:
+        self._calls.labels(method, code).inc()
+        self._call_latency.labels(method).observe(seconds)
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 
@@ -18,8 +18,17 @@ from serving.requests.context import find_context
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
+def _nothing() -> bytes:
+    return b""
+
+
+BytesBehind = Annotated[bytes, Depends(_nothing)]
+"""What stands behind a request's JSON, which FastAPI itself does not know of."""
+
+
 class JSONRoute(APIRoute):
-    """For endpoints with ``here``, ``body`` and maybe ``request`` and the path's parts that return a finished response.
+    """For endpoints with ``here``, ``body`` and maybe ``request``, ``behind`` and the path's parts that return a
+    finished response.
 
     FastAPI's own handling of a request costs as much as tokenising, queueing and rendering a short text, and it builds
     a whole body before it checks any of it. The document (OpenAPI) is still FastAPI's.
@@ -31,13 +40,15 @@ class JSONRoute(APIRoute):
         parameters = inspect.signature(endpoint).parameters
         absent = parameters["body"].default
         default = ... if absent is inspect.Parameter.empty else absent
-        takes_request = "request" in parameters
+        takes_request, takes_bytes = "request" in parameters, "behind" in parameters
 
         async def handle(request: Request) -> Response:
             await check_parameters(request)
             here = await find_context(request)
-            body = await read_body(request, here, adapter, default)
-            more = {"request": request} if takes_request else {}
+            body, behind = await read_body(request, here, adapter, default, bytes_behind=takes_bytes)
+            more: dict[str, Any] = {"request": request} if takes_request else {}
+            if takes_bytes:
+                more["behind"] = behind
             response: Response = await endpoint(here=here, body=body, **more, **request.path_params)
             return response
 

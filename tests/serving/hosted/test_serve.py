@@ -16,10 +16,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
 import uvicorn
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from remote import Remote
 
 from jpets.app.hosting import make_engine
 from jpets.app.standard import standard_methods, standard_tasks
@@ -70,6 +73,22 @@ def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.kill()
 
 
+def test_speaks_grpc_on_a_port_of_its_own(server: tuple[subprocess.Popen[str], str]) -> None:
+    process, _ = server
+    assert process.stdout is not None
+    found = re.fullmatch(r"  gRPC .* at (127.0.0.1:\d+)\n", process.stdout.readline())
+    assert found
+    with grpc.insecure_channel(found[1]) as channel:
+        remote = Remote(channel)
+        text = {"name": "text", "shape": [1], "datatype": "BYTES", "contents": {"bytes_contents": [b"some text"]}}
+        answer = remote("ModelInfer", model_name="tiny-bert", inputs=[text])
+        assert [each.name for each in answer.outputs] == ["embedding"]
+        health = health_pb2_grpc.HealthStub(channel)
+        assert (
+            health.Check(health_pb2.HealthCheckRequest(), timeout=10).status == health_pb2.HealthCheckResponse.SERVING
+        )
+
+
 def test_serves_and_drains_on_sigterm(server: tuple[subprocess.Popen[str], str]) -> None:
     process, url = server
     assert httpx.get(f"{url}/v2/health/ready").json() == {"ready": True}
@@ -110,7 +129,10 @@ def test_port_is_open_and_stops_while_it_starts(tmp_path: Path) -> None:
     assert "ready" not in output and "Traceback" not in errors
 
 
-@pytest.mark.parametrize("problem", ["backbone", "folder", "repository", "catalogue", "port", "option", "nothing"])
+PROBLEMS = ("backbone", "folder", "repository", "catalogue", "port", "grpc port", "option", "nothing")
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
 def test_what_cannot_start_says_so_in_one_line(tmp_path: Path, problem: str) -> None:
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "bad").mkdir()
@@ -129,6 +151,8 @@ def test_what_cannot_start_says_so_in_one_line(tmp_path: Path, problem: str) -> 
             repository = tmp_path / "bad"
         elif problem == "port":
             port = str(taken.getsockname()[1])
+        elif problem == "grpc port":
+            more = ["--grpc-port", str(taken.getsockname()[1])]
         elif problem == "option":
             more = ["--dtype", "int8"]
         options: Sequence[str | Path] = ["--backbone", backbone, "--repository", repository, "--port", port, *more]

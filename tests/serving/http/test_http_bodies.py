@@ -112,16 +112,15 @@ def test_files_come_as_they_are(call: Call) -> None:
     assert "Content-Encoding" in packed.text and "--data-binary" in form.text
 
 
-def test_triton_s_binary_tensors_get_their_own_message(call: Call) -> None:
+def test_binary_tensors_behind_the_json(call: Call) -> None:
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}
     head = json.dumps({"inputs": [tensor]}).encode()
     length = str(len(head))
     for content_type in (JSON, "application/octet-stream"):
-        status, message = told(
-            call, INFER, head + b"\1\0\0\0a", inference_header_content_length=length, content_type=content_type
-        )
-        assert status == 422 and "send the tensors' data as JSON" in message
-    assert "send the tensors' data as JSON" in told(call, INFER, head)[1]
+        how = {"inference_header_content_length": length, "content_type": content_type}
+        assert told(call, INFER, head + b"\1\0\0\0a", **how)[0] == 200
+    status, message = told(call, INFER, head)
+    assert status == 422 and "expected 5 bytes behind the JSON, found 0" in message
 
 
 def test_what_triton_s_clients_send_for_nothing_said(call: Call) -> None:

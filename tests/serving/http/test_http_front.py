@@ -293,6 +293,7 @@ def test_openapi_describes_every_route(call: Call) -> None:
         "/v1/domains/{name}",
         "/v1/students",
         "/v1/embeddings",
+        "/v1/fanout",
         "/v1/jobs",
         "/v1/jobs/extract",
         "/v1/jobs/further-pretrain",
@@ -317,6 +318,9 @@ def test_openapi_describes_every_route(call: Call) -> None:
         "/v2/models/{model}/versions/{version}",
         "/v2/models/{model}/versions/{version}/ready",
         "/v2/models/{model}/versions/{version}/infer",
+        "/v2/repository/index",
+        "/v2/repository/models/{model}/load",
+        "/v2/repository/models/{model}/unload",
     }
     assert set(document["paths"]) == routes
     tags = {tag["name"] for tag in document["tags"]}

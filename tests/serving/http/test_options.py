@@ -35,8 +35,9 @@ def test_variables_of_kubernetes_are_no_options(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     sources = read_sources(DEMO)
     assert sources.options.port == 8080
-    (note,) = sources.notes
-    assert all(part in note for part in ("JPETS_PORT", "--port", "Kubernetes"))
+    assert sources.options.grpc_port is None
+    for note, parts in zip(sources.notes, (("JPETS_PORT", "--port"), ("JPETS_GRPC_PORT", "--grpc-port")), strict=True):
+        assert all(part in note for part in (*parts, "Kubernetes"))
     assert read_options(DEMO | {"port": 1}).port == 1
 
 

@@ -202,9 +202,79 @@ def test_refusals(call: Call, model: str, body: object, status: int, part: str) 
     assert part in answer.json()["error"]
 
 
-def test_binary_extension_is_refused(call: Call) -> None:
+RAW: dict[str, Any] = {"name": "text", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 20}}
+BYTES = b"\x0b\0\0\0hello world\x01\0\0\0a"
+
+
+def binary(call: Call, tensor: dict[str, Any], behind: bytes, length: str | None = None, **more: Any) -> Any:
+    document = json.dumps({"inputs": [tensor], **more}).encode()
+    headers = {"Inference-Header-Content-Length": length or str(len(document))}
+    return call("POST", "/v2/models/topic/infer", content=document + behind, headers=headers)
+
+
+def test_binary_tensors(call: Call) -> None:
+    expected = infer(call, "topic", TEXT)
+    came = binary(call, RAW, BYTES).json()
+    assert came["outputs"] == expected["response"]["outputs"]
+    wanted = [{"name": "score", "parameters": {"binary_data": True}}, {"name": "label"}]
+    answer = binary(call, RAW, BYTES, outputs=wanted)
+    length = int(answer.headers["inference-header-content-length"])
+    score, label = json.loads(answer.content[:length])["outputs"]
+    assert score == {"name": "score", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
+    assert label["data"] == expected["label"].tolist()
+    np.testing.assert_allclose(np.frombuffer(answer.content[length:], "<f4"), expected["score"], rtol=1e-6)
+    whole = binary(call, RAW, BYTES, parameters={"binary_data_output": True})
+    assert all("data" not in each for each in json.loads(whole.content.split(b"]}", 1)[0] + b"]}")["outputs"])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "behind", "length", "status", "part"),
+    [
+        ({**RAW, "parameters": {"binary_data_size": 19}}, BYTES, None, 422, "expected 19 bytes behind the JSON"),
+        ({**RAW, "parameters": {"binary_data_size": 21}}, BYTES, None, 422, "expected 21 bytes behind the JSON"),
+        ({**RAW, "shape": [1]}, BYTES, None, 422, "needs 1 texts, found 2"),
+        ({**RAW, "data": ["a", "b"]}, BYTES, None, 422, "expected data, or binary_data_size"),
+        ({**RAW, "parameters": {}}, BYTES, None, 422, "expected data, or binary_data_size"),
+        ({**RAW, "parameters": {"binary_data_size": -1}}, BYTES, None, 422, "binary_data_size"),
+        (TEXT, b"x", None, 422, "expected 0 bytes behind the JSON, found 1"),
+        (RAW, BYTES, "100000", 400, "Inference-Header-Content-Length"),
+        (RAW, BYTES, "ten", 400, "Inference-Header-Content-Length"),
+        (RAW, BYTES, "5", 400, "not valid JSON"),
+    ],
+)
+def test_wrong_binary_tensors_are_named(
+    call: Call, tensor: dict[str, Any], behind: bytes, length: str | None, status: int, part: str
+) -> None:
+    answer = binary(call, tensor, behind, length)
+    assert (answer.status_code, part in answer.json()["error"]) == (status, True), answer.text
+
+
+def test_bytes_stand_behind_the_json_of_inference_alone(call: Call) -> None:
     headers = {"Inference-Header-Content-Length": "10"}
-    assert call("POST", "/v2/models/topic/infer", json={"inputs": [TEXT]}, headers=headers).status_code == 422
+    answer = call("POST", "/v1/classify", json={"model": "topic", "input": "a"}, headers=headers)
+    assert answer.status_code == 422 and "behind the JSON" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"), [("gzip", "gzip"), ("deflate", "deflate"), ("gzip, deflate", None), ("identity", None)]
+)
+def test_answers_are_packed_where_that_is_asked(call: Call, accepted: str, coding: str | None) -> None:
+    answer = call("POST", "/v2/models/topic/infer", json={"inputs": [TEXT]}, headers={"Accept-Encoding": accepted})
+    assert answer.headers.get("content-encoding") == coding
+    assert answer.json()["outputs"] == infer(call, "topic", TEXT)["response"]["outputs"]
+
+
+def test_repository(call: Call, engine: Engine) -> None:
+    index = {each["name"]: each for each in call("POST", "/v2/repository/index").json()}
+    assert index["topic"] == {"name": "topic", "version": "1", "state": "READY", "reason": ""}
+    assert call("POST", "/v2/repository/index", json={"ready": True}).json() == list(index.values())
+    assert call("POST", "/v2/repository/models/topic/unload", json={}).status_code == 200
+    assert engine.tier("topic") != "device"
+    assert call("POST", "/v2/repository/models/topic/load").status_code == 200
+    assert engine.tier("topic") == "device"
+    assert call("POST", "/v2/repository/models/no-such/load").status_code == 404
+    assert call("POST", "/v2/repository/models/tiny-bert/unload").status_code == 422
+    assert call("POST", "/v2/repository/models/topic/load", json={"parameters": {"config": "{}"}}).status_code == 422
 
 
 def test_loaded_version_is_the_repositorys(service: Service) -> None:

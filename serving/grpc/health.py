@@ -1,0 +1,43 @@
+"""``grpc.health.v1``: whether the server takes queries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from serving.grpc.messages import HEALTH, SERVICE
+from serving.requests.context import Context
+
+SERVICES = ("", SERVICE, HEALTH)
+LOOK = 0.5
+"""Seconds between looks for those that watch."""
+Status = health_pb2.HealthCheckResponse
+
+
+class Health:
+    """Serving until the server drains, once its programs and most used tasks are there."""
+
+    def __init__(self, here: Context) -> None:
+        self._here = here
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        if request.service not in SERVICES:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"expected one of the services {list(SERVICES)}")
+        return Status(status=self._status(request.service))
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        told = None
+        while True:
+            if (now := self._status(request.service)) != told:
+                yield Status(status=now)
+                told = now
+            await asyncio.sleep(LOOK)
+
+    def _status(self, service: str) -> Any:
+        if service not in SERVICES:
+            return Status.SERVICE_UNKNOWN
+        return Status.SERVING if self._here.services.first.ready else Status.NOT_SERVING

@@ -1,0 +1,109 @@
+"""Requests for inference over gRPC: from their messages to queries, from results to answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jpets.errors import InvalidInput, TooLarge
+from jpets.types import Result
+from serving.grpc.messages import InferResponse, OutputTensor
+from serving.protocols.oip.inference import Asked, Inference, Model
+from serving.protocols.oip.inputs import DATATYPES
+from serving.protocols.oip.tensors import Tensor, datatype_of, raw_of
+
+MOST_ID = 1024
+CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
+"""The field with a tensor's values, where they do not come as raw bytes."""
+NOT_GIVEN: Mapping[str, tuple[object, ...]] = {
+    "priority": (0,),
+    "sequence_id": (0, ""),
+    "sequence_start": (False,),
+    "sequence_end": (False,),
+    "binary_data_output": (True, False),
+}
+"""Parameters that Triton's clients send, with the values that change nothing here."""
+
+
+class Parameters(NamedTuple):
+    """``timeout`` in microseconds."""
+
+    truncate: bool | None = None
+    timeout: int | None = None
+
+
+def parameters_of(request: Any) -> Parameters:
+    """Raises ``InvalidInput`` for unknown ones, and for values of other types."""
+    given = {name: _value(each) for name, each in request.parameters.items()}
+    for name, values in NOT_GIVEN.items():
+        if name in given and given.pop(name) not in values:
+            raise InvalidInput(f"parameters.{name}: expected one of {list(values)}, found another value")
+    truncate, timeout = given.pop("truncate", None), given.pop("timeout", None)
+    if given:
+        raise InvalidInput(f"parameters: expected truncate or timeout, found {[name[:64] for name in given][:4]}")
+    if not (truncate is None or isinstance(truncate, bool)):
+        raise InvalidInput("parameters.truncate: expected true or false")
+    if not (timeout is None or (type(timeout) is int and timeout > 0)):
+        raise InvalidInput("parameters.timeout: expected microseconds, a whole number from 1")
+    return Parameters(truncate, timeout)
+
+
+def _value(parameter: Any) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(parameter, choice)
+
+
+def inference_of(request: Any, parameters: Parameters) -> Inference:
+    """Raises ``InvalidInput``, ``TooLarge``."""
+    if len(request.id) > MOST_ID:
+        raise TooLarge(f"id: expected at most {MOST_ID} characters, found {len(request.id)}")
+    for each in (*request.inputs, *request.outputs):
+        _check_parameters(each)
+    outputs = [each.name for each in request.outputs] or None
+    return Inference(_tensors(request), outputs, parameters.truncate)
+
+
+def _check_parameters(tensor: Any) -> None:
+    """Tensors are never in shared memory, and never as classes."""
+    given = {name: _value(each) for name, each in tensor.parameters.items()}
+    given.pop("binary_data", None)
+    if not given.pop("classification", 0) and not given:
+        return
+    raise InvalidInput(
+        f"{tensor.name[:64]}: expected no parameters, found {[name[:64] for name in tensor.parameters][:4]}"
+    )
+
+
+def _tensors(request: Any) -> list[Tensor]:
+    """All tensors come as raw bytes, or none."""
+    raw: Sequence[bytes] = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidInput(
+            f"raw_input_contents: expected one for each of {len(request.inputs)} inputs, found {len(raw)}"
+        )
+    found = []
+    for at, each in enumerate(request.inputs):
+        filled = [field.name for field, _ in each.contents.ListFields()]
+        expected = CONTENTS.get(DATATYPES.get(each.name, ""))
+        if raw and filled:
+            raise InvalidInput(f"{each.name[:64]}: expected contents or raw_input_contents, found both")
+        if filled and expected is not None and filled != [expected]:
+            raise InvalidInput(f"{each.name}: expected values in contents.{expected}, found some in {filled}")
+        data = memoryview(raw[at]) if raw else list(getattr(each.contents, expected)) if expected is not None else ()
+        found.append(Tensor(each.name, each.datatype, list(each.shape), data))
+    return found
+
+
+def response_of(request: Any, model: Model, asked: Asked, effort: int, results: Sequence[Result]) -> Any:
+    """The answer's message, with raw bytes as Triton's has them. Raises the first row's error."""
+    del effort
+    arrays = asked.arrays(results)
+    return InferResponse(
+        model_name=model.name,
+        model_version=model.version,
+        id=request.id,
+        outputs=[
+            OutputTensor(name=name, datatype=datatype_of(array), shape=array.shape) for name, array in arrays.items()
+        ],
+        raw_output_contents=[raw_of(array) for array in arrays.values()],
+    )

@@ -1,0 +1,42 @@
+"""The gRPC server, on the event loop of the HTTP server."""
+
+from __future__ import annotations
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from serving.grpc.health import Health
+from serving.grpc.messages import HEALTH, POOL, SERVICE
+from serving.grpc.service import InferenceService
+from serving.requests.context import Context
+
+ALONE = (("grpc.so_reuseport", 0),)
+"""Another server on the port is an error: the system would spread calls over both."""
+
+
+class GrpcServer:
+    """Listens from ``start`` to ``stop``. Event loop only."""
+
+    def __init__(self, here: Context, most_calls: int) -> None:
+        limits = (
+            ("grpc.max_receive_message_length", here.settings.max_body_bytes),
+            ("grpc.max_send_message_length", -1),
+        )
+        self._server = grpc.aio.server(options=(*ALONE, *limits), maximum_concurrent_rpcs=most_calls)
+        self._server.add_generic_rpc_handlers((InferenceService(here).handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(Health(here), self._server)
+        reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), self._server, pool=POOL)
+
+    async def start(self, address: str) -> int:
+        """Returns the port that it listens on. Raises ``OSError``."""
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:  # the only one: the address cannot be bound
+            raise OSError(f"cannot listen on {address}") from error
+        await self._server.start()
+        return port
+
+    async def stop(self, grace: float) -> None:
+        """Takes no more calls; running ones get ``grace`` seconds."""
+        await self._server.stop(grace)

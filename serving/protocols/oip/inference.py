@@ -1,0 +1,95 @@
+"""What a server, a model and a request are to the Open Inference Protocol, whatever carries it: a task is a model, the
+plain backbone is the model of its name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from jpets.errors import InvalidInput, NotFound, Saturated
+from jpets.types import Query, Result, Task
+from serving.protocols.oip.inputs import inputs_of, queries_of
+from serving.protocols.oip.outputs import REPLACED, outputs_of, tensors_of
+from serving.protocols.oip.tensors import Array, Tensor
+from serving.requests.ask import raise_first_error
+from serving.requests.context import Context
+
+BACKBONE_VERSION = "1"
+EXTENSIONS = ("binary_tensor_data", "model_repository")
+
+
+class Model(NamedTuple):
+    """A task, or None for the plain backbone, and the version that is served."""
+
+    name: str
+    task: Task | None
+    version: str
+    hidden_size: int
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        return outputs_of(self.task, self.hidden_size)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "versions": [self.version],
+            "platform": "jpets_jax",
+            "inputs": inputs_of(),
+            "outputs": self.outputs,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference:
+    """A request: its inputs, and the names of the outputs that are wanted, None for all."""
+
+    tensors: Sequence[Tensor]
+    outputs: Sequence[str] | None = None
+    truncate: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """The queries of a request, and the outputs that their results are to have."""
+
+    queries: Sequence[Query]
+    wanted: Sequence[str]
+
+    def arrays(self, results: Sequence[Result]) -> Mapping[str, Array]:
+        """Raises the first row's error, and ``Saturated`` where the task was replaced by another kind meanwhile."""
+        raise_first_error(results)
+        tensors = tensors_of(results)
+        if not tensors.keys() >= set(self.wanted):
+            raise Saturated(REPLACED)
+        return {name: tensors[name] for name in self.wanted}
+
+
+async def find_model(here: Context, name: str, version: str | None = None) -> Model:
+    """Raises ``NotFound``."""
+    task = await here.find(name)
+    if task is None:
+        number, size = BACKBONE_VERSION, here.services.first.backbone.config.hidden_size
+    else:
+        with here.services.owning(here.named(name)) as own:
+            number, size = str(own.tasks.version(here.named(name))), task.backbone.hidden_size
+    if version not in (None, number):
+        raise NotFound(f"model {name[:128]!r} has version {number} loaded, and no other")
+    return Model(name, task, number, size)
+
+
+async def read_inference(here: Context, model: Model, asked: Inference) -> Asked:
+    """Raises ``InvalidInput`` that names the tensor or output, what was expected and what was found; ``TooLarge``."""
+    known = [each["name"] for each in model.outputs]
+    wanted = known if asked.outputs is None else asked.outputs
+    if unknown := [name[:64] for name in wanted if name not in known]:
+        raise InvalidInput(f"outputs: expected some of {known}, found {unknown[:4]}")
+    if len(set(wanted)) < len(wanted):
+        raise InvalidInput(f"outputs: expected each name once, found {len(wanted)} with {len(set(wanted))} names")
+    task = model.task.id if model.task is not None else None
+    read = partial(queries_of, asked.tensors, task, asked.truncate, here.settings.max_inputs)
+    queries = await here.aside.do(sum(tensor.values for tensor in asked.tensors), read)
+    return Asked(queries, wanted)

@@ -1,0 +1,107 @@
+"""From results to the Open Inference Protocol's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jpets.engine.results.numbers import softmax
+from jpets.errors import Saturated
+from jpets.types import Classification, Embedding, FloatArray, Regression, Result, Span, Task, Tokens
+from serving.protocols.oip.tensors import Array, Ints
+
+REPLACED = "the task was replaced while this request ran; send it again"
+
+
+def outputs_of(task: Task | None, hidden_size: int) -> list[dict[str, Any]]:
+    """Metadata of a model's outputs; those of a group say how many students made them."""
+    own = _outputs_of(task, hidden_size)
+    return own if task is None or task.students is None else [*own, _each("students", "INT64")]
+
+
+def _outputs_of(task: Task | None, hidden_size: int) -> list[dict[str, Any]]:
+    if task is None or task.head.type == "embedding":
+        return [{"name": "embedding", "datatype": "FP32", "shape": [-1, hidden_size]}]
+    rows = [-1, -1] if task.head.reads_tokens else [-1]
+    logits = {"name": "logits", "datatype": "FP32", "shape": [*rows, task.head.outputs]}
+    label = {"name": "label", "datatype": "BYTES", "shape": rows}
+    score = {"name": "score", "datatype": "FP32", "shape": rows}
+    if task.head.type == "token-classification":
+        return [logits, label, score, _each("lengths", "INT64")]
+    if task.head.type == "question-answering":
+        places = [_each("start", "INT64"), _each("end", "INT64")]
+        return [logits, *places, _each("score", "FP32"), _each("answer", "BYTES"), _each("lengths", "INT64")]
+    return [logits, score] if task.head.problem == "regression" else [logits, label, score]
+
+
+def _each(name: str, datatype: str) -> dict[str, Any]:
+    """Metadata of an output with one value a row."""
+    return {"name": name, "datatype": datatype, "shape": [-1]}
+
+
+def tensors_of(results: Sequence[Result]) -> dict[str, Array]:
+    """The outputs of one task's results, by name; none may be an error. Texts are in arrays of objects or of Unicode.
+
+    Raises ``Saturated`` where rows saw different versions of the task with outputs of different shapes.
+    """
+    if len({_layout(result) for result in results}) > 1:
+        raise Saturated(REPLACED)
+    students = [result.students for result in results if result.students is not None]
+    own = _tensors_of(results)
+    return {**own, "students": np.array(students, np.int64)} if students else own
+
+
+def _tensors_of(results: Sequence[Result]) -> dict[str, Array]:
+    first = results[0]
+    if isinstance(first, Embedding):
+        return {"embedding": np.stack([r.embedding for r in results if isinstance(r, Embedding)])}
+    if isinstance(first, Tokens):
+        return _token_tensors([r for r in results if isinstance(r, Tokens)])
+    if isinstance(first, Span):
+        return _span_tensors([r for r in results if isinstance(r, Span)])
+    rows = [r for r in results if isinstance(r, (Classification, Regression))]
+    logits, score = np.stack([r.logits for r in rows]), np.array([r.score for r in rows], np.float32)
+    if isinstance(first, Regression):
+        return {"logits": logits, "score": score}
+    label = np.array([r.label for r in rows if isinstance(r, Classification)])
+    return {"logits": logits, "label": label, "score": score}
+
+
+def _layout(result: Result) -> tuple[str, tuple[str, ...], int, bool]:
+    names = result.names if isinstance(result, (Classification, Tokens)) else ()
+    values = result.logits.size if isinstance(result, Regression) else 0
+    return type(result).__name__, names, values, result.students is None
+
+
+def _token_tensors(rows: Sequence[Tokens]) -> dict[str, Array]:
+    """Tokens that belong to no text, such as special ones, get an empty label and the score 0."""
+    logits, lengths = _padded([r.logits for r in rows])
+    label = np.full(logits.shape[:2], "", dtype=object)
+    score = np.zeros(logits.shape[:2], np.float32)
+    for at, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        probs, own = softmax(row.logits), row.spelling.of_text if row.spelling else np.zeros(length, np.int8)
+        score[at, :length] = np.where(own >= 0, probs.max(-1), 0)
+        label[at, :length] = [
+            row.names[best] if of >= 0 else "" for best, of in zip(probs.argmax(-1), own, strict=True)
+        ]
+    return {"logits": logits, "label": label, "score": score, "lengths": lengths}
+
+
+def _span_tensors(rows: Sequence[Span]) -> dict[str, Array]:
+    """``start`` and ``end`` (exclusive) count tokens; ``answer`` is empty where ids were sent, not texts."""
+    logits, lengths = _padded([r.logits for r in rows])
+    start, end = np.array([r.start for r in rows], np.int64), np.array([r.end for r in rows], np.int64)
+    score = np.array([r.score for r in rows], np.float32)
+    answer = np.array([r.answer.text if r.answer is not None else "" for r in rows], dtype=object)
+    return {"logits": logits, "start": start, "end": end, "score": score, "answer": answer, "lengths": lengths}
+
+
+def _padded(logits: Sequence[FloatArray]) -> tuple[FloatArray, Ints]:
+    """Logits [tokens, C] of several rows as [N, most tokens, C], with zeros behind, and each row's number of tokens."""
+    lengths = np.array([len(each) for each in logits], np.int64)
+    padded = np.zeros((len(logits), int(lengths.max()), logits[0].shape[-1]), np.float32)
+    for row, each in zip(padded, logits, strict=True):
+        row[: len(each)] = each
+    return padded, lengths

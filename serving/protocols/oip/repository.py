@@ -1,0 +1,71 @@
+"""The model repository extension of the Open Inference Protocol: which tasks there are, and bringing them to the device
+or making them leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from jpets.errors import DeadlineExceeded, InvalidInput
+from serving.hosted.repository import named
+from serving.protocols.oip.inference import BACKBONE_VERSION, find_model
+from serving.requests.context import Context
+
+PAGE = 1000
+LOOK = 0.01
+"""Seconds between looks whether a task has come."""
+READY = "READY"
+
+
+async def index(here: Context, *, ready: bool = False) -> list[dict[str, str]]:
+    """Name, version and state of every task of the tenant, by name, behind those of the backbones. All are ready: a
+    task that is not on the device comes with its next query. ``ready``: none while the server is not."""
+    services = here.services
+    if ready and not services.first.ready:
+        return []
+    found = [{"name": service.backbone.name, "version": BACKBONE_VERSION} for service in services.all]
+    after: str | None = None
+    while True:
+        page, after = await asyncio.to_thread(services.repository.list, limit=PAGE, after=after)
+        for stored in page:
+            name = named(stored.id)
+            if name.tenant == here.asker.tenant:
+                found.append({"name": name.id, "version": str(stored.version)})
+        if after is None:
+            return [{**each, "state": READY, "reason": ""} for each in found]
+
+
+async def load(here: Context, model: str, parameters: Mapping[str, Any]) -> None:
+    """Waits until the task is on the device, as far as there is a free slot.
+
+    Raises ``NotFound``, ``InvalidInput`` for parameters: no configuration or file comes this way; ``DeadlineExceeded``.
+    """
+    if parameters:
+        raise InvalidInput(
+            f"parameters: expected none, found {[name[:64] for name in parameters][:4]}; PUT /v1/tasks/ID takes files"
+        )
+    if (await find_model(here, model)).task is None:
+        return
+    name, until = here.named(model), time.monotonic() + here.settings.request_timeout
+    with here.services.owning(name) as own:
+        own.engine.warm([model], tenant=name.tenant)
+    while True:
+        with here.services.owning(name) as own:
+            if own.engine.tier(model, tenant=name.tenant) == "device" or not own.engine.warming:
+                return
+        if time.monotonic() > until:
+            raise DeadlineExceeded(f"{model[:128]!r} did not come to the device in time; it comes with its next query")
+        await asyncio.sleep(LOOK)
+
+
+async def unload(here: Context, model: str) -> None:
+    """The task leaves the device, and comes again with its next query. Raises ``NotFound``."""
+    if (await find_model(here, model)).task is None:
+        raise InvalidInput(
+            f"{model[:128]!r} is a backbone, which stays on the device; DELETE /v1/backbones/NAME ends one"
+        )
+    name = here.named(model)
+    with here.services.owning(name) as own:
+        own.engine.unload(model, tenant=name.tenant)

@@ -1,0 +1,62 @@
+"""One text, many tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from clients import Call
+
+TEXT = "a chess engine"
+TASKS = ["topic", "tags", "price", "names", "vectors"]
+
+
+def alone(call: Call, task: str, **more: Any) -> Any:
+    return call("POST", "/v1/classify", json={"inputs": [{"model": task, "text": TEXT}], **more}).json()["data"][0]
+
+
+@pytest.mark.parametrize("route", ["/v1/fanout", "/v1/classify"])
+def test_answers_are_those_of_each_task(call: Call, route: str) -> None:
+    body = {"tasks": TASKS, "top_k": 2, ("text" if route == "/v1/fanout" else "input"): TEXT}
+    answer = call("POST", route, json=body)
+    assert answer.status_code == 200
+    found = answer.json()["data"]
+    assert [(each["index"], each["model"]) for each in found] == list(enumerate(TASKS))
+    for task, own in zip(TASKS, found, strict=True):
+        expected = alone(call, task, top_k=2)
+        assert own.keys() == expected.keys()
+        assert own.get("label") == expected.get("label")
+        assert own.get("probs", []) == pytest.approx(expected.get("probs", []), abs=1e-5)
+    assert answer.json()["usage"]["total_tokens"] > 0
+
+
+def test_pairs_and_failures_keep_their_places(call: Call) -> None:
+    body = {"tasks": ["questions", "no-such", "broken"], "text": "which game?", "text_pair": TEXT}
+    answer = call("POST", "/v1/fanout", json=body)
+    first, second, third = answer.json()["data"]
+    assert answer.status_code == 200 and first["answer"] in TEXT
+    assert (second["error"]["code"], third["error"]["code"]) == ("not_found", "not_finite")
+    same = call("POST", "/v1/classify", json={"tasks": ["questions"], "input": [["which game?", TEXT]]})
+    assert same.json()["data"][0]["answer"] == first["answer"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "part"),
+    [
+        ("/v1/fanout", {"tasks": [], "text": TEXT}, "no inputs"),
+        ("/v1/fanout", {"tasks": ["topic"]}, "text"),
+        ("/v1/fanout", {"text": TEXT}, "tasks"),
+        ("/v1/fanout", {"tasks": ["topic"], "text": TEXT, "model": "topic"}, "model"),
+        ("/v1/classify", {"tasks": ["topic"], "input": [TEXT, TEXT]}, "one text or pair"),
+        ("/v1/classify", {"tasks": ["topic"], "model": "topic", "input": TEXT}, "either model and input"),
+        ("/v1/classify", {"tasks": ["topic"]}, "either model and input"),
+    ],
+)
+def test_refusals(call: Call, route: str, body: dict[str, Any], part: str) -> None:
+    answer = call("POST", route, json=body)
+    assert (answer.status_code, part in answer.text) == (422, True), answer.text
+
+
+def test_too_many_tasks(call: Call) -> None:
+    answer = call("POST", "/v1/fanout", json={"tasks": ["topic"] * 1025, "text": TEXT})
+    assert answer.status_code == 413
