@@ -40,6 +40,8 @@ MENU_SHARE = 0.02
 HURRY_RATE = 0.05
 """Share of all time that batches lose for want of programs from which on compiling is hurried, and nothing is compiled
 that no batch missed."""
+QUIET_RATE = 0.01
+"""The same up to which programs that are there are compiled anew: meanwhile others that come to be missed wait."""
 LOOK_SECONDS = 1.0
 """Seconds between looks at that share."""
 MOST_WAIT = 120.0
@@ -227,7 +229,8 @@ class BackgroundCompiler:
             return _Next(key, wanted=False, niceness=niceness)
         if self._menu and not self._hurried:
             return _Next(self._menu.pop(0), wanted=False, niceness=IDLE)
-        if not self._hurried and (key := self._whole.worn(self.compile_seconds * IDLE_SHARE)) is not None:
+        quiet = self._wanted.rate <= QUIET_RATE
+        if quiet and (key := self._whole.worn(self.compile_seconds * IDLE_SHARE)) is not None:
             return _Next(key, wanted=False, niceness=IDLE, whole=True)
         return None
 

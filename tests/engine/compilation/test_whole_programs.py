@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import time
 from collections.abc import Iterator
 
 import jax
@@ -65,6 +66,19 @@ def test_a_program_is_not_compiled_anew_before_that_pays(own: Engine) -> None:
     with own.compiler._changed:
         assert own.compiler._next() is None
     assert all(each.chained for each in own.replica.programs)
+
+
+def test_no_program_is_compiled_anew_while_batches_lose_by_others(own: Engine) -> None:
+    vectors(own)
+    key = used(own).key
+    with own.compiler._changed:  # the compiling thread waits for it
+        own.compiler.compile_seconds = used(own).computed / 1000
+        own.compiler._wanted._lost, own.compiler._wanted._at = 0.5, time.monotonic()
+        assert own.compiler._next() is None
+        own.compiler._wanted._lost = 0.05
+        found = own.compiler._next()
+        assert found is not None and found.whole and found.key == key
+        own.compiler.compile_seconds = 1e6
 
 
 @pytest.mark.parametrize("fails", ["process", "run"])
