@@ -21,15 +21,17 @@ from pydantic import (
 )
 
 from jpets.errors import InvalidInput
-from jpets.types import Aggregation, Query, Result
+from jpets.types import Aggregation, Query, Result, Task
 from serving.http.errors import worded
 from serving.http.fields import MOST_MODEL, Int64, Many, ModelName, Text, is_unicode
 from serving.http.responses import FastJSONResponse
 from serving.protocols.answers import render, render_error
+from serving.protocols.long_texts import render_whole
 from serving.protocols.schemas import ClassifyResponse
 from serving.requests.ask import ask, check_count, raise_first_error
 from serving.requests.context import Context, Here
 from serving.requests.routes import JSONRoute
+from serving.requests.windows import Cut, cut
 
 Render = Callable[[Result], dict[str, Any]]
 router = APIRouter(tags=["inference"], route_class=JSONRoute)
@@ -104,6 +106,9 @@ class ClassifyRequest(BaseModel):
     by their first token, their mean or their surest token (`first`, `average`, `max`)."""
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule."""
+    windows: StrictBool | None = None
+    """With ``model``: read texts, or the contexts of questions, that are longer than the task takes in overlapping
+    windows, and answer for each whole: by mean probabilities or values, all entities, or the best answer."""
     user: Text | None = None
     """Accepted because OpenAI's and vLLM's clients send it; it changes nothing."""
 
@@ -114,6 +119,8 @@ class ClassifyRequest(BaseModel):
             raise ValueError("send either model and input, or tasks and input, or inputs")
         if self.tasks is not None and not (isinstance(self.input, str) or len(self.input or ()) == 1):
             raise ValueError("with tasks, send one text or pair as input")
+        if self.windows and (self.model is None or self.truncate):
+            raise ValueError("windows: send model and input, without truncate")
         return self
 
 
@@ -149,6 +156,8 @@ async def classify(
     task = await here.find(model)
     if task is None or task.head.type == "embedding":
         raise InvalidInput(f"{model[:128]!r} gives embeddings, not labels; ask POST /v1/embeddings")
+    if body.windows:
+        return await _in_windows(request, here, task, [_pair(text) for text in texts], body)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         raise_first_error(results)
@@ -156,6 +165,30 @@ async def classify(
         return _response(model, data, results)
 
     queries = [Query(model, text, pair, truncate=body.truncate) for text, pair in map(_pair, texts)]
+    return await ask(request, here, queries, respond)
+
+
+async def _in_windows(
+    request: Request, here: Context, task: Task, texts: Sequence[tuple[str, str | None]], body: ClassifyRequest
+) -> Response:
+    passage = task.head.type == "question-answering"
+
+    def cut_all() -> list[Cut]:
+        return [cut(here, task, Query(task.id, text, pair), passage=passage) for text, pair in texts]
+
+    effort = sum(len(text) + len(pair or "") for text, pair in texts)
+    windows = await here.aside.do(effort, cut_all)
+    queries = [query for own in windows for query in own.queries]
+    check_count(len(queries), here)
+
+    def respond(results: Sequence[Result]) -> dict[str, Any]:
+        left = iter(results)
+        data = [
+            {"index": at, **render_whole(task, own, [next(left) for _ in own.tokens], body.top_k, body.aggregation)}
+            for at, own in enumerate(windows)
+        ]
+        return _response(task.id, data, results)
+
     return await ask(request, here, queries, respond)
 
 

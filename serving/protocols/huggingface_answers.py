@@ -8,11 +8,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jpets.engine.results.entities import OUTSIDE, aggregated, of_windows
+from jpets.engine.results.entities import OUTSIDE, aggregated
 from jpets.engine.results.numbers import sigmoid, softmax
-from jpets.engine.results.spans import MAX_ANSWER_TOKENS, best_spans, no_answer
+from jpets.engine.results.spans import MAX_ANSWER_TOKENS, no_answer
 from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Entity, FloatArray, Query, Regression, Result, Span, Task, Tokens
+from serving.protocols.long_texts import answers_of, entities_of
 from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import all_of, check_length, class_names, ranked, scored, vectors_of
 from serving.requests.windows import Cut
@@ -128,13 +129,7 @@ def _tokens(asked: Asked, results: Sequence[Result], windows: Sequence[Cut] = ()
         each = [_listed(aggregated(result, how, ignored), how) for result in tagged]
         return each[0] if asked.alone else each
     left = iter(tagged)
-    each = []
-    for own in windows:
-        parts = [
-            aggregated(dataclasses.replace(next(left), spelling=tokens.spelling), how, ignored, anew=True)
-            for tokens in own.tokens
-        ]
-        each.append(_listed(of_windows(parts) if len(parts) > 1 else parts[0], how))
+    each = [_listed(entities_of(own, [next(left) for _ in own.tokens], how, ignored), how) for own in windows]
     return each[0] if asked.alone else each
 
 
@@ -152,22 +147,13 @@ def _listed(entities: Sequence[Entity], how: str) -> list[dict[str, Any]]:
 def _answer(asked: Asked, results: Sequence[Result], windows: Sequence[Cut]) -> Any:
     """The best answer over all windows of the context; with ``top_k`` above 1 so many of them."""
     (context,) = windows
-    count, longest = asked.told.get("top_k", 1), asked.told.get("max_answer_len", MAX_ANSWER_TOKENS)
-    found: dict[tuple[int, int], dict[str, Any]] = {}
-    nothing = 1.0
-    for tokens, result in zip(context.tokens, all_of(results, Span), strict=True):
-        assert tokens.passage is not None
-        nothing = min(nothing, no_answer(result.logits, tokens.passage))
-        for start, end, score in best_spans(result.logits, tokens.passage, count, longest):
-            answer = tokens.passage.answer(start, end)
-            assert answer is not None
-            place = (answer.start, answer.end)
-            if place not in found or found[place]["score"] < score:
-                found[place] = {"answer": answer.text, "score": score, "start": answer.start, "end": answer.end}
-    every = [*found.values()]
+    count, spans = asked.told.get("top_k", 1), all_of(results, Span)
+    best = answers_of(context, spans, count, asked.told.get("max_answer_len", MAX_ANSWER_TOKENS))
     if asked.told.get("handle_impossible_answer"):
-        every.append({"answer": "", "score": nothing, "start": 0, "end": 0})
-    best = sorted(every, key=lambda each: -each["score"])[:count]
+        passages = [tokens.passage for tokens in context.tokens if tokens.passage is not None]
+        nothing = [no_answer(span.logits, passage) for span, passage in zip(spans, passages, strict=True)]
+        best.append({"answer": "", "score": min(1.0, *nothing), "start": 0, "end": 0})
+        best = sorted(best, key=lambda each: -each["score"])[:count]
     return best[0] if count == 1 else best
 
 

@@ -1,0 +1,79 @@
+"""One answer for a text that was read in overlapping windows, because it is longer than its task takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jpets.engine.results.entities import OUTSIDE, aggregated, of_windows
+from jpets.engine.results.results import DEFAULT_THRESHOLD
+from jpets.engine.results.spans import MAX_ANSWER_TOKENS, best_spans
+from jpets.types import Aggregation, Classification, Entity, Regression, Result, Span, Task, Tokens
+from serving.protocols.answers import render
+from serving.protocols.results import all_of, scored
+from serving.requests.windows import Cut
+
+
+def render_whole(
+    task: Task, windows: Cut, results: Sequence[Result], top_k: int | None, how: Aggregation
+) -> dict[str, Any]:
+    """``render`` of the text that ``windows`` are of. Raises the first window's error, and ``Saturated``."""
+    if task.head.type == "question-answering":
+        (best,) = answers_of(windows, all_of(results, Span), 1)
+        return best
+    if task.head.type == "token-classification":
+        tagged = all_of(results, Tokens)
+        found = entities_of(windows, tagged, how)
+        return {"entities": [dataclasses.asdict(each) for each in found], "num_classes": len(tagged[0].names)}
+    return render(averaged(task, scored(results)), top_k)
+
+
+def averaged(task: Task, results: Sequence[Classification | Regression]) -> Classification | Regression:
+    """The mean of the windows' probabilities, or of their values, each counted by its tokens."""
+    first, tokens = results[0], [result.tokens for result in results]
+    if isinstance(first, Regression):
+        values = np.average([result.logits for result in results], axis=0, weights=tokens).astype(np.float32)
+        return dataclasses.replace(first, logits=values, score=float(values[0]))
+    probs = np.average(
+        [result.probs for result in results if isinstance(result, Classification)], axis=0, weights=tokens
+    ).astype(np.float32)
+    limits = task.preprocessing.thresholds or (DEFAULT_THRESHOLD,) * len(probs)
+    over = [name for name, p, limit in zip(first.names, probs, limits, strict=True) if p >= limit]
+    best = int(probs.argmax())
+    return dataclasses.replace(
+        first,
+        probs=probs,
+        label=first.names[best],
+        score=float(probs[best]),
+        labels=tuple(over) if first.multi_label else (),
+    )
+
+
+def entities_of(
+    windows: Cut, tagged: Sequence[Tokens], how: Aggregation, ignored: Sequence[str] = (OUTSIDE,)
+) -> Sequence[Entity]:
+    """Of entities of neighbouring windows that overlap, the longer one stays."""
+    parts = [
+        aggregated(dataclasses.replace(result, spelling=tokens.spelling), how, ignored, anew=True)
+        for tokens, result in zip(windows.tokens, tagged, strict=True)
+    ]
+    return of_windows(parts) if len(parts) > 1 else parts[0]
+
+
+def answers_of(
+    windows: Cut, spans: Sequence[Span], count: int, longest: int = MAX_ANSWER_TOKENS
+) -> list[dict[str, Any]]:
+    """The best answers over all windows of a question's context, the best first."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for tokens, result in zip(windows.tokens, spans, strict=True):
+        assert tokens.passage is not None
+        for start, end, score in best_spans(result.logits, tokens.passage, count, longest):
+            answer = tokens.passage.answer(start, end)
+            assert answer is not None
+            place = (answer.start, answer.end)
+            if place not in found or found[place]["score"] < score:
+                found[place] = {"answer": answer.text, "score": score, "start": answer.start, "end": answer.end}
+    return sorted(found.values(), key=lambda each: -each["score"])[:count]
