@@ -31,11 +31,12 @@ class Health:
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         told = None
-        while True:
+        while not (told == Status.NOT_SERVING and self._here.services.first.tasks.closing):
             if (now := self._status(request.service)) != told:
                 yield Status(status=now)
                 told = now
-            await asyncio.sleep(LOOK)
+            else:
+                await asyncio.sleep(LOOK)
 
     def _status(self, service: str) -> Any:
         if service not in SERVICES:

@@ -157,7 +157,7 @@ class InferenceService:
         finally:
             self._held -= size
 
-    async def _stream(self, contents: AsyncIterator[bytes], call: Call) -> AsyncIterator[Any]:
+    async def _stream(self, contents: AsyncIterator[bytes], call: Call) -> None:
         """Answers in the order of the requests, of which a few are worked on at a time. One that fails is told so in
         its place, and the stream goes on."""
         coming: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(AHEAD)
@@ -170,7 +170,7 @@ class InferenceService:
 
             group.create_task(read())
             while (task := await coming.get()) is not None:
-                yield await task
+                await call.write(await task)
 
     async def _streamed(self, content: bytes, left: float | None) -> Any:
         name, id = "ModelStreamInfer", ""

@@ -192,7 +192,7 @@ class HostLoop:
             return None
         try:
             if len(taken) < len(plan.pendings):  # some clients left while it was planned
-                plan = self._planner.place(taken, plan.copy)
+                plan = self._planner.narrowed(plan, taken)
             self._planner.serving(plan)
             for hook in list(self.hooks):
                 hook(taken)

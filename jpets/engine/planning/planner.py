@@ -8,6 +8,7 @@ from functools import partial
 
 from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
+from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.row_table import RowTable
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_table import CostTable
@@ -132,6 +133,13 @@ class Planner:
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
         return self._placer.place(pendings, copy)
+
+    def narrowed(self, plan: Plan, pendings: Sequence[Pending]) -> Plan:
+        """``plan`` for some of its queries. Programs for mixtures need not take so many rows of one text."""
+        if plan.below is None:
+            return self.place(pendings, plan.copy)
+        layout = Layout([pending.row for pending in pendings], plan.program.key.bucket)
+        return dataclasses.replace(plan, pendings=pendings, layout=layout)
 
     def ideal(self, pendings: Sequence[Pending]) -> ProgramKey | None:
         """The best program for these queries, compiled or not; None where the menu has no bucket for them."""

@@ -58,9 +58,15 @@ class Trunks:
         """``waiting`` without the queries that take less time in a batch of their text; the first one has none."""
         if len(self._replica.programs) == len(self._replica.for_mixtures):
             return waiting
-        texts = {pending.text for pending in waiting if pending.text is not None} - {waiting[0].text}
-        own = {text for text in texts if text is not None and self._of_text(text, waiting) is not None}
+        texts = {pending.text for pending in waiting if pending.text is not None}
+        own = {text for text in texts if text is not waiting[0].text and self._pays(text, waiting)}
         return [pending for pending in waiting if pending.text not in own] if own else waiting
+
+    def _pays(self, text: SharedText, waiting: Sequence[Pending]) -> bool:
+        """Whether a text's queries take less time in a batch of their own; found anew only with other programs."""
+        if text.pays is None or text.pays[0] is not self._replica.programs:
+            text.pays = self._replica.programs, self._of_text(text, waiting) is not None
+        return text.pays[1]
 
     def _of_text(self, text: SharedText, waiting: Sequence[Pending]) -> Plan | None:
         members = self._together([pending for pending in waiting if pending.text is text])

@@ -21,6 +21,8 @@ class SharedText:
     layers: int
     planned: bool = False
     """Whether a batch of some of them was planned."""
+    pays: tuple[object, bool] | None = None
+    """Whether a batch of their own was found to take less time, among which programs."""
 
 
 @dataclass(eq=False)

@@ -11,8 +11,10 @@ import pytest
 from support import ENGINE_SETTINGS, embedding_of, logits_of, make_head, make_task, random_delta, shallow, wait_until
 
 from jpets.deltas import METHODS, first_layer
+from jpets.engine.batch.bucket import Variant
 from jpets.engine.engine import Engine
-from jpets.engine.programs.program import Program, key_from_json, key_to_json
+from jpets.engine.programs.program import Program, ProgramKey, key_from_json, key_to_json
+from jpets.engine.queue.pending import Pending
 from jpets.types import Delta, Embedding, Query, Result, Task
 
 BACKBONE = shallow(layers=3)
@@ -139,6 +141,31 @@ def test_it_is_left_where_it_would_take_longer(engine: Engine) -> None:
     program = ready(engine, NAMES)
     program.seconds = 10.0
     assert shared(engine.infer(asked(NAMES))) == [0] * len(NAMES)
+
+
+def test_clients_that_leave_narrow_the_plan(engine: Engine) -> None:
+    """No program for mixtures need take so many rows of one text."""
+    program = ready(engine, NAMES)
+    waiting = [engine.intake.prepare(query, None, 0, "default") for query in asked(NAMES)]
+    pendings = [item for item in waiting if isinstance(item, Pending)]
+    engine._submissions.share(pendings)
+    plan = engine._planner.next_batch(pendings)
+    assert plan.program is program and plan.shared_layers == 1 and len(plan.pendings) == len(NAMES)
+    fewer = engine._planner.narrowed(plan, pendings[2:5])
+    assert fewer.program is program and fewer.below is plan.below
+    assert [row is own.row for row, own in zip(fewer.rows, pendings[2:5], strict=True)] == [True] * 3
+    engine.intake.give_back(waiting)
+
+
+def test_it_is_estimated_by_its_layers(engine: Engine) -> None:
+    key = ready(engine, NAMES).key
+    assert key.trunk is not None
+    whole, lone = (
+        engine.costs.of_arithmetic(engine.costs._arithmetic(own))
+        for own in (ProgramKey(key.bucket, key.variant), ProgramKey(key.trunk.bucket, Variant()))
+    )
+    found = engine.costs.of_arithmetic(engine.costs._arithmetic(key))
+    assert found == pytest.approx(whole * 2 / 3 + lone / 3)
 
 
 def test_long_texts_take_several_batches(engine: Engine) -> None:
