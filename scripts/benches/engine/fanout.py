@@ -65,7 +65,7 @@ def answered(engine: Engine, queries: Sequence[Query], *, shared: bool) -> Calla
 
 
 def fanout(
-    backbone: str = "minilm",
+    backbone: str = "minilm-l6",
     tasks: int = 32,
     length: int = 32,
     methods: str = "adapter,lora",
