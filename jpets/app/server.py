@@ -50,6 +50,8 @@ log = logging.getLogger("jpets.serve")
 
 BACKLOG = 2048
 MOST_PORT = 65535
+LOOK = 0.1
+"""Seconds between looks for a second signal while calls finish."""
 
 
 class Stopped(Exception):
@@ -130,7 +132,7 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self._options.grpc:
-            self._remote = GrpcServer(self._context, self._options.connection_limits().most)
+            self._remote = GrpcServer(self._context, self._options.connection_limits())
             host, port, given = self._options.host, self._options.port, self._options.grpc_port
             chosen = given if given is not None else port and min(port + 1, MOST_PORT)
             try:
@@ -143,11 +145,8 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._remote.stop(self._options.grace)) if self._remote is not None else None
         await super().shutdown(sockets=sockets)
-        if ending is not None:
-            if self.force_exit:
-                ending.cancel()
-            else:
-                await ending
+        while ending is not None and not (ending.done() or self.force_exit):
+            await asyncio.wait([ending], timeout=LOOK)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         del sig, frame

@@ -31,7 +31,7 @@ class Health:
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         told = None
-        while not (told == Status.NOT_SERVING and self._here.services.first.tasks.closing):
+        while told is None or not self._here.services.first.tasks.closing or told == Status.SERVING:
             if (now := self._status(request.service)) != told:
                 yield Status(status=now)
                 told = now

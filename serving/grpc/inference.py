@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 from jpets.errors import InvalidInput, TooLarge
 from jpets.types import Result
 from serving.grpc.messages import InferResponse, OutputTensor
-from serving.protocols.oip.inference import Asked, Inference, Model
+from serving.http.body_bounds import Bounds
+from serving.http.settings import ServingSettings
+from serving.protocols.oip.inference import MOST_ID, Asked, Inference, Model
 from serving.protocols.oip.inputs import DATATYPES
 from serving.protocols.oip.tensors import Tensor, datatype_of, raw_of
 
-MOST_ID = 1024
+MOST_NAMED = 64
+"""Inputs, outputs or parameters of a message: no model has so many, and each costs time on the event loop."""
+MOST_VALUES = Bounds().values
 CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
 """The field with a tensor's values, where they do not come as raw bytes."""
 NOT_GIVEN: Mapping[str, tuple[object, ...]] = {
@@ -33,7 +37,9 @@ class Parameters(NamedTuple):
 
 
 def parameters_of(request: Any) -> Parameters:
-    """Raises ``InvalidInput`` for unknown ones, and for values of other types."""
+    """Raises ``InvalidInput`` for unknown ones, and for values of other types; ``TooLarge`` for many inputs, outputs or
+    parameters."""
+    check_counts(request, "inputs", "outputs", "parameters", "raw_input_contents")
     given = {name: _value(each) for name, each in request.parameters.items()}
     for name, values in NOT_GIVEN.items():
         if name in given and given.pop(name) not in values:
@@ -48,13 +54,38 @@ def parameters_of(request: Any) -> Parameters:
     return Parameters(truncate, timeout)
 
 
+def check_counts(request: Any, *fields: str) -> None:
+    """Raises ``TooLarge`` where one of a message's fields holds many."""
+    for name in fields:
+        if (found := len(getattr(request, name))) > MOST_NAMED:
+            raise TooLarge(f"{name}: expected at most {MOST_NAMED}, found {found}")
+
+
+def seconds_of(parameters: Parameters, left: float | None, settings: ServingSettings) -> float:
+    """How long a request may take, of which ``left`` is what its client waits; longer than the server allows if the
+    client has no deadline is no error. Raises ``InvalidInput`` for a timeout that is too long."""
+    if parameters.timeout is None:
+        return settings.request_timeout if left is None else min(left, settings.longest_timeout)
+    asked = parameters.timeout / 1e6
+    if asked > settings.longest_timeout:
+        raise InvalidInput(f"parameters.timeout: expected at most {settings.longest_timeout:g} seconds")
+    return asked if left is None else min(asked, left)
+
+
+def check_unload(request: Any) -> None:
+    """Raises ``InvalidInput`` for parameters but for the one that Triton's clients send, ``TooLarge``."""
+    check_counts(request, "parameters")
+    if unknown := [name[:64] for name in request.parameters if name != "unload_dependents"]:
+        raise InvalidInput(f"parameters: expected unload_dependents or none, found {unknown[:4]}")
+
+
 def _value(parameter: Any) -> Any:
     choice = parameter.WhichOneof("parameter_choice")
     return None if choice is None else getattr(parameter, choice)
 
 
 def inference_of(request: Any, parameters: Parameters) -> Inference:
-    """Raises ``InvalidInput``, ``TooLarge``."""
+    """Raises ``InvalidInput``, ``TooLarge``. To be called behind ``parameters_of``."""
     if len(request.id) > MOST_ID:
         raise TooLarge(f"id: expected at most {MOST_ID} characters, found {len(request.id)}")
     for each in (*request.inputs, *request.outputs):
@@ -89,7 +120,10 @@ def _tensors(request: Any) -> list[Tensor]:
             raise InvalidInput(f"{each.name[:64]}: expected contents or raw_input_contents, found both")
         if filled and expected is not None and filled != [expected]:
             raise InvalidInput(f"{each.name}: expected values in contents.{expected}, found some in {filled}")
-        data = memoryview(raw[at]) if raw else list(getattr(each.contents, expected)) if expected is not None else ()
+        values = getattr(each.contents, expected) if expected is not None else ()
+        if len(values) > MOST_VALUES:
+            raise TooLarge(f"{each.name}: expected at most {MOST_VALUES} values, found {len(values)}")
+        data = memoryview(raw[at]) if raw else list(values)
         found.append(Tensor(each.name, each.datatype, list(each.shape), data))
     return found
 

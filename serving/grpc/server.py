@@ -9,21 +9,30 @@ from grpc_reflection.v1alpha import reflection
 from serving.grpc.health import Health
 from serving.grpc.messages import HEALTH, POOL, SERVICE
 from serving.grpc.service import InferenceService
+from serving.http.settings import ConnectionLimits
 from serving.requests.context import Context
 
 ALONE = (("grpc.so_reuseport", 0),)
 """Another server on the port is an error: the system would spread calls over both."""
 
 
-class GrpcServer:
-    """Listens from ``start`` to ``stop``. Event loop only."""
+CALLS_EACH = 256
+"""Calls at a time on one connection."""
 
-    def __init__(self, here: Context, most_calls: int) -> None:
-        limits = (
+
+class GrpcServer:
+    """Listens from ``start`` to ``stop``, on at most as many connections, and for at most as many calls at a time, as
+    ``limits`` allow. Event loop only."""
+
+    def __init__(self, here: Context, limits: ConnectionLimits) -> None:
+        bounds = (
             ("grpc.max_receive_message_length", here.settings.max_body_bytes),
             ("grpc.max_send_message_length", -1),
+            ("grpc.max_allowed_incoming_connections", limits.most),
+            ("grpc.max_connection_idle_ms", int(limits.keep_alive * 1000)),
+            ("grpc.max_concurrent_streams", CALLS_EACH),
         )
-        self._server = grpc.aio.server(options=(*ALONE, *limits), maximum_concurrent_rpcs=most_calls)
+        self._server = grpc.aio.server(options=(*ALONE, *bounds), maximum_concurrent_rpcs=limits.most)
         self._server.add_generic_rpc_handlers((InferenceService(here).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(Health(here), self._server)
         reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), self._server, pool=POOL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -22,8 +23,9 @@ from jpets.errors import (
     Saturated,
     Unparseable,
 )
-from serving.grpc.inference import inference_of, parameters_of, response_of
+from serving.grpc.inference import check_counts, check_unload, inference_of, parameters_of, response_of, seconds_of
 from serving.grpc.messages import METHODS, SERVICE, ModelIndex, ModelMetadata, StreamResponse, TensorMetadata, message
+from serving.http.body_budget import FREE
 from serving.http.errors import log_unexpected
 from serving.protocols.oip.inference import EXTENSIONS, find_model, read_inference
 from serving.protocols.oip.repository import index, load, unload
@@ -40,10 +42,13 @@ CODES = (
     (Saturated, grpc.StatusCode.UNAVAILABLE),
     (OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
 )
-FAILED = "the server failed; the log has the details"
 FULL = "the messages of other requests take all memory that there is for them; try again"
 AHEAD = 64
 """Requests of a stream that are worked on at a time."""
+MOST_UNREAD = 8 << 20
+"""Bytes of answers that a stream's client has not read, with which no more of its requests are."""
+PAUSE, LOOK = 0.02, 0.5
+"""Seconds between looks whether they were read, and whether the server drains."""
 
 
 def code_of(error: JpetsError) -> grpc.StatusCode:
@@ -94,13 +99,12 @@ class InferenceService:
                 count(code_of(error))
                 await call.abort(code_of(error), error.message)
             except Exception as error:  # noqa: BLE001 (the last handler: the client gets a status, the log the place)
-                log_unexpected(error, "")
                 count(grpc.StatusCode.INTERNAL)
-                await call.abort(grpc.StatusCode.INTERNAL, FAILED)
+                await call.abort(grpc.StatusCode.INTERNAL, _logged(error))
 
     @contextlib.contextmanager
     def _counted(self, name: str) -> Iterator[Callable[[grpc.StatusCode], None]]:
-        """Counts a request by the status that it is told, by default that of a client that left."""
+        """Counts a request by the status that it is told, by default that all went well."""
         started, code = time.monotonic(), grpc.StatusCode.OK
 
         def count(other: grpc.StatusCode) -> None:
@@ -141,36 +145,65 @@ class InferenceService:
 
     async def _result(self, request: Any, left: float | None) -> Any:
         """The answer to a request within ``left`` seconds. Raises ``JpetsError``."""
-        here, settings = self._here, self._here.settings
-        size = request.ByteSize()
-        if self._held and self._held + size > settings.max_bodies_bytes:
-            raise Saturated(FULL)
-        self._held += size
-        try:
-            model = await find_model(here, request.model_name, request.model_version or None)
+        here = self._here
+        with self._holding(request.ByteSize()):
             parameters = parameters_of(request)
-            asked = await read_inference(here, model, inference_of(request, parameters))
-            given = [left] if left is not None else []
-            given += [] if parameters.timeout is None else [parameters.timeout / 1e6]
-            seconds = min(settings.longest_timeout, *given) if given else settings.request_timeout
+            inference = inference_of(request, parameters)
+            model = await find_model(here, request.model_name, request.model_version or None)
+            asked = await read_inference(here, model, inference)
+            seconds = seconds_of(parameters, left, here.settings)
             return await answer(here, asked.queries, partial(response_of, request, model, asked), seconds)
+
+    @contextlib.contextmanager
+    def _holding(self, size: int) -> Iterator[None]:
+        """Counts a message in memory; small ones pass when large ones take all room, as over HTTP. Raises
+        ``Saturated``."""
+        counted = max(0, size - FREE)
+        if counted and self._held and self._held + counted > self._here.settings.max_bodies_bytes:
+            raise Saturated(FULL)
+        self._held += counted
+        try:
+            yield
         finally:
-            self._held -= size
+            self._held -= counted
 
     async def _stream(self, contents: AsyncIterator[bytes], call: Call) -> None:
         """Answers in the order of the requests, of which a few are worked on at a time. One that fails is told so in
-        its place, and the stream goes on."""
+        its place, and the stream goes on. No more are read while the client leaves many answers unread, and none once
+        the server drains."""
         coming: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(AHEAD)
-        async with asyncio.TaskGroup() as group:
+        unread = 0
 
-            async def read() -> None:
-                async for content in contents:
-                    await coming.put(group.create_task(self._streamed(content, call.time_remaining())))
-                await coming.put(None)
+        async def read() -> None:
+            async for content in contents:
+                while unread > MOST_UNREAD:
+                    await asyncio.sleep(PAUSE)
+                await coming.put(group.create_task(answered(content)))
+            await coming.put(None)
 
-            group.create_task(read())
-            while (task := await coming.get()) is not None:
-                await call.write(await task)
+        async def answered(content: bytes) -> Any:
+            nonlocal unread
+            response = await self._streamed(content, call.time_remaining())
+            unread += response.ByteSize()
+            return response
+
+        async def end() -> None:
+            while not self._here.services.first.tasks.closing:
+                await asyncio.sleep(LOOK)
+            reading.cancel()
+            await coming.put(None)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading, ending = group.create_task(read()), group.create_task(end())
+                while (task := await coming.get()) is not None:
+                    response = await task
+                    await call.write(response)
+                    unread -= response.ByteSize()
+                reading.cancel()
+                ending.cancel()
+        except BaseExceptionGroup as several:  # gRPC knows what to do with each alone: mostly that the client left
+            raise several.exceptions[0] from None
 
     async def _streamed(self, content: bytes, left: float | None) -> Any:
         name, id = "ModelStreamInfer", ""
@@ -183,9 +216,8 @@ class InferenceService:
                 count(code_of(error))
                 problem = error.message
             except Exception as error:  # noqa: BLE001 (as for a request alone)
-                log_unexpected(error, "")
                 count(grpc.StatusCode.INTERNAL)
-                problem = FAILED
+                problem = _logged(error)
             response = StreamResponse(error_message=problem)
             response.infer_response.id = id
             return response
@@ -195,10 +227,12 @@ class InferenceService:
         return message("RepositoryIndexResponse")(models=[ModelIndex(**each) for each in found])
 
     async def _load(self, request: Any, call: Call) -> Any:
+        check_counts(request, "parameters")
         await load(self._here, request.model_name, dict(request.parameters))
         return message("RepositoryModelLoadResponse")()
 
     async def _unload(self, request: Any, call: Call) -> Any:
+        check_unload(request)
         await unload(self._here, request.model_name)
         return message("RepositoryModelUnloadResponse")()
 
@@ -210,6 +244,13 @@ def _read(name: str, content: bytes) -> Any:
         return message(kind).FromString(content)
     except DecodeError as error:
         raise Unparseable(f"expected a {kind}, found other bytes") from error
+
+
+def _logged(error: Exception) -> str:
+    """What a client is told of an unforeseen error; the log has it under the same number."""
+    number = uuid.uuid4().hex
+    log_unexpected(error, number)
+    return f"the server failed; the log has the details, as request {number}"
 
 
 def _serializer(name: str) -> Callable[[Any], bytes]:

@@ -112,6 +112,12 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
         return self
 
     @model_validator(mode="after")
+    def _has_two_ports(self) -> Self:
+        if self.port and self.grpc_port == self.port:
+            raise ValueError(f"expected another --grpc-port than --port, found {self.port} for both")
+        return self
+
+    @model_validator(mode="after")
     def _has_an_interval(self) -> Self:
         if not self.balance_least <= self.balance_start <= self.balance_most:
             raise ValueError(

@@ -70,7 +70,7 @@ async def answer(
             raise DeadlineExceeded(LATE)
         return here.services.submit(queries, deadline=left, priority=here.asker.priority, tenant=here.asker.tenant)
 
-    futures = await here.aside.do(effort, submit)
+    futures = await _submitted(here, effort, submit)
     loop = asyncio.get_running_loop()
     end: asyncio.Future[None] = loop.create_future()
     _when_all_done(futures, partial(_finish, end), loop)
@@ -88,6 +88,24 @@ async def answer(
         for future in futures:
             future.cancel()
     return await here.aside.do(effort // RENDERED, partial(respond, effort, results))
+
+
+async def _submitted(here: Context, effort: int, submit: Callable[[], list[Future[Result]]]) -> list[Future[Result]]:
+    """``submit()``; where this is cancelled meanwhile, so is what it submits."""
+    if effort <= SHORT:  # nothing is awaited
+        return await here.aside.do(effort, submit)
+    submission = asyncio.ensure_future(here.aside.do(effort, submit))
+    try:
+        return await asyncio.shield(submission)
+    except asyncio.CancelledError:
+        submission.add_done_callback(_cancel_submitted)
+        raise
+
+
+def _cancel_submitted(submission: asyncio.Future[list[Future[Result]]]) -> None:
+    if not submission.cancelled() and submission.exception() is None:
+        for future in submission.result():
+            future.cancel()
 
 
 def _written(respond: Respond, effort: int, results: Sequence[Result]) -> Response:

@@ -103,7 +103,7 @@ class Placer:
         for key in (*compiling.missed(), ProgramKey(ideal.bucket, best.key.variant)):
             if key == ideal:
                 break
-            to_be_had = not self._replica.has_program(key) and not compiling.barred(key)
+            to_be_had = key.trunk is None and not (self._replica.has_program(key) or compiling.barred(key))
             if to_be_had and key.variant.replaced == ideal.variant.replaced and needs.met_by(key):
                 own = known - self._predictions.of_key(needs.table, key)
                 if own >= NEARLY * gain:

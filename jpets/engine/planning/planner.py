@@ -8,7 +8,6 @@ from functools import partial
 
 from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.row_table import RowTable
 from jpets.engine.batch.rows import Row
 from jpets.engine.costs.cost_table import CostTable
@@ -19,6 +18,7 @@ from jpets.engine.planning.hot_tasks import part_to_run
 from jpets.engine.planning.kept_plan import KeptPlan
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.merged import MergedCopies
+from jpets.engine.planning.needs import Needs
 from jpets.engine.planning.placing import Compiling, Placer
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.predictions import Predictions
@@ -136,10 +136,10 @@ class Planner:
 
     def narrowed(self, plan: Plan, pendings: Sequence[Pending]) -> Plan:
         """``plan`` for some of its queries. Programs for mixtures need not take so many rows of one text."""
-        if plan.below is None:
+        needs = Needs([pending.row for pending in pendings])
+        if plan.below is None or not needs.met_by(plan.program.key):
             return self.place(pendings, plan.copy)
-        layout = Layout([pending.row for pending in pendings], plan.program.key.bucket)
-        return dataclasses.replace(plan, pendings=pendings, layout=layout)
+        return dataclasses.replace(plan, pendings=pendings, layout=needs.layout(plan.program.key.bucket))
 
     def ideal(self, pendings: Sequence[Pending]) -> ProgramKey | None:
         """The best program for these queries, compiled or not; None where the menu has no bucket for them."""

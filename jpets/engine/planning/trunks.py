@@ -66,7 +66,7 @@ class Trunks:
         """Whether a text's queries take less time in a batch of their own; found anew only with other programs."""
         if text.pays is None or text.pays[0] is not self._replica.programs:
             text.pays = self._replica.programs, self._of_text(text, waiting) is not None
-        return text.pays[1]
+        return text.pays[1] and sum(pending.text is text for pending in waiting) > 1
 
     def _of_text(self, text: SharedText, waiting: Sequence[Pending]) -> Plan | None:
         members = self._together([pending for pending in waiting if pending.text is text])
@@ -75,7 +75,7 @@ class Trunks:
         needs = Needs([pending.row for pending in members])
         apart = self._apart(needs)
         program, seconds = self._fastest(needs, text)
-        if self._compiling is not None and not text.planned:
+        if self._compiling is not None and not text.asked:
             self._ask_for(self._compiling, needs, text, min(seconds, apart))
         if program is None or program.key.trunk is None or seconds >= apart:
             return None
@@ -112,7 +112,7 @@ class Trunks:
 
     def _ask_for(self, compiling: Compiling, needs: Needs, text: SharedText, seconds: float) -> None:
         """Tells of the best program for these rows, once for each text, if they would be clearly faster in it."""
-        text.planned = True
+        text.asked = True
         key = self._key(needs, text)
         if self._replica.has_program(key) or compiling.barred(key):
             return

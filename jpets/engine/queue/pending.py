@@ -19,8 +19,8 @@ class SharedText:
     """The text of several queries of one submission, whose tasks do not differ in the first ``layers`` layers."""
 
     layers: int
-    planned: bool = False
-    """Whether a batch of some of them was planned."""
+    asked: bool = False
+    """Whether the best program for them was asked for."""
     pays: tuple[object, bool] | None = None
     """Whether a batch of their own was found to take less time, among which programs."""
 

@@ -12,7 +12,7 @@ from jpets.engine.queue.pending import Pending, SharedText
 def share_texts(pendings: Sequence[Pending], layers: int) -> None:
     """Gives queries of several tasks with the same tokens one ``SharedText``, if all of these tasks act above some
     layer. ``layers``: those of the backbone, which all are shared with the backbone itself."""
-    if len(pendings) < 2:
+    if len({pending.resident for pending in pendings}) < 2:
         return
     groups = defaultdict[Hashable, list[tuple[Pending, int]]](list)
     for pending in pendings:

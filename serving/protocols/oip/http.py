@@ -15,7 +15,7 @@ from serving.http.errors import InferenceErrorBody
 from serving.http.fields import Int64, Many, ModelName, Text
 from serving.http.responses import FastJSONResponse
 from serving.protocols.oip import binary
-from serving.protocols.oip.inference import EXTENSIONS, Inference, find_model, read_inference
+from serving.protocols.oip.inference import EXTENSIONS, MOST_ID, Inference, find_model, read_inference
 from serving.protocols.oip.repository import index, load, unload
 from serving.protocols.oip.tensors import Array, Tensor, datatype_of
 from serving.requests.ask import ask
@@ -27,8 +27,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 router = APIRouter(prefix="/v2", tags=["open inference protocol"], responses=ERRORS)
 
-MOST_ID = 1024
-"""Characters of a request's id, which comes back."""
 EXAMPLES = {
     "texts": {
         "value": {

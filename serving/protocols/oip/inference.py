@@ -17,6 +17,8 @@ from serving.requests.ask import raise_first_error
 from serving.requests.context import Context
 
 BACKBONE_VERSION = "1"
+MOST_ID = 1024
+"""Characters of a request's id, which comes back."""
 EXTENSIONS = ("binary_tensor_data", "model_repository")
 
 

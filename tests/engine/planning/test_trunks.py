@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from support import ENGINE_SETTINGS, embedding_of, logits_of, make_head, make_ta
 from jpets.deltas import METHODS, first_layer
 from jpets.engine.batch.bucket import Variant
 from jpets.engine.engine import Engine
+from jpets.engine.planning.placing import Placer
 from jpets.engine.programs.program import Program, ProgramKey, key_from_json, key_to_json
 from jpets.engine.queue.pending import Pending
 from jpets.types import Delta, Embedding, Query, Result, Task
@@ -155,6 +157,23 @@ def test_clients_that_leave_narrow_the_plan(engine: Engine) -> None:
     assert fewer.program is program and fewer.below is plan.below
     assert [row is own.row for row, own in zip(fewer.rows, pendings[2:5], strict=True)] == [True] * 3
     engine.intake.give_back(waiting)
+
+
+def test_mixtures_ask_for_no_program_of_one_text(engine: Engine) -> None:
+    """However much texts with several tasks miss it: rows of different texts cannot run in it."""
+    key = ready(engine, NAMES).key
+
+    assert key.trunk is not None
+    missed = dataclasses.replace(key, trunk=dataclasses.replace(key.trunk, layers=2))  # not there
+    compiling = mock.Mock(missed=lambda: [missed], barred=lambda key: False)
+    placer = Placer(engine.replica, engine._planner._placer._predictions, engine.menu, compiling)
+    texts = ("a", "of", "the", "is", "in", "some", "text")
+    pendings = [
+        engine.intake.prepare(Query(name, text), None, 0, "default") for name, text in zip(NAMES, texts, strict=False)
+    ]
+    plan = placer.place([item for item in pendings if isinstance(item, Pending)])
+    assert plan.wanted is None or plan.wanted.trunk is None
+    engine.intake.give_back(pendings)
 
 
 def test_it_is_estimated_by_its_layers(engine: Engine) -> None:

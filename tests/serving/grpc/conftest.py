@@ -14,7 +14,7 @@ from remote import Remote
 from serving.app import create_app
 from serving.grpc.server import GrpcServer
 from serving.hosted.service import Service
-from serving.http.settings import ServingSettings
+from serving.http.settings import ConnectionLimits, ServingSettings
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def address(app: FastAPI) -> Iterator[str]:
     thread.start()
 
     async def begin() -> tuple[GrpcServer, int]:
-        server = GrpcServer(app.state.context, most_calls=64)
+        server = GrpcServer(app.state.context, ConnectionLimits(most=64))
         return server, await server.start("127.0.0.1:0")
 
     server, port = asyncio.run_coroutine_threadsafe(begin(), loop).result(10)

@@ -164,11 +164,35 @@ def test_a_stream_answers_in_order_and_goes_on_after_an_error(remote: Remote) ->
         assert each.infer_response.model_name == ("" if name == "no-such" else name)
 
 
-def test_a_client_that_leaves_is_counted(remote: Remote, app: FastAPI) -> None:
+def test_many_inputs_are_refused_before_they_are_read(remote: Remote) -> None:
+    for fields in ({"inputs": [{}] * 100}, {"outputs": [{}] * 100}, {"raw_input_contents": [b""] * 100}):
+        with pytest.raises(grpc.RpcError) as refused:
+            remote("ModelInfer", **{"model_name": "topic", **fields})
+        assert refused.value.code() is INVALID and "at most 64, found 100" in refused.value.details()
+
+
+def test_a_client_that_leaves_a_stream_unread_breaks_nothing(
+    remote: Remote, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    method = METHODS["ModelStreamInfer"]
+    request, response = message(method.input_type.name), message(method.output_type.name)
+    for _ in range(3):
+        channel = grpc.insecure_channel(address)
+        call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer", request.SerializeToString, response.FromString)
+        answers = call(request(model_name="names", inputs=[TEXT]) for _ in range(100))
+        assert next(answers).infer_response.model_name == "names"
+        channel.close()
+    assert remote("ServerLive").live
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_calls_are_counted(remote: Remote, app: FastAPI) -> None:
     remote("ServerLive")
+    with pytest.raises(grpc.RpcError):
+        remote("ModelMetadata", name="no-such")
     text = app.state.context.metrics.render().decode()
     assert 'jpets_grpc_requests_total{code="OK",method="ServerLive"}' in text
-    assert 'jpets_grpc_requests_total{code="NOT_FOUND",method="ModelInfer"}' in text
+    assert 'jpets_grpc_requests_total{code="NOT_FOUND",method="ModelMetadata"}' in text
 
 
 def test_repository(remote: Remote, engine: Engine) -> None:
