@@ -212,6 +212,22 @@ def layerwise(found: Sequence[Document]) -> str:
     return markdown_table(head, rows)
 
 
+def fanout(found: Sequence[Document]) -> str:
+    rows = []
+    for each in found:
+        own, shared = each.settings, each.systems["fanout"]["seconds"]
+        asked = f"{own['backbone']}, {own['tasks']} tasks of {own['methods'].replace(',', ', ')}"
+        asked += f"; a text of {own['length']} tokens"
+        for name, figures in each.systems.items():
+            if name != "fanout":
+                times = milliseconds(shared), milliseconds(figures["seconds"])
+                rows.append([asked, OTHERS[name], *times, ratio(figures["times_fanout"])])
+    return markdown_table(["asked", "beside", "layers shared, ms", "beside it, ms", "times as long"], rows, left=2)
+
+
+OTHERS = {"ordinary": "one ordinary batch", "transformers": "whole models of transformers in turn"}
+
+
 def lookup(found: Sequence[Document]) -> str:
     rows = []
     for each in found:

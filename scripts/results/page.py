@@ -26,6 +26,7 @@ OF_REPORTS: Mapping[str, Tables] = {
     "operators": engine_tables.operators,
     "programs": engine_tables.programs,
     "layerwise": engine_tables.layerwise,
+    "fanout": engine_tables.fanout,
     "lookup": engine_tables.lookup,
     "hierarchical": engine_tables.hierarchical,
     "paging": engine_tables.paging,
