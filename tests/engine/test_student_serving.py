@@ -132,6 +132,9 @@ def test_registered_groups_are_read_when_they_are_asked(serving: Callable[..., S
     assert engine.tier("group") == "repository" and not reads
     assert_answers(asked(engine, "group"), task, 3)
     assert engine.tier("group") == "device" and len(reads) == 3
+    engine.unload("group")
+    assert engine.tier("group") != "device"
+    assert_answers(asked(engine, "group"), task, 3)
     with pytest.raises(InvalidTask, match="StudentServing"):
         engine.engine.register_task("group", load, students=3)
     with pytest.raises(InvalidTask, match="group of students"):

@@ -176,6 +176,11 @@ def test_a_task_that_is_not_on_its_device_moves_without_being_read(group: Engine
     (result,) = group.infer([query(20, "late")])
     np.testing.assert_allclose(logits_of(result), expected(20), atol=1e-4)
     assert len(reads) == 1
+    group.unload("late")
+    assert group.tier("late") != "device"
+    np.testing.assert_allclose(logits_of(group.infer([query(20, "late")])[0]), expected(20), atol=1e-4)
+    with pytest.raises(NotFound):
+        group.unload("no-such")
     group.remove_task("late")
     assert isinstance(group.infer([query(20, "late")])[0].error, NotFound)
 

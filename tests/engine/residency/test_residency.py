@@ -12,7 +12,7 @@ from paged_engine import SLOTS, TEXT, assert_no_slot_lost, check_answers, every_
 from support import light_or_mask_task, paused, wait_until
 
 from jpets.engine.engine import Engine
-from jpets.errors import OutOfSpace
+from jpets.errors import NotFound, OutOfSpace
 from jpets.types import Query
 
 
@@ -170,3 +170,21 @@ def test_tasks_added_by_value_never_leave(paged: Callable[..., Engine]) -> None:
     check_answers(engine, list(range(30)))
     assert engine.infer([Query("stays", TEXT)])[0].error is None
     assert engine.tasks.get("default", "stays") is not None
+
+
+def test_a_task_is_made_to_leave_and_comes_again(paged: Callable[..., Engine]) -> None:
+    engine = paged()
+    engine.add_task(light_or_mask_task(40, "stays"))
+    engine.register_task("pinned", loader(engine, light_or_mask_task(50, "pinned")), pinned=True)
+    running = engine.submit([Query(name, TEXT) for name in ("task-0", "pinned")] * 20)
+    for name in ("task-0", "pinned", "stays"):
+        engine.unload(name)
+    assert all(future.result().error is None for future in running), "queries that it has are answered"
+    assert engine.infer([Query("pinned", TEXT)])[0].error is None
+    assert (engine.tier("pinned"), engine.tier("stays")) == ("device", "device")
+    engine.unload("task-0")
+    assert engine.tier("task-0") == "host"
+    check_answers(engine, [0])
+    assert engine.tier("task-0") == "device" and engine.loads["task-0"] == 1  # type: ignore[attr-defined]
+    with pytest.raises(NotFound):
+        engine.unload("no-such")
