@@ -67,6 +67,7 @@ def test_tables_for_people(run: Run, store: Store, task_file: Path) -> None:
     shown = run("task", "show", "topic", *store)
     assert shown.exit_code == 0
     assert "sha256:" in shown.stdout
+    assert "from layer 0 on, of" in shown.stdout
 
 
 @pytest.mark.parametrize("command", [("show", "nobody"), ("remove", "nobody"), ("rollback", "nobody")])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -214,6 +215,7 @@ def _fields(task: TaskDetail) -> list[tuple[str, object]]:
         ("versions", ", ".join(map(str, task.versions))),
         ("backbone", f"{task.backbone} {task.metadata.get('backbone', {}).get('fingerprint', '')}"),
         ("methods", task.methods or "none"),
+        ("differs", _where(task.metadata)),
         ("head", task.head),
         ("labels", ", ".join(task.labels) or "none"),
         ("size", f"{size(task.bytes)} ({task.bytes} bytes)"),
@@ -221,6 +223,19 @@ def _fields(task: TaskDetail) -> list[tuple[str, object]]:
         ("uploaded", task.created),
         *((name, task.metadata[name]) for name in ("license", "description") if task.metadata.get(name)),
     ]
+
+
+def _where(document: Mapping[str, Any]) -> str:
+    """From which layer on a task differs from its backbone: tasks share the layers below on one text."""
+    deltas = document.get("deltas", ())
+    first = min((_first_layer(delta) for delta in deltas), default=None)
+    return "in its head alone" if first is None else f"from layer {first} on, of {document['backbone']['layers']}"
+
+
+def _first_layer(delta: Mapping[str, Any]) -> int:
+    """As ``Method.first_layer``, of what the file says."""
+    outside = any(str(site).startswith("embeddings") for site in delta.get("sites", ()))
+    return 0 if outside else min(delta.get("layers") or [0])
 
 
 def _content(task: TaskSummary) -> tuple[str, ...]:
