@@ -106,17 +106,15 @@ class Replica:
     def add_program(self, program: Program) -> None:
         with self._lock:
             self._programs[program.key] = program
-            self._list_programs()
+            self.programs = tuple(self._programs.values())
+            self.for_mixtures = _for_mixtures(self.programs)
 
     def drop_program(self, key: ProgramKey) -> None:
         """Removes a program. A batch that is planned for it still runs in it."""
         with self._lock:
             self._programs.pop(key, None)
-            self._list_programs()
-
-    def _list_programs(self) -> None:
-        self.programs = tuple(self._programs.values())
-        self.for_mixtures = tuple(program for program in self.programs if program.key.trunk is None)
+            self.programs = tuple(self._programs.values())
+            self.for_mixtures = _for_mixtures(self.programs)
 
     def write(self, contents: SlotContents) -> None:
         """Puts (slot, arrays) into each class's bank. Owner thread only."""
@@ -169,3 +167,7 @@ class Replica:
 
     def bank_bytes(self) -> dict[ClassKey, int]:
         return {key: bank.nbytes for key, bank in self.banks.items()}
+
+
+def _for_mixtures(programs: Sequence[Program]) -> Sequence[Program]:
+    return tuple(program for program in programs if program.key.trunk is None)

@@ -45,6 +45,8 @@ class Network(abc.ABC):
 
     An edit of an implementation's module, or of a module that it imports, makes every stored program of its kind stale.
     So the code that turns queries into rows, and outputs into results, is elsewhere: in its ``Workload``.
+
+    It has more than 20 methods, as it is all that programs, costs and merged copies ask of a kind of model.
     """
 
     kind: ClassVar[str]

@@ -176,8 +176,10 @@ class Program:
 
     def exchange(self, other: Program) -> None:
         """Takes the code of another program of its key, from the next batch on."""
-        self.compiled, self.stored_bytes, self.mappings = other.compiled, other.stored_bytes, other.mappings
+        self.stored_bytes, self.mappings = other.stored_bytes, other.mappings
+        former, self.compiled = self.compiled, other.compiled
         self.__dict__.pop("memory", None)
+        del former  # its code goes, which takes a while, when all else is exchanged
 
     @functools.cached_property
     def memory(self) -> Any:

@@ -141,11 +141,6 @@ class Slots:
         else:
             self.pools.count_leaving(resident, +1)
 
-    def unload(self, entry: Entry) -> None:
-        """The lock is held. The task leaves the device, once its last query is answered, unless it never does."""
-        if entry.resident is not None and entry.resident.pageable:
-            self._evict(entry.resident)
-
     def hold(self, resident: Resident, queries: int) -> Resident:
         """The lock is held. Adds this many queries; each is to be given back by ``done``."""
         if resident.queries == 0:

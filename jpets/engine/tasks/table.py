@@ -119,12 +119,13 @@ class TaskTable:
         return entry
 
     def unload(self, tenant: str, task: str) -> None:
-        """The task leaves the device; its next query brings it again. Raises ``NotFound``."""
+        """The task leaves the device, unless it never does; its next query brings it again. Raises ``NotFound``."""
         with self._lock:
             entry = self._entries.get((tenant, task))
             if entry is None:
                 raise NotFound(f"unknown task {task!r}")
-            self.slots.unload(entry)
+            if entry.resident is not None and entry.resident.pageable:
+                self.slots.retire(entry)
         self.slots.on_idle()
 
     def acquire(self, tenant: str, task: str, queries: int = 1) -> Resident | Entry:

@@ -50,6 +50,8 @@ SPLIT_AXES: Mapping[str, tuple[str | None, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class EncoderNetwork(Network):
+    """It has more than 20 methods, as every ``Network``."""
+
     config: BackboneConfig
     kind: ClassVar[str] = "encoder"
 

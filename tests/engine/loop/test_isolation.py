@@ -44,9 +44,9 @@ def in_planning(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 def in_assembly(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     fill = engine.replica.fill
 
-    def filled(layout: Layout, rows: Sequence[Row], program: Any) -> Any:
+    def filled(layout: Layout, rows: Sequence[Row], program: Any, below: Layout | None) -> Any:
         refuses(rows)
-        return fill(layout, rows, program)
+        return fill(layout, rows, program, below)
 
     monkeypatch.setattr(engine.replica, "fill", filled)
 

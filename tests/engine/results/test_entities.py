@@ -130,8 +130,8 @@ def test_special_tokens_have_no_label_in_tensors() -> None:
         )
     ]
     found = tensors_of(rows)
-    assert found["label"]["data"] == ["", "B-PER", ""]
-    assert (found["score"]["data"] > 0.9).tolist() == [False, True, False]
+    assert found["label"].tolist() == [["", "B-PER", ""]]
+    assert (found["score"] > 0.9).tolist() == [[False, True, False]]
 
 
 def test_special_tokens_do_not_count_for_agreement() -> None:
