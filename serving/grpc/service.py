@@ -89,18 +89,18 @@ class InferenceService:
     async def _answered(
         self, name: str, method: Callable[[Any, Call], Awaitable[Any]], content: bytes, call: Call
     ) -> Any:
-        """A method's answer, or its error as a status."""
+        """A method's answer, or its error as a status, which is counted before it is sent."""
         with self._counted(name) as count:
             try:
                 return await method(_read(name, content), call)
             except JpetsError as error:
+                code, problem = code_of(error), error.message
                 if error.retry_after is not None:
                     call.set_trailing_metadata((("retry-after", str(error.retry_after)),))
-                count(code_of(error))
-                await call.abort(code_of(error), error.message)
             except Exception as error:  # noqa: BLE001 (the last handler: the client gets a status, the log the place)
-                count(grpc.StatusCode.INTERNAL)
-                await call.abort(grpc.StatusCode.INTERNAL, _logged(error))
+                code, problem = grpc.StatusCode.INTERNAL, _logged(error)
+            count(code)
+        return await call.abort(code, problem)
 
     @contextlib.contextmanager
     def _counted(self, name: str) -> Iterator[Callable[[grpc.StatusCode], None]]:
