@@ -37,7 +37,7 @@ from jpets.errors import Conflict, InvalidInput, JpetsError, NotFound, Saturated
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, temporary_sibling
 from jpets.scratch import scratch_folder
 from jpets.students.session import check_method, default_settings
-from jpets.training.methods import check_continued, check_settings, direct_recipe, is_direct, named_layers
+from jpets.training.methods import check_continued, checked_settings, direct_recipe, is_direct
 from jpets.training.plan import rates_of
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Task
 from serving.hosted.service import MakeEngine, Service
@@ -217,12 +217,11 @@ def outline_of(request: FineTune | MakeStudents, backbone: LoadedBackbone, start
 def _untrained(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> Sequence[Delta]:
     """Deltas of a method's shape; none if the method has none. Raises ``InvalidInput``."""
     config = backbone.config
-    check_settings(method, settings, config)
+    settings = checked_settings(method, settings, config)
     if is_direct(method):
         return direct_recipe(method, settings, config, dict(backbone.params)).deltas
     if method not in METHODS:
         return ()
-    settings = named_layers(settings, config)
     shape = {name: value for name, value in settings.items() if name != "price"}
     try:
         return (METHODS[method].init(np.random.default_rng(0), shape, config, 1.0),)

@@ -25,7 +25,7 @@ from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.labels import make_rows
-from jpets.training.methods import check_settings, first_stage, is_direct
+from jpets.training.methods import checked_settings, first_stage, is_direct
 from jpets.training.metrics import main_name, scores
 from jpets.training.predict import group_logits
 from jpets.training.run import Keeper, UpdateReport
@@ -137,7 +137,7 @@ def default_settings(method: str) -> Mapping[str, Any]:
 def check_method(method: str, settings: Mapping[str, Any], backbone: LoadedBackbone) -> None:
     """Raises ``InvalidInput`` where a method cannot make several students of one backbone that are served together."""
     check_computes(backbone.config)
-    check_settings(method, settings, backbone.config)
+    checked_settings(method, settings, backbone.config)
     if method == FROZEN or (method != FULL and not is_direct(method)):
         raise InvalidInput(f"students take a method whose numbers are next to the weights, or {FULL}; found {method}")
 

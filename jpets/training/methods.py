@@ -34,9 +34,13 @@ def rates() -> Mapping[str, float]:
     return {name: course.rate for name, course in trainable().items() if course.rate is not None}
 
 
-def check_settings(method: str, settings: Mapping[str, Any], config: BackboneConfig) -> None:
-    """Raises ``InvalidInput`` for an unknown method, a setting that it does not take, and for an invalid size, density
-    or price, before arrays of that size are made."""
+def checked_settings(method: str, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, Any]:
+    """``settings`` with the numbers of the layers that ``upper`` stands for, the upper half: tasks that act there alone
+    share the layers below when they are asked about one text.
+
+    Raises ``InvalidInput`` for an unknown method, a setting that it does not take, and for an invalid size, density
+    or price, before arrays of that size are made.
+    """
     if method not in (names := method_names()):
         raise InvalidInput(f"method must be one of {', '.join(names)}, found {method!r}")
     if method not in (FROZEN, FULL):
@@ -45,11 +49,6 @@ def check_settings(method: str, settings: Mapping[str, Any], config: BackboneCon
         raise InvalidInput(f"{method} takes no settings, found {sorted(settings)}")
     elif method == FULL and config.looks_up:
         raise InvalidInput("full fine-tuning takes a backbone that computes all its layers; this one looks tokens up")
-
-
-def named_layers(settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, Any]:
-    """``settings`` with the numbers of the layers that ``upper`` stands for: the upper half. Tasks that act there alone
-    share the layers below when they are asked about one text."""
     if settings.get("layers") not in (UPPER, [UPPER]):
         return settings
     return {**settings, "layers": list(range(config.layers // 2, config.layers))}
@@ -65,8 +64,7 @@ def direct_recipe(
 ) -> Direct:
     """A new delta to train; none if the backbone is ``frozen``. Raises ``InvalidInput`` for settings that the method
     does not take."""
-    check_settings(method, settings, config)
-    settings = named_layers(settings, config)
+    settings = checked_settings(method, settings, config)
     if method == FROZEN:
         return Direct((), 0.0, keeps_weights=True)
     own, course = METHODS[method], _course(method)
@@ -85,8 +83,7 @@ def first_stage(
     """The first stage of a new task's training. Raises ``InvalidInput``."""
     if is_direct(method):
         return Stage(direct_recipe(method, settings, config, base, seed), epochs)
-    check_settings(method, settings, config)
-    settings = named_layers(settings, config)
+    settings = checked_settings(method, settings, config)
     if method == FULL:
         return Stage(Full(base), epochs)
     first = _course(method).first

@@ -21,7 +21,7 @@ from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.labels import make_rows
 from jpets.training.linear import FrozenFeatures
-from jpets.training.methods import check_continued, check_settings, continued, first_stage
+from jpets.training.methods import check_continued, checked_settings, continued, first_stage
 from jpets.training.metrics import scores
 from jpets.training.plan import SettledPlan, Training, settled
 from jpets.training.predict import Answer, Predictor, group_logits
@@ -77,7 +77,7 @@ def run_training(
     config, base = backbone.config, dict(backbone.params)
     if start is not None and start.students is not None:
         raise InvalidInput(f"task {start.id!r} is a group of students, which training cannot go on from")
-    check_settings(training.method, training.settings, config)
+    checked_settings(training.method, training.settings, config)
     training = dataclasses.replace(training, domain=domain_of(training, backbone, start))
     going_on = _going_on(start, training, config, base) if start is not None else None
     text = TextEncoder.of(backbone)

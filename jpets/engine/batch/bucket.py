@@ -138,6 +138,11 @@ class Trunk:
     bucket: Bucket
     layers: int
 
+    def mean(self, layers: int, below: float, above: float) -> float:
+        """Of what all ``layers`` would take ``below``, in the trunk's bucket, and ``above`` it: each layer as much."""
+        share = self.layers / layers
+        return share * below + (1 - share) * above
+
     def __str__(self) -> str:
         return f"{self.layers} layers in {self.bucket}"
 

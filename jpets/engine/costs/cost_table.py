@@ -118,8 +118,8 @@ class CostTable:
         own = self._network.arithmetic(key.bucket, key.variant)
         if key.trunk is None:
             return own
-        share = key.trunk.layers / self._network.config.layers
-        return share * self._network.arithmetic(key.trunk.bucket, Variant()) + (1 - share) * own
+        below = self._network.arithmetic(key.trunk.bucket, Variant())
+        return key.trunk.mean(self._network.config.layers, below, own)
 
     def save(self) -> None:
         """Adds what was timed here to the file."""

@@ -91,8 +91,7 @@ class Completion:
         own, trunk = plan.program.key.bucket.tokens, plan.program.key.trunk
         if trunk is None:
             return own
-        share = trunk.layers / self._workload.network.config.layers
-        return round(share * trunk.bucket.tokens + (1 - share) * own)
+        return round(trunk.mean(self._workload.network.config.layers, trunk.bucket.tokens, own))
 
     def _needs_more(self, assembled: Assembled, outputs: Outputs, at: int, pending: Pending, timing: Timing) -> bool:
         """Answers a query, unless it needs another step: then it gets the row for that."""

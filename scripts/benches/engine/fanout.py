@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from benches.engine.runtimes import bert_config
 from benches.engine.throughput import task_queries
 from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
 from jpets.config import BackboneConfig, EngineSettings, Policy
@@ -32,15 +33,7 @@ def whole_models(config: BackboneConfig, count: int, ids: Sequence[int]) -> Call
     import torch
     import transformers
 
-    shape = transformers.BertConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.max_positions,
-        num_labels=4,
-    )
+    shape = bert_config(config, num_labels=4)
     models = [transformers.BertForSequenceClassification(shape).eval() for _ in range(count)]
     tokens = torch.tensor([list(ids)])
 

@@ -77,21 +77,29 @@ def runtimes(
     report("runtimes", settings, figures, json_out)
 
 
-def torch_model(config: BackboneConfig, dtype: str) -> Callable[[int, int, int], object]:
-    """A call of ``transformers.BertModel`` with random weights of these sizes: (vocabulary, rows, tokens)."""
-    import torch
+def bert_config(config: BackboneConfig, **more: Any) -> Any:
+    """A configuration of these sizes for ``transformers``."""
     import transformers
 
-    sizes = transformers.BertConfig(
+    return transformers.BertConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
         intermediate_size=config.intermediate_size,
         max_position_embeddings=config.max_positions,
+        **more,
     )
+
+
+def torch_model(config: BackboneConfig, dtype: str) -> Callable[[int, int, int], object]:
+    """A call of ``transformers.BertModel`` with random weights of these sizes: (vocabulary, rows, tokens)."""
+    import torch
+    import transformers
+
     device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-    model = transformers.BertModel(sizes, add_pooling_layer=False).eval().to(device, getattr(torch, dtype))
+    model = transformers.BertModel(bert_config(config), add_pooling_layer=False)
+    model = model.eval().to(device, getattr(torch, dtype))
 
     def run(vocabulary: int, rows: int, length: int) -> object:
         ids = np.random.default_rng(length).integers(5, vocabulary, (rows, length))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 
+from serving.http.responses import FastJSONResponse
 from serving.protocols.oip.tensors import Array, datatype_of, raw_of
 from serving.requests.bodies import HEADER_LENGTH, INFLATERS
 
@@ -16,8 +16,8 @@ FAST = 1
 """zlib's level: answers are numbers, of which higher levels save little more."""
 
 
-def response(answer: Mapping[str, Any], arrays: Mapping[str, Array], raw: Mapping[str, bool]) -> Response:
-    """``answer`` with the outputs ``arrays``, of which those of ``raw`` stand behind the JSON."""
+def outputs_of(arrays: Mapping[str, Array], raw: Mapping[str, bool]) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Outputs as JSON has them, and the bytes behind it of those that are ``raw``."""
     outputs, behind = [], []
     for name, array in arrays.items():
         own = {"name": name, "shape": list(array.shape), "datatype": datatype_of(array)}
@@ -25,8 +25,14 @@ def response(answer: Mapping[str, Any], arrays: Mapping[str, Array], raw: Mappin
             behind.append(raw_of(array))
             outputs.append({**own, "parameters": {"binary_data_size": len(behind[-1])}})
         else:
-            outputs.append({**own, "data": array.ravel().tolist()})
-    header = orjson.dumps({**answer, "outputs": outputs})
+            flat = array.ravel()
+            outputs.append({**own, "data": flat.tolist() if own["datatype"] == "BYTES" else flat})
+    return outputs, behind
+
+
+def response(content: Mapping[str, Any], behind: Sequence[bytes]) -> Response:
+    """``content`` as JSON, and what stands behind it."""
+    header = FastJSONResponse(content).body
     headers = {HEADER_LENGTH: str(len(header))}
     return Response(b"".join([header, *behind]), headers=headers, media_type="application/octet-stream")
 

@@ -17,7 +17,7 @@ from serving.http.responses import FastJSONResponse
 from serving.protocols.oip import binary
 from serving.protocols.oip.inference import EXTENSIONS, MOST_ID, Inference, find_model, read_inference
 from serving.protocols.oip.repository import index, load, unload
-from serving.protocols.oip.tensors import Array, Tensor, datatype_of
+from serving.protocols.oip.tensors import Tensor
 from serving.requests.ask import ask
 from serving.requests.context import Here, server_version
 from serving.requests.routes import BytesBehind, JSONRoute
@@ -287,14 +287,12 @@ async def infer(
             raw[each.name] = each.parameters.binary_data
 
     def respond(results: Sequence[Result]) -> Mapping[str, Any] | Response:
-        arrays = asked.arrays(results)
         answer: dict[str, Any] = {"model_name": model, "model_version": found.version}
         if body.id is not None:
             answer["id"] = body.id
-        if any(raw.values()):
-            return binary.response(answer, arrays, raw)
-        outputs = [_output(name, array) for name, array in arrays.items()]
-        return {**answer, "outputs": outputs}
+        outputs, after = binary.outputs_of(asked.arrays(results), raw)
+        content = {**answer, "outputs": outputs}
+        return binary.response(content, after) if after else content
 
     timeout = None if given.timeout is None else given.timeout / 1e6
     response = await ask(request, here, asked.queries, respond, timeout)
@@ -302,12 +300,6 @@ async def infer(
     if coding is None:
         return response
     return await here.aside.do(len(response.body), partial(binary.packed, response, coding))
-
-
-def _output(name: str, array: Array) -> dict[str, Any]:
-    datatype, flat = datatype_of(array), array.ravel()
-    data = flat.tolist() if datatype == "BYTES" else flat
-    return {"name": name, "shape": list(array.shape), "datatype": datatype, "data": data}
 
 
 def _tensors(given: Sequence[InputTensor], behind: bytes) -> list[Tensor]:
