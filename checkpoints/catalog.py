@@ -65,6 +65,35 @@ USES = sa.Table(
 """How often a task was queried; older queries count less."""
 BACKBONES = sa.Table("backbones", METADATA, sa.Column("name", Name(128), primary_key=True))
 """Backbones that were loaded besides the one that a server is started with."""
+KEYS = sa.Table(
+    "keys",
+    METADATA,
+    sa.Column("id", Name(32), primary_key=True),
+    sa.Column("tenant", Name(128), nullable=False),
+    sa.Column("scopes", sa.String(64), nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("created", sa.String(40), nullable=False),
+    sa.Column("default_task", Name(128)),
+    sa.Column("expires", sa.String(40)),
+    sa.Column("revoked", sa.String(40)),
+    sa.Column("note", sa.Text, nullable=False),
+)
+"""Keys of requests; those that were revoked stay, so that a server with keys never becomes one without."""
+LIMITS = sa.Table(
+    "limits",
+    METADATA,
+    sa.Column("tenant", Name(128), primary_key=True),
+    sa.Column("requests_per_minute", sa.Float),
+    sa.Column("tokens_per_minute", sa.Float),
+    sa.Column("priority", sa.Integer, nullable=False),
+)
+ACCESS = sa.Table(
+    "access",
+    METADATA,
+    sa.Column("row", sa.Integer, primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False),
+)
+"""One row: how often keys and limits have changed."""
 CHANGES = sa.Table(
     "changes",
     METADATA,

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from checkpoints.catalog import CHANGES, LAYOUTS, USES, VERSIONS
 from checkpoints.dialects import fingerprint_in, insert
 from checkpoints.versions import served_versions
+from jpets.types import TaskName
 
 NOTHING = 0.01
 """Uses of a task: fewer than this are forgotten."""
@@ -21,7 +22,7 @@ class IndexedTask:
     """The served version of a task, or its newest if none is active. ``layout`` is the text that its reader kept, if
     any."""
 
-    id: str
+    name: TaskName
     version: int
     digest: str
     backbone: str
@@ -29,39 +30,56 @@ class IndexedTask:
     layout: str | None
     queries: float
 
+    @property
+    def id(self) -> str:
+        return self.name.id
 
-def index_tasks(connection: sa.Connection, tenant: str, maker: str, id: str | None = None) -> list[IndexedTask]:
-    """Every task of ``tenant``, the most used first; or ``id`` alone, if there is such a task."""
-    versions = served_versions(tenant)
-    chosen = (versions if id is None else versions.where(VERSIONS.c.id == id)).subquery()
+
+def index_tasks(connection: sa.Connection, maker: str, name: TaskName | None = None) -> list[IndexedTask]:
+    """Every task of every tenant, the most used first; or ``name`` alone, if there is such a task."""
+    versions = served_versions()
+    if name is not None:
+        versions = versions.where(VERSIONS.c.tenant == name.tenant, VERSIONS.c.id == name.id)
+    chosen = versions.subquery()
     version = sa.func.coalesce(chosen.c.served, chosen.c.newest)
     queries = sa.func.coalesce(USES.c.queries, 0.0)
     backbone = fingerprint_in(VERSIONS.c.metadata)
     rows = (
-        sa.select(VERSIONS.c.id, VERSIONS.c.version, VERSIONS.c.digest, backbone, LAYOUTS.c.layout, queries)
-        .select_from(chosen)
-        .join(
-            VERSIONS, sa.and_(VERSIONS.c.tenant == tenant, VERSIONS.c.id == chosen.c.id, VERSIONS.c.version == version)
+        sa.select(
+            *(VERSIONS.c.tenant, VERSIONS.c.id, VERSIONS.c.version, VERSIONS.c.digest),
+            *(backbone, LAYOUTS.c.layout, queries),
         )
+        .select_from(chosen)
+        .join(VERSIONS, sa.and_(_same_task(VERSIONS, chosen), VERSIONS.c.version == version))
         .outerjoin(LAYOUTS, sa.and_(LAYOUTS.c.digest == VERSIONS.c.digest, LAYOUTS.c.maker == maker))
-        .outerjoin(USES, sa.and_(USES.c.tenant == tenant, USES.c.id == VERSIONS.c.id))
-        .order_by(queries.desc(), VERSIONS.c.id)
+        .outerjoin(USES, _same_task(USES, VERSIONS))
+        .order_by(queries.desc(), VERSIONS.c.tenant, VERSIONS.c.id)
     )
     # Many tasks share few layouts, so one text for each is enough.
     return [
-        IndexedTask(id, version, digest, sys.intern(of), None if layout is None else sys.intern(layout), queries)
-        for id, version, digest, of, layout, queries in connection.execute(rows)
+        IndexedTask(
+            TaskName(sys.intern(tenant), id),
+            version,
+            digest,
+            sys.intern(of),
+            None if layout is None else sys.intern(layout),
+            queries,
+        )
+        for tenant, id, version, digest, of, layout, queries in connection.execute(rows)
     ]
 
 
-def changed_since(connection: sa.Connection, tenant: str, number: int) -> tuple[int, list[str]]:
-    """The number of the catalogue's last change, and in order the tasks of ``tenant`` that changed after ``number``."""
+def _same_task(one: sa.FromClause, other: sa.FromClause) -> sa.ColumnElement[bool]:
+    return sa.and_(one.c.tenant == other.c.tenant, one.c.id == other.c.id)
+
+
+def changed_since(connection: sa.Connection, number: int) -> tuple[int, list[TaskName]]:
+    """The number of the catalogue's last change, and in order the tasks that changed after ``number``."""
     now: int = connection.execute(sa.select(sa.func.max(CHANGES.c.number))).scalar() or 0
     if now == number:
         return now, []
-    # With the tenant as a condition, SQLite would read all its tasks.
     changed = sa.select(CHANGES.c.tenant, CHANGES.c.id).where(CHANGES.c.number > number).order_by(CHANGES.c.number)
-    return now, [row.id for row in connection.execute(changed) if row.tenant == tenant]
+    return now, [TaskName(row.tenant, row.id) for row in connection.execute(changed)]
 
 
 def keep_layouts(connection: sa.Connection, maker: str, layouts: Mapping[str, str]) -> None:
@@ -73,16 +91,15 @@ def keep_layouts(connection: sa.Connection, maker: str, layouts: Mapping[str, st
         connection.execute(new.on_conflict_do_update(index_elements=["digest", "maker"], set_=update), rows)
 
 
-def add_uses(connection: sa.Connection, tenant: str, queries: Mapping[str, float]) -> None:
-    rows = [{"tenant": tenant, "id": id, "queries": count} for id, count in queries.items()]
+def add_uses(connection: sa.Connection, queries: Mapping[TaskName, float]) -> None:
+    rows = [{**name._asdict(), "queries": count} for name, count in queries.items()]
     if rows:
         new = insert(connection, USES)
         update = {"queries": USES.c.queries + new.excluded.queries}
         connection.execute(new.on_conflict_do_update(index_elements=["tenant", "id"], set_=update), rows)
 
 
-def age_uses(connection: sa.Connection, tenant: str, share: float) -> None:
+def age_uses(connection: sa.Connection, share: float) -> None:
     """Multiplies every count until now by ``share``; counts next to zero are forgotten."""
-    mine = USES.c.tenant == tenant
-    connection.execute(sa.update(USES).where(mine).values(queries=USES.c.queries * share))
-    connection.execute(sa.delete(USES).where(mine, USES.c.queries < NOTHING))
+    connection.execute(sa.update(USES).values(queries=USES.c.queries * share))
+    connection.execute(sa.delete(USES).where(USES.c.queries < NOTHING))

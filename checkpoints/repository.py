@@ -1,6 +1,6 @@
 """The task repository: versions of task files by (tenant, id, version), in a folder.
 
-    catalog.sqlite               versions, aliases and changes
+    catalog.sqlite               versions, aliases, changes and keys
     blobs/<sha256>.safetensors   the files
 
 Machines may share both: the catalogue in PostgreSQL, the blobs in any storage that fsspec reaches.
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import sqlalchemy as sa
 
+from checkpoints.access import Access
 from checkpoints.blobs import Blobs, LocalBlobs, digest_of
 from checkpoints.catalog import BACKBONES, LAYOUTS, TASKS, VERSIONS, Catalog
 from checkpoints.dialects import insert
@@ -30,9 +31,8 @@ from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
 from checkpoints.versions import ACTIVE, UPLOADED, StoredTask, TaskRows, list_tasks
 from jpets.errors import JpetsError
-from jpets.types import Task
+from jpets.types import DEFAULT_TENANT, Task, TaskName
 
-DEFAULT_TENANT = "default"
 STALE_SECONDS = 3600.0
 """Age of a temporary file that only a dead writer can have left."""
 AT_ONCE = 100
@@ -72,6 +72,7 @@ class Repository:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._blobs = blobs or LocalBlobs(self.folder / "blobs")
         self._catalog = catalog or Catalog(self.folder / "catalog.sqlite")
+        self.access = Access(self._catalog)
         self._validator = validator
         self._keep = keep_versions
 
@@ -174,36 +175,36 @@ class Repository:
         head = {"kernel": np.broadcast_to(np.float32(0), shape)} if document.labels else {}
         return document.task(stored.id, [{} for _ in document.deltas], head).outlined()
 
-    def index(self, maker: str, tenant: str = DEFAULT_TENANT) -> Sequence[IndexedTask]:
-        """Every task with the layout that ``maker`` kept of its blob, the most used first."""
+    def index(self, maker: str) -> Sequence[IndexedTask]:
+        """Every task of every tenant with the layout that ``maker`` kept of its blob, the most used first."""
         with self._catalog.read() as connection:
-            return index_tasks(connection, tenant, maker)
+            return index_tasks(connection, maker)
 
-    def indexed(self, id: str, maker: str, tenant: str = DEFAULT_TENANT) -> IndexedTask | None:
+    def indexed(self, name: TaskName, maker: str) -> IndexedTask | None:
         """One task as ``index`` has it; None if it is not there."""
         with self._catalog.read() as connection:
-            return next(iter(index_tasks(connection, tenant, maker, id)), None)
+            return next(iter(index_tasks(connection, maker, name)), None)
 
-    def changes(self, since: int, tenant: str = DEFAULT_TENANT) -> tuple[int, Sequence[str]]:
+    def changes(self, since: int) -> tuple[int, Sequence[TaskName]]:
         """The number of the repository's last change, by any writer, and the tasks with versions that changed after the
         number ``since``: each once, deleted ones included."""
         with self._catalog.read() as connection:
-            return changed_since(connection, tenant, since)
+            return changed_since(connection, since)
 
     def keep_layouts(self, maker: str, layouts: Mapping[str, str]) -> None:
         """Keeps the layouts of ``maker`` for blobs (by digest), until the blobs are removed."""
         with self._catalog.write() as connection:
             keep_layouts(connection, maker, layouts)
 
-    def add_uses(self, queries: Mapping[str, float], tenant: str = DEFAULT_TENANT) -> None:
+    def add_uses(self, queries: Mapping[TaskName, float]) -> None:
         """Adds to the count of queries of each of these tasks."""
         with self._catalog.write() as connection:
-            add_uses(connection, tenant, queries)
+            add_uses(connection, queries)
 
-    def age_uses(self, share: float, tenant: str = DEFAULT_TENANT) -> None:
+    def age_uses(self, share: float) -> None:
         """Multiplies every count until now by ``share``."""
         with self._catalog.write() as connection:
-            age_uses(connection, tenant, share)
+            age_uses(connection, share)
 
     def backbones(self) -> Sequence[str]:
         """The further backbones to be served, in the order of their names."""
@@ -219,18 +220,29 @@ class Repository:
         with self._catalog.write() as connection:
             connection.execute(sa.delete(BACKBONES).where(BACKBONES.c.name == name))
 
+    def tenants(self) -> Sequence[str]:
+        """Those that have tasks, in order."""
+        with self._catalog.read() as connection:
+            return (
+                connection.execute(sa.select(VERSIONS.c.tenant).distinct().order_by(VERSIONS.c.tenant)).scalars().all()
+            )
+
     def list(
-        self, tenant: str = DEFAULT_TENANT, limit: int = 100, after: str | None = None
+        self, tenant: str = DEFAULT_TENANT, limit: int = 100, after: str | None = None, *, beside: str | None = None
     ) -> tuple[StoredTasks, str | None]:
         """Up to ``limit`` tasks with ids past ``after``, in the order of their ids, and the next ``after`` or None.
 
-        A task is shown by its served version, or by its newest if none is active yet.
+        A task is shown by its served version, or by its newest if none is active yet. ``beside``: tasks of that tenant
+        too, except where ``tenant`` has one of the same id.
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1, got {limit}")
+        found: dict[str, StoredTask] = {}
         with self._catalog.read() as connection:
-            found = list_tasks(connection, tenant, limit + 1, after or "")
-        return found[:limit], found[limit - 1].id if len(found) > limit else None
+            for owner in dict.fromkeys((beside or tenant, tenant)):
+                found |= {stored.id: stored for stored in list_tasks(connection, owner, limit + 1, after or "")}
+        ids = sorted(found)
+        return [found[id] for id in ids[:limit]], ids[limit - 1] if len(ids) > limit else None
 
     def versions(self, id: str, tenant: str = DEFAULT_TENANT) -> StoredTasks:
         """Every kept version, the oldest first. Raises ``NotFound``."""

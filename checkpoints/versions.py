@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from checkpoints.catalog import ALIASES, TASKS, USES, VERSIONS
 from checkpoints.ids import LATEST, shown
 from jpets.errors import Conflict, NotFound
+from jpets.types import TaskName
 
 State = Literal["uploaded", "active", "withdrawn"]
 UPLOADED: State = "uploaded"
@@ -33,6 +34,10 @@ class StoredTask:
     served: bool
     """Whether queries get this version."""
     state: State
+
+    @property
+    def name(self) -> TaskName:
+        return TaskName(self.tenant, self.id)
 
 
 class TaskRows:
@@ -143,8 +148,9 @@ class TaskRows:
 
 
 def list_tasks(connection: sa.Connection, tenant: str, limit: int, after: str) -> list[StoredTask]:
-    """One version of each task, the served or else the newest: up to ``limit`` tasks with ids past ``after``, by id."""
-    tasks = served_versions(tenant).where(VERSIONS.c.id > after).order_by(VERSIONS.c.id).limit(limit).subquery()
+    """A tenant's tasks, by the served version or else the newest: up to ``limit``, by id, with ids past ``after``."""
+    mine = served_versions().where(VERSIONS.c.tenant == tenant, VERSIONS.c.id > after)
+    tasks = mine.order_by(VERSIONS.c.id).limit(limit).subquery()
     chosen = sa.func.coalesce(tasks.c.served, tasks.c.newest)
     rows = (
         sa.select(VERSIONS, tasks.c.served.label("served"))
@@ -155,14 +161,12 @@ def list_tasks(connection: sa.Connection, tenant: str, limit: int, after: str) -
     return [stored_task(row, row.served) for row in connection.execute(rows)]
 
 
-def served_versions(tenant: str) -> sa.Select[Any]:
-    """(id, served, newest) of each task; ``served`` is null if no version is active."""
+def served_versions() -> sa.Select[Any]:
+    """(tenant, id, served, newest) of each task; ``served`` is null if no version is active."""
     active = sa.func.max(sa.case((VERSIONS.c.state == ACTIVE, VERSIONS.c.version)))
-    return (
-        sa.select(VERSIONS.c.id, active.label("served"), sa.func.max(VERSIONS.c.version).label("newest"))
-        .where(VERSIONS.c.tenant == tenant)
-        .group_by(VERSIONS.c.id)
-    )
+    newest = sa.func.max(VERSIONS.c.version)
+    name = (VERSIONS.c.tenant, VERSIONS.c.id)
+    return sa.select(*name, active.label("served"), newest.label("newest")).group_by(*name)
 
 
 def stored_task(row: sa.Row[Any], served: int | None) -> StoredTask:

@@ -19,6 +19,7 @@ from jpets.app.commands.serve import serve_command
 from jpets.app.commands.students import commands as students
 from jpets.app.commands.tables import commands as plot
 from jpets.app.commands.tasks import commands as task
+from jpets.app.commands.tenants import commands as tenants
 from jpets.app.commands.training import command as train
 from jpets.errors import JpetsError, one_line
 from serving.options.options import Options
@@ -77,6 +78,8 @@ app.add_typer(task.app, name="task")
 app.add_typer(plot.app, name="plot")
 app.add_typer(students.app, name="students")
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(tenants.keys, name="key")
+app.add_typer(tenants.tenants, name="tenant")
 app.command("serve")(serve_command(_run_server))
 app.command("query")(query.query)
 app.command("run")(run.run)

@@ -10,8 +10,11 @@
     |   |-- InvalidTable                   422  a lookup table that is damaged or was made for another backbone
     |   |-- TooLarge                       413  more inputs or bytes than one request may carry
     |   `-- UnsupportedMedia               415  a body in another format or encoding than is read here
-    |-- NotFound (KeyError)                404  unknown task, version or backbone
+    |-- Unauthorized                       401  no key, or one that is not accepted
+    |-- Forbidden                          403  the key does not allow this
+    |-- NotFound (KeyError)                404  unknown task, version or backbone; or another tenant's
     |-- Conflict                           409  another client changed the task first
+    |-- OverQuota                          429  the tenant asks more than it may
     |-- DeadlineExceeded (TimeoutError)    504  no answer came in time
     |-- Saturated                          503  the queue is full, or the server drains
     |   `-- Preparing                      503  the task's class is still being made ready
@@ -23,6 +26,8 @@ Every message says what was expected, what was found and what to do. None carrie
 """
 
 from __future__ import annotations
+
+import math
 
 
 class JpetsError(Exception):
@@ -76,12 +81,29 @@ class UnsupportedMedia(InvalidInput):
     code, status = "unsupported_media_type", 415
 
 
+class Unauthorized(JpetsError):
+    code, status = "unauthorized", 401
+
+
+class Forbidden(JpetsError):
+    code, status = "forbidden", 403
+
+
 class NotFound(JpetsError, KeyError):
     code, status = "not_found", 404
 
 
 class Conflict(JpetsError):
     code, status = "conflict", 409
+
+
+class OverQuota(JpetsError):
+    code, status = "over_quota", 429
+
+    def __init__(self, message: str, wait: float = 1.0) -> None:
+        """``wait``: seconds until it would be accepted."""
+        super().__init__(message)
+        self.retry_after = max(1, math.ceil(wait))
 
 
 class DeadlineExceeded(JpetsError, TimeoutError):

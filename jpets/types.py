@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from jpets.access import DEFAULT_TENANT as DEFAULT_TENANT
 from jpets.config import BackboneConfig
 from jpets.errors import JpetsError
 from jpets.spelling import Spelling
@@ -22,7 +23,6 @@ Aggregation = Literal["none", "simple", "first", "average", "max"]
 """How labels of tokens become entities."""
 QA_OUTPUTS = 2
 """Of a question-answering head: start and end of the answer."""
-DEFAULT_TENANT = "default"
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, of how many)."""
 
@@ -44,7 +44,7 @@ class Query:
 
     Token ids are taken as they are: they must hold the special tokens already. ``truncate`` overrides the task's
     own rule for texts that are too long; ``None`` keeps it. For question answering ``text`` is the question and
-    ``text_pair`` the context.
+    ``text_pair`` the context. ``owner`` is the tenant that has the task, by default the one that asks.
     """
 
     task: str | None
@@ -53,6 +53,11 @@ class Query:
     input_ids: Sequence[int] | None = None
     token_type_ids: Sequence[int] | None = None
     truncate: bool | None = None
+    owner: str | None = None
+
+    def task_name(self, tenant: str) -> TaskName | None:
+        """The task that it asks for, sent by ``tenant``."""
+        return None if self.task is None else TaskName(self.owner or tenant, self.task)
 
 
 @dataclasses.dataclass(frozen=True)

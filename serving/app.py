@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response, Security
+from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.responses import JSONResponse
 
@@ -24,6 +25,7 @@ from serving.protocols import (
     fanout,
     huggingface,
     jobs,
+    keys,
     models,
     rerank,
     routed,
@@ -36,23 +38,30 @@ from serving.protocols.oip import http as oip
 from serving.requests.context import Context, Here, server_version
 from serving.requests.metrics import CONTENT_TYPE, Metrics
 from serving.requests.middleware import RequestMiddleware
+from serving.tenants.gate import Gate
+from serving.tenants.keyring import Keyring
 
 DESCRIPTION = """
 Thousands of fine-tuned tasks over a shared backbone, any mixture of them in one batch.
 
 Every request may carry `X-Request-Id` (echoed, else generated) and `X-Request-Timeout` (seconds). Errors are
 `{"error": {"code", "message", "request_id"}}`, under `/v2` `{"error": "..."}`: 400 not parseable, 422 parseable but not
-acceptable, 404 unknown, 405 another method (`Allow` names those that there are), 408 sent too slowly, 409 version
-conflict, 413 too large, 415 another format or encoding, 431 headers too large, 503 saturated, starting or draining
-(with `Retry-After`), 504 deadline passed, 507 disk or device full.
+acceptable, 401 no key, 403 the key does not allow it, 404 unknown or another tenant's, 405 another method (`Allow`
+names those that there are), 408 sent too slowly, 409 version conflict, 413 too large, 415 another format or encoding,
+429 over quota, 431 headers too large, 503 saturated, starting or draining (429 and 503 with `Retry-After`), 504
+deadline passed, 507 disk or device full.
 
 JSON bodies may be packed (`Content-Encoding: gzip` or `deflate`). Optional fields may be null. A query parameter that a
 route does not know is refused. `HEAD` is answered as `GET`, and `OPTIONS` names a path's methods.
+
+Where the server has keys, every request but those for health needs one: `Authorization: Bearer KEY`, or `X-API-Key`.
 """
+KEYS = "a key of the server, where it has any"
 TAGS = [
     {"name": "inference", "description": "Labels, entities, answers, values and embeddings of texts"},
     {"name": "open inference protocol", "description": "A task is a model; so is the plain backbone"},
     {"name": "tasks", "description": "Which tasks there are"},
+    {"name": "tenants", "description": "Who may ask for what, and how much"},
     {"name": "backbones", "description": "Which backbones there are"},
     {"name": "domains", "description": "Tables of n-gram vectors, of backbones whose lower layers they stand for"},
     {"name": "students", "description": "Groups of students, of which fewer answer while queries wait"},
@@ -60,19 +69,25 @@ TAGS = [
     {"name": "operation", "description": "For people and monitoring"},
 ]
 NESTED_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 404, 408, 413, 415, 422, 431, 500, 503, 504, 507)
+    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 431, 500, 503, 504, 507)
 }
 CHANGE_ERRORS: dict[int | str, dict[str, Any]] = {409: {"model": ErrorBody}}
 """What else a change brings about."""
 PAGE_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 408, 413, 422, 431, 500, 503)
+    status: {"model": ErrorBody} for status in (400, 401, 403, 408, 413, 422, 429, 431, 500, 503)
 }
 
 
 def create_app(
-    service: Services | Service, settings: ServingSettings | None = None, training: Jobs | None = None
+    service: Services | Service,
+    settings: ServingSettings | None = None,
+    training: Jobs | None = None,
+    keyring: Keyring | None = None,
 ) -> FastAPI:
-    """The application; it answers health and metrics at once and the rest when ``service`` has started."""
+    """The application; it answers health and metrics at once and the rest when ``service`` has started.
+
+    Without ``keyring`` every request is accepted, for the default tenant.
+    """
     service = Services(service) if isinstance(service, Service) else service
     settings = settings or ServingSettings()
     metrics = Metrics(service, training)
@@ -83,12 +98,13 @@ def create_app(
         description=DESCRIPTION,
         openapi_tags=TAGS,
         redirect_slashes=False,
-        dependencies=[Depends(check_parameters)],
+        dependencies=[Depends(check_parameters), Security(HTTPBearer(auto_error=False, description=KEYS))],
     )
-    app.state.context = Context(service, settings, metrics, training)
+    keyring = keyring or Keyring()
+    app.state.context = Context(service, settings, metrics, training, keyring=keyring)
     for module in (classify, embeddings, fanout, huggingface, models, rerank, routed, tei):
         app.include_router(module.router, responses=NESTED_ERRORS)
-    for module in (tasks, backbones, domains, jobs, students):
+    for module in (tasks, backbones, domains, jobs, keys, students):
         app.include_router(module.router, responses=NESTED_ERRORS | CHANGE_ERRORS)
     app.include_router(oip.router)
     app.include_router(status.router, responses=PAGE_ERRORS)
@@ -103,6 +119,7 @@ def create_app(
     _render_document_once(app)
     install_handlers(app)
     app.add_middleware(MethodsMiddleware, routes=app.router.routes)
+    app.add_middleware(Gate, keyring=keyring)
     app.add_middleware(
         RequestMiddleware,
         metrics=metrics,

@@ -18,14 +18,23 @@ from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.http.settings import ServingSettings
 from serving.jobs.service import Jobs
+from serving.tenants.keyring import Keyring
 
 Call = Callable[..., httpx.Response]
 """(method, path, **httpx's arguments) -> the response"""
 
 
-def client_of(service: Service | Services, settings: ServingSettings, training: Jobs | None = None) -> Call:
+def client_of(
+    service: Service | Services,
+    settings: ServingSettings,
+    training: Jobs | None = None,
+    keyring: Keyring | None = None,
+) -> Call:
     """Calls a fresh application around ``service``."""
-    app = create_app(service, settings, training)
+    return client_to(create_app(service, settings, training, keyring))
+
+
+def client_to(app: FastAPI) -> Call:
 
     async def send(method: str, path: str, request: dict[str, Any]) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:

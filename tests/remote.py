@@ -12,12 +12,13 @@ from serving.grpc.messages import METHODS, SERVICE, message
 class Remote:
     """The protocol's methods by name, with the fields of their requests."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, key: str | None = None) -> None:
         self.channel = channel
+        self.signed = () if key is None else (("authorization", f"Bearer {key}"),)
 
     def __call__(self, method: str, *, timeout: float | None = 30, **fields: Any) -> Any:
         called = METHODS[method]
         path = f"/{SERVICE}/{method}"
         request, response = message(called.input_type.name), message(called.output_type.name)
         call = self.channel.unary_unary(path, request.SerializeToString, response.FromString)
-        return call(request(**fields), timeout=timeout)
+        return call(request(**fields), timeout=timeout, metadata=self.signed)

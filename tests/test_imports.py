@@ -97,15 +97,17 @@ ALLOWED: Mapping[str, set[str]] = {
     | {"jpets.deltas", "jpets.engine", "serving.http"}
     | {f"jpets.engine.{part}" for part in ("device", "group", "results", "tasks", "workloads")},
     "serving.jobs": PLAIN | {"jpets.deltas", "serving.hosted", "serving.http"},
-    "serving.requests": PLAIN | {"jpets.engine.results", "serving.hosted", "serving.http", "serving.jobs"},
-    "serving.protocols.oip": PLAIN
-    | {"jpets.engine.results"}
-    | {f"serving.{part}" for part in ("hosted", "http", "requests")},
+    "serving.tenants": PLAIN | {"serving.http"},
+    "serving.requests": PLAIN
+    | {"jpets.engine.results", "serving.hosted", "serving.http", "serving.jobs", "serving.tenants"},
+    "serving.protocols.oip": PLAIN | {"jpets.engine.results"} | {"serving.http", "serving.requests"},
     "serving.protocols": PLAIN
     | {"jpets.engine.results", "serving.protocols.oip"}
     | {f"serving.{part}" for part in ("hosted", "http", "jobs", "requests")},
-    "serving.grpc": PLAIN | {"serving.http", "serving.protocols.oip", "serving.requests"},
-    "serving": {f"serving.{part}" for part in ("hosted", "http", "jobs", "protocols", "protocols.oip", "requests")},
+    "serving.grpc": PLAIN | {"serving.http", "serving.protocols.oip", "serving.requests", "serving.tenants"},
+    "serving": {
+        f"serving.{part}" for part in ("hosted", "http", "jobs", "protocols", "protocols.oip", "requests", "tenants")
+    },
 }
 """Rooms, and which others each may import: also inside functions, and for types. ``jpets.app`` may import all."""
 

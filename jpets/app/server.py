@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from checkpoints.task_file import fingerprint_of
 from jpets.app.commands.bars import Bars, done_of
+from jpets.app.exposure import check_open_to_all, tls_files
 from jpets.app.host_use import HostUse
 from jpets.app.hosting import (
     Shelf,
@@ -40,11 +41,13 @@ from jpets.scratch import scratch_folder
 from jpets.xla_flags import set_xla_flags
 from serving.app import create_app
 from serving.grpc.server import GrpcServer
+from serving.hosted.follower import Follower
 from serving.hosted.services import Services
 from serving.http.connections import Connections
 from serving.jobs.service import Jobs
 from serving.options.options import Options
 from serving.requests.context import Context
+from serving.tenants.keyring import Keyring
 
 log = logging.getLogger("jpets.serve")
 
@@ -74,10 +77,15 @@ def _serve(options: Options) -> None:
         listener = stack.enter_context(_listen("--host, --port", options.host, options.port))
         if options.grpc and options.grpc_port:
             _listen("--grpc-port", options.host, options.grpc_port).close()
+        tls = tls_files(options)
         with Display() as display:
             display.show("backbone", 0, None)
             backbone = default_backbone(options)
         repository = stack.enter_context(opened_repository(options, backbone))
+        keyring = Keyring(repository.access)
+        check_open_to_all(options, keyring)
+        follower = Follower(keyring.refresh)
+        stack.callback(follower.close)
         if options.demo:
             add_demo_tasks(repository)
         shelf = Shelf(options, repository)
@@ -91,9 +99,11 @@ def _serve(options: Options) -> None:
         )
         jobs = make_jobs(options, repository, service, shelf)
         uploads = stack.enter_context(scratch_folder())
-        server = DrainingServer(options, service, jobs, uploads)
-        start = Start(options, service, jobs, server, f"http://{_address(*listener.getsockname()[:2])}")
+        server = DrainingServer(options, service, jobs, uploads, keyring, tls)
+        scheme = "http" if tls is None else "https"
+        start = Start(options, service, jobs, server, f"{scheme}://{_address(*listener.getsockname()[:2])}")
         start.begin()
+        follower.start()
         server.run(sockets=[listener])
         start.end()
         jobs.runner.close()
@@ -104,10 +114,19 @@ def _serve(options: Options) -> None:
 class DrainingServer(uvicorn.Server):
     """The first signal drains: not ready any more, running requests finish. A second one ends it at once."""
 
-    def __init__(self, options: Options, service: Services, jobs: Jobs, uploads: Path) -> None:
+    def __init__(
+        self,
+        options: Options,
+        service: Services,
+        jobs: Jobs,
+        uploads: Path,
+        keyring: Keyring,
+        tls: tuple[bytes, bytes] | None,
+    ) -> None:
+        """``tls``: private key and certificates."""
         limits = options.connection_limits()
         settings = dataclasses.replace(options.serving_settings(), upload_folder=uploads)
-        app = create_app(service, settings, jobs)
+        app = create_app(service, settings, jobs, keyring)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -120,19 +139,26 @@ class DrainingServer(uvicorn.Server):
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=round(options.grace),
+                ssl_certfile=options.tls_certificate,
+                ssl_keyfile=options.tls_key,
             )
         )
         self._service = service
         self._options = options
+        self._tls = tls
         self._context: Context = app.state.context
         self._remote: GrpcServer | None = None
         self.grpc_address: str | None = None
         """Where gRPC is spoken."""
 
+    @property
+    def needs_key(self) -> bool:
+        return self._context.keyring.required
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self._options.grpc:
-            self._remote = GrpcServer(self._context, self._options.connection_limits())
+            self._remote = GrpcServer(self._context, self._options.connection_limits(), self._tls)
             host, port, given = self._options.host, self._options.port, self._options.grpc_port
             chosen = given if given is not None else port and min(port + 1, MOST_PORT)
             try:
@@ -210,7 +236,8 @@ class Start:
         typer.echo(f"jpets is ready at {self._url} (API: {self._url}/docs)")
         if self._server.grpc_address is not None:
             typer.echo(f"  gRPC (Open Inference Protocol) at {self._server.grpc_address}")
-        typer.echo(f"  curl {self._url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'")
+        key = " -H 'Authorization: Bearer KEY'" if self._server.needs_key else ""
+        typer.echo(f"  curl {self._url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'")
         if (use := HostUse.of(self._service, self._options.engine_settings())) is not None:
             typer.echo(f"  host memory: {use}")
         sys.stdout.flush()

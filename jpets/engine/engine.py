@@ -32,7 +32,7 @@ from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import SHUTTING_DOWN, InvalidInput, Saturated, UnknownClass
 from jpets.free_memory import return_free_memory
-from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task
+from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
 
 
 class Engine(Serves):
@@ -121,8 +121,8 @@ class Engine(Serves):
         entry = self.tasks.entry(tenant, id)
         return self.residency.tier(entry) if entry is not None else None
 
-    def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
-        return self.tasks.uses(tenant)
+    def uses(self) -> Mapping[TaskName, int]:
+        return self.tasks.uses()
 
     def report(self) -> EngineReport:
         stats, bank_bytes, found = self.stats, self.replica.bank_bytes(), self.replica.device.memory_stats()

@@ -13,7 +13,7 @@ from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import InvalidTask
-from jpets.types import DEFAULT_TENANT, Progress, Query, Result, Task
+from jpets.types import DEFAULT_TENANT, Progress, Query, Result, Task, TaskName
 
 Part = TypeVar("Part")
 
@@ -168,7 +168,7 @@ class Serves(abc.ABC):
         """Where a task is now; None for a task that is not known."""
 
     @abc.abstractmethod
-    def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
+    def uses(self) -> Mapping[TaskName, int]:
         """Queries for each task since the last call."""
 
     @abc.abstractmethod

@@ -24,7 +24,8 @@ class GrpcServer:
     """Listens from ``start`` to ``stop``, on at most as many connections, and for at most as many calls at a time, as
     ``limits`` allow. Event loop only."""
 
-    def __init__(self, here: Context, limits: ConnectionLimits) -> None:
+    def __init__(self, here: Context, limits: ConnectionLimits, tls: tuple[bytes, bytes] | None = None) -> None:
+        """``tls``: private key and certificates, in PEM."""
         bounds = (
             ("grpc.max_receive_message_length", here.settings.max_body_bytes),
             ("grpc.max_send_message_length", -1),
@@ -32,6 +33,7 @@ class GrpcServer:
             ("grpc.max_connection_idle_ms", int(limits.keep_alive * 1000)),
             ("grpc.max_concurrent_streams", CALLS_EACH),
         )
+        self._credentials = None if tls is None else grpc.ssl_server_credentials([tls])
         self._server = grpc.aio.server(options=(*ALONE, *bounds), maximum_concurrent_rpcs=limits.most)
         self._server.add_generic_rpc_handlers((InferenceService(here).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(Health(here), self._server)
@@ -40,7 +42,10 @@ class GrpcServer:
     async def start(self, address: str) -> int:
         """Returns the port that it listens on. Raises ``OSError``."""
         try:
-            port = self._server.add_insecure_port(address)
+            if self._credentials is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as error:  # the only one: the address cannot be bound
             raise OSError(f"cannot listen on {address}") from error
         await self._server.start()

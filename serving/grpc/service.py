@@ -16,11 +16,14 @@ from google.protobuf.message import DecodeError
 from jpets.errors import (
     Conflict,
     DeadlineExceeded,
+    Forbidden,
     InvalidInput,
     JpetsError,
     NotFound,
     OutOfSpace,
+    OverQuota,
     Saturated,
+    Unauthorized,
     Unparseable,
 )
 from serving.grpc.inference import check_counts, check_unload, inference_of, parameters_of, response_of, seconds_of
@@ -31,12 +34,17 @@ from serving.protocols.oip.inference import EXTENSIONS, find_model, read_inferen
 from serving.protocols.oip.repository import index, load, unload
 from serving.requests.ask import answer
 from serving.requests.context import Context, server_version
+from serving.tenants.gate import key_of
+from serving.tenants.scopes import METHODS as SCOPES
 
 Call: TypeAlias = Any
 """``grpc.aio.ServicerContext``; the package has no types."""
 CODES = (
     (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFound, grpc.StatusCode.NOT_FOUND),
+    (Unauthorized, grpc.StatusCode.UNAUTHENTICATED),
+    (Forbidden, grpc.StatusCode.PERMISSION_DENIED),
+    (OverQuota, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (Conflict, grpc.StatusCode.ABORTED),
     (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (Saturated, grpc.StatusCode.UNAVAILABLE),
@@ -87,12 +95,12 @@ class InferenceService:
         return grpc.method_handlers_generic_handler(SERVICE, {**handlers, "ModelStreamInfer": stream})
 
     async def _answered(
-        self, name: str, method: Callable[[Any, Call], Awaitable[Any]], content: bytes, call: Call
+        self, name: str, method: Callable[[Context, Any, Call], Awaitable[Any]], content: bytes, call: Call
     ) -> Any:
         """A method's answer, or its error as a status, which is counted before it is sent."""
         with self._counted(name) as count:
             try:
-                return await method(_read(name, content), call)
+                return await method(self._admitted(name, call), _read(name, content), call)
             except JpetsError as error:
                 code, problem = code_of(error), error.message
                 if error.retry_after is not None:
@@ -101,6 +109,14 @@ class InferenceService:
                 code, problem = grpc.StatusCode.INTERNAL, _logged(error)
             count(code)
         return await call.abort(code, problem)
+
+    def _admitted(self, method: str, call: Call) -> Context:
+        """The context of a request, for its asker. Raises ``Unauthorized``, ``Forbidden``, ``OverQuota``."""
+        given = {name.encode(): _bytes(value) for name, value in call.invocation_metadata() or ()}
+        asker = self._here.keyring.asker(key_of(given))
+        asker.allowance.request()
+        asker.check(SCOPES[method])
+        return self._here.asked_by(asker)
 
     @contextlib.contextmanager
     def _counted(self, name: str) -> Iterator[Callable[[grpc.StatusCode], None]]:
@@ -119,33 +135,32 @@ class InferenceService:
         finally:
             self._here.metrics.remote_call(name, code.name, time.monotonic() - started)
 
-    async def _server_live(self, request: Any, call: Call) -> Any:
-        return message("ServerLiveResponse")(live=self._here.services.live)
+    async def _server_live(self, here: Context, request: Any, call: Call) -> Any:
+        return message("ServerLiveResponse")(live=here.services.live)
 
-    async def _server_ready(self, request: Any, call: Call) -> Any:
-        return message("ServerReadyResponse")(ready=self._here.services.first.ready)
+    async def _server_ready(self, here: Context, request: Any, call: Call) -> Any:
+        return message("ServerReadyResponse")(ready=here.services.first.ready)
 
-    async def _server_metadata(self, request: Any, call: Call) -> Any:
+    async def _server_metadata(self, here: Context, request: Any, call: Call) -> Any:
         return message("ServerMetadataResponse")(name="jpets", version=server_version(), extensions=EXTENSIONS)
 
-    async def _model_ready(self, request: Any, call: Call) -> Any:
+    async def _model_ready(self, here: Context, request: Any, call: Call) -> Any:
         try:
-            await find_model(self._here, request.name, request.version or None)
+            await find_model(here, request.name, request.version or None)
         except NotFound:  # as Triton answers
             return message("ModelReadyResponse")(ready=False)
-        return message("ModelReadyResponse")(ready=self._here.services.first.ready)
+        return message("ModelReadyResponse")(ready=here.services.first.ready)
 
-    async def _model_metadata(self, request: Any, call: Call) -> Any:
-        found = (await find_model(self._here, request.name, request.version or None)).metadata
+    async def _model_metadata(self, here: Context, request: Any, call: Call) -> Any:
+        found = (await find_model(here, request.name, request.version or None)).metadata
         tensors = {side: [TensorMetadata(**each) for each in found.pop(side)] for side in ("inputs", "outputs")}
         return ModelMetadata(**found, **tensors)
 
-    async def _infer(self, request: Any, call: Call) -> Any:
-        return await self._result(request, call.time_remaining())
+    async def _infer(self, here: Context, request: Any, call: Call) -> Any:
+        return await self._result(here, request, call.time_remaining())
 
-    async def _result(self, request: Any, left: float | None) -> Any:
+    async def _result(self, here: Context, request: Any, left: float | None) -> Any:
         """The answer to a request within ``left`` seconds. Raises ``JpetsError``."""
-        here = self._here
         with self._holding(request.ByteSize()):
             parameters = parameters_of(request)
             inference = inference_of(request, parameters)
@@ -183,7 +198,7 @@ class InferenceService:
 
         async def answered(content: bytes) -> Any:
             nonlocal unread
-            response = await self._streamed(content, call.time_remaining())
+            response = await self._streamed(content, call)
             unread += response.ByteSize()
             return response
 
@@ -205,13 +220,14 @@ class InferenceService:
         except BaseExceptionGroup as several:  # gRPC knows what to do with each alone: mostly that the client left
             raise several.exceptions[0] from None
 
-    async def _streamed(self, content: bytes, left: float | None) -> Any:
+    async def _streamed(self, content: bytes, call: Call) -> Any:
         name, id = "ModelStreamInfer", ""
         with self._counted(name) as count:
             try:
                 request = _read(name, content)
                 id = request.id
-                return StreamResponse(infer_response=await self._result(request, left))
+                here = self._admitted(name, call)
+                return StreamResponse(infer_response=await self._result(here, request, call.time_remaining()))
             except JpetsError as error:
                 count(code_of(error))
                 problem = error.message
@@ -222,18 +238,18 @@ class InferenceService:
             response.infer_response.id = id
             return response
 
-    async def _index(self, request: Any, call: Call) -> Any:
-        found = await index(self._here, ready=request.ready)
+    async def _index(self, here: Context, request: Any, call: Call) -> Any:
+        found = await index(here, ready=request.ready)
         return message("RepositoryIndexResponse")(models=[ModelIndex(**each) for each in found])
 
-    async def _load(self, request: Any, call: Call) -> Any:
+    async def _load(self, here: Context, request: Any, call: Call) -> Any:
         check_counts(request, "parameters")
-        await load(self._here, request.model_name, dict(request.parameters))
+        await load(here, request.model_name, dict(request.parameters))
         return message("RepositoryModelLoadResponse")()
 
-    async def _unload(self, request: Any, call: Call) -> Any:
+    async def _unload(self, here: Context, request: Any, call: Call) -> Any:
         check_unload(request)
-        await unload(self._here, request.model_name)
+        await unload(here, request.model_name)
         return message("RepositoryModelUnloadResponse")()
 
 
@@ -244,6 +260,10 @@ def _read(name: str, content: bytes) -> Any:
         return message(kind).FromString(content)
     except DecodeError as error:
         raise Unparseable(f"expected a {kind}, found other bytes") from error
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("latin-1", "replace")
 
 
 def _logged(error: Exception) -> str:

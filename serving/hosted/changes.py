@@ -10,7 +10,7 @@ from jpets.errors import InvalidTask, NotFound, Preparing, UnknownClass
 from jpets.types import Task, TaskName
 from serving.hosted.layout import layout_of
 from serving.hosted.preparations import Preparations
-from serving.hosted.repository import StoredTask, stored_as
+from serving.hosted.repository import StoredTask
 from serving.hosted.served import ServedTasks
 from serving.http.uploads import map_file
 
@@ -42,13 +42,16 @@ class Changes:
             return checked[0].task
 
         with tasks.locks.hold(name):
-            id = stored_as(name)
-            stored = tasks.repository.put(id, map_file(file), if_match=if_match, validator=acceptable)
+            stored = tasks.repository.put(
+                name.id, map_file(file), tenant=name.tenant, if_match=if_match, validator=acceptable
+            )
             try:
                 tasks.layouts.keep(stored.digest, layout_of(checked[0]))
                 self._preparations.serve(engine, name, checked[0], stored)
             except BaseException:
-                tasks.repository.discard(id, stored.version)  # versions that others added meanwhile stay
+                tasks.repository.discard(
+                    name.id, stored.version, name.tenant
+                )  # versions that others added meanwhile stay
                 raise
             return stored
 
@@ -56,13 +59,12 @@ class Changes:
         """Serves an earlier version; when it returns, the next query gets it. Raises ``NotFound``, ``OutOfSpace``."""
         tasks, engine = self._tasks, self._tasks.engine
         with tasks.locks.hold(name):
-            id = stored_as(name)
-            before = tasks.repository.get(id)
-            stored = tasks.repository.rollback(id, to)
+            before = tasks.repository.get(name.id, name.tenant)
+            stored = tasks.repository.rollback(name.id, to, name.tenant)
             try:
                 self._preparations.serve(engine, name, engine.lower_task(tasks.read(stored, name)), stored)
             except BaseException:
-                tasks.repository.activate(id, before.version)
+                tasks.repository.activate(name.id, before.version, name.tenant)
                 raise
             return stored
 
@@ -71,7 +73,7 @@ class Changes:
         tasks, engine = self._tasks, self._tasks.engine
         with tasks.locks.hold(name):
             try:
-                tasks.repository.delete(stored_as(name), if_match=if_match)
+                tasks.repository.delete(name.id, name.tenant, if_match)
             except NotFound:
                 self._preparations.forget(engine, name)  # it was deleted behind the server's back
                 raise

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from serving.hosted.repository import every_task
 from serving.hosted.services import Services
 
 
 def tasks_of_domains(services: Services) -> Counter[tuple[str, str]]:
     """The stored tasks by backbone and domain."""
     found: Counter[tuple[str, str]] = Counter()
-    after: str | None = None
-    while True:
-        tasks, after = services.repository.list(limit=1000, after=after)
-        for task in tasks:
-            domain = (task.metadata.get("preprocessing") or {}).get("domain") or ""
-            found[task.metadata["backbone"]["fingerprint"], domain.partition("@")[0]] += 1
-        if after is None:
-            return found
+    for task in every_task(services.repository):
+        domain = (task.metadata.get("preprocessing") or {}).get("domain") or ""
+        found[task.metadata["backbone"]["fingerprint"], domain.partition("@")[0]] += 1
+    return found

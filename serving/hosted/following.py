@@ -11,7 +11,6 @@ from jpets.errors import JpetsError
 from jpets.types import Progress, TaskName
 from serving.hosted.layout import Known
 from serving.hosted.preparations import Preparations
-from serving.hosted.repository import named, stored_as
 from serving.hosted.served import ServedTasks
 
 log = logging.getLogger(__name__)
@@ -43,8 +42,7 @@ class Following:
         """
         engine = self._tasks.engine
         with self._refreshing:
-            number, ids = self._tasks.repository.changes(self._seen)
-            changed = [named(id) for id in ids]
+            number, changed = self._tasks.repository.changes(self._seen)
             if number < self._seen:  # an older copy of the catalogue took its place
                 known = self._tasks.layouts.tasks(lambda what, done, total: None)
                 changed = [*self._tasks.registered.copy(), *(task.name for task in known)]
@@ -84,7 +82,7 @@ class Following:
         read: its queries are told why."""
         if known.layout is None and self._preparations.growing:
             with contextlib.suppress(JpetsError):
-                stored = self._tasks.repository.get(stored_as(known.name), version=known.version)
+                stored = self._tasks.repository.get(known.name.id, known.name.tenant, known.version)
                 layout = self._tasks.layouts.layout(self._tasks.read(stored, known.name))
                 self._tasks.layouts.keep(stored.digest, layout)
                 return known._replace(layout=layout)

@@ -15,7 +15,7 @@ from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.workloads.registry import network_of
 from jpets.errors import JpetsError
 from jpets.types import LoadedBackbone, Progress, Task, TaskName
-from serving.hosted.repository import IndexedTask, TaskRepository, Validator, named, stored_as
+from serving.hosted.repository import IndexedTask, TaskRepository, Validator
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +73,14 @@ class Layouts:
         indexed = [task for task in self._repository.index(self._maker) if task.backbone == self._backbone]
         new = {task.digest: task for task in indexed if task.layout is None}
         made = self._make(new.values(), progress)
-        return [Known(named(task.id), task.version, _read(task.layout or made.get(task.digest))) for task in indexed]
+        return [Known(task.name, task.version, _read(task.layout or made.get(task.digest))) for task in indexed]
 
     def known(self, name: TaskName) -> Known | None:
         """The task that the repository holds under ``name`` now; None where there is none, or one of another backbone.
 
         Its layout is also None where it was not read for it yet.
         """
-        task = self._repository.indexed(stored_as(name), self._maker)
+        task = self._repository.indexed(name, self._maker)
         if task is None or task.backbone != self._backbone:
             return None
         return Known(name, task.version, _read(task.layout))

@@ -10,7 +10,6 @@ from jpets.engine.tasks.entries import Entry
 from jpets.errors import NotFound
 from jpets.types import Task, TaskName
 from serving.hosted.following import Following
-from serving.hosted.repository import stored_as
 from serving.hosted.served import ServedTasks
 
 REMEMBERED = 8192
@@ -56,7 +55,7 @@ class Outlines:
     def read(self, entry: Entry) -> Task:
         """The outline of a task from the repository; it is remembered."""
         loading, version, name = entry.loading, entry.version, TaskName(entry.tenant, entry.task)
-        stored = self._tasks.repository.get(stored_as(name), version=version)
+        stored = self._tasks.repository.get(name.id, name.tenant, version)
         outline = self._tasks.repository.outline(stored) or self._tasks.read(stored, name).outlined()
         with self._lock:
             self._outlines[loading] = outline

@@ -13,7 +13,7 @@ from jpets.engine.tasks.lowered import LoweredTask
 from jpets.errors import JpetsError, OutOfSpace, Preparing, UnknownClass
 from jpets.types import Task, TaskName
 from serving.hosted.layout import Known, layout_of
-from serving.hosted.repository import StoredTask, stored_as
+from serving.hosted.repository import StoredTask
 from serving.hosted.served import ServedTasks
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Preparations:
                 return  # another version came, or it was deleted
             try:
                 if problem is None:
-                    stored = self._tasks.repository.get(stored_as(name), version=version)
+                    stored = self._tasks.repository.get(name.id, name.tenant, version)
                     self.serve(engine, name, engine.lower_task(self._tasks.read(stored, name)), stored)
             except Exception as error:  # noqa: BLE001 (any error is the answer to the task's queries)
                 problem = error
@@ -129,6 +129,6 @@ class Preparations:
                 tasks.register(engine, known)
             return
         if isinstance(problem, OutOfSpace):
-            tasks.repository.discard(stored_as(name), version)
+            tasks.repository.discard(name.id, version, name.tenant)
         if tasks.version(name) == version:
             self.forget(engine, name)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from jpets.types import DEFAULT_TENANT, Task, TaskName
+
+PAGE = 1000
+"""Tasks that are read from a repository at once."""
 
 Validator = Callable[[bytes | memoryview, str], Task]
 """(file's bytes, id) -> the task; raises ``InvalidTask`` for a file that cannot be served."""
@@ -15,6 +18,10 @@ Validator = Callable[[bytes | memoryview, str], Task]
 class StoredTask(Protocol):
     """One version of a task. ``metadata`` is the task file's JSON document."""
 
+    @property
+    def name(self) -> TaskName: ...
+    @property
+    def tenant(self) -> str: ...
     @property
     def id(self) -> str: ...
     @property
@@ -37,6 +44,8 @@ class IndexedTask(Protocol):
     """A served task. ``backbone`` is its backbone's fingerprint, ``layout`` what a reader kept of its file."""
 
     @property
+    def name(self) -> TaskName: ...
+    @property
     def id(self) -> str: ...
     @property
     def version(self) -> int: ...
@@ -49,13 +58,19 @@ class IndexedTask(Protocol):
 
 
 class TaskRepository(Protocol):
-    """Versions of task files by id. Every method raises ``NotFound`` for what is not there.
+    """Versions of task files by tenant and id. Every method raises ``NotFound`` for what is not there.
 
     It has more than 20 methods, as one repository keeps tasks, their use and which backbones are served.
     """
 
     def put(
-        self, id: str, data: Path | memoryview, *, if_match: int | None = None, validator: Validator | None = None
+        self,
+        id: str,
+        data: Path | memoryview,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        if_match: int | None = None,
+        validator: Validator | None = None,
     ) -> StoredTask:
         """Stores a new version, which is then the served one. On any error nothing has changed.
 
@@ -63,12 +78,19 @@ class TaskRepository(Protocol):
         """
         ...
 
-    def get(self, id: str, *, version: int | str | None = None) -> StoredTask:
+    def get(self, id: str, tenant: str = DEFAULT_TENANT, version: int | str | None = None) -> StoredTask:
         """A version by number or alias, by default the served one."""
         ...
 
-    def list(self, *, limit: int = 100, after: str | None = None) -> tuple[Sequence[StoredTask], str | None]:
-        """Up to ``limit`` tasks by id, past ``after``, and the next ``after`` or None."""
+    def tenants(self) -> Sequence[str]:
+        """Those that have tasks."""
+        ...
+
+    def list(
+        self, tenant: str = DEFAULT_TENANT, limit: int = 100, after: str | None = None, *, beside: str | None = None
+    ) -> tuple[Sequence[StoredTask], str | None]:
+        """Up to ``limit`` tasks by id, past ``after``, and the next ``after`` or None. ``beside``: also that tenant's,
+        except those with ids that ``tenant`` has too."""
         ...
 
     def read(self, stored: Any) -> bytes:
@@ -87,11 +109,11 @@ class TaskRepository(Protocol):
         """Every served task with the layout that ``maker`` kept of its file, the most used first."""
         ...
 
-    def indexed(self, id: str, maker: str) -> IndexedTask | None:
+    def indexed(self, name: TaskName, maker: str) -> IndexedTask | None:
         """One task as ``index`` has it; None where it is not there."""
         ...
 
-    def changes(self, since: int) -> tuple[int, Sequence[str]]:
+    def changes(self, since: int) -> tuple[int, Sequence[TaskName]]:
         """The number of the last change by anyone, and the tasks, also deleted ones, that changed after ``since``."""
         ...
 
@@ -99,7 +121,7 @@ class TaskRepository(Protocol):
         """Keeps a text for each of these files, by digest."""
         ...
 
-    def add_uses(self, queries: Mapping[str, float]) -> None:
+    def add_uses(self, queries: Mapping[TaskName, float]) -> None:
         """Adds to the count of queries of each of these tasks."""
         ...
 
@@ -119,23 +141,23 @@ class TaskRepository(Protocol):
         """Takes a backbone out of ``backbones``."""
         ...
 
-    def versions(self, id: str) -> Sequence[StoredTask]:
+    def versions(self, id: str, tenant: str = DEFAULT_TENANT) -> Sequence[StoredTask]:
         """Every kept version, the oldest first."""
         ...
 
-    def activate(self, id: str, version: int) -> StoredTask:
+    def activate(self, id: str, version: int, tenant: str = DEFAULT_TENANT) -> StoredTask:
         """Makes ``version`` the served one unless a newer one is."""
         ...
 
-    def rollback(self, id: str, to: int | str | None = None) -> StoredTask:
+    def rollback(self, id: str, to: int | str | None = None, tenant: str = DEFAULT_TENANT) -> StoredTask:
         """Serves version ``to``, by default the one served before, and withdraws the newer ones."""
         ...
 
-    def discard(self, id: str, version: int) -> None:
+    def discard(self, id: str, version: int, tenant: str = DEFAULT_TENANT) -> None:
         """Forgets one version, if it is there, and changes nothing else."""
         ...
 
-    def delete(self, id: str, *, if_match: int | None = None) -> None:
+    def delete(self, id: str, tenant: str = DEFAULT_TENANT, if_match: int | None = None) -> None:
         """Raises ``Conflict``."""
         ...
 
@@ -144,13 +166,12 @@ class TaskRepository(Protocol):
         ...
 
 
-def stored_as(name: TaskName) -> str:
-    """The id under which the repository keeps a task: for the default tenant the task's own id, for others
-    the tenant, a slash and that id. No id of a task has a slash, so names stay apart."""
-    return name.id if name.tenant == DEFAULT_TENANT else f"{name.tenant}/{name.id}"
-
-
-def named(stored_id: str) -> TaskName:
-    """The task that the repository keeps under an id."""
-    tenant, _, id = stored_id.rpartition("/")
-    return TaskName(tenant or DEFAULT_TENANT, id)
+def every_task(repository: TaskRepository) -> Iterator[StoredTask]:
+    """All tasks of all tenants."""
+    for tenant in repository.tenants():
+        after: str | None = None
+        while True:
+            found, after = repository.list(tenant, limit=PAGE, after=after)
+            yield from found
+            if after is None:
+                break

@@ -13,7 +13,7 @@ from jpets.errors import SHUTTING_DOWN, NotFound, Saturated
 from jpets.types import LoadedBackbone, Task, TaskName
 from serving.hosted.layout import Known, Layouts
 from serving.hosted.locks import NamedLocks
-from serving.hosted.repository import StoredTask, TaskRepository, Validator, stored_as
+from serving.hosted.repository import StoredTask, TaskRepository, Validator
 
 
 class ServedTasks:
@@ -81,7 +81,7 @@ class ServedTasks:
     def _students(self, name: TaskName, version: int) -> int:
         """How many students a task has that was not read for its layout yet: its document says so."""
         with contextlib.suppress(NotFound):
-            group = self.repository.get(stored_as(name), version=version).metadata.get("students")
+            group = self.repository.get(name.id, name.tenant, version).metadata.get("students")
             return len(group["multipliers"]) if group else 0
         return 0
 
@@ -112,7 +112,7 @@ class ServedTasks:
         """Where the task was deleted or replaced elsewhere meanwhile, the engine is first told of that: it will ask for
         the new version. Raises ``NotFound``, ``InvalidTask``, ``Saturated``."""
         try:
-            return self.read(self.repository.get(stored_as(name), version=version), name)
+            return self.read(self.repository.get(name.id, name.tenant, version), name)
         except NotFound as error:
             if self.started is None or (self.follow(name) and self.version(name) in (None, version)):
                 raise

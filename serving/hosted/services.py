@@ -7,6 +7,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from jpets.engine.interface import Serves, submit_parts
@@ -118,13 +119,28 @@ class Services:
 
         self.first.check_open()
         with self._roster.reading():
+            if tenant != DEFAULT_TENANT:
+                queries = self._with_owners(queries, tenant)
             if len(self.all) == 1:
                 return send(self.first, queries)
             routed: dict[Service, list[int]] = defaultdict(list)
             for at, query in enumerate(queries):
-                own = self._roster.owner(TaskName(tenant, query.task)) if query.task is not None else None
+                name = query.task_name(tenant)
+                own = self._roster.owner(name) if name is not None else None
                 routed[own or self.first].append(at)
             return submit_parts(queries, routed, send)
+
+    def _with_owners(self, queries: Sequence[Query], tenant: str) -> Sequence[Query]:
+        """Queries for tasks that are shared with ``tenant`` say so."""
+        names = {query.task: self.resolve(TaskName(tenant, query.task)) for query in queries if query.task is not None}
+        shared = {task for task, name in names.items() if name.tenant != tenant}
+        return [replace(query, owner=DEFAULT_TENANT) if query.task in shared else query for query in queries]
+
+    def resolve(self, name: TaskName) -> TaskName:
+        """The task that queries for ``name`` get: where the tenant has none of this id, the one of the default tenant,
+        whose tasks are shared with all."""
+        shared = TaskName.of(name.id)
+        return shared if not self.knows(name) and self.knows(shared) else name
 
     def knows(self, name: TaskName) -> bool:
         """Whether queries may ask for it."""

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from jpets.types import TaskName
 from serving.hosted.repository import TaskRepository
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ AGEING = 0.5
 class UsageLog:
     """Writes ``counts()``, queries by task since the last call, to ``repository`` every ``PERIOD``, and at the end."""
 
-    def __init__(self, repository: TaskRepository, counts: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, repository: TaskRepository, counts: Callable[[], Mapping[TaskName, int]]) -> None:
         self._repository = repository
         self._counts = counts
         self._end = threading.Event()
@@ -35,7 +36,7 @@ class UsageLog:
             self._thread.join()
 
     def _work(self) -> None:
-        ended, counts = False, Counter[str]()
+        ended, counts = False, Counter[TaskName]()
         while not ended:
             ended = self._end.wait(PERIOD)
             try:

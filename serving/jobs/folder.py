@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jpets.errors import NotFound
 from jpets.files import STALE_SECONDS, TEMPORARY, space_errors, sweep, sync_folder, write_atomic
+from jpets.types import DEFAULT_TENANT, TaskName
 from serving.jobs.request import STORED, JobRequest
 from serving.jobs.states import JobProgress, JobStateName
 
@@ -43,11 +44,12 @@ Parsed = TypeVar("Parsed")
 
 
 class JobState(BaseModel):
-    """``attempts``: processes that were started for it. ``publishing``: a task may have been published, as a version
-    above ``above``."""
+    """``tenant`` owns the job and what it makes. ``attempts``: processes that were started for it. ``publishing``: a
+    task may have been published, as a version above ``above``."""
 
     model_config = ConfigDict(frozen=True)
 
+    tenant: str = DEFAULT_TENANT
     state: JobStateName = "queued"
     created: str
     started: str | None = None
@@ -107,6 +109,10 @@ class JobFolder:
     def request(self) -> JobRequest:
         return self._parsed(STORED.validate_json, "request.json")
 
+    def task_name(self, id: str) -> TaskName:
+        """The task of its tenant."""
+        return TaskName(self.state.tenant, id)
+
     @property
     def data(self) -> Path:
         return self.path / f"data.{self.request.format}"
@@ -114,6 +120,11 @@ class JobFolder:
     @property
     def state(self) -> JobState:
         return self._read(JobState, "state.json")
+
+    def is_of(self, tenant: str) -> bool:
+        """False also where it is not there."""
+        state = self._found(JobState, "state.json")
+        return state is not None and state.tenant == tenant
 
     @property
     def progress(self) -> JobProgress | None:
@@ -144,10 +155,10 @@ class JobFolder:
     def ask_to_end(self) -> None:
         (self.path / "cancel").touch()
 
-    def write(self, request: JobRequest) -> None:
+    def write(self, request: JobRequest, tenant: str) -> None:
         """Writes everything that a new job has besides its data."""
         _replace(self.path / "request.json", request)
-        _replace(self.path / "state.json", JobState(created=_now()))
+        _replace(self.path / "state.json", JobState(created=_now(), tenant=tenant))
 
     def write_progress(self, progress: JobProgress) -> None:
         _replace(self.path / "progress.json", progress)
@@ -217,14 +228,14 @@ class JobFolders:
         self.path = path
 
     @contextlib.contextmanager
-    def draft(self, request: JobRequest) -> Iterator[JobFolder]:
+    def draft(self, request: JobRequest, tenant: str = DEFAULT_TENANT) -> Iterator[JobFolder]:
         """A folder to put the data in; it is removed at the end unless it was committed. Raises ``OutOfSpace``."""
         made = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")
         draft = JobFolder(self.path / f"{DRAFT}job-{made}-{secrets.token_hex(2)}")
         try:
             with space_errors():
                 draft.path.mkdir()
-                draft.write(request)
+                draft.write(request, tenant)
                 yield draft
         finally:
             shutil.rmtree(draft.path, ignore_errors=True)
@@ -236,10 +247,10 @@ class JobFolders:
         sync_folder(self.path)
         return job
 
-    def get(self, id: str) -> JobFolder:
-        """Raises ``NotFound``."""
+    def get(self, id: str, tenant: str = DEFAULT_TENANT) -> JobFolder:
+        """A job of the tenant. Raises ``NotFound``."""
         job = JobFolder(self.path / id) if ID.fullmatch(id) else None
-        if job is None or not job.path.is_dir():
+        if job is None or not job.is_of(tenant):
             raise NotFound(f"no job {id[:64]!r}; GET /v1/jobs lists what there is")
         return job
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from jpets.errors import Conflict, InvalidInput, NotFound, Saturated
-from jpets.types import LoadedBackbone, Task, TaskName
+from jpets.types import DEFAULT_TENANT, LoadedBackbone, Task, TaskName
 from serving.hosted.domains import tasks_of_domains
-from serving.hosted.repository import StoredTask, stored_as
+from serving.hosted.repository import StoredTask
 from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.jobs.folder import JobFolder, JobFolders
@@ -60,9 +60,9 @@ class Jobs:
         self._ended: dict[str, str] = {}
         """States of jobs that will not change."""
 
-    def accept(self, request: Asked) -> Asked:
-        """The request with its backbone named, if all but the data is right: errors are reported before the data are
-        sent, and before hours of training.
+    def accept(self, request: Asked, tenant: str = DEFAULT_TENANT) -> Asked:
+        """A tenant's request with its backbone named, if all but the data is right: errors are reported before the data
+        are sent, and before hours of training.
 
         Raises ``InvalidInput``, ``UnknownClass``, ``OutOfSpace``, ``Conflict``, ``Saturated``.
         """
@@ -85,16 +85,15 @@ class Jobs:
             if request.epochs:
                 self.check_domain_unused(own.backbone.name, request.domain)
         else:
-            self._check_task(request.task, own)
+            self._check_task(TaskName(tenant, request.task), own)
         if isinstance(request, FineTune):
             _check_known(request.domain, own.backbone)
-            methods = self._methods(request.start, own)
+            methods = self._methods(request.start, own, tenant)
             request = request.model_copy(update={"method": request.method or next(iter(methods), DEFAULT_METHOD)})
             own.engine.check_task(self._outline(request, own.backbone, methods), stays=False)
         if isinstance(request, MakeStudents):
-            request = request.model_copy(
-                update={"teacher_backbone": _teacher_service(self._services, request.teacher).backbone.name}
-            )
+            teacher = _teacher_service(self._services, self._services.resolve(TaskName(tenant, request.teacher)))
+            request = request.model_copy(update={"teacher_backbone": teacher.backbone.name})
             own.engine.check_task(self._outline(request, own.backbone, ()), stays=False)
         states = self.counts()
         if states.get("queued", 0) + states.get("running", 0) >= MOST_WAITING:
@@ -107,8 +106,8 @@ class Jobs:
         needed = request.start if isinstance(request, FineTune) else None
         needed = request.teacher if isinstance(request, MakeStudents) else needed
         if needed is not None:
-            repository = self._services.repository
-            draft.start_file.write_bytes(repository.read(repository.get(stored_as(TaskName.of(needed)))))
+            repository, name = self._services.repository, self._services.resolve(draft.task_name(needed))
+            draft.start_file.write_bytes(repository.read(repository.get(name.id, name.tenant)))
         job = self.folders.commit(draft)
         self.runner.wake()
         return job
@@ -152,22 +151,23 @@ class Jobs:
         self._ended = {id: state for id, state in found.items() if state not in ("queued", "running")}
         return Counter(found.values())
 
-    def _methods(self, start: str | None, own: Service) -> Sequence[str]:
+    def _methods(self, start: str | None, own: Service, tenant: str) -> Sequence[str]:
         """The methods of the task that training is to continue."""
         if start is None:
             return ()
-        if not own.tasks.knows(TaskName.of(start)):
+        name = self._services.resolve(TaskName(tenant, start))
+        if not own.tasks.knows(name):
             raise InvalidInput(f"start: expected a task of backbone {own.backbone.name!r}, found {start!r}")
-        known = self._services.repository.get(stored_as(TaskName.of(start))).metadata
+        known = self._services.repository.get(name.id, name.tenant).metadata
         if known.get("students"):
             raise InvalidInput(f"start: {start!r} is a group of students, which training cannot go on from")
         return [delta["method"] for delta in known["deltas"]]
 
-    def _check_task(self, id: str, own: Service) -> None:
-        if self._is_backbone(id):
-            raise InvalidInput(f"task: {id!r} is the name of a backbone; choose another id")
-        if any(service.tasks.knows(TaskName.of(id)) for service in self._services.all if service is not own):
-            raise Conflict(f"task {id!r} is one of another backbone; delete it first")
+    def _check_task(self, name: TaskName, own: Service) -> None:
+        if self._is_backbone(name.id):
+            raise InvalidInput(f"task: {name.id!r} is the name of a backbone; choose another id")
+        if any(service.tasks.knows(name) for service in self._services.all if service is not own):
+            raise Conflict(f"task {name.id!r} is one of another backbone; delete it first")
 
     def _check_name(self, name: str) -> None:
         if self._keep_backbone is None:
@@ -199,7 +199,7 @@ class Jobs:
         while its backbone is starting."""
         request = job.request
         if isinstance(request, FineTune):
-            self._serving(request).changes.check(job.outline_file.read_bytes(), TaskName.of(request.task))
+            self._serving(request).changes.check(job.outline_file.read_bytes(), job.task_name(request.task))
 
     def _serving(self, request: FineTune | Extract | MakeDomain | MakeStudents) -> Service:
         """The service of its backbone. Raises ``Saturated`` while that is starting, ``NotFound`` where it is not
@@ -226,14 +226,15 @@ class Jobs:
         if isinstance(request, MakeDomain):
             self._publish_domain(job, request, own.backbone)
             return None
-        kept = self._versions(request.task)
+        name = job.task_name(request.task)
+        kept = self._versions(name)
         if again and (above := job.state.above) is not None:
             digest = hashlib.sha256(job.task_file.read_bytes()).hexdigest()
             mine = [stored.version for stored in kept if stored.version > above and stored.digest == digest]
             if mine:  # versions that were uploaded or chosen since stay
                 return mine[0]
         job.change(above=max((stored.version for stored in kept), default=0))
-        return services.put_task(TaskName.of(request.task), job.task_file).version
+        return services.put_task(name, job.task_file).version
 
     def _publish_domain(self, job: JobFolder, request: MakeDomain, backbone: LoadedBackbone) -> None:
         self._check_domain(request, backbone)  # tasks may have come meanwhile
@@ -241,9 +242,9 @@ class Jobs:
         used = tasks_of_domains(self._services)[backbone.fingerprint, request.domain] > 0
         backbone.tables.add(request.domain, job.result.branch, same_layers=used)
 
-    def _versions(self, task: str) -> Sequence[StoredTask]:
+    def _versions(self, name: TaskName) -> Sequence[StoredTask]:
         try:
-            return self._services.repository.versions(stored_as(TaskName.of(task)))
+            return self._services.repository.versions(name.id, name.tenant)
         except NotFound:
             return []
 
@@ -256,13 +257,12 @@ class Jobs:
         return next((s for s in self._services.all if s.backbone.name == request.backbone), None)
 
 
-def _teacher_service(services: Services, id: str) -> Service:
+def _teacher_service(services: Services, name: TaskName) -> Service:
     """The service of the task that a group is to learn from. Raises ``InvalidInput``."""
-    name = TaskName.of(id)
     own = next((service for service in services.all if service.tasks.knows(name)), None)
     outline = own.outlines.find(name) if own is not None else None
-    if own is None or outline is None or id == own.backbone.name:
-        raise InvalidInput(f"teacher: expected a task of this server, found {id!r}")
+    if own is None or outline is None or name.id == own.backbone.name:
+        raise InvalidInput(f"teacher: expected a task of this server, found {name.id!r}")
     if outline.students is not None or outline.head.type != "sequence-classification":
         kind = "a group of students" if outline.students is not None else outline.head.type
         raise InvalidInput(f"teacher: expected a task of classes, label sets or values of a text, found {kind}")

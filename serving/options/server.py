@@ -39,6 +39,11 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
     )
     demo: bool = Field(False, description="the packaged MiniLM and the demo tasks")
     host: str = Field("127.0.0.1", description="address to listen on")
+    insecure: bool = Field(False, description="let other machines in without keys")
+    tls_certificate: Path | None = Field(
+        None, description="PEM file of the certificate, and those that vouch for it: HTTPS, and gRPC over TLS"
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on, 0 for any")
     grpc: bool = Field(True, description="the Open Inference Protocol over gRPC too")
     grpc_port: int | None = Field(
@@ -85,7 +90,7 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
     log_level: LogLevel = Field("info", description="least level of the log's lines")
     log_json: bool = Field(False, description="one JSON object a log line")
 
-    @field_validator("backbones", "repository", "cache_dir")
+    @field_validator("backbones", "repository", "cache_dir", "tls_certificate", "tls_key")
     @classmethod
     def _without_tilde(cls, given: Path | None) -> Path | None:
         return given if given is None else user_path(given)
@@ -109,6 +114,12 @@ class ServerOptions(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
     def _something_to_serve(self) -> Self:
         if not self.demo and self.backbone is None:
             raise ValueError("give --backbone PATH|NAME, or --demo")
+        return self
+
+    @model_validator(mode="after")
+    def _has_both_of_tls(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("give both --tls-certificate and --tls-key, or neither")
         return self
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ from serving.options.options import Options
 PREFIX = "JPETS_"
 SYNONYMS = {"bucket": "buckets"}
 """Option -> setting, if their names differ."""
-OF_COMMANDS = ("config", "server")
+OF_COMMANDS = ("config", "server", "key")
 """Variables that commands read and that are not settings of a server."""
 SERVICE_VARIABLE = re.compile(
     r"JPETS(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"

@@ -61,5 +61,6 @@ def _item(here: Context, hosted: Hosted) -> BackboneItem:
         item.progress = f"{what} {done}/{total}" if total else what
     if (engine := hosted.service.started) is not None:
         report = engine.report()
-        item.tasks, item.device_bytes = report.known, report.device_bytes
+        item.device_bytes = report.device_bytes
+        item.tasks = report.known if "admin" in here.asker.scopes else None
     return item

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -61,24 +62,25 @@ async def create_pretraining(
 
 @router.get("", response_model=JobPage, summary="List jobs, the newest first, a page at a time")
 async def list_jobs(
+    here: Here,
     jobs: HereJobs,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[str | None, Query(max_length=64)] = None,
 ) -> JobPage:
-    return await asyncio.to_thread(_page, jobs, limit, after)
+    return await asyncio.to_thread(_page, jobs, here.asker.tenant, limit, after)
 
 
 @router.get("/{id}", response_model=JobItem, summary="Read a job's state, progress and scores")
-async def get_job(jobs: HereJobs, id: str) -> JobItem:
-    return await asyncio.to_thread(lambda: JobItem.of(jobs.folders.get(id)))
+async def get_job(here: Here, jobs: HereJobs, id: str) -> JobItem:
+    return await asyncio.to_thread(lambda: JobItem.of(jobs.folders.get(id, here.asker.tenant)))
 
 
 @router.get(
     "/{id}/log", response_class=Response, responses={200: {"content": {"text/plain": {}}}}, summary="Read a job's log"
 )
-async def get_log(jobs: HereJobs, id: str) -> Response:
+async def get_log(here: Here, jobs: HereJobs, id: str) -> Response:
     """What its processes noted; of a long one the end."""
-    content = await asyncio.to_thread(lambda: jobs.folders.get(id).log())
+    content = await asyncio.to_thread(lambda: jobs.folders.get(id, here.asker.tenant).log())
     return Response(content, media_type="text/plain; charset=utf-8")
 
 
@@ -89,11 +91,11 @@ async def get_log(jobs: HereJobs, id: str) -> Response:
     responses={204: {}},
     summary="Cancel a job, or remove a finished one",
 )
-async def delete_job(jobs: HereJobs, id: str) -> Response:
+async def delete_job(here: Here, jobs: HereJobs, id: str) -> Response:
     """202: it is being cancelled, and publishes nothing. 204: it had finished, and is gone; its task stays."""
 
     def delete() -> JobFolder | None:
-        job = jobs.folders.get(id)
+        job = jobs.folders.get(id, here.asker.tenant)
         return None if jobs.delete(job) else job
 
     job = await asyncio.to_thread(delete)
@@ -102,8 +104,9 @@ async def delete_job(jobs: HereJobs, id: str) -> Response:
 
 async def create(request: Request, here: Context, jobs: Jobs, asked: Asked, what: str) -> JobItem:
     """A new job, with the body as its data; ``what`` names that to people."""
-    asked = await asyncio.to_thread(jobs.accept, asked)
-    with jobs.folders.draft(asked) as draft:
+    tenant = here.asker.tenant
+    asked = await asyncio.to_thread(jobs.accept, asked, tenant)
+    with jobs.folders.draft(asked, tenant) as draft:
         with draft.data.open("xb") as file:
             got = await receive(request, file, here.settings.max_data_bytes, "training data")
         if not got:
@@ -111,8 +114,9 @@ async def create(request: Request, here: Context, jobs: Jobs, asked: Asked, what
         return JobItem.of(await asyncio.to_thread(jobs.commit, draft))
 
 
-def _page(jobs: Jobs, limit: int, after: str | None) -> JobPage:
-    chosen = [job for job in jobs.folders.all() if after is None or job.id < after]
+def _page(jobs: Jobs, tenant: str, limit: int, after: str | None) -> JobPage:
+    later = (job for job in jobs.folders.all() if after is None or job.id < after)
+    chosen = list(itertools.islice((job for job in later if job.is_of(tenant)), limit + 1))
     items = []
     for job in chosen[:limit]:
         try:

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from jpets.errors import NotFound
-from serving.hosted.repository import StoredTask, named, stored_as
+from serving.hosted.repository import StoredTask
 from serving.http.responses import FastJSONResponse
 from serving.requests.context import Context, Here
 
@@ -47,15 +47,15 @@ async def get_model(here: Here, id: str) -> FastJSONResponse:
         return FastJSONResponse(item)
     if not here.services.knows(here.named(id)):
         raise NotFound(f"unknown model {id[:128]!r}; GET /v1/models lists what there is")
-    return FastJSONResponse(_item(await asyncio.to_thread(here.services.repository.get, stored_as(here.named(id)))))
+    return FastJSONResponse(_item(await asyncio.to_thread(here.stored, id)))
 
 
 def _items(here: Context) -> Iterator[dict[str, Any]]:
     yield from _backbones(here)
     after = None
     while True:
-        found, after = here.services.repository.list(limit=PAGE, after=after)
-        yield from (_item(stored) for stored in found if here.services.knows(named(stored.id)))
+        found, after = here.listed(PAGE, after)
+        yield from (_item(stored) for stored in found if here.services.knows(stored.name))
         if after is None:
             return
 

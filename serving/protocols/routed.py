@@ -35,14 +35,18 @@ class RoutedRequest(BaseModel):
 async def routed(
     request: Request, here: Here, body: Annotated[RoutedRequest | ClassifyRequest, Body(openapi_examples=EXAMPLES)]
 ) -> Response:
-    """`inputs`: every label of the default task (`--default-task`) once, the best first; their scores add up to 1.
+    """`inputs`: every label of the default task once, the best first; their scores add up to 1. It is the key's, or
+    else the server's (`--default-task`).
     With `model` and `input` the same as `POST /v1/classify`.
     """
     if isinstance(body, ClassifyRequest):
         return await classify(request, here, body)
-    name = here.settings.default_task
+    name = here.asker.default_task or here.settings.default_task
     if name is None:
-        raise InvalidInput("inputs: no task is named; send model and input, or start the server with --default-task")
+        raise InvalidInput(
+            "inputs: no task is named; send model and input, use a key with a default task, or start the server with "
+            "--default-task"
+        )
     task = await here.find(name)
     if task is None or task.head.type != "sequence-classification" or task.head.problem != "single-label":
         raise InvalidInput(f"inputs: the default task {name!r} must give one of several labels, and does not")

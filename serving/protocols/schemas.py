@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel
 
+from jpets.access import DEFAULT_TENANT, Key, Limits, Scope
 from serving.jobs.states import JobProgress, JobStateName
 
 if TYPE_CHECKING:  # the command line starts faster without these imports
@@ -19,7 +21,10 @@ class DeltaSummary(BaseModel):
 
 
 class TaskSummary(BaseModel):
+    """``tenant`` owns the task; those of tenant ``default`` are shared with all."""
+
     id: str
+    tenant: str = DEFAULT_TENANT
     version: int
     backbone: str
     deltas: list[DeltaSummary]
@@ -37,6 +42,7 @@ class TaskSummary(BaseModel):
         document = stored.metadata
         return cls(
             id=stored.id,
+            tenant=stored.tenant,
             version=stored.version,
             backbone=document["backbone"]["name"],
             deltas=[DeltaSummary(method=delta["method"]) for delta in document["deltas"]],
@@ -275,7 +281,7 @@ class JobItem(BaseModel):
             scores=result.scores if result else {},
             extracted=result.extracted if result else None,
             **(result.model_dump(include={"chosen", "held_against", "warnings"}) if result else {}),
-            **state.model_dump(exclude={"publishing", "above"}),
+            **state.model_dump(exclude={"publishing", "above", "tenant"}),
         )
 
     @property
@@ -293,3 +299,48 @@ class JobPage(BaseModel):
 
     jobs: list[JobItem]
     next: str | None
+
+
+class KeyItem(BaseModel):
+    """A key without its secret."""
+
+    id: str
+    tenant: str
+    scopes: list[Scope]
+    default_task: str | None
+    created: str
+    expires: str | None
+    revoked: str | None
+    note: str
+
+    @classmethod
+    def of(cls, key: Key) -> Self:
+        return cls.model_validate(key, from_attributes=True)
+
+
+class NewKey(KeyItem):
+    """``key`` is what requests send; it cannot be read again."""
+
+    key: str
+
+
+class KeyList(BaseModel):
+    keys: list[KeyItem]
+
+
+class TenantItem(BaseModel):
+    """Limits of each server, null for none; ``keys`` are those that are not revoked."""
+
+    name: str
+    requests_per_minute: float | None
+    tokens_per_minute: float | None
+    priority: int
+    keys: int | None = None
+
+    @classmethod
+    def of(cls, name: str, limits: Limits, keys: int | None = None) -> Self:
+        return cls(name=name, keys=keys, **dataclasses.asdict(limits))
+
+
+class TenantList(BaseModel):
+    tenants: list[TenantItem]

@@ -43,7 +43,7 @@ th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px soli
 
 @router.get("/", response_class=HTMLResponse, summary="Status page")
 async def status_page(here: Here) -> HTMLResponse:
-    found, following = await asyncio.to_thread(here.services.repository.list, limit=SHOWN_TASKS)
+    found, following = await asyncio.to_thread(here.listed, SHOWN_TASKS)
     services, first = here.services, here.services.first
     what, done, total = first.phase
     ready = "ready" if first.ready else f"not ready ({what} {done}/{total})" if total else f"not ready ({what})"
@@ -62,7 +62,7 @@ async def status_page(here: Here) -> HTMLResponse:
 
 
 def _counters(here: Context) -> dict[str, str]:
-    engines = [engine.report() for engine in here.services.started]
+    engines = [engine.report() for engine in here.services.started if "admin" in here.asker.scopes]
     if not engines:
         return {}
     devices = [device for engine in engines for device in engine.devices]

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput, NotFound, OutOfSpace
 from jpets.files import space_errors
-from serving.hosted.repository import StoredTask, named, stored_as
+from serving.hosted.repository import StoredTask
 from serving.http.fields import Int64, Text
 from serving.http.uploads import FILE_BODY, FILE_TYPE, receive
 from serving.protocols.schemas import TaskDetail, TaskPage, TaskSummary, TaskVersion, VersionPage
@@ -46,7 +46,7 @@ async def list_tasks(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[str | None, Query(max_length=128)] = None,
 ) -> TaskPage:
-    found, following = await asyncio.to_thread(here.services.repository.list, limit=limit, after=after)
+    found, following = await asyncio.to_thread(here.listed, limit, after)
     return TaskPage(tasks=[TaskSummary.of(stored) for stored in found], next=following)
 
 
@@ -64,7 +64,7 @@ async def put_task(
     """201: the next query sees it. 202: it is the first of its shape, and programs are being compiled; `GET` says
     when it is served (`state`), and until then an old version is. On any error nothing has changed, and the old version
     goes on serving."""
-    name, expected = here.named(id), _expected(if_match, if_none_match)
+    name, expected = here.own(id), _expected(if_match, if_none_match)
     here.services.first.check_open()
     async with _received(request, here) as (file, size):
         stored = await here.turns.check(size, partial(here.services.put_task, name, file, expected))
@@ -84,11 +84,10 @@ async def get_task(
     the served one. With `Accept: application/octet-stream` the task file itself."""
     if request.headers.get("accept", "").split(";")[0].strip() == FILE_TYPE:
         return await get_file(here, id, version)
-    name = here.named(id)
     try:
-        stored = await asyncio.to_thread(here.services.repository.get, stored_as(name), version=_version(version))
+        stored = await asyncio.to_thread(here.stored, id, _version(version))
     except NotFound:
-        if (last := here.services.preparation(name)) is not None and last.problem is not None:
+        if (last := here.services.preparation(here.own(id))) is not None and last.problem is not None:
             raise OutOfSpace(last.problem) from None
         raise
     return await _answer(here, stored, 200)
@@ -102,7 +101,7 @@ async def list_versions(
     after: Annotated[int, Query(ge=0, le=MOST_VERSIONS)] = 0,
 ) -> VersionPage:
     """Those that are kept, the oldest first: the last few, the one that is served, and those that have an alias."""
-    kept = await asyncio.to_thread(here.services.repository.versions, stored_as(here.named(id)))
+    kept = await asyncio.to_thread(lambda: here.services.repository.versions(id, here.stored(id).tenant))
     found = [stored for stored in kept if stored.version > after]
     following = found[limit - 1].version if len(found) > limit else None
     return VersionPage(versions=[TaskVersion.of(stored) for stored in found[:limit]], next=following)
@@ -114,7 +113,7 @@ async def list_versions(
 async def get_file(here: Here, id: str, version: Annotated[str | None, Query(max_length=64)] = None) -> Response:
     """The very bytes that were uploaded."""
     repository = here.services.repository
-    stored = await asyncio.to_thread(repository.get, stored_as(here.named(id)), version=_version(version))
+    stored = await asyncio.to_thread(here.stored, id, _version(version))
     content = await asyncio.to_thread(repository.read, stored)
     name = f'attachment; filename="{id}.safetensors"'
     return Response(content, headers={**_etag(stored), "Content-Disposition": name}, media_type=FILE_TYPE)
@@ -122,9 +121,10 @@ async def get_file(here: Here, id: str, version: Annotated[str | None, Query(max
 
 async def rollback(here: Here, id: str, body: RollbackRequest | None = None) -> JSONResponse:
     """200: the next query sees it. Versions newer than the target are withdrawn."""
-    name, version = here.named(id), body.version if body else None
+    name, version = here.own(id), body.version if body else None
 
     def change() -> StoredTask:
+        here.refuse_shared(id)
         with here.services.changing(name) as own:
             return own.changes.rollback(name, version)
 
@@ -145,9 +145,10 @@ router.add_api_route(
 @router.delete("/{id}", status_code=204, response_class=Response, summary="Delete a task with all its versions")
 async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response:
     """Queries that are already on their way still get their answer."""
-    name, expected = here.named(id), _expected(if_match, None)
+    name, expected = here.own(id), _expected(if_match, None)
 
     def change() -> None:
+        here.refuse_shared(id)
         with here.services.changing(name) as own:
             own.changes.delete(name, expected)
 
@@ -156,7 +157,7 @@ async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response
 
 
 async def _answer(here: Context, stored: StoredTask, status: int) -> JSONResponse:
-    name = named(stored.id)
+    name = stored.name
     with here.services.owning(name) as own:
         where: dict[str, Any] = {"tier": own.tasks.tier(name), "devices": list(own.tasks.devices(name))}
     kept = await asyncio.to_thread(_kept, here, stored)
@@ -172,7 +173,7 @@ async def _answer(here: Context, stored: StoredTask, status: int) -> JSONRespons
 def _kept(here: Context, stored: StoredTask) -> Sequence[StoredTask]:
     """All versions of a task; none if it was deleted just now."""
     try:
-        return here.services.repository.versions(stored.id)
+        return here.services.repository.versions(stored.id, stored.tenant)
     except NotFound:
         return ()
 

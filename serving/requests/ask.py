@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
-from jpets.errors import DeadlineExceeded, InvalidInput, TooLarge
+from jpets.errors import DeadlineExceeded, InvalidInput, JpetsError, TooLarge
 from jpets.types import Query, Result
 from serving.http.aside import SHORT
 from serving.http.errors import ClientGone
@@ -58,10 +58,11 @@ async def answer(
 
     The queries reach the engine as one submission, so they can share a batch. ``seconds`` bound the wait. When ``gone``
     ends, or this is cancelled, they are cancelled.
-    Raises ``TooLarge``, ``Saturated``, ``DeadlineExceeded``, ``InvalidInput``, ``ClientGone``, and what ``respond``
-    does.
+    Raises ``TooLarge``, ``OverQuota``, ``Saturated``, ``DeadlineExceeded``, ``InvalidInput``, ``ClientGone``, and what
+    ``respond`` does.
     """
     check_count(len(queries), here)
+    allowance = here.asker.allowance
     until = time.monotonic() + seconds
     effort = sum(map(_effort, queries))
 
@@ -70,7 +71,12 @@ async def answer(
             raise DeadlineExceeded(LATE)
         return here.services.submit(queries, deadline=left, priority=here.asker.priority, tenant=here.asker.tenant)
 
-    futures = await _submitted(here, effort, submit)
+    counted = allowance.queries(queries)
+    try:
+        futures = await _submitted(here, effort, submit)
+    except JpetsError:
+        allowance.settle(counted, ())
+        raise
     loop = asyncio.get_running_loop()
     end: asyncio.Future[None] = loop.create_future()
     _when_all_done(futures, partial(_finish, end), loop)
@@ -81,6 +87,7 @@ async def answer(
     try:
         await end
         results = [future.result() for future in futures]
+        allowance.settle(counted, results)
     finally:
         late.cancel()
         if watch is not None:

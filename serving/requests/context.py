@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-from typing import Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated
 
 from fastapi import Depends, Request
 
+from jpets.errors import Forbidden, NotFound
 from jpets.types import DEFAULT_TENANT, Task, TaskName
+from serving.hosted.repository import StoredTask
 from serving.hosted.services import Services
 from serving.http.aside import Aside
 from serving.http.settings import ServingSettings
 from serving.http.uploads import Turns
 from serving.jobs.service import Jobs
 from serving.requests.metrics import Metrics
-
-
-class Asker(NamedTuple):
-    """The tenant and priority of a request. Names of tasks in it are the tenant's; queries of a higher ``priority`` are
-    served before all others."""
-
-    tenant: str = DEFAULT_TENANT
-    priority: int = 0
-
-
-DEFAULT_ASKER = Asker()
+from serving.tenants.asker import DEFAULT_ASKER, Asker
+from serving.tenants.keyring import Keyring
+from serving.tenants.scopes import scope_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +36,43 @@ class Context:
     aside: Aside = dataclasses.field(default_factory=Aside)
     turns: Turns = dataclasses.field(default_factory=Turns)
     """Turns of uploads that are checked."""
+    keyring: Keyring = dataclasses.field(default_factory=Keyring)
+
+    def asked_by(self, asker: Asker) -> Context:
+        """The same for a request of ``asker``."""
+        return dataclasses.replace(self, asker=asker)
 
     def named(self, id: str) -> TaskName:
-        """The request's task of this id."""
+        """The task that queries for this id get: the tenant's own, or else the shared one."""
+        return self.services.resolve(self.own(id))
+
+    def own(self, id: str) -> TaskName:
+        """The tenant's task of this id, which it may change."""
         return TaskName(self.asker.tenant, id)
+
+    def stored(self, id: str, version: int | str | None = None) -> StoredTask:
+        """A version of the tenant's task, or of the shared one where it has none of this id. Blocks. Raises
+        ``NotFound``."""
+        repository, tenant = self.services.repository, self.asker.tenant
+        if tenant != DEFAULT_TENANT:
+            try:
+                repository.get(id, tenant)
+            except NotFound:
+                tenant = DEFAULT_TENANT
+        return repository.get(id, tenant, version)
+
+    def listed(self, limit: int, after: str | None = None) -> tuple[Sequence[StoredTask], str | None]:
+        """Up to ``limit`` tasks that the tenant may ask for, by id, past ``after``, and the next ``after`` or None.
+        Blocks."""
+        return self.services.repository.list(self.asker.tenant, limit, after, beside=DEFAULT_TENANT)
+
+    def refuse_shared(self, id: str) -> None:
+        """Blocks. Raises ``Forbidden`` where the tenant may ask for the task, but does not own it."""
+        if self.asker.tenant == DEFAULT_TENANT:
+            return
+        with contextlib.suppress(NotFound):
+            if self.stored(id).tenant == DEFAULT_TENANT:
+                raise Forbidden(f"task {id!r} is shared; only keys of tenant {DEFAULT_TENANT!r} change it")
 
     async def find(self, model: str) -> Task | None:
         """``Outlines.find``, off the event loop if it has to read."""
@@ -59,9 +88,13 @@ class Context:
 
 
 async def find_context(request: Request) -> Context:
-    """The context of a request. The asker is set here: so far it is always the default tenant."""
+    """The context of a request, for its asker. Raises ``Forbidden`` where the route needs another scope."""
     context: Context = request.app.state.context
-    return context
+    asker: Asker = request.scope["state"].get("asker", context.asker)
+    if asker is context.asker:
+        return context
+    asker.check(scope_of(request.scope["method"], request.scope["route"].path))
+    return context.asked_by(asker)
 
 
 Here = Annotated[Context, Depends(find_context)]

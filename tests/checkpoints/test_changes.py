@@ -11,6 +11,9 @@ import pytest
 import checkpoints.catalog
 from checkpoints.repository import Repository
 from jpets.errors import Saturated
+from jpets.types import TaskName
+
+A, B = TaskName.of("a"), TaskName.of("b")
 
 OLD = Path(__file__).parents[1] / "fixtures" / "catalog-0.1.0.sql"
 """The catalogue of a release that counted no changes: ``kept`` went back to version 1 of 2, ``gone`` was deleted."""
@@ -34,18 +37,17 @@ def test_every_change_counts(repository: Repository, files: list[bytes], change:
     repository.put("a", files[1])
     repository.put("a", files[2], activate=False)
     seen, changed = repository.changes(0)
-    assert changed == ["b", "a"], "each once, in the order of their last changes"
+    assert changed == [B, A], "each once, in the order of their last changes"
     change(repository, files[3])
     now, changed = repository.changes(seen)
-    assert now > seen and changed == ["a"]
+    assert now > seen and changed == [A]
     assert repository.changes(now) == (now, [])
-    assert repository.changes(seen, "another") == (now, [])
 
 
 def test_what_serves_nothing_else_does_not_count(repository: Repository, files: list[bytes]) -> None:
     stored = repository.put("a", files[0])
     before = repository.changes(0)
-    repository.add_uses({"a": 2})
+    repository.add_uses({A: 2})
     repository.age_uses(0.5)
     repository.keep_layouts("maker", {stored.digest: "[]"})
     repository.alias("a", "stable", 1)
@@ -59,11 +61,11 @@ def test_one_task_of_the_index(repository: Repository, files: list[bytes]) -> No
     for name in ("a", "b"):
         repository.put(name, files[0])
     repository.put("a", files[1], activate=False)
-    repository.add_uses({"a": 2})
+    repository.add_uses({A: 2})
     (every,) = [task for task in repository.index("maker") if task.id == "a"]
-    assert repository.indexed("a", "maker") == every and every.version == 1
+    assert repository.indexed(A, "maker") == every and every.version == 1
     repository.delete("a")
-    assert repository.indexed("a", "maker") is None
+    assert repository.indexed(A, "maker") is None
 
 
 def test_a_discarded_version_leaves_the_others_as_they_are(repository: Repository, files: list[bytes]) -> None:
@@ -97,10 +99,10 @@ def test_a_catalogue_that_counts_no_changes_is_opened_and_goes_on(old_folder: Pa
     assert first.changes(0) == (0, [])
     assert second.put("kept", files[0]).version == 3
     seen, changed = first.changes(0)
-    assert changed == ["kept"]
+    assert changed == [TaskName.of("kept")]
     second.delete("other")
     assert second.put("gone", files[0]).version == 2
-    assert list(first.changes(seen)[1]) == ["other", "gone"]
+    assert [name.id for name in first.changes(seen)[1]] == ["other", "gone"]
     for repository in (first, second):
         repository.close()
 
@@ -115,7 +117,7 @@ def test_changes_by_releases_that_count_none_are_counted(old_folder: Path) -> No
     ):
         seen, _ = repository.changes(0)
         connection.execute(statement + " WHERE id = 'kept' AND version = 1" * statement.startswith("INSERT"))
-        assert repository.changes(seen)[1] == [changed]
+        assert repository.changes(seen)[1] == [TaskName.of(changed)]
     connection.close()
     repository.close()
 
@@ -128,7 +130,7 @@ def test_a_locked_catalogue_is_read_and_opened(
     repository.put("a", files[0])
     other = sqlite3.connect(tmp_path / "catalog.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    assert repository.changes(0)[1] == ["a"]
+    assert repository.changes(0)[1] == [A]
     again = Repository(tmp_path)
     assert again.get("a").version == 1
     with pytest.raises(Saturated):

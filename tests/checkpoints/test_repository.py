@@ -17,7 +17,7 @@ from checkpoints.repository import Repository
 from checkpoints.task_file import read_task
 from checkpoints.versions import TaskRows
 from jpets.errors import Conflict, InvalidTask, NotFound, OutOfSpace, Saturated
-from jpets.types import Task
+from jpets.types import Task, TaskName
 
 MakeTask = Callable[..., Task]
 
@@ -292,20 +292,49 @@ def test_index_lists_served_versions_the_most_used_first(repository: Repository,
         repository.put(name, files[0])
     repository.put("b", files[1])
     repository.put("c", files[1], activate=False)
-    repository.add_uses({"b": 2, "c": 1})
-    repository.add_uses({"c": 4.5})
+    b, c = TaskName.of("b"), TaskName.of("c")
+    repository.add_uses({b: 2, c: 1})
+    repository.add_uses({c: 4.5})
     found = repository.index("maker")
     assert [(task.id, task.version, task.queries) for task in found] == [("c", 1, 5.5), ("b", 2, 2.0), ("a", 1, 0.0)]
     assert all(task.layout is None for task in found)
     repository.age_uses(0.001)
     assert [task.queries for task in repository.index("maker")] == [0.0, 0.0, 0.0]
     repository.rollback("b")
-    repository.add_uses({"c": 9.0})
+    repository.add_uses({c: 9.0})
     repository.delete("c")
     assert [(task.id, task.version) for task in repository.index("maker")] == [("a", 1), ("b", 1)]
-    assert repository.index("maker", "other") == []
     repository.put("c", files[0])
     assert {task.id: task.queries for task in repository.index("maker")} == {"a": 0.0, "b": 0.0, "c": 0.0}
+
+
+def test_the_index_and_the_uses_are_of_every_tenant(repository: Repository, files: list[bytes]) -> None:
+    for tenant in ("default", "one"):
+        repository.put("a", files[0], tenant=tenant)
+    mine, theirs = TaskName.of("a"), TaskName("one", "a")
+    repository.add_uses({theirs: 3})
+    assert [(task.name, task.queries) for task in repository.index("maker")] == [(theirs, 3.0), (mine, 0.0)]
+    found = repository.indexed(theirs, "maker")
+    assert found is not None and found.name == theirs
+    assert repository.changes(0)[1] == [mine, theirs]
+    assert repository.tenants() == ["default", "one"]
+
+
+def test_a_list_has_those_of_another_tenant_beside_the_own(repository: Repository, files: list[bytes]) -> None:
+    for id in ("a", "b", "d"):
+        repository.put(id, files[0])
+    for id in ("b", "c"):
+        repository.put(id, files[1], tenant="one")
+    repository.put("z", files[1], tenant="two")
+    expected = [("default", "a"), ("one", "b"), ("one", "c"), ("default", "d")]
+    assert [stored.name for stored in repository.list("one", beside="default")[0]] == expected
+    found, after = [], None
+    while True:
+        page, after = repository.list("one", limit=1, after=after, beside="default")
+        found += [stored.name for stored in page]
+        if after is None:
+            break
+    assert found == expected
 
 
 def test_layouts_belong_to_a_file_and_a_reader(repository: Repository, files: list[bytes]) -> None:

@@ -19,6 +19,7 @@ from checkpoints.blobs import digest_of
 from checkpoints.catalog import TASKS, VERSIONS, Catalog
 from checkpoints.repository import Repository
 from jpets.errors import InvalidInput, NotFound, OutOfSpace, Saturated
+from jpets.types import TaskName
 
 Open = Callable[..., Repository]
 
@@ -42,10 +43,10 @@ def test_machines_that_start_at_once_hear_of_each_other(open_shared: Open, files
         first, second, *_ = pool.map(open_shared, "abcd")
     first.put("one", files[0])
     seen, changed = second.changes(0)
-    assert changed == ["one"] and second.read(second.get("one")) == files[0]
+    assert changed == [TaskName.of("one")] and second.read(second.get("one")) == files[0]
     second.put("one", files[1])
     second.delete("one")
-    assert first.changes(seen)[1] == ["one"]
+    assert first.changes(seen)[1] == [TaskName.of("one")]
     with pytest.raises(NotFound):
         first.get("one")
     assert not (first.folder / "catalog.sqlite").exists() and not (first.folder / "blobs").exists()
@@ -66,7 +67,7 @@ def test_a_writer_waits_for_another_and_readers_do_not(
         open_shared("c")
     assert not second.get("a").served
     second.put("b", files[1])
-    assert second.changes(0)[1] == ["a", "b"]
+    assert second.changes(0)[1] == [TaskName.of("a"), TaskName.of("b")]
 
 
 def test_a_reader_has_one_view(open_shared: Open, files: list[bytes]) -> None:
@@ -87,7 +88,7 @@ def test_changes_by_other_programs_count(open_shared: Open, schema: str, files: 
         seen, _ = repository.changes(0)
         with psycopg.connect(schema, autocommit=True) as connection:
             connection.execute(statement)
-        assert repository.changes(seen)[1] == ["a"]
+        assert repository.changes(seen)[1] == [TaskName.of("a")]
 
 
 def test_texts_that_postgresql_does_not_take(open_shared: Open, files: list[bytes]) -> None:
@@ -239,6 +240,6 @@ def test_sqlite_by_url_is_the_same(tmp_path: Path, files: list[bytes]) -> None:
     )
     assert second.read(second.get("a")) == files[0]
     second.put("a", files[1])
-    assert first.changes(1) == (2, ["a"])
+    assert first.changes(1) == (2, [TaskName.of("a")])
     for repository in (first, second):
         repository.close()

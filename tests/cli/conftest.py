@@ -56,7 +56,7 @@ else:
 (job / "new").rename(job / "result.json")
 """
 """The process of a job that has its task already."""
-VARIABLES = ("JPETS_REPOSITORY", "JPETS_SERVER", "JPETS_BACKBONE", "JPETS_DTYPE")
+VARIABLES = ("JPETS_REPOSITORY", "JPETS_SERVER", "JPETS_BACKBONE", "JPETS_DTYPE", "JPETS_KEY")
 
 
 @pytest.fixture
@@ -101,8 +101,10 @@ def task_file(tmp_path: Path, make_task: MakeTask) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, make_task: MakeTask) -> Iterator[str]:
-    """The URL of a server with a task of every head."""
+def hosted(
+    tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, make_task: MakeTask
+) -> Iterator[tuple[Service, Jobs]]:
+    """A service with a task of every head."""
     repository = Repository(tmp_path_factory.mktemp("served"))
     for task in (
         make_task("mood", seed=1),
@@ -131,11 +133,18 @@ def server(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone, make_ta
 
     jobs = Jobs(repository.folder / "jobs", Services(service), command, outline_of, keep_backbone=keep)
     jobs.runner.start()
-    with listening(create_app(service, training=jobs)) as url:
-        yield url
+    yield service, jobs
     jobs.runner.close()
     service.close()
     repository.close()
+
+
+@pytest.fixture(scope="session")
+def server(hosted: tuple[Service, Jobs]) -> Iterator[str]:
+    """The URL of a server without keys."""
+    service, jobs = hosted
+    with listening(create_app(service, training=jobs)) as url:
+        yield url
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from jpets.engine.students.combining import combined, when_all
 from jpets.engine.students.serving import StudentServing
 from jpets.errors import InvalidTask, NotFinite, NotFound, Saturated, UnknownClass
 from jpets.scheduling.costs.measured_profile import MOST_BESIDE
-from jpets.types import Classification, Embedding, Failure, Query, Result, Task
+from jpets.types import Classification, Embedding, Failure, Query, Result, Task, TaskName
 
 TEXTS = ["a small text", "another one of some more words", "one"]
 FIXED = SizingRule(fixed=True)
@@ -62,7 +62,7 @@ def test_every_student_of_a_group_is_added(serving: Callable[..., StudentServing
     task = group_task()
     engine.add_task(task)
     assert_answers(asked(engine, "group"), task, 3)
-    assert engine.uses() == {"group": len(TEXTS)}
+    assert engine.uses() == {TaskName.of("group"): len(TEXTS)}
     told = engine.report().students
     assert told is not None and (told.groups, told.largest, told.answering) == (1, 3, 3)
     assert told.answers == {3: len(TEXTS)}

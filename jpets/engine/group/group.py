@@ -127,7 +127,7 @@ class EngineGroup(Serves):
         with self._readers.reading():
             futures = submit_parts(queries, self._routed(queries, tenant), send)
         if self.balancer.watches:
-            self.homes.called(Counter(TaskName(tenant, query.task) for query in queries if query.task is not None))
+            self.homes.called(Counter(name for query in queries if (name := query.task_name(tenant)) is not None))
         return futures
 
     def _routed(self, queries: Sequence[Query], tenant: str) -> Mapping[int, Sequence[int]]:
@@ -137,7 +137,8 @@ class EngineGroup(Serves):
         every = tuple(range(len(self._members)))
         routed: dict[int, list[int]] = defaultdict(list)
         for at, query in enumerate(queries):
-            home = None if query.task is None else self.homes.get(TaskName(tenant, query.task))
+            name = query.task_name(tenant)
+            home = None if name is None else self.homes.get(name)
             devices = home.devices if home is not None else every
             device = devices[0] if len(devices) == 1 else min(devices, key=waiting.__getitem__)
             waiting[device] += 1
@@ -278,10 +279,10 @@ class EngineGroup(Serves):
             tiers = (self._members[device].tier(id, tenant=tenant) for device in self.devices_of(id, tenant=tenant))
             return next((tier for tier in tiers if tier is not None), None)
 
-    def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
-        found = Counter[str]()
+    def uses(self) -> Mapping[TaskName, int]:
+        found = Counter[TaskName]()
         for member in self._members:
-            found.update(member.uses(tenant))
+            found.update(member.uses())
         return found
 
     def report(self) -> EngineReport:

@@ -17,8 +17,8 @@ from jpets.engine.workloads.workload import Workload
 from jpets.errors import NotFound
 from jpets.types import Query, Result
 
-Acquired = Mapping[str, Resident | Entry]
-"""Task -> what is known of it; held if it is on the device."""
+Acquired = Mapping[tuple[str | None, str | None], Resident | Entry]
+"""(owner, task) of a query -> what is known of the task; held if it is on the device."""
 NOTHING: Acquired = MappingProxyType({})
 
 
@@ -33,11 +33,11 @@ class Intake:
     def acquire(self, queries: Sequence[Query], tenant: str) -> Acquired:
         """The tasks of a submission, each looked up once and held for all of its queries; unknown tasks are left
         out."""
-        found: dict[str, Resident | Entry] = {}
-        counts = Counter(query.task for query in queries if isinstance(query.task, str))
-        for task, count in counts.items():
+        found: dict[tuple[str | None, str | None], Resident | Entry] = {}
+        counts = Counter((query.owner, query.task) for query in queries if isinstance(query.task, str))
+        for (owner, task), count in counts.items():
             with contextlib.suppress(NotFound):
-                found[task] = self._tasks.acquire(tenant, task, count)
+                found[owner, task] = self._tasks.acquire(owner or tenant, task, count)
         return found
 
     def prepare(
@@ -53,7 +53,8 @@ class Intake:
         found: Resident | Entry | None = None
         try:
             if query.task is not None:
-                found = acquired.get(query.task) or self._tasks.acquire(tenant, query.task)
+                found = acquired.get((query.owner, query.task))
+                found = found or self._tasks.acquire(query.owner or tenant, query.task)
             if isinstance(found, Entry):
                 row = self._workload.stand_in(query)
                 return Pending(query.task, None, row, deadline, priority, tenant, absent=found, query=query)
@@ -76,5 +77,5 @@ class Intake:
     def release(self, queries: Sequence[Query], acquired: Acquired) -> None:
         """Releases the tasks of queries that were not prepared."""
         for query in queries:
-            if isinstance(query.task, str) and isinstance(held := acquired.get(query.task), Resident):
+            if isinstance(query.task, str) and isinstance(held := acquired.get((query.owner, query.task)), Resident):
                 self._tasks.done(held)

@@ -130,7 +130,7 @@ class StudentServing(Serves):
         send = partial(self.engine.submit, deadline=deadline, priority=priority, tenant=tenant)
         if not self._groups:
             return send(queries)
-        held = [self._hold(query.task, tenant) for query in queries]
+        held = [self._hold(query.task, query.owner or tenant) for query in queries]
         try:
             parts = [self._parts(query, group) for query, group in zip(queries, held, strict=True)]
             futures = iter(self._sent(parts, send))
@@ -323,12 +323,12 @@ class StudentServing(Serves):
         known = [tier for tier in tiers if tier is not None]
         return max(known, key=TIERS.index, default=None)
 
-    def uses(self, tenant: str = DEFAULT_TENANT) -> Mapping[str, int]:
+    def uses(self) -> Mapping[TaskName, int]:
         """A query of a group counts once: its first student answers all."""
-        found = Counter[str]()
-        for id, count in self.engine.uses(tenant).items():
-            if is_first(id):
-                found[id.partition(MARK)[0]] += count
+        found = Counter[TaskName]()
+        for name, count in self.engine.uses().items():
+            if is_first(name.id):
+                found[TaskName(name.tenant, name.id.partition(MARK)[0])] += count
         return found
 
     def report(self) -> EngineReport:

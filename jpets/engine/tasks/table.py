@@ -10,7 +10,7 @@ from jpets.engine.tasks.entries import Entry, Resident
 from jpets.engine.tasks.fitting import Fitting
 from jpets.engine.tasks.slots import Slots
 from jpets.errors import NotFound
-from jpets.types import DEFAULT_TENANT, Task
+from jpets.types import Task, TaskName
 
 FORGOTTEN = 1024
 """Most removed tasks with uses still counted, about: a moved task is removed from its old device."""
@@ -165,11 +165,11 @@ class TaskTable:
         """What is known of a task, on the device or not."""
         return self._entries.get((tenant, task))
 
-    def uses(self, tenant: str = DEFAULT_TENANT) -> dict[str, int]:
-        """Queries for each task of ``tenant`` since the last call."""
+    def uses(self) -> dict[TaskName, int]:
+        """Queries for each task since the last call."""
         with self._lock:
-            names = [name for name in self._asked if name[0] == tenant]
-            return {name[1]: self._asked.pop(name) for name in names}
+            asked, self._asked = self._asked, Counter()
+        return {TaskName(*name): count for name, count in asked.items()}
 
     def __len__(self) -> int:
         """Tasks that are known, on the device or not."""

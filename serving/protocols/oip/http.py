@@ -23,7 +23,8 @@ from serving.requests.context import Here, server_version
 from serving.requests.routes import BytesBehind, JSONRoute
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": InferenceErrorBody} for status in (400, 404, 408, 413, 415, 422, 431, 500, 503, 504, 507)
+    status: {"model": InferenceErrorBody}
+    for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 431, 500, 503, 504, 507)
 }
 router = APIRouter(prefix="/v2", tags=["open inference protocol"], responses=ERRORS)
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jpets.errors import DeadlineExceeded, InvalidInput
-from serving.hosted.repository import named
 from serving.protocols.oip.inference import BACKBONE_VERSION, find_model
 from serving.requests.context import Context
 
@@ -20,19 +19,16 @@ READY = "READY"
 
 
 async def index(here: Context, *, ready: bool = False) -> list[dict[str, str]]:
-    """Name, version and state of every task of the tenant, by name, behind those of the backbones. All are ready: a
-    task that is not on the device comes with its next query. ``ready``: none while the server is not."""
+    """Name, version and state of every task that the tenant may ask for, by name, behind those of the backbones. All
+    are ready: a task that is not on the device comes with its next query. ``ready``: none while the server is not."""
     services = here.services
     if ready and not services.first.ready:
         return []
     found = [{"name": service.backbone.name, "version": BACKBONE_VERSION} for service in services.all]
     after: str | None = None
     while True:
-        page, after = await asyncio.to_thread(services.repository.list, limit=PAGE, after=after)
-        for stored in page:
-            name = named(stored.id)
-            if name.tenant == here.asker.tenant:
-                found.append({"name": name.id, "version": str(stored.version)})
+        page, after = await asyncio.to_thread(here.listed, PAGE, after)
+        found += [{"name": stored.id, "version": str(stored.version)} for stored in page]
         if after is None:
             return [{**each, "state": READY, "reason": ""} for each in found]
 
@@ -61,11 +57,13 @@ async def load(here: Context, model: str, parameters: Mapping[str, Any]) -> None
 
 
 async def unload(here: Context, model: str) -> None:
-    """The task leaves the device, and comes again with its next query. Raises ``NotFound``."""
+    """The task leaves the device, and comes again with its next query. Raises ``NotFound``,
+    ``Forbidden`` for a shared task."""
     if (await find_model(here, model)).task is None:
         raise InvalidInput(
             f"{model[:128]!r} is a backbone, which stays on the device; DELETE /v1/backbones/NAME ends one"
         )
-    name = here.named(model)
+    await asyncio.to_thread(here.refuse_shared, model)
+    name = here.own(model)
     with here.services.owning(name) as own:
         own.engine.unload(model, tenant=name.tenant)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 
 import grpc
 import pytest
 from fastapi import FastAPI
+from listening_grpc import listening
 from remote import Remote
 
 from serving.app import create_app
-from serving.grpc.server import GrpcServer
 from serving.hosted.service import Service
-from serving.http.settings import ConnectionLimits, ServingSettings
+from serving.http.settings import ServingSettings
 
 
 @pytest.fixture(scope="session")
@@ -24,20 +22,8 @@ def app(service: Service) -> FastAPI:
 
 @pytest.fixture(scope="session")
 def address(app: FastAPI) -> Iterator[str]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    async def begin() -> tuple[GrpcServer, int]:
-        server = GrpcServer(app.state.context, ConnectionLimits(most=64))
-        return server, await server.start("127.0.0.1:0")
-
-    server, port = asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
-    yield f"127.0.0.1:{port}"
-    asyncio.run_coroutine_threadsafe(server.stop(1), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
-    loop.close()
+    with listening(app) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

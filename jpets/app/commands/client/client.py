@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,7 +19,12 @@ from jpets.app.commands.client.kept_connection import KeptConnections
 from jpets.app.commands.output import LARGE, progress_bars
 from jpets.errors import DeadlineExceeded, JpetsError, NotFound, Unparseable
 
-ServerUrl = Annotated[str, typer.Option("--server", envvar="JPETS_SERVER", help="URL of the server")]
+KEY = "JPETS_KEY"
+"""The variable that holds a key: an option would show it to everyone who lists the machine's processes."""
+ServerUrl = Annotated[
+    str,
+    typer.Option("--server", envvar="JPETS_SERVER", help=f"URL of the server; {KEY} holds the key, if it needs one"),
+]
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 TIMEOUT = 120.0
 """Seconds that a server may say nothing."""
@@ -33,7 +39,8 @@ class NoAnswer(NotFound):
 
 
 class Server:
-    """The server at ``url``. Requests raise the ``JpetsError`` that it names, ``NoAnswer`` where none answers.
+    """The server at ``url``, with the key that the environment holds, if any. Requests raise the ``JpetsError`` that it
+    names, ``NoAnswer`` where none answers.
 
     ``with`` keeps its connection for the requests inside.
     """
@@ -78,7 +85,9 @@ class Server:
         return self._send("GET", path, None, {})
 
     def _send(self, method: str, path: str, data: bytes | BinaryIO | None, headers: Mapping[str, str]) -> bytes:
-        request = urllib.request.Request(self._url + path, data, dict(headers), method=method)
+        key = os.environ.get(KEY)
+        signed = {"Authorization": f"Bearer {key}"} if key else {}
+        request = urllib.request.Request(self._url + path, data, {**headers, **signed}, method=method)
         try:
             with self._opener.open(request, timeout=TIMEOUT) as response:
                 return _received(response)

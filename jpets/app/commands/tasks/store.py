@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -57,26 +57,31 @@ class TaskStore(Protocol):
 def open_store(
     context: typer.Context, repository: Path | None, server: str | None, *, create: bool = False
 ) -> Iterator[TaskStore]:
-    """The store that a command was told. An option on the command line wins over the other one's variable.
-
-    ``create`` makes a repository where there is none. Raises ``typer.BadParameter`` unless exactly one was given.
-    """
-    given = {"repository": repository, "server": server}
-    named = [name for name in given if on_command_line(context, name)]
-    chosen = named or [name for name, value in given.items() if value is not None]
-    if len(chosen) != 1:
-        raise typer.BadParameter(f"give exactly one of --repository DIR and --server URL, found {len(chosen)}")
-    if chosen == ["repository"] and repository is not None:
+    """The store in ``place_of``. ``create`` makes a repository where there is none."""
+    place = place_of(context, repository, server)
+    if isinstance(place, Path):
         from jpets.app.commands.tasks.repository_store import repository_store
 
-        with repository_store(repository, create=create) as store:
+        with repository_store(place, create=create) as store:
             yield store
-    elif server is not None:
+    else:
         from jpets.app.commands.client.client import Server
         from jpets.app.commands.tasks.server_store import ServerStore
 
-        with Server(server) as kept:
+        with Server(place) as kept:
             yield ServerStore(kept)
+
+
+def place_of(context: typer.Context, repository: Path | None, server: str | None) -> Path | str:
+    """A repository's folder or a server's URL, whichever a command was told. An option on the command line wins over
+    the other one's variable. Raises ``typer.BadParameter`` unless exactly one was given."""
+    given: Mapping[str, Path | str | None] = {"repository": repository, "server": server}
+    named = [name for name in given if on_command_line(context, name)]
+    chosen = named or [name for name, value in given.items() if value is not None]
+    place = given[chosen[0]] if len(chosen) == 1 else None
+    if place is None:
+        raise typer.BadParameter(f"give exactly one of --repository DIR and --server URL, found {len(chosen)}")
+    return place
 
 
 def on_command_line(context: typer.Context, name: str) -> bool:

@@ -80,9 +80,9 @@ def test_a_refresh_takes_time_by_what_changed(
     looked: list[str] = []
     indexed = second.repository.indexed
 
-    def noted(id: str, maker: Any) -> Any:
-        looked.append(id)
-        return indexed(id, maker)
+    def noted(name: TaskName, maker: Any) -> Any:
+        looked.append(name.id)
+        return indexed(name, maker)
 
     monkeypatch.setattr(second.repository, "indexed", noted)
     second.service.following.refresh()

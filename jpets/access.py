@@ -1,0 +1,39 @@
+"""Who may ask a server for what: keys, their scopes, and the limits of tenants."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+DEFAULT_TENANT = "default"
+"""Owner of what is made without a key. Its tasks are shared with all tenants."""
+Scope = Literal["infer", "manage", "admin"]
+"""``infer``: queries. ``manage``: the tenant's tasks and jobs. ``admin``: keys, limits, backbones, domains and metrics,
+which are the whole server's."""
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """What is kept of a key; times are ISO 8601, UTC. Its secret is known only by ``digest``, a SHA-256."""
+
+    id: str
+    tenant: str
+    scopes: tuple[Scope, ...]
+    digest: str
+    created: str
+    default_task: str | None = None
+    """The task of requests that name none."""
+    expires: str | None = None
+    revoked: str | None = None
+    note: str = ""
+    """For people."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Of one tenant at one server; None: no limit. Queries of a higher ``priority`` go before all others."""
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    priority: int = 0

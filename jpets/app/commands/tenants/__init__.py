@@ -1,0 +1,1 @@
+"""``jpets key`` and ``jpets tenant``."""

@@ -1,0 +1,1 @@
+"""Who asks: keys, what they allow, and how much."""

@@ -1,0 +1,33 @@
+"""For whom a request is, and what it may do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jpets.access import SCOPES, Scope
+from jpets.errors import Forbidden
+from jpets.types import DEFAULT_TENANT
+from serving.tenants.allowance import Allowance
+
+ALL = Allowance()
+
+
+class Asker(NamedTuple):
+    """Names of tasks in a request are those of its ``tenant``, or shared ones. Queries of a higher ``priority`` are
+    served before all others."""
+
+    tenant: str = DEFAULT_TENANT
+    priority: int = 0
+    scopes: tuple[Scope, ...] = SCOPES
+    default_task: str | None = None
+    """The task of requests that name none."""
+    allowance: Allowance = ALL
+
+    def check(self, scope: Scope | None) -> None:
+        """Raises ``Forbidden`` where it needs a scope that the key does not have."""
+        if scope is not None and scope not in self.scopes:
+            raise Forbidden(f"this needs a key of scope {scope}, found one of {', '.join(self.scopes)}")
+
+
+DEFAULT_ASKER = Asker()
+"""Of a server without keys."""

@@ -1,0 +1,78 @@
+"""``jpets key`` and ``jpets tenant``, and commands that send a key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from listening import listening
+from runs import Run
+
+from checkpoints.access import Access
+from checkpoints.catalog import Catalog
+from serving.app import create_app
+from serving.hosted.service import Service
+from serving.jobs.service import Jobs
+from serving.tenants.keyring import Keyring
+
+
+@pytest.fixture
+def keyring(tmp_path: Path) -> Iterator[Keyring]:
+    catalog = Catalog(tmp_path / "keys.sqlite")
+    yield Keyring(Access(catalog))
+    catalog.close()
+
+
+@pytest.fixture
+def closed(hosted: tuple[Service, Jobs], keyring: Keyring) -> Iterator[str]:
+    """The URL of a server that may have keys."""
+    service, jobs = hosted
+    with listening(create_app(service, training=jobs, keyring=keyring)) as url:
+        yield url
+
+
+@pytest.fixture(params=["repository", "server"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """Where keys are kept."""
+    if request.param == "repository":
+        return "--repository", str(tmp_path / "repository")
+    return "--server", request.getfixturevalue("closed")
+
+
+def test_keys_are_made_listed_and_revoked(run: Run, place: tuple[str, str]) -> None:
+    first = run("key", "create", "--scope", "admin", *place)
+    assert first.exit_code == 0 and "the first key" in first.stderr
+    admin = {"JPETS_KEY": first.stdout.strip()}
+    asked = ("--tenant", "acme", "--default-task", "mood", "--note", "robot", "--json")
+    made = json.loads(run("key", "create", *asked, *place, env=admin).stdout)
+    assert (made["tenant"], made["scopes"], made["default_task"], made["note"]) == ("acme", ["infer"], "mood", "robot")
+    listed = json.loads(run("key", "list", "--json", *place, env=admin).stdout)
+    assert [key["tenant"] for key in listed] == ["default", "acme"] and "key" not in listed[0]
+    table = run("key", "list", *place, env=admin).stdout
+    assert made["id"] in table and made["key"] not in table
+    assert "is revoked" in run("key", "revoke", made["id"], *place, env=admin).stdout
+    assert run("key", "revoke", "nothing", *place, env=admin).exit_code == 1
+    limited = run("tenant", "limit", "acme", "--requests", 60, "--priority", 2, *place, env=admin)
+    assert limited.stdout == "acme: 60 requests a minute, any tokens a minute, priority 2\n"
+    tenants = json.loads(run("tenant", "list", "--json", *place, env=admin).stdout)
+    assert {each["name"]: each["keys"] for each in tenants}["acme"] == 0
+    assert run("tenant", "limit", "acme", "--requests", -1, *place, env=admin).exit_code == 1
+
+
+def test_a_first_key_that_cannot_make_others_is_told(run: Run, tmp_path: Path) -> None:
+    assert "scope admin" in run("key", "create", "--repository", tmp_path).stderr
+    assert run("key", "create", "--scope", "root", "--repository", tmp_path).exit_code == 1
+
+
+def test_commands_send_the_key_of_the_environment(run: Run, closed: str) -> None:
+    key = run("key", "create", "--scope", "infer", "--scope", "admin", "--server", closed).stdout.strip()
+    refused = run("query", "mood", "fine", "--server", closed)
+    assert refused.exit_code == 1 and "a key is needed" in refused.stderr
+    assert run("query", "mood", "fine", "--server", closed, env={"JPETS_KEY": key}).exit_code == 0
+    assert run("task", "list", "--server", closed, env={"JPETS_KEY": key}).exit_code == 0
+    wrong = run("task", "list", "--server", closed, env={"JPETS_KEY": key[:-2]})
+    assert wrong.exit_code == 1 and key[:-2] not in wrong.output
+    forbidden = run("task", "remove", "mood", "--server", closed, env={"JPETS_KEY": key})
+    assert forbidden.exit_code == 1 and "scope manage" in forbidden.stderr

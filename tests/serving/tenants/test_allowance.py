@@ -1,0 +1,71 @@
+"""Token buckets: never more than the rate allows, and what was not used is given back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jpets.access import Limits
+from jpets.errors import OverQuota
+from jpets.types import Query, Result
+from serving.tenants.allowance import BURST, Allowance, Bucket
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+steps = st.lists(st.tuples(st.floats(0, 30), st.floats(0.1, 200)), min_size=1, max_size=40)
+
+
+@given(st.floats(0.01, 100), steps)
+def test_never_more_than_the_rate_allows(rate: float, asked: list[tuple[float, float]]) -> None:
+    clock = Clock()
+    bucket = Bucket(rate, clock)
+    full, taken = max(1.0, rate * BURST), 0.0
+    for pause, count in asked:
+        clock.now += pause
+        wait = bucket.take(count)
+        if wait:
+            clock.now += wait + 1e-6 * (1 + wait)
+            assert bucket.take(count) == 0, "what it says is enough"
+        taken += count
+        assert taken <= full + rate * clock.now + max(0.0, count - full) + 1e-3 * (1 + taken)
+
+
+def test_what_is_more_than_it_holds_makes_a_debt() -> None:
+    clock = Clock()
+    bucket = Bucket(1.0, clock)
+    assert bucket.take(100) == 0, "from a full one"
+    assert bucket.take(1) == pytest.approx(91)
+    bucket.give(95)
+    assert bucket.take(1) == 0
+    bucket.give(1000)
+    assert bucket.take(BURST) == 0 and bucket.take(1) > 0, "no more than it holds"
+
+
+def test_tokens_are_settled() -> None:
+    clock = Clock()
+    allowance = Allowance(Limits(tokens_per_minute=600), clock)
+    queries = [Query("a", "x" * 392), Query("a", None, input_ids=[1] * 20)]
+    counted = allowance.queries(queries)
+    assert counted == 120
+    with pytest.raises(OverQuota, match="600 tokens a minute") as error:
+        allowance.queries(queries)
+    assert error.value.retry_after == 12
+    allowance.settle(counted, [Result(task="a", tokens=30), Result(task="a", tokens=20)])
+    assert allowance.queries([Query("a", "x" * 190)]) == 49
+    with pytest.raises(OverQuota):
+        allowance.queries([Query("a", "x" * 190)])
+
+
+def test_without_limits_nothing_is_counted() -> None:
+    allowance = Allowance()
+    for _ in range(1000):
+        allowance.request()
+    assert allowance.queries([Query("a", "x" * 10_000)]) == 0
