@@ -132,12 +132,12 @@ class Repository:
         check_id(tenant, "tenant")
         content = read_bytes(data) if isinstance(data, Path) else data
         task = (validator or self._validator)(content, id)
-        digest = digest_of(content)
+        digest, document = digest_of(content), TaskDocument.of_task(task).to_json()
         row = {
             "digest": digest,
             "bytes": len(content),
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            "metadata": TaskDocument.of_task(task).to_json(),
+            "metadata": document,
             "state": ACTIVE if activate else UPLOADED,
         }
         with self._stored_blob(content, digest), self._catalog.write() as connection:
@@ -146,8 +146,10 @@ class Repository:
             if not self._blobs.exists(digest):
                 self._blobs.put(content)
             version = rows.add(row)
-            rows.retain(self._keep)
-            return rows.find(version)
+            if version > self._keep:
+                rows.retain(self._keep)
+        known = {**row, "metadata": json.loads(document)}
+        return StoredTask(tenant, id, version, served=activate, **known)  # an active version that is new is the newest
 
     def get(self, id: str, tenant: str = DEFAULT_TENANT, version: int | str | None = None) -> StoredTask:
         """A version by number or alias; by default the served one, or the newest if none is active yet.

@@ -39,6 +39,7 @@ from benches.service.costs import costs
 from benches.service.domains import domains
 from benches.service.growth import growth
 from benches.service.jobs import jobs
+from benches.service.quotas import quotas
 from benches.service.registered import registered
 from benches.service.serving import serving
 from benches.service.students import students
@@ -71,6 +72,7 @@ COMMANDS = (
     paging,
     prediction,
     programs,
+    quotas,
     registered,
     runtimes,
     scaling,

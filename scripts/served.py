@@ -65,15 +65,17 @@ def serve(
     program: Sequence[str] = SERVER,
     tree: pathlib.Path = ROOT,
     said: pathlib.Path | None = None,
+    key: str | None = None,
 ) -> Iterator[Served]:
     """``python -m jpets.serve`` of a checkout with these options, from process start to ready; ended with SIGTERM.
-    What it prints goes to the file ``said``."""
+    What it prints goes to the file ``said``. ``key`` is that of the client, if the server has keys."""
     port = free_port()
     elsewhere = ["-P"] if tree != ROOT else []  # not the code of the working directory
     command = [sys.executable, *elsewhere, *program, *options, "--port", str(port), "--log-level", "warning"]
     url = f"http://127.0.0.1:{port}"
+    signed = {} if key is None else {"Authorization": f"Bearer {key}"}
     with (
-        httpx.Client(base_url=url, timeout=30) as client,
+        httpx.Client(base_url=url, timeout=30, headers=signed) as client,
         running(command, {"PYTHONPATH": str(tree)}, lambda: _ready(client), timeout, said) as (seconds, pid),
     ):
         yield Served(url, client, seconds, pid)

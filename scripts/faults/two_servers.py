@@ -1,9 +1,11 @@
 """How long two servers on one repository answer differently while tasks come, change and go through both of them.
 
-``PYTHONPATH=scripts python -m faults.two_servers`` starts two demo servers on one folder. It uploads, rolls back and
-deletes through both in turn, and stores tasks in the folder directly. After each change it asks the other server (both,
-after a direct one) until it has and serves the same version, or none. In the end it compares all that the two report.
-Exit code 1 where any of this took longer than a second.
+``PYTHONPATH=scripts python -m faults.two_servers`` starts two demo servers on one folder, or on the database that
+``--catalogue`` names. It uploads, rolls back and deletes through both in turn, and stores tasks in the repository
+directly. After each change it asks the other server (both, after a direct one) until it has and serves the same
+version, or none. Meanwhile ``--queries`` a second name a version that one of the servers told of, and must be answered
+by it, or told that another one is served by now. In the end it compares all that the two report, and what the
+repository holds with what was uploaded. Exit code 1 where a change took longer than a second to be seen.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import ROOT, serve
 
 from checkpoints.repository import Repository
+from jpets.errors import NotFound
 
 TEXT = "a chess engine that plays over the network"
 SOURCES = ("topic", "role")
@@ -51,7 +54,8 @@ class Change(NamedTuple):
 
 
 class Pair:
-    """Two servers, and which answers each version of each task must give."""
+    """Two servers, and which answers each version of each task must give. ``stored`` has the newest version of each
+    task that was uploaded."""
 
     def __init__(
         self, clients: Sequence[httpx.AsyncClient], repository: Repository, sources: Mapping[str, bytes]
@@ -64,6 +68,9 @@ class Pair:
         self.changes: list[Change] = []
         self._locks = collections.defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._sources: dict[tuple[str, int], int] = {}
+        self.stored: dict[str, int] = {}
+        self.queries = collections.Counter[str]()
+        """Outcomes of queries that named a version."""
 
     async def start(self) -> None:
         """Asks for the answers of the tasks that are there."""
@@ -74,14 +81,14 @@ class Pair:
             answer = await self.clients[at].put(f"/v1/tasks/{id}", content=self.files[source])
             answer.raise_for_status()
             version = answer.json()["version"]
-            self._sources[id, version] = source
+            self._keep(id, version, source)
             await self._agree("upload", id, 1 - at, version)
 
     async def store(self, id: str, source: int) -> None:
         """As ``jpets task add --repository`` does."""
         async with self._locks[id]:
             stored = await asyncio.to_thread(self._repository.put, id, self.files[source])
-            self._sources[id, stored.version] = source
+            self._keep(id, stored.version, source)
             await asyncio.gather(*(self._agree("stored beside", id, at, stored.version) for at in (0, 1)))
 
     async def roll_back(self, id: str, at: int) -> None:
@@ -98,6 +105,31 @@ class Pair:
             if answer.status_code != 404:
                 answer.raise_for_status()
                 await self._agree("deletion", id, 1 - at, None)
+
+    def _keep(self, id: str, version: int, source: int) -> None:
+        """Notes an upload that was answered. Versions of a task never go back, whatever was deleted."""
+        if version <= self.stored.get(id, 0):
+            raise RuntimeError(f"{id}: version {version} was given twice")
+        self._sources[id, version] = source
+        self.stored[id] = version
+
+    async def query(self, id: str, at: int) -> None:
+        """Asks a server which version of a task it has, and then that version."""
+        if (version := await self._version(at, id)) is None:
+            return
+        path = f"/v2/models/{id}/versions/{version}/infer"
+        text = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
+        answer = await self.clients[at].post(path, json={"inputs": [text], "outputs": [{"name": "label"}]})
+        if not answer.is_success:
+            self.queries["another version by then" if answer.status_code == 404 else str(answer.status_code)] += 1
+            return
+        found = answer.json()
+        if (source := self._sources.get((id, int(version)))) is None:  # its upload is not answered yet
+            self.queries["not checked"] += 1
+        elif found["model_version"] != version or found["outputs"][0]["data"] != [self._labels[source]]:
+            raise RuntimeError(f"version {version} of {id} was asked, another one answered")
+        else:
+            self.queries["by the version asked"] += 1
 
     async def _agree(self, kind: str, id: str, other: int, version: int | None) -> None:
         """Asks the other server until it has ``version``, None for no task, and checks its answer."""
@@ -138,9 +170,14 @@ class Pair:
 
 
 async def measure(
-    urls: Sequence[str], repository: Repository, sources: Mapping[str, bytes], rate: float, seconds: float
+    urls: Sequence[str],
+    repository: Repository,
+    sources: Mapping[str, bytes],
+    rate: float,
+    seconds: float,
+    queries: float = 0,
 ) -> dict[str, Any]:
-    """Uploads ``rate`` times a second for so long, through both servers in turn.
+    """Uploads ``rate`` times a second for so long, through both servers in turn, beside so many queries a second.
 
     ``sources`` are tasks that both serve, with their files, which are uploaded in turn: their answers must differ.
     """
@@ -150,6 +187,8 @@ async def measure(
         await pair.start()
         ids = [f"task-{number}" for number in range(TASKS)]
         async with asyncio.TaskGroup() as running:
+            if queries:
+                running.create_task(_ask(pair, ids, queries, seconds))
             start = time.perf_counter()
             for number in range(round(rate * seconds)):
                 at, source = number % 2, number // TASKS % 2
@@ -163,6 +202,7 @@ async def measure(
                 await asyncio.sleep(max(0.0, start + (number + 1) / rate - time.perf_counter()))
         took = time.perf_counter() - start
         all_alike = await _all_alike(pair, ids)
+        missing = await asyncio.to_thread(_missing, repository, pair.stored)
     times = [change.seconds for change in pair.changes]
     kinds = collections.Counter(change.kind for change in pair.changes)
     return {
@@ -173,7 +213,30 @@ async def measure(
         "worst_answered_seconds": max(change.answered for change in pair.changes),
         "worst_by_kind": {kind: max(c.seconds for c in pair.changes if c.kind == kind) for kind in kinds},
         "all_alike_seconds": all_alike,
+        "queries": dict(pair.queries),
+        "uploads_lost": missing,
     }
+
+
+async def _ask(pair: Pair, ids: Sequence[str], rate: float, seconds: float) -> None:
+    async with asyncio.TaskGroup() as running:
+        start = time.perf_counter()
+        for number in range(round(rate * seconds)):
+            running.create_task(pair.query(ids[number % len(ids)], number % 2))
+            await asyncio.sleep(max(0.0, start + (number + 1) / rate - time.perf_counter()))
+
+
+def _missing(repository: Repository, stored: Mapping[str, int]) -> int:
+    """Tasks whose newest version in the repository is older than an upload that was answered. A deleted one shows
+    nothing, but its next upload would have been given the same number again."""
+    lost = 0
+    for id, version in stored.items():
+        try:
+            newest = repository.versions(id)[-1].version
+        except NotFound:
+            continue
+        lost += newest < version
+    return lost
 
 
 async def _all_alike(pair: Pair, ids: Sequence[str]) -> float:
@@ -192,16 +255,24 @@ async def _all_alike(pair: Pair, ids: Sequence[str]) -> float:
 def main(
     rate: Annotated[float, typer.Option(help="uploads a second")] = 20,
     seconds: Annotated[float, typer.Option(help="how long")] = 10,
+    queries: Annotated[float, typer.Option(help="queries a second that name a version")] = 0,
+    catalogue: Annotated[str | None, typer.Option(help="URL of an empty database for the catalogue")] = None,
     cache: Annotated[pathlib.Path | None, typer.Option(help="cache folder; an empty one by default")] = None,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Prints the figures as JSON."""
     with tempfile.TemporaryDirectory(prefix="jpets-two-") as folder:
         options = ["--demo", "--repository", f"{folder}/tasks", "--cache-dir", str(cache or f"{folder}/cache")]
+        options += ["--catalogue", catalogue] if catalogue is not None else []
         with serve(options) as first, serve(options) as second:
             sources = {name: (ROOT / "checkpoints" / "demo" / f"{name}.safetensors").read_bytes() for name in SOURCES}
-            with contextlib.closing(Repository(f"{folder}/tasks")) as repository:
-                found = asyncio.run(measure([first.url, second.url], repository, sources, rate, seconds))
-    typer.echo(json.dumps(found, indent=1))
+            with contextlib.closing(Repository.open(f"{folder}/tasks", catalogue=catalogue)) as repository:
+                found = asyncio.run(measure([first.url, second.url], repository, sources, rate, seconds, queries))
+    found |= {"database": "SQLite" if catalogue is None else catalogue.partition(":")[0]}
+    text = json.dumps(found, indent=1)
+    typer.echo(text)
+    if json_out is not None:
+        json_out.write_text(text + "\n")
     raise typer.Exit(max(found["worst_seconds"], found["all_alike_seconds"]) > LIMIT)
 
 

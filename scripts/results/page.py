@@ -40,6 +40,7 @@ OF_REPORTS: Mapping[str, Tables] = {
     "validation": scheduling_tables.validation,
     "serving": service_tables.serving,
     "infinity": service_tables.infinity,
+    "quotas": service_tables.quotas,
     "startup": service_tables.startup,
     "costs": service_tables.costs,
     "registered": service_tables.registered,

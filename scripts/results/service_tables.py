@@ -111,6 +111,23 @@ def costs(found: Sequence[Document]) -> str:
     return markdown_table(head, rows)
 
 
+def quotas(found: Sequence[Document]) -> str:
+    rows = [
+        [
+            name,
+            f"{own['others_asked']:.0f}",
+            f"{own['others_answered']:.0f}",
+            milliseconds(own["p50"]),
+            milliseconds(own["p99"]),
+            f"{own['p99_ratio']:.2f}",
+        ]
+        for each in found
+        for name, own in each.systems.items()
+    ]
+    head = ["beside", "it asks, /s", "is answered, /s", "p50, ms", "p99, ms", "p99 over alone"]
+    return markdown_table(head, rows)
+
+
 def registered(found: Sequence[Document]) -> str:
     rows = [
         [

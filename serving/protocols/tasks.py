@@ -40,13 +40,36 @@ class RollbackRequest(BaseModel):
     version: Int64 | Annotated[Text, Field(max_length=64)] | None = None
 
 
+Filter = Annotated[str | None, Query(max_length=128)]
+
+
 @router.get("", response_model=TaskPage, summary="List tasks by id, a page at a time")
 async def list_tasks(
     here: Here,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    after: Annotated[str | None, Query(max_length=128)] = None,
+    after: Filter = None,
+    search: Filter = None,
+    backbone: Filter = None,
+    head: Filter = None,
+    method: Filter = None,
+    tenant: Filter = None,
 ) -> TaskPage:
-    found, following = await asyncio.to_thread(here.listed, limit, after)
+    """All, or those that all given filters let through: `search` finds a part of the id, a label or the description, in
+    any case; the others compare a name: of the backbone, of the head's type, of one of the deltas' methods, and of the
+    tenant that owns the task."""
+
+    def wanted(stored: StoredTask) -> bool:
+        document = stored.metadata
+        texts = (stored.id, *document.get("labels", ()), document.get("description") or "")
+        return (
+            (search is None or any(search.casefold() in text.casefold() for text in texts))
+            and backbone in (None, document["backbone"]["name"])
+            and head in (None, document["head"]["type"])
+            and (method is None or method in [delta["method"] for delta in document["deltas"]])
+            and tenant in (None, stored.tenant)
+        )
+
+    found, following = await asyncio.to_thread(here.listed, limit, after, wanted)
     return TaskPage(tasks=[TaskSummary.of(stored) for stored in found], next=following)
 
 

@@ -7,14 +7,15 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from jpets.errors import Forbidden, NotFound
 from jpets.types import DEFAULT_TENANT, Task, TaskName
-from serving.hosted.repository import StoredTask
+from serving.hosted.repository import PAGE, StoredTask
 from serving.hosted.services import Services
 from serving.http.aside import Aside
 from serving.http.settings import ServingSettings
@@ -61,10 +62,21 @@ class Context:
                 tenant = DEFAULT_TENANT
         return repository.get(id, tenant, version)
 
-    def listed(self, limit: int, after: str | None = None) -> tuple[Sequence[StoredTask], str | None]:
-        """Up to ``limit`` tasks that the tenant may ask for, by id, past ``after``, and the next ``after`` or None.
-        Blocks."""
-        return self.services.repository.list(self.asker.tenant, limit, after, beside=DEFAULT_TENANT)
+    def listed(
+        self, limit: int, after: str | None = None, wanted: Callable[[StoredTask], bool] | None = None
+    ) -> tuple[Sequence[StoredTask], str | None]:
+        """Up to ``limit`` tasks that the tenant may ask for, or the ``wanted`` ones of these, by id, past ``after``,
+        and the next ``after`` or None. Blocks."""
+        page = partial(self.services.repository.list, self.asker.tenant, beside=DEFAULT_TENANT)
+        if wanted is None:
+            return page(limit=limit, after=after)
+        found: list[StoredTask] = []
+        while len(found) <= limit:
+            some, after = page(limit=PAGE, after=after)
+            found += filter(wanted, some)
+            if after is None:
+                break
+        return found[:limit], found[limit - 1].id if len(found) > limit else None
 
     def refuse_shared(self, id: str) -> None:
         """Blocks. Raises ``Forbidden`` where the tenant may ask for the task, but does not own it."""

@@ -99,7 +99,9 @@ def run_client(client: Coroutine[Any, Any, Answer]) -> Answer:
     return uvloop.run(client)
 
 
-async def load(url: str, rate: float, seconds: float, bodies: Sequence[bytes], seed: int) -> dict[str, Any]:
+async def load(
+    url: str, rate: float, seconds: float, bodies: Sequence[bytes], seed: int, key: str | None = None
+) -> dict[str, Any]:
     """Latencies (seconds) of POST requests at ``rate`` a second; one that fails counts as infinitely late."""
     import aiohttp
 
@@ -116,7 +118,7 @@ async def load(url: str, rate: float, seconds: float, bodies: Sequence[bytes], s
             latencies.append(float("inf"))
 
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=512), timeout=aiohttp.ClientTimeout(20), headers=JSON
+        connector=aiohttp.TCPConnector(limit=512), timeout=aiohttp.ClientTimeout(20), headers=_headers(key)
     ) as session:
         start = time.perf_counter() + 0.05
         running = []
@@ -136,7 +138,7 @@ async def load(url: str, rate: float, seconds: float, bodies: Sequence[bytes], s
     }
 
 
-async def answered(url: str, seconds: float, bodies: Sequence[bytes]) -> float:
+async def answered(url: str, seconds: float, bodies: Sequence[bytes], key: str | None = None) -> float:
     """Requests a second of a few clients, each of which waits for its answer before it asks again."""
     import aiohttp
 
@@ -152,9 +154,13 @@ async def answered(url: str, seconds: float, bodies: Sequence[bytes]) -> float:
                 count += 1
         return count
 
-    async with aiohttp.ClientSession(headers=JSON) as session:
+    async with aiohttp.ClientSession(headers=_headers(key)) as session:
         counts = await asyncio.gather(*(client(session) for _ in range(CLIENTS)))
         return sum(counts) / (time.perf_counter() - start)
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    return JSON if key is None else {**JSON, "Authorization": f"Bearer {key}"}
 
 
 def serving(
@@ -246,10 +252,12 @@ def compiled(server: Served) -> float:
     return server.metrics()[COMPILED]
 
 
-def pass_over(server: Served, path: str, rates: Sequence[float], bodies: Sequence[bytes], seed: int) -> None:
+def pass_over(
+    server: Served, path: str, rates: Sequence[float], bodies: Sequence[bytes], seed: int, key: str | None = None
+) -> None:
     """A short load at each rate, until one is far too high."""
     for rate in rates:
-        if run_client(load(server.url + path, rate, WARM_SECONDS, bodies, seed))["p50"] > OVERLOADED:
+        if run_client(load(server.url + path, rate, WARM_SECONDS, bodies, seed, key))["p50"] > OVERLOADED:
             break
     server.settle()
 

@@ -268,7 +268,7 @@ def test_status_page_escapes_and_loads_nothing(call: Call, service: Service, mon
 
     document = {"deltas": [{"method": "<b>"}], "head": {"type": "<i>"}, "labels": ["<script>alert(1)</script>"]}
     evil = types.SimpleNamespace(id="<script>", version=1, bytes=1, metadata=document)
-    monkeypatch.setattr(service.repository, "list", lambda **_: ([evil], "more"))
+    monkeypatch.setattr(service.repository, "list", lambda *_, **__: ([evil], "more"))
     text = call("GET", "/").text
     assert "<script" not in text and "<b>" not in text.split("<h2>Tasks")[1] and "<i>" not in text
 
@@ -299,6 +299,8 @@ def test_openapi_describes_every_route(call: Call) -> None:
         "/v1/jobs/further-pretrain",
         "/v1/jobs/{id}",
         "/v1/jobs/{id}/log",
+        "/v1/keys",
+        "/v1/keys/{id}",
         "/v1/models",
         "/v1/models/{id}",
         "/v1/rerank",
@@ -308,6 +310,8 @@ def test_openapi_describes_every_route(call: Call) -> None:
         "/v1/tasks/{id}/file",
         "/v1/tasks/{id}/rollback",
         "/v1/tasks/{id}/versions",
+        "/v1/tenants",
+        "/v1/tenants/{name}",
         "/v2",
         "/v2/health/live",
         "/v2/rerank",

@@ -42,6 +42,7 @@ def test_upload_query_read_export_delete(call: Call, upload: Upload) -> None:
     assert body == answer.json()
     summary = {
         "id": "fresh",
+        "tenant": "default",
         "version": 1,
         "backbone": "tiny-bert",
         "deltas": [{"method": "lora"}],
@@ -114,6 +115,35 @@ def test_versions_are_listed_a_page_at_a_time(call: Call, upload: Upload, servic
 def test_versions_of_nothing_and_bad_pages(call: Call, query: str, status: int) -> None:
     answer = call("GET", f"/v1/tasks/unheard-of/versions?{query}")
     assert answer.status_code == status and answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("search=LABEL-2", ["tags", "topic"]),
+        ("search=pri", ["price"]),
+        ("head=token-classification", ["names"]),
+        ("head=embedding&search=vec", ["vectors"]),
+        ("head=embedding&search=pri", []),
+        ("method=lora&search=t", ["questions", "tags", "topic", "vectors"]),
+        ("method=adapter", []),
+        ("backbone=tiny-bert&head=question-answering", ["questions"]),
+        ("backbone=another", []),
+        ("tenant=default&search=topic", ["topic"]),
+        ("tenant=acme", []),
+    ],
+)
+def test_lists_are_filtered(call: Call, tasks: list[object], query: str, expected: list[str]) -> None:
+    every = call("GET", f"/v1/tasks?{query}").json()
+    ids = [task["id"] for task in every["tasks"] if task["id"] in [task.id for task in tasks]]  # type: ignore[attr-defined]
+    assert ids == expected
+    found, after = [], ""
+    while after is not None:
+        page = call("GET", f"/v1/tasks?{query}&limit=1&after={after}").json()
+        assert len(page["tasks"]) <= 1
+        found += page["tasks"]
+        after = page["next"]
+    assert found == every["tasks"]
 
 
 def test_pages(call: Call, tasks: list[object]) -> None:

@@ -1,0 +1,113 @@
+"""``bench quotas``: a tenant's latency over HTTP beside one that asks ten times what it may."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+import statistics
+import tempfile
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from served import serve
+
+from benches.scheduling.batching import draw
+from benches.service.serving import (
+    CALIBRATION_SECONDS,
+    CLASSIFY,
+    DEMO,
+    answered,
+    classified,
+    compiled,
+    load,
+    pass_over,
+    run_client,
+)
+from benches.shared import console, report, warm_up
+from checkpoints.access import Access
+from checkpoints.repository import Repository
+from jpets.access import Limits
+
+FLOOD = 10.0
+"""Times its quota that the other tenant asks."""
+LEAD = 2.0
+"""Seconds that the other's load lasts before and after: what it saved up is used by then."""
+CASES = {"alone": 0.0, "one at its quota": 1.0, "one at ten times": FLOOD}
+"""What the other tenant asks meanwhile, as times its quota."""
+
+
+def quotas(
+    share: Annotated[
+        float, typer.Option(help="the tenant's load, as a part of what clients that wait are answered")
+    ] = 0.3,
+    quota: Annotated[float, typer.Option(help="the other's quota, as such a part")] = 0.3,
+    seconds: Annotated[float, typer.Option(help="length of each measurement")] = 10.0,
+    rounds: Annotated[int, typer.Option(help="measurements of each case, in turns; their medians count")] = 9,
+    json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
+) -> None:
+    """p99 of one tenant alone, beside one at its quota, and beside one that asks ten times its quota.
+
+    Both ask the demo's five tasks, which are shared, with a single text of normal length (mean 32, deviation 8) at a
+    time; the client runs on the same cores.
+    """
+    bodies = classified(draw("gaussian", 4096, 8.0, 500))
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jpets-bench-")))
+        repository = stack.enter_context(contextlib.closing(Repository(folder / "repository")))
+        keys = {name: repository.access.create(name, ("infer", "admin"))[1] for name in ("light", "flood")}
+        options = [*DEMO, "--repository", str(folder / "repository"), "--cache-dir", str(folder / "cache")]
+        server = stack.enter_context(serve(options, key=keys["light"]))
+        server.settle()
+        url = server.url + CLASSIFY
+        pace = partial(answered, url, CALIBRATION_SECONDS, bodies, keys["light"])
+        usual = run_client(pace())
+        rates = [usual * part for part in (share, share + quota, 1.0)]
+        warm_up(
+            "server", partial(pass_over, server, CLASSIFY, rates, bodies, key=keys["light"]), partial(compiled, server)
+        )
+        for number in range(rounds):
+            rate = run_client(pace())
+            limit(repository.access, quota * rate)
+            for name, times in CASES.items():
+                both = _both(url, (share * rate, times * quota * rate), seconds, bodies, keys, number)
+                light, flood = run_client(both)
+                figures = {
+                    "p50": light["p50"],
+                    "p99": light["p99"],
+                    "answered": light["responses"],
+                    "others_asked": times * quota * rate,
+                    "others_answered": flood["responses"] if flood else 0.0,
+                }
+                console.log(name, {key: round(value, 4) for key, value in figures.items()})
+                found[name].append(figures)
+    figures = {
+        name: {key: statistics.median(each[key] for each in points) for key in points[0]}
+        | {"p99_ratio": statistics.median(_ratios(points, found["alone"])), "p99s": [each["p99"] for each in points]}
+        for name, points in found.items()
+    }
+    settings = {"share": share, "quota": quota, "seconds": seconds, "rounds": rounds, "served": DEMO}
+    report("quotas", settings, figures, json_out)
+
+
+def limit(access: Access, rate: float) -> None:
+    """The other tenant's quota, in requests a second."""
+    access.limit("flood", Limits(requests_per_minute=60 * rate))
+
+
+def _ratios(points: list[dict[str, float]], alone: list[dict[str, float]]) -> list[float]:
+    return [each["p99"] / base["p99"] for each, base in zip(points, alone, strict=True)]
+
+
+async def _both(
+    url: str, rates: tuple[float, float], seconds: float, bodies: list[bytes], keys: dict[str, str], seed: int
+) -> list[dict[str, Any]]:
+    """What ``load`` found for each of the two at the same time; the other's load begins first."""
+    light, flood = rates
+    if not flood:
+        return [await load(url, light, seconds, bodies, seed, keys["light"]), {}]
+    other = asyncio.create_task(load(url, flood, seconds + 2 * LEAD, bodies, seed, keys["flood"]))
+    await asyncio.sleep(LEAD)
+    return [await load(url, light, seconds, bodies, seed, keys["light"]), await other]
