@@ -27,6 +27,7 @@ from serving.protocols import (
     jobs,
     keys,
     models,
+    pooling,
     rerank,
     routed,
     status,
@@ -102,7 +103,7 @@ def create_app(
     )
     keyring = keyring or Keyring()
     app.state.context = Context(service, settings, metrics, training, keyring=keyring)
-    for module in (classify, embeddings, fanout, huggingface, models, rerank, routed, tei):
+    for module in (classify, embeddings, fanout, huggingface, models, pooling, rerank, routed, tei):
         app.include_router(module.router, responses=NESTED_ERRORS)
     for module in (tasks, backbones, domains, jobs, keys, students):
         app.include_router(module.router, responses=NESTED_ERRORS | CHANGE_ERRORS)

@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from jpets.engine.results.numbers import normalized
 from jpets.errors import InvalidInput
-from jpets.types import Embedding, FloatArray, Query, Result
+from jpets.types import Embedding, FloatArray, Query, Result, Task
 from serving.http.fields import Int64, Many, ModelName, Text
 from serving.protocols.classify import usage
 from serving.protocols.schemas import Usage
 from serving.requests.ask import ask, check_count, raise_first_error
-from serving.requests.context import Here
+from serving.requests.context import Context, Here
 from serving.requests.routes import JSONRoute
 
 router = APIRouter(tags=["inference"], route_class=JSONRoute)
@@ -30,12 +30,14 @@ EXAMPLES = {
 }
 
 
-class EmbeddingsRequest(BaseModel):
-    """``input``: one text, texts, the token ids of one text, or of several; ids include the special tokens."""
+Inputs = Text | Many[Text] | Many[StrictInt] | Many[Many[StrictInt]]
+"""One text, texts, the token ids of one text, or of several; ids include the special tokens."""
 
+
+class EmbeddingsRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: ModelName
-    input: Text | Many[Text] | Many[StrictInt] | Many[Many[StrictInt]]
+    input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     """``float`` by default."""
     dimensions: Annotated[Int64, Field(ge=1)] | None = None
@@ -72,14 +74,8 @@ async def embeddings(
     task = await here.find(body.model)
     if task is not None and task.head.type != "embedding":
         raise InvalidInput(f"{body.model!r} has a {task.head.type} head; ask POST /v1/classify")
-    size = task.backbone.hidden_size if task is not None else here.services.first.backbone.config.hidden_size
-    kept = size if body.dimensions is None else body.dimensions
-    if kept > size:
-        raise InvalidInput(f"dimensions: {body.model!r} gives {size}, found {kept}; ask for as many or fewer")
-    inputs = _inputs(body.input)
-    check_count(len(inputs), here)
-    numbers = sum(len(each) for each in inputs if not isinstance(each, str))
-    queries = await here.aside.do(numbers, partial(_queries, inputs, task.id if task else None, body.truncate))
+    kept = check_dimensions(here, body.model, task, body.dimensions)
+    queries = await queries_of(here, body.input, task.id if task is not None else None, truncate=body.truncate)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         raise_first_error(results)
@@ -87,7 +83,7 @@ async def embeddings(
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": _encoded(shortened(result.embedding, kept), body.encoding_format),
+                "embedding": encoded(shortened(result.embedding, kept), body.encoding_format),
             }
             for index, result in enumerate(results)
             if isinstance(result, Embedding)
@@ -102,6 +98,22 @@ def shortened(vector: FloatArray, kept: int) -> FloatArray:
     if kept >= len(vector):
         return vector
     return normalized(vector[:kept]) * np.float32(np.linalg.norm(vector))
+
+
+async def queries_of(here: Context, given: Any, task: str | None, *, truncate: bool | None) -> list[Query]:
+    """Queries for ``Inputs``. Raises ``TooLarge``, ``InvalidInput``."""
+    inputs = _inputs(given)
+    check_count(len(inputs), here)
+    numbers = sum(len(each) for each in inputs if not isinstance(each, str))
+    return await here.aside.do(numbers, partial(_queries, inputs, task, truncate))
+
+
+def check_dimensions(here: Context, model: str, task: Task | None, asked: int | None) -> int:
+    """How many numbers of a vector are kept. Raises ``InvalidInput`` for more than there are."""
+    size = task.backbone.hidden_size if task is not None else here.services.first.backbone.config.hidden_size
+    if asked is not None and asked > size:
+        raise InvalidInput(f"dimensions: {model!r} gives {size}, found {asked}; ask for as many or fewer")
+    return asked or size
 
 
 def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> Sequence[Any]:
@@ -121,7 +133,8 @@ def _queries(inputs: Sequence[str | Sequence[int]], task: str | None, truncate: 
         raise InvalidInput("input: expected 64-bit integers, found one beyond them") from error
 
 
-def _encoded(vector: FloatArray, how: str | None) -> Any:
+def encoded(vector: FloatArray, how: str | None) -> Any:
+    """Numbers as JSON has them, or ``base64`` of little-endian 32-bit floats."""
     if how == "base64":
         return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
     return np.ascontiguousarray(vector)

@@ -30,6 +30,7 @@ ROUTES: Mapping[Scope | None, str] = {
     "infer": """
         POST /classify
         POST /hf/{task}
+        POST /pooling
         POST /rerank
         POST /score
         POST /tei/{task}/embed

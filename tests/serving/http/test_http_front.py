@@ -280,6 +280,7 @@ def test_openapi_describes_every_route(call: Call) -> None:
         "/classify",
         "/hf/{task}",
         "/metrics",
+        "/pooling",
         "/rerank",
         "/score",
         "/tei/{task}/embed",
