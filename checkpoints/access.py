@@ -61,8 +61,8 @@ class Access:
             raise InvalidInput(f"scopes: expected some of {list(SCOPES)}, found {list(scopes)}")
         if days is not None and not 0 < days < 36500:
             raise InvalidInput(f"days: expected a number above 0 and below 36500, found {days:g}")
-        if len(note) > LONGEST_NOTE:
-            raise InvalidInput(f"note: expected at most {LONGEST_NOTE} characters, found {len(note)}")
+        if len(note) > LONGEST_NOTE or not note.isprintable():
+            raise InvalidInput(f"note: expected at most {LONGEST_NOTE} printable characters, found {len(note)}")
         id, now = secrets.token_hex(6), datetime.datetime.now(datetime.UTC)
         text = f"jpets_{id}_{secrets.token_urlsafe(32)}"
         key = Key(

@@ -229,6 +229,12 @@ class Repository:
                 connection.execute(sa.select(VERSIONS.c.tenant).distinct().order_by(VERSIONS.c.tenant)).scalars().all()
             )
 
+    def private(self) -> Sequence[TaskName]:
+        """The names of all tasks of other tenants than the default one."""
+        names = sa.select(VERSIONS.c.tenant, VERSIONS.c.id).where(VERSIONS.c.tenant != DEFAULT_TENANT).distinct()
+        with self._catalog.read() as connection:
+            return [TaskName(row.tenant, row.id) for row in connection.execute(names)]
+
     def list(
         self, tenant: str = DEFAULT_TENANT, limit: int = 100, after: str | None = None, *, beside: str | None = None
     ) -> tuple[StoredTasks, str | None]:

@@ -120,10 +120,10 @@ def create_app(
     _render_document_once(app)
     install_handlers(app)
     app.add_middleware(MethodsMiddleware, routes=app.router.routes)
-    app.add_middleware(Gate, keyring=keyring)
     app.add_middleware(
         RequestMiddleware,
         metrics=metrics,
+        gate=Gate(keyring),
         max_body_bytes=settings.max_body_bytes,
         max_bodies_bytes=settings.max_bodies_bytes,
     )

@@ -14,9 +14,10 @@ def check_open_to_all(options: Options, keyring: Keyring) -> None:
     """Raises ``InvalidInput`` where other machines would be let in, and anyone there could do everything."""
     if options.insecure or keyring.required or is_loopback(options.host):
         return
+    where = "" if options.catalogue is None else "JPETS_CATALOGUE=URL "
     raise InvalidInput(
         f"--host: {options.host} lets other machines in, and the repository has no keys; make one first "
-        "(jpets key create --scope admin --repository DIR), or say --insecure"
+        f"({where}jpets key create --scope admin --repository DIR), or say --insecure"
     )
 
 

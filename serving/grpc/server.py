@@ -7,6 +7,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from serving.grpc.health import Health
+from serving.grpc.keys import KeyInterceptor
 from serving.grpc.messages import HEALTH, POOL, SERVICE
 from serving.grpc.service import InferenceService
 from serving.http.settings import ConnectionLimits
@@ -34,7 +35,9 @@ class GrpcServer:
             ("grpc.max_concurrent_streams", CALLS_EACH),
         )
         self._credentials = None if tls is None else grpc.ssl_server_credentials([tls])
-        self._server = grpc.aio.server(options=(*ALONE, *bounds), maximum_concurrent_rpcs=limits.most)
+        self._server = grpc.aio.server(
+            options=(*ALONE, *bounds), maximum_concurrent_rpcs=limits.most, interceptors=[KeyInterceptor(here)]
+        )
         self._server.add_generic_rpc_handlers((InferenceService(here).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(Health(here), self._server)
         reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), self._server, pool=POOL)

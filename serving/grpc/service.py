@@ -27,6 +27,7 @@ from jpets.errors import (
     Unparseable,
 )
 from serving.grpc.inference import check_counts, check_unload, inference_of, parameters_of, response_of, seconds_of
+from serving.grpc.keys import key_in
 from serving.grpc.messages import METHODS, SERVICE, ModelIndex, ModelMetadata, StreamResponse, TensorMetadata, message
 from serving.http.body_budget import FREE
 from serving.http.errors import log_unexpected
@@ -34,7 +35,6 @@ from serving.protocols.oip.inference import EXTENSIONS, find_model, read_inferen
 from serving.protocols.oip.repository import index, load, unload
 from serving.requests.ask import answer
 from serving.requests.context import Context, server_version
-from serving.tenants.gate import key_of
 from serving.tenants.scopes import METHODS as SCOPES
 
 Call: TypeAlias = Any
@@ -112,8 +112,7 @@ class InferenceService:
 
     def _admitted(self, method: str, call: Call) -> Context:
         """The context of a request, for its asker. Raises ``Unauthorized``, ``Forbidden``, ``OverQuota``."""
-        given = {name.encode(): _bytes(value) for name, value in call.invocation_metadata() or ()}
-        asker = self._here.keyring.asker(key_of(given))
+        asker = self._here.keyring.asker(key_in(call.invocation_metadata()))
         asker.allowance.request()
         asker.check(SCOPES[method])
         return self._here.asked_by(asker)
@@ -224,9 +223,9 @@ class InferenceService:
         name, id = "ModelStreamInfer", ""
         with self._counted(name) as count:
             try:
+                here = self._admitted(name, call)
                 request = _read(name, content)
                 id = request.id
-                here = self._admitted(name, call)
                 return StreamResponse(infer_response=await self._result(here, request, call.time_remaining()))
             except JpetsError as error:
                 count(code_of(error))
@@ -260,10 +259,6 @@ def _read(name: str, content: bytes) -> Any:
         return message(kind).FromString(content)
     except DecodeError as error:
         raise Unparseable(f"expected a {kind}, found other bytes") from error
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode("latin-1", "replace")
 
 
 def _logged(error: Exception) -> str:

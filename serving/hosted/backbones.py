@@ -16,6 +16,7 @@ from jpets.errors import Conflict, JpetsError, NotFound
 from jpets.free_memory import collect_all, return_free_memory
 from jpets.types import BackboneRef, Head, LoadedBackbone, Task, TaskName
 from serving.hosted.engine_metrics import Counted, counted
+from serving.hosted.owned import OwnedTasks
 from serving.hosted.roster import Roster
 from serving.hosted.service import MakeEngine, Service
 
@@ -49,12 +50,14 @@ class Backbones:
     def __init__(
         self,
         roster: Roster,
+        owned: OwnedTasks,
         available: Callable[[], Sequence[str]],
         open_backbone: OpenBackbone | None,
         share_memory: Callable[[Sequence[Serves]], None],
         grace: float,
     ) -> None:
         self._roster = roster
+        self._owned = owned
         self._available = available
         self._open = open_backbone
         self._share_memory = share_memory
@@ -120,7 +123,7 @@ class Backbones:
                 return known
             if self._open is None or name not in self._available():
                 raise NotFound(f"no backbone {name[:128]!r} to load; GET /v1/backbones lists what there is")
-            if self._roster.owner(TaskName.of(name)) is not None:
+            if self._roster.owner(TaskName.of(name)) is not None or self._owned.has_id(name):
                 raise Conflict(f"a task has the name {name!r}; delete it first")
             started = self._hosted[name] = Hosted(name, "starting")
         threading.Thread(target=self._start, args=(name,), name="jpets-load", daemon=True).start()

@@ -86,6 +86,10 @@ class TaskRepository(Protocol):
         """Those that have tasks."""
         ...
 
+    def private(self) -> Sequence[TaskName]:
+        """All tasks of other tenants than the default one."""
+        ...
+
     def list(
         self, tenant: str = DEFAULT_TENANT, limit: int = 100, after: str | None = None, *, beside: str | None = None
     ) -> tuple[Sequence[StoredTask], str | None]:

@@ -17,6 +17,7 @@ from jpets.types import DEFAULT_TENANT, Progress, Query, Result, TaskName
 from serving.hosted.backbones import Backbones, OpenBackbone, engines_of
 from serving.hosted.follower import Follower
 from serving.hosted.locks import NamedLocks
+from serving.hosted.owned import OwnedTasks
 from serving.hosted.preparations import Preparation
 from serving.hosted.repository import StoredTask
 from serving.hosted.roster import Roster
@@ -46,7 +47,8 @@ class Services:
         """Queries without a model are for its backbone."""
         self.repository = first.repository
         self._roster = Roster(first)
-        self.backbones = Backbones(self._roster, available, open_backbone, share_memory, grace)
+        self.owned = OwnedTasks(first.repository)
+        self.backbones = Backbones(self._roster, self.owned, available, open_backbone, share_memory, grace)
         self._backbone_of = backbone_of
         self._locks = NamedLocks[TaskName]()
         self._follower = Follower(self.refresh)
@@ -70,6 +72,11 @@ class Services:
         return engines_of(*self.all)
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest query that any backbone takes."""
+        return max((engine.longest for engine in self.started), default=0)
+
+    @property
     def seen_age(self) -> float | None:
         """Seconds since the last look for changes of others in the repository; None before the first time."""
         return self._follower.age
@@ -77,12 +84,14 @@ class Services:
     def start(self, make_engine: MakeEngine, progress: Progress = lambda what, done, total: None) -> None:
         self.repository.collect()
         self.repository.age_uses(AGEING)
+        self.owned.refresh()
         self.first.start(make_engine, progress)
         self.backbones.load_kept()
         self._follower.start()
 
     def refresh(self) -> None:
         """``Following.refresh`` of every backbone that takes queries."""
+        self.owned.refresh()
         with self._roster.reading():
             for service in () if self._roster.closing else self.all:
                 service.following.refresh()
@@ -139,8 +148,10 @@ class Services:
     def resolve(self, name: TaskName) -> TaskName:
         """The task that queries for ``name`` get: where the tenant has none of this id, the one of the default tenant,
         whose tasks are shared with all."""
+        if name.tenant == DEFAULT_TENANT or name in self.owned or self.knows(name):
+            return name
         shared = TaskName.of(name.id)
-        return shared if not self.knows(name) and self.knows(shared) else name
+        return shared if self.knows(shared) else name
 
     def knows(self, name: TaskName) -> bool:
         """Whether queries may ask for it."""
@@ -154,7 +165,10 @@ class Services:
     def changing(self, name: TaskName) -> Iterator[Service]:
         """``owning``, with the right to change the task, which only one caller has at a time."""
         with self._locks.hold(name), self.owning(name) as service:
-            yield service
+            try:
+                yield service
+            finally:
+                self.owned.look(name)
 
     def preparation(self, name: TaskName) -> Preparation | None:
         """The state of a version that waits for classes, of any backbone."""
@@ -172,4 +186,7 @@ class Services:
             before = self._roster.owner(name)
             if before is not None and before is not own:
                 raise Conflict(f"task {name.id!r} is one of backbone {before.backbone.name!r}; delete it first")
-            return own.changes.put(name, file, if_match)
+            try:
+                return own.changes.put(name, file, if_match)
+            finally:
+                self.owned.look(name)

@@ -109,6 +109,12 @@ class JobFolder:
     def request(self) -> JobRequest:
         return self._parsed(STORED.validate_json, "request.json")
 
+    @property
+    def is_finished(self) -> bool:
+        """True also where it is not there."""
+        state = self._found(JobState, "state.json")
+        return state is None or state.is_finished
+
     def task_name(self, id: str) -> TaskName:
         """The task of its tenant."""
         return TaskName(self.state.tenant, id)
@@ -121,10 +127,10 @@ class JobFolder:
     def state(self) -> JobState:
         return self._read(JobState, "state.json")
 
-    def is_of(self, tenant: str) -> bool:
-        """False also where it is not there."""
+    def is_of(self, tenant: str | None) -> bool:
+        """Whether it is the tenant's, or anybody's for None; False also where it is not there."""
         state = self._found(JobState, "state.json")
-        return state is not None and state.tenant == tenant
+        return state is not None and tenant in (None, state.tenant)
 
     @property
     def progress(self) -> JobProgress | None:
@@ -247,8 +253,8 @@ class JobFolders:
         sync_folder(self.path)
         return job
 
-    def get(self, id: str, tenant: str = DEFAULT_TENANT) -> JobFolder:
-        """A job of the tenant. Raises ``NotFound``."""
+    def get(self, id: str, tenant: str | None = None) -> JobFolder:
+        """A job, of the tenant alone if one is given. Raises ``NotFound``."""
         job = JobFolder(self.path / id) if ID.fullmatch(id) else None
         if job is None or not job.is_of(tenant):
             raise NotFound(f"no job {id[:64]!r}; GET /v1/jobs lists what there is")
@@ -258,6 +264,10 @@ class JobFolders:
         """The newest first."""
         names = sorted((name for name in os.listdir(self.path) if ID.fullmatch(name)), reverse=True)
         return [JobFolder(self.path / name) for name in names]
+
+    def unfinished(self, tenant: str) -> int:
+        """How many jobs of a tenant wait or run."""
+        return sum(job.is_of(tenant) and not job.is_finished for job in self.all())
 
     def remove(self, job: JobFolder) -> None:
         """Raises ``NotFound`` if it is removed already."""

@@ -42,7 +42,7 @@ LOOK = 5.0
 
 
 class JobRunner:
-    """Runs the jobs in ``jobs``, the oldest first, in a thread of its own.
+    """Runs the jobs in ``jobs``, of each tenant in turn the oldest, in a thread of its own.
 
     Of several servers on one repository one runs jobs; when it ends, another one does. Thread-safe.
     """
@@ -67,6 +67,8 @@ class JobRunner:
         self._alone = False
         """Whether this server is the one that runs jobs."""
         self._current: JobFolder | None = None
+        self._turns: dict[str, int] = {}
+        """The number of each tenant's last turn."""
         self._finished: set[str] = set()
         """Jobs with states that need not be read again."""
 
@@ -135,18 +137,25 @@ class JobRunner:
             self._alone = False
 
     def _next(self) -> JobFolder | None:
-        """The oldest job that has not finished; waits for one. None at the end."""
+        """The oldest job that has not finished, of the tenant whose last turn is longest ago; waits for one. None at
+        the end."""
         with self._changed:
             while not self._closed:
+                oldest: dict[str, JobFolder] = {}
                 for job in reversed(self._jobs.all()):
                     if job.id in self._finished:
                         continue
                     with contextlib.suppress(NotFound):
-                        if not job.state.is_finished:
-                            self._current = job
-                            return job
+                        if not (state := job.state).is_finished:
+                            oldest.setdefault(state.tenant, job)
+                            continue
                         job.free()  # a kill may have come before that
                     self._finished.add(job.id)
+                if oldest:
+                    tenant = min(oldest, key=lambda each: self._turns.get(each, 0))
+                    self._turns[tenant] = max(self._turns.values(), default=0) + 1
+                    self._current = oldest[tenant]
+                    return self._current
                 self._changed.wait(LOOK)
         return None
 

@@ -29,6 +29,8 @@ from serving.jobs.runner import Command, JobRunner
 
 MOST_WAITING = 100
 """Most waiting jobs: their data take space."""
+MOST_OF_ONE = 25
+"""Most waiting jobs of one tenant, while there are others'."""
 Outline = Callable[[FineTune | MakeStudents, LoadedBackbone, Sequence[str]], Task]
 """A task of the shape that a job would make, if it continues a task of these methods. Raises ``InvalidInput`` for
 settings that the method does not take."""
@@ -98,6 +100,8 @@ class Jobs:
         states = self.counts()
         if states.get("queued", 0) + states.get("running", 0) >= MOST_WAITING:
             raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
+        if tenant != DEFAULT_TENANT and self.folders.unfinished(tenant) >= MOST_OF_ONE:
+            raise Saturated(f"{MOST_OF_ONE} jobs of yours wait already; cancel some, or wait until one has finished")
         return request
 
     def commit(self, draft: JobFolder) -> JobFolder:

@@ -247,6 +247,7 @@ class JobItem(BaseModel):
     an extraction kept."""
 
     id: str
+    tenant: str = DEFAULT_TENANT
     kind: str
     state: JobStateName
     task: str | None = None
@@ -281,7 +282,7 @@ class JobItem(BaseModel):
             scores=result.scores if result else {},
             extracted=result.extracted if result else None,
             **(result.model_dump(include={"chosen", "held_against", "warnings"}) if result else {}),
-            **state.model_dump(exclude={"publishing", "above", "tenant"}),
+            **state.model_dump(exclude={"publishing", "above"}),
         )
 
     @property

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput, NotFound, OutOfSpace
 from jpets.files import space_errors
+from jpets.types import TaskName
 from serving.hosted.repository import StoredTask
 from serving.http.fields import Int64, Text
 from serving.http.uploads import FILE_BODY, FILE_TYPE, receive
@@ -90,6 +91,7 @@ async def put_task(
     name, expected = here.own(id), _expected(if_match, if_none_match)
     here.services.first.check_open()
     async with _received(request, here) as (file, size):
+        here.keyring.check(here.asker)  # it may have been revoked while the file came
         stored = await here.turns.check(size, partial(here.services.put_task, name, file, expected))
     return await _answer(here, stored, 202 if here.services.preparation(name) else 201)
 
@@ -107,12 +109,14 @@ async def get_task(
     the served one. With `Accept: application/octet-stream` the task file itself."""
     if request.headers.get("accept", "").split(";")[0].strip() == FILE_TYPE:
         return await get_file(here, id, version)
+    own = here.own(id)
     try:
         stored = await asyncio.to_thread(here.stored, id, _version(version))
     except NotFound:
-        if (last := here.services.preparation(here.own(id))) is not None and last.problem is not None:
-            raise OutOfSpace(last.problem) from None
+        _check_preparation(here, own)
         raise
+    if stored.name != own:
+        _check_preparation(here, own)
     return await _answer(here, stored, 200)
 
 
@@ -135,6 +139,7 @@ async def list_versions(
 )
 async def get_file(here: Here, id: str, version: Annotated[str | None, Query(max_length=64)] = None) -> Response:
     """The very bytes that were uploaded."""
+    here.asker.check("manage")  # also for those who ask for them at the description's path
     repository = here.services.repository
     stored = await asyncio.to_thread(here.stored, id, _version(version))
     content = await asyncio.to_thread(repository.read, stored)
@@ -177,6 +182,12 @@ async def delete_task(here: Here, id: str, if_match: IfMatch = None) -> Response
 
     await asyncio.to_thread(change)
     return Response(status_code=204)
+
+
+def _check_preparation(here: Context, name: TaskName) -> None:
+    """Raises ``OutOfSpace`` where a first version could not be served, and was forgotten."""
+    if (last := here.services.preparation(name)) is not None and last.problem is not None:
+        raise OutOfSpace(last.problem)
 
 
 async def _answer(here: Context, stored: StoredTask, status: int) -> JSONResponse:

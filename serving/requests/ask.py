@@ -71,7 +71,7 @@ async def answer(
             raise DeadlineExceeded(LATE)
         return here.services.submit(queries, deadline=left, priority=here.asker.priority, tenant=here.asker.tenant)
 
-    counted = allowance.queries(queries)
+    counted = allowance.queries(queries, here.services.longest)
     try:
         futures = await _submitted(here, effort, submit)
     except JpetsError:

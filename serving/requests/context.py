@@ -22,7 +22,7 @@ from serving.http.settings import ServingSettings
 from serving.http.uploads import Turns
 from serving.jobs.service import Jobs
 from serving.requests.metrics import Metrics
-from serving.tenants.asker import DEFAULT_ASKER, Asker
+from serving.tenants.asker import NOBODY, Asker
 from serving.tenants.keyring import Keyring
 from serving.tenants.scopes import scope_of
 
@@ -33,7 +33,7 @@ class Context:
     settings: ServingSettings
     metrics: Metrics
     jobs: Jobs | None = None
-    asker: Asker = DEFAULT_ASKER
+    asker: Asker = NOBODY
     aside: Aside = dataclasses.field(default_factory=Aside)
     turns: Turns = dataclasses.field(default_factory=Turns)
     """Turns of uploads that are checked."""
@@ -102,9 +102,7 @@ class Context:
 async def find_context(request: Request) -> Context:
     """The context of a request, for its asker. Raises ``Forbidden`` where the route needs another scope."""
     context: Context = request.app.state.context
-    asker: Asker = request.scope["state"].get("asker", context.asker)
-    if asker is context.asker:
-        return context
+    asker: Asker = request.scope["state"].get("asker", NOBODY)
     asker.check(scope_of(request.scope["method"], request.scope["route"].path))
     return context.asked_by(asker)
 

@@ -16,6 +16,7 @@ from serving.http.descriptors import shortage
 from serving.http.errors import error_response, log_unexpected, retry_headers
 from serving.http.fields import declared_length
 from serving.requests.metrics import Metrics
+from serving.tenants.gate import Gate
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +33,13 @@ class BodyTooLarge(HTTPException):
 
 
 class RequestMiddleware:
-    """Wraps the application. A body that is too large is refused by its declared length, or once that many bytes have
-    come; ``max_bodies_bytes`` is the limit of all bodies in memory."""
+    """Wraps the application. ``gate`` lets a request in before anything of its body is read. A body that is too large
+    is refused by its declared length, or once that many bytes have come; ``max_bodies_bytes`` is the limit of all
+    bodies in memory."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, max_bodies_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, gate: Gate, max_body_bytes: int, max_bodies_bytes: int) -> None:
         self._app = app
+        self._gate = gate
         self._metrics = metrics
         self._limit = max_body_bytes
         self._budget = BodyBudget(max_bodies_bytes)
@@ -67,7 +70,10 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            await self._bounded(scope, headers, noted, answer)
+            if (refusal := self._gate.admit(scope)) is not None:
+                await refusal(scope, noted, answer)
+            else:
+                await self._bounded(scope, headers, noted, answer)
         except Exception as error:  # noqa: BLE001 (the last handler: the client gets an answer, the log the place)
             lack = shortage(error)
             if lack is None:

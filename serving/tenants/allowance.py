@@ -9,7 +9,7 @@ from jpets.access import Limits
 from jpets.errors import OverQuota
 from jpets.types import Query, Result
 
-BURST = 10.0
+BURST = 2.0
 """Seconds of its rate that a tenant may use at once."""
 MINUTE = 60.0
 CHARACTERS = 4
@@ -56,12 +56,12 @@ class Allowance:
         if self._requests is not None and (wait := self._requests.take(1)):
             raise OverQuota(f"over {self.limits.requests_per_minute:g} requests a minute; send fewer", wait)
 
-    def queries(self, queries: Sequence[Query]) -> int:
-        """Counts their tokens before they are known, by their texts' lengths; returns how many. Raises
-        ``OverQuota``."""
+    def queries(self, queries: Sequence[Query], longest: int) -> int:
+        """Counts their tokens before they are known, by their texts' lengths and at most ``longest`` each; returns how
+        many. Raises ``OverQuota``."""
         if self._tokens is None:
             return 0
-        count = sum(map(_about, queries))
+        count = sum(min(longest, _about(query)) for query in queries)
         if wait := self._tokens.take(count):
             raise OverQuota(f"over {self.limits.tokens_per_minute:g} tokens a minute; send fewer", wait)
         return count
@@ -69,7 +69,7 @@ class Allowance:
     def settle(self, counted: int, results: Sequence[Result]) -> None:
         """Replaces what ``queries`` counted by the tokens that were computed."""
         if self._tokens is not None:
-            self._tokens.give(counted - sum(result.tokens for result in results))
+            self._tokens.give(counted - sum(result.tokens for result in results if result.timing is not None))
 
 
 def _about(query: Query) -> int:

@@ -22,6 +22,8 @@ class Asker(NamedTuple):
     default_task: str | None = None
     """The task of requests that name none."""
     allowance: Allowance = ALL
+    key: str | None = None
+    """The id of the key that was sent."""
 
     def check(self, scope: Scope | None) -> None:
         """Raises ``Forbidden`` where it needs a scope that the key does not have."""
@@ -29,5 +31,5 @@ class Asker(NamedTuple):
             raise Forbidden(f"this needs a key of scope {scope}, found one of {', '.join(self.scopes)}")
 
 
-DEFAULT_ASKER = Asker()
-"""Of a server without keys."""
+NOBODY = Asker(scopes=())
+"""Of requests that need no key, and may do nothing else."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 
 from jpets.errors import JpetsError, Unauthorized
 from serving.http.errors import error_response, retry_headers
@@ -20,42 +20,43 @@ PAGES = ("/", "/metrics")
 
 
 class Gate:
-    """Answers 401 to a request without a key where one is needed, and 429 to one of a tenant over its limits. Others
-    have their ``Asker`` in the scope's state."""
+    """Says for whom an HTTP request is, or why it is not let in."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
-        self._app = app
+    def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_open(scope["path"]):
-            try:
-                asker = self._keyring.asker(key_of(dict(scope["headers"])))
-                asker.allowance.request()
-            except JpetsError as error:
-                headers = retry_headers(error)
-                if isinstance(error, Unauthorized):
-                    headers["WWW-Authenticate"] = 'Basic realm="jpets"' if scope["path"] in PAGES else "Bearer"
-                response = error_response(scope, error.status, error.code, error.message, headers)
-                await response(scope, receive, send)
-                return
-            scope["state"]["asker"] = asker
-        await self._app(scope, receive, send)
+    def admit(self, scope: Scope) -> Response | None:
+        """Puts the ``Asker`` into the scope's state. 401 where a key is needed and there is none, 429 for a tenant over
+        its limits."""
+        if is_open(scope["path"]):
+            return None
+        page = scope["path"] in PAGES and scope["method"] in ("GET", "HEAD")
+        try:
+            asker = self._keyring.asker(key_of(dict(scope["headers"]), basic=page))
+            asker.allowance.request()
+        except JpetsError as error:
+            headers = retry_headers(error)
+            if isinstance(error, Unauthorized):
+                headers["WWW-Authenticate"] = 'Basic realm="jpets"' if page else "Bearer"
+            return error_response(scope, error.status, error.code, error.message, headers)
+        scope["state"]["asker"] = asker
+        return None
 
 
 def is_open(path: str) -> bool:
     return path in OPEN or path.startswith(OPEN_FOLDER)
 
 
-def key_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """The key in ``Authorization`` (Bearer, or the password of Basic) or ``X-API-Key``."""
+def key_of(headers: Mapping[bytes, bytes], *, basic: bool = False) -> str | None:
+    """The key in ``Authorization`` or ``X-API-Key``. ``basic``: as a password too, which browsers send by themselves:
+    a page of somebody else could use it for more than reading pages."""
     how, _, value = headers.get(b"authorization", b"").decode("latin-1").strip().partition(" ")
     if how.lower() == "bearer":
         return value.strip()
-    if how.lower() == "basic":
+    if basic and how.lower() == "basic":
         try:
             return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # not Base64, or not UTF-8
             return ""
     other = headers.get(b"x-api-key")
     return None if other is None else other.decode("latin-1").strip()

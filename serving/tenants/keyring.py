@@ -112,6 +112,13 @@ class Keyring:
             raise Unauthorized(REFUSAL)
         return held.asker
 
+    def check(self, asker: Asker) -> None:
+        """Raises ``Unauthorized`` where its key is not accepted any more."""
+        if self.required:
+            held = self._held.get(asker.key or "")
+            if held is None or time.time() >= held.end:
+                raise Unauthorized(REFUSAL)
+
     def refresh(self) -> None:
         """Reads the keys again if any have changed. Raises what the store does; then the keys stay as they were."""
         store = self.store
@@ -127,7 +134,10 @@ class Keyring:
             held = {key.id: _held(key, allowances[key.tenant]) for key in found.keys if key.revoked is None}
             self._seen, self._allowances, self._held = found.number, allowances, held
             own = allowances[DEFAULT_TENANT]
-            self._anonymous = None if found.keys else Asker(priority=own.limits.priority, allowance=own)
+            if found.keys or self.required:  # a catalogue that lost its keys opens nothing
+                self._anonymous = None
+            else:
+                self._anonymous = Asker(priority=own.limits.priority, allowance=own)
 
     def _allowance(self, tenant: str, limits: Limits) -> Allowance:
         """What was used stays used, unless the limits have changed."""
@@ -137,5 +147,5 @@ class Keyring:
 
 def _held(key: Key, allowance: Allowance) -> Held:
     end = float("inf") if key.expires is None else datetime.datetime.fromisoformat(key.expires).timestamp()
-    asker = Asker(key.tenant, allowance.limits.priority, key.scopes, key.default_task, allowance)
+    asker = Asker(key.tenant, allowance.limits.priority, key.scopes, key.default_task, allowance, key.id)
     return Held(key.digest, end, asker)

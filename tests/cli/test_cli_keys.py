@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,3 +79,66 @@ def test_commands_send_the_key_of_the_environment(run: Run, closed: str) -> None
     assert wrong.exit_code == 1 and key[:-2] not in wrong.output
     forbidden = run("task", "remove", "mood", "--server", closed, env={"JPETS_KEY": key})
     assert forbidden.exit_code == 1 and "scope manage" in forbidden.stderr
+
+
+def test_tasks_of_a_tenant_in_a_repository(run: Run, task_file: Path, tmp_path: Path) -> None:
+    place = ("--repository", tmp_path / "repository")
+    assert run("task", "add", task_file, "--tenant", "acme", *place).exit_code == 0
+    assert json.loads(run("task", "list", "--json", *place).stdout) == []
+    (listed,) = json.loads(run("task", "list", "--tenant", "acme", "--json", *place).stdout)
+    assert (listed["id"], listed["tenant"]) == ("topic", "acme")
+    assert run("task", "show", "topic", *place).exit_code == 1
+    assert run("task", "show", "topic", "--tenant", "acme", *place).exit_code == 0
+    assert run("task", "remove", "topic", "--tenant", "acme", *place).exit_code == 0
+    assert run("task", "list", "--tenant", "acme", "--server", "http://127.0.0.1:1").exit_code == 2
+    assert run("task", "add", task_file, "--tenant", "No", *place).exit_code == 1
+
+
+def test_a_key_that_is_none_is_not_shown(run: Run, closed: str) -> None:
+    for key in ("jpets_abc_SECRET\rX", "jpets abc SECRET", "jpets_äbc_SECRET"):
+        result = run("task", "list", "--server", closed, env={"JPETS_KEY": key})
+        assert result.exit_code == 1 and "JPETS_KEY" in result.stderr and "SECRET" not in result.output
+    assert run("task", "list", "--server", closed, env={"JPETS_KEY": "\n"}).exit_code == 0, "none at all"
+
+
+def test_another_host_does_not_get_the_key(run: Run) -> None:
+    seen: list[str | None] = []
+
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.send_response(404)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            del format, arguments
+
+    class Sends(Elsewhere):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"http://localhost:{other.server_port}/")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as other,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sends) as first,
+    ):
+        threads = [threading.Thread(target=each.serve_forever, args=(0.01,)) for each in (other, first)]
+        for thread in threads:
+            thread.start()
+        run("task", "list", "--server", f"http://127.0.0.1:{first.server_port}", env={"JPETS_KEY": "jpets_a_b"})
+        for each in (other, first):
+            each.shutdown()
+        for thread in threads:
+            thread.join()
+    assert seen == [None]
+
+
+def test_keys_of_a_database(run: Run, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"
+    made = run("key", "create", "--repository", tmp_path / "repository", env={"JPETS_CATALOGUE": url})
+    assert made.exit_code == 0, made.output
+    with contextlib.closing(Catalog(url)) as catalog:
+        assert len(Access(catalog).known().keys) == 1
+    assert not (tmp_path / "repository" / "catalog.sqlite").exists()

@@ -40,7 +40,9 @@ def app(service: Service, settings: ServingSettings, keyring: Keyring) -> FastAP
 @pytest.fixture
 def bare(app: FastAPI) -> Call:
     """Calls without a key."""
-    return client_to(app)
+    call = client_to(app)
+    call.services = app.state.context.services  # type: ignore[attr-defined]
+    return call
 
 
 @pytest.fixture
@@ -52,6 +54,7 @@ def signed(bare: Call, access: Access, keyring: Keyring) -> Signed:
         def call(method: str, path: str, headers: Any = None, **request: Any) -> Any:
             return bare(method, path, headers={"Authorization": f"Bearer {key}", **(headers or {})}, **request)
 
+        call.services = bare.services  # type: ignore[attr-defined]
         return call
 
     return make

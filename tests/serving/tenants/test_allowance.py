@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jpets.access import Limits
 from jpets.errors import OverQuota
-from jpets.types import Query, Result
+from jpets.types import Query, Result, Timing
 from serving.tenants.allowance import BURST, Allowance, Bucket
 
 
@@ -18,6 +18,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def computed(tokens: int) -> Result:
+    return Result(task="a", tokens=tokens, timing=Timing(0.0, 0.0, "", "", fallback=False))
 
 
 steps = st.lists(st.tuples(st.floats(0, 30), st.floats(0.1, 200)), min_size=1, max_size=40)
@@ -42,8 +46,8 @@ def test_what_is_more_than_it_holds_makes_a_debt() -> None:
     clock = Clock()
     bucket = Bucket(1.0, clock)
     assert bucket.take(100) == 0, "from a full one"
-    assert bucket.take(1) == pytest.approx(91)
-    bucket.give(95)
+    assert bucket.take(1) == pytest.approx(101 - BURST)
+    bucket.give(99)
     assert bucket.take(1) == 0
     bucket.give(1000)
     assert bucket.take(BURST) == 0 and bucket.take(1) > 0, "no more than it holds"
@@ -51,21 +55,23 @@ def test_what_is_more_than_it_holds_makes_a_debt() -> None:
 
 def test_tokens_are_settled() -> None:
     clock = Clock()
-    allowance = Allowance(Limits(tokens_per_minute=600), clock)
+    allowance = Allowance(Limits(tokens_per_minute=3000), clock)
     queries = [Query("a", "x" * 392), Query("a", None, input_ids=[1] * 20)]
-    counted = allowance.queries(queries)
+    counted = allowance.queries(queries, 512)
     assert counted == 120
-    with pytest.raises(OverQuota, match="600 tokens a minute") as error:
-        allowance.queries(queries)
-    assert error.value.retry_after == 12
-    allowance.settle(counted, [Result(task="a", tokens=30), Result(task="a", tokens=20)])
-    assert allowance.queries([Query("a", "x" * 190)]) == 49
+    with pytest.raises(OverQuota, match="3000 tokens a minute") as error:
+        allowance.queries(queries, 512)
+    assert error.value.retry_after == 3
+    allowance.settle(counted, [computed(30), computed(20), Result(task="a", tokens=900)])
+    assert allowance.queries([Query("a", "x" * 190)], 512) == 49
     with pytest.raises(OverQuota):
-        allowance.queries([Query("a", "x" * 190)])
+        allowance.queries([Query("a", "x" * 190)], 512)
 
 
 def test_without_limits_nothing_is_counted() -> None:
     allowance = Allowance()
     for _ in range(1000):
         allowance.request()
-    assert allowance.queries([Query("a", "x" * 10_000)]) == 0
+    assert allowance.queries([Query("a", "x" * 10_000)], 512) == 0
+    limited = Allowance(Limits(tokens_per_minute=3000), Clock())
+    assert limited.queries([Query("a", "x" * 10_000)], 64) == 64, "no task computes more"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from clients import Call
 from fastapi import FastAPI
+from grpc_health.v1 import health_pb2
 from listening_grpc import listening
 from remote import Remote
 from signed import Signed, operations
@@ -165,6 +166,33 @@ def test_grpc_needs_keys_of_the_right_scope(remote: Any) -> None:
     assert told(remote("acme", "infer"), "RepositoryModelUnload", "topic")[0] == grpc.StatusCode.PERMISSION_DENIED
     shared = told(remote("acme", "manage"), "RepositoryModelUnload", "topic")
     assert shared[0] == grpc.StatusCode.PERMISSION_DENIED and "is shared" in shared[1]
+
+
+def test_calls_without_a_key_take_no_places_and_are_not_read(remote: Any) -> None:
+    remote("acme")
+    request = message("ModelInferRequest")
+    methods = [
+        ("/inference.GRPCInferenceService/ModelStreamInfer", message("ModelStreamInferResponse")),
+        ("/grpc.health.v1.Health/Watch", health_pb2.HealthCheckResponse),
+        ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", message("ModelStreamInferResponse")),
+    ]
+    for path, response in methods:
+        stream = remote.bare.channel.stream_stream(path, request.SerializeToString, response.FromString)
+
+        def silent() -> Iterator[Any]:
+            time.sleep(3)
+            yield request()
+
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as error:
+            next(stream(silent(), timeout=30))
+        assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED and time.monotonic() - began < 2, path
+    check = remote.bare.channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        health_pb2.HealthCheckRequest.SerializeToString,
+        health_pb2.HealthCheckResponse.FromString,
+    )
+    assert check(health_pb2.HealthCheckRequest(), timeout=30).status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_it_is_refused_as_fast(app: FastAPI, signed: Signed, theirs: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,11 @@ from signed import Signed
 from checkpoints.access import Access
 from jpets.access import Limits
 from jpets.engine.engine import Engine
-from jpets.types import Task
+from jpets.types import Task, TaskName
+from serving.hosted.owned import OwnedTasks
+from serving.hosted.preparations import Preparation
+from serving.hosted.service import Service
+from serving.hosted.services import Services
 
 
 @pytest.fixture
@@ -89,3 +94,54 @@ def test_an_own_task_goes_before_the_shared_one_of_its_id(
     assert [task["tenant"] for task in call("GET", "/v1/tasks").json()["tasks"] if task["id"] == "tags"] == ["default"]
     assert nobody("DELETE", "/v1/tasks/tags").status_code == 204
     assert labels(nobody, "tags") == labels(call, "tags"), "the shared one again"
+
+
+def test_an_own_task_that_cannot_be_answered_is_not_replaced_by_the_shared_one(
+    signed: Signed, service: Service, upload: Callable[..., bytes], tmp_path: Path
+) -> None:
+    """As where its backbone is not loaded: the repository has it, and no engine."""
+    file = tmp_path / "topic.safetensors"
+    file.write_bytes(upload("topic", seed=5))
+    service.repository.put("topic", file, tenant="stored-only")
+    away = signed("stored-only")
+    try:
+        services = Services(service)
+        services.owned.refresh()
+        assert services.resolve(TaskName("stored-only", "topic")) == ("stored-only", "topic")
+        assert services.resolve(TaskName("stored-only", "tags")) == ("default", "tags")
+        away.services.owned.refresh()  # type: ignore[attr-defined]
+        assert labels(away) == 404 and away("GET", "/v1/tasks/topic").json()["tenant"] == "stored-only"
+        assert labels(away, "tags") == labels(signed("default"), "tags")
+    finally:
+        service.repository.delete("topic", tenant="stored-only")
+
+
+def test_owned_tasks_follow_the_repository(service: Service, upload: Callable[..., bytes], tmp_path: Path) -> None:
+    owned = OwnedTasks(service.repository)
+    owned.refresh()
+    name = TaskName("watched", "task")
+    assert name not in owned
+    file = tmp_path / "task.safetensors"
+    file.write_bytes(upload("task"))
+    service.repository.put(name.id, file, tenant=name.tenant)
+    owned.refresh()
+    assert name in owned and owned.has_id("task")
+    service.repository.delete(name.id, name.tenant)
+    owned.refresh()
+    assert name not in owned and not owned.has_id("task")
+    service.repository.put(name.id, file, tenant=name.tenant)
+    owned.look(name)
+    assert name in owned
+    service.repository.delete(name.id, name.tenant)
+    owned.look(name)
+    assert name not in owned
+
+
+def test_a_failed_upload_is_told_where_a_shared_task_has_the_id(
+    signed: Signed, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = signed("unlucky")
+    assert call("GET", "/v1/tasks/tags").json()["tenant"] == "default"
+    failed = Preparation(1, "no room")
+    monkeypatch.setattr(service.preparations, "get", lambda name: failed if name.tenant == "unlucky" else None)
+    assert call("GET", "/v1/tasks/tags").status_code == 507

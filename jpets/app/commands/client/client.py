@@ -17,7 +17,7 @@ import typer
 
 from jpets.app.commands.client.kept_connection import KeptConnections
 from jpets.app.commands.output import LARGE, progress_bars
-from jpets.errors import DeadlineExceeded, JpetsError, NotFound, Unparseable
+from jpets.errors import DeadlineExceeded, InvalidInput, JpetsError, NotFound, Unparseable
 
 KEY = "JPETS_KEY"
 """The variable that holds a key: an option would show it to everyone who lists the machine's processes."""
@@ -85,9 +85,9 @@ class Server:
         return self._send("GET", path, None, {})
 
     def _send(self, method: str, path: str, data: bytes | BinaryIO | None, headers: Mapping[str, str]) -> bytes:
-        key = os.environ.get(KEY)
-        signed = {"Authorization": f"Bearer {key}"} if key else {}
-        request = urllib.request.Request(self._url + path, data, {**headers, **signed}, method=method)
+        request = urllib.request.Request(self._url + path, data, dict(headers), method=method)
+        if key := _key():
+            request.add_unredirected_header("Authorization", f"Bearer {key}")  # another host must not get it
         try:
             with self._opener.open(request, timeout=TIMEOUT) as response:
                 return _received(response)
@@ -122,6 +122,14 @@ class Server:
     def strange(self, what: str = "") -> Unparseable:
         """The error for an answer that this version of jpets does not give."""
         return Unparseable(f"the answer of {self._url} is not that of a jpets server{what}; check --server")
+
+
+def _key() -> str:
+    """Raises ``InvalidInput`` for what cannot be a key, without its text."""
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise InvalidInput(f"{KEY}: expected a key, as jpets key create printed it")
+    return key
 
 
 def _received(response: http.client.HTTPResponse) -> bytes:

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from jpets.access import DEFAULT_TENANT
 from jpets.app.commands.doctor.system_limits import Finding, folders, limits
 from jpets.app.commands.output import busy, print_table, size
 from jpets.engine.programs.cache_folder import default_cache_dir
@@ -113,10 +114,11 @@ def _repository(folder: Path) -> Iterator[Finding]:
     wrong: list[Finding] = []
     try:
         with open_repository(folder) as repository:
-            for stored in stored_tasks(repository):
+            for stored in (each for tenant in repository.tenants() for each in stored_tasks(repository, tenant)):
                 count += 1
                 total += stored.bytes
-                what = f"task {stored.id} version {stored.version}"
+                owner = "" if stored.tenant == DEFAULT_TENANT else f" of {stored.tenant}"
+                what = f"task {stored.id}{owner} version {stored.version}"
                 try:
                     whole = digest_of(repository.read(stored)) == stored.digest
                 except (JpetsError, OSError) as error:

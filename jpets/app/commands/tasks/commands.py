@@ -15,7 +15,7 @@ from jpets.app.commands.tasks.eval import evaluate
 from jpets.app.commands.tasks.files import TaskFiles, for_each, task_files
 from jpets.app.commands.tasks.importing import import_task
 from jpets.app.commands.tasks.report import TaskReport
-from jpets.app.commands.tasks.store import RepositoryOption, ServerOption, TaskStore, open_store
+from jpets.app.commands.tasks.store import OwnerOption, RepositoryOption, ServerOption, TaskStore, open_store
 from jpets.errors import EngineFailure, InvalidInput, InvalidTask
 from serving.protocols.schemas import TaskDetail, TaskSummary
 
@@ -74,6 +74,7 @@ def add(
     id: Annotated[str | None, typer.Option(help="the task's id, of one file; the file's stem by default")] = None,
     if_match: Annotated[int | None, typer.Option(min=0, help="the newest version must be this one, 0: none")] = None,
     repository: RepositoryOption = None,
+    tenant: OwnerOption = None,
     server: ServerOption = None,
 ) -> None:
     """Add task files, each as a new version of the task that it is named after; one that is refused does not stop the
@@ -82,7 +83,7 @@ def add(
     if id is not None and len(found) > 1:
         raise typer.BadParameter(f"--id names one task, found {len(found)} files; rename them, or add each by itself")
     taken: dict[str, Path] = {}
-    with open_store(context, repository, server, create=True) as store:
+    with open_store(context, repository, server, tenant, create=True) as store:
 
         def add_one(file: Path) -> None:
             name = file.stem if id is None else id
@@ -112,11 +113,12 @@ def _wait_until_served(store: TaskStore, id: str) -> None:
 def list_tasks(
     context: typer.Context,
     repository: RepositoryOption = None,
+    tenant: OwnerOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List every task."""
-    with open_store(context, repository, server) as store:
+    with open_store(context, repository, server, tenant) as store:
         found = list(store.tasks())
     if as_json:
         print_json([task.model_dump() for task in found])
@@ -130,11 +132,12 @@ def show(
     context: typer.Context,
     id: TaskId,
     repository: RepositoryOption = None,
+    tenant: OwnerOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the version of a task that is served, and which there are."""
-    with open_store(context, repository, server) as store:
+    with open_store(context, repository, server, tenant) as store:
         task = store.get(id)
     if as_json:
         print_json(task.model_dump())
@@ -147,11 +150,12 @@ def versions(
     context: typer.Context,
     id: TaskId,
     repository: RepositoryOption = None,
+    tenant: OwnerOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the versions of a task that are kept, the oldest first."""
-    with open_store(context, repository, server) as store:
+    with open_store(context, repository, server, tenant) as store:
         found = list(store.versions(id))
     if as_json:
         print_json([version.model_dump() for version in found])
@@ -169,12 +173,13 @@ def export(
     id: TaskId,
     file: Annotated[Path, typer.Argument(dir_okay=False, help="where to write it; an existing file is replaced")],
     repository: RepositoryOption = None,
+    tenant: OwnerOption = None,
     server: ServerOption = None,
 ) -> None:
     """Write the task file of the version that is served."""
     from jpets.files import write_atomic
 
-    with open_store(context, repository, server) as store:
+    with open_store(context, repository, server, tenant) as store:
         content = store.read(id)
     write_atomic(file, content)
     typer.echo(f"exported {id} to {file} ({size(len(content))})")
@@ -186,10 +191,11 @@ def rollback(
     id: TaskId,
     version: Annotated[int | None, typer.Option(min=1, help="the version to serve; by default the one before")] = None,
     repository: RepositoryOption = None,
+    tenant: OwnerOption = None,
     server: ServerOption = None,
 ) -> None:
     """Serve an earlier version of a task."""
-    with open_store(context, repository, server) as store:
+    with open_store(context, repository, server, tenant) as store:
         stored = store.rollback(id, version)
     typer.echo(f"rolled {id} back to version {stored.version}")
 
@@ -199,10 +205,11 @@ def remove(
     context: typer.Context,
     id: TaskId,
     repository: RepositoryOption = None,
+    tenant: OwnerOption = None,
     server: ServerOption = None,
 ) -> None:
     """Remove a task with all its versions."""
-    with open_store(context, repository, server) as store:
+    with open_store(context, repository, server, tenant) as store:
         store.remove(id)
     typer.echo(f"removed {id}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from checkpoints.repository import Repository
 from checkpoints.versions import StoredTask
+from jpets.access import DEFAULT_TENANT
 from jpets.app.commands.output import busy
 from jpets.errors import InvalidInput, NotFound
+from serving.options.sources import PREFIX
 from serving.protocols.schemas import TaskDetail, TaskSummary, TaskVersion
 
 CATALOG = "catalog.sqlite"
@@ -21,64 +24,72 @@ PAGE = 500
 class RepositoryStore:
     """A ``TaskStore``. Files are checked for themselves only: a folder does not know the backbone."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, tenant: str) -> None:
         self._repository = repository
+        self._tenant = tenant
 
     def tasks(self) -> Iterator[TaskSummary]:
-        return map(TaskSummary.of, stored_tasks(self._repository))
+        return map(TaskSummary.of, stored_tasks(self._repository, self._tenant))
 
     def get(self, id: str) -> TaskDetail:
-        return self._detail(self._repository.get(id))
+        return self._detail(self._repository.get(id, self._tenant))
 
     def versions(self, id: str) -> Iterator[TaskVersion]:
-        return map(TaskVersion.of, self._repository.versions(id))
+        return map(TaskVersion.of, self._repository.versions(id, self._tenant))
 
     def add(self, id: str, file: Path, if_match: int | None) -> TaskDetail:
         with busy("store"):
-            return self._detail(self._repository.put(id, file, if_match=if_match))
+            return self._detail(self._repository.put(id, file, tenant=self._tenant, if_match=if_match))
 
     def read(self, id: str) -> bytes:
-        return self._repository.read(self._repository.get(id))
+        return self._repository.read(self._repository.get(id, self._tenant))
 
     def rollback(self, id: str, version: int | None) -> TaskDetail:
-        return self._detail(self._repository.rollback(id, version))
+        return self._detail(self._repository.rollback(id, version, self._tenant))
 
     def remove(self, id: str) -> None:
-        self._repository.delete(id)
+        self._repository.delete(id, self._tenant)
         self._repository.collect()
 
     def _detail(self, stored: StoredTask) -> TaskDetail:
-        kept = self._repository.versions(stored.id)
+        kept = self._repository.versions(stored.id, stored.tenant)
         return TaskDetail.of(stored, kept=kept, loaded=stored.version if stored.served else None)
 
 
 @contextlib.contextmanager
-def repository_store(folder: Path, *, create: bool = False) -> Iterator[RepositoryStore]:
+def repository_store(folder: Path, tenant: str = DEFAULT_TENANT, *, create: bool = False) -> Iterator[RepositoryStore]:
+    """The tasks of one tenant."""
     with open_repository(folder, create=create) as repository:
-        yield RepositoryStore(repository)
+        yield RepositoryStore(repository, tenant)
 
 
 @contextlib.contextmanager
 def open_repository(folder: Path, *, create: bool = False) -> Iterator[Repository]:
-    """Raises ``NotFound`` where there is none and ``create`` is not set, ``InvalidInput`` for a damaged catalogue."""
-    if not create and not (folder / CATALOG).is_file():
+    """The repository that a server with these variables has: ``JPETS_CATALOGUE`` and ``JPETS_BLOBS`` name parts of it
+    that lie elsewhere.
+
+    Raises ``NotFound`` where there is none and ``create`` is not set, ``InvalidInput`` for a damaged catalogue.
+    """
+    catalogue, blobs = (os.environ.get(PREFIX + name) or None for name in ("CATALOGUE", "BLOBS"))
+    if not create and catalogue is None and not (folder / CATALOG).is_file():
         raise NotFound(f"{folder} is not a task repository: it has no {CATALOG}; jpets task add makes one")
     try:
-        repository = Repository(folder)
+        repository = Repository.open(folder, catalogue=catalogue, blobs=blobs)
         try:
             yield repository
         finally:
             repository.close()
     except SQLAlchemyError as error:
         why = getattr(error, "orig", None) or type(error).__name__
-        raise InvalidInput(f"{folder / CATALOG} cannot be used: {why}") from error
+        used = folder / CATALOG if catalogue is None else f"{PREFIX}CATALOGUE"
+        raise InvalidInput(f"{used} cannot be used: {why}") from error
 
 
-def stored_tasks(repository: Repository) -> Iterator[StoredTask]:
-    """Every task by id, by its served version where it has one."""
+def stored_tasks(repository: Repository, tenant: str = DEFAULT_TENANT) -> Iterator[StoredTask]:
+    """Every task of a tenant by id, by its served version where it has one."""
     after: str | None = None
     while True:
-        page, after = repository.list(limit=PAGE, after=after)
+        page, after = repository.list(tenant, limit=PAGE, after=after)
         yield from page
         if after is None:
             return

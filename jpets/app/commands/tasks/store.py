@@ -9,6 +9,7 @@ from typing import Annotated, Protocol
 
 import typer
 
+from jpets.access import DEFAULT_TENANT
 from serving.protocols.schemas import TaskDetail, TaskSummary, TaskVersion
 
 RepositoryOption = Annotated[
@@ -17,6 +18,10 @@ RepositoryOption = Annotated[
 ]
 ServerOption = Annotated[
     str | None, typer.Option(envvar="JPETS_SERVER", help="URL of a running server, which sees changes at once")
+]
+
+OwnerOption = Annotated[
+    str | None, typer.Option("--tenant", help="whose tasks, of a repository; a server takes the tenant of the key")
 ]
 
 
@@ -55,15 +60,23 @@ class TaskStore(Protocol):
 
 @contextlib.contextmanager
 def open_store(
-    context: typer.Context, repository: Path | None, server: str | None, *, create: bool = False
+    context: typer.Context,
+    repository: Path | None,
+    server: str | None,
+    tenant: str | None = None,
+    *,
+    create: bool = False,
 ) -> Iterator[TaskStore]:
-    """The store in ``place_of``. ``create`` makes a repository where there is none."""
+    """The store in ``place_of``. ``create`` makes a repository where there is none. Raises ``typer.BadParameter`` for a
+    tenant of a server."""
     place = place_of(context, repository, server)
     if isinstance(place, Path):
         from jpets.app.commands.tasks.repository_store import repository_store
 
-        with repository_store(place, create=create) as store:
+        with repository_store(place, tenant or DEFAULT_TENANT, create=create) as store:
             yield store
+    elif tenant is not None:
+        raise typer.BadParameter("--tenant goes with --repository; a server takes the tenant of the key (JPETS_KEY)")
     else:
         from jpets.app.commands.client.client import Server
         from jpets.app.commands.tasks.server_store import ServerStore

@@ -122,7 +122,7 @@ def limit(
     repository: RepositoryOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Replace all limits of a tenant, which are of each server. Ten seconds' worth may be asked at once."""
+    """Replace all limits of a tenant, which are of each server. Two seconds' worth may be asked at once."""
     limits = Limits(requests, tokens, priority)
     with _opened(context, repository, server, create=True) as store:
         made = store.limit(tenant, limits)

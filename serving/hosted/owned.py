@@ -1,0 +1,55 @@
+"""Which tasks are a tenant's own, whether an engine knows them or not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from jpets.errors import NotFound
+from jpets.types import DEFAULT_TENANT, TaskName
+from serving.hosted.repository import TaskRepository
+
+
+class OwnedTasks:
+    """The names of stored tasks of all tenants but the default one. A query for one of them never gets a shared task
+    of the same id: not while its backbone is being loaded, nor while it waits for its classes.
+
+    Methods but ``__contains__`` and ``has_id`` block; thread-safe.
+    """
+
+    def __init__(self, repository: TaskRepository) -> None:
+        self._repository = repository
+        self._names: set[TaskName] = set()
+        self._seen = -1
+        self._lock = threading.Lock()
+
+    def __contains__(self, name: TaskName) -> bool:
+        return name in self._names
+
+    def has_id(self, id: str) -> bool:
+        """Whether any of these tenants has a task of this id."""
+        return any(name.id == id for name in self._names.copy())
+
+    def refresh(self) -> None:
+        """Reads the names again if tasks of these tenants have changed."""
+        with self._lock:
+            number, changed = self._repository.changes(max(0, self._seen))
+            if number != self._seen and (self._seen < 0 or number < self._seen or _private(changed)):
+                self._names = set(self._repository.private())
+            self._seen = number
+
+    def look(self, name: TaskName) -> None:
+        """Sees a change that was made just now."""
+        if name.tenant == DEFAULT_TENANT:
+            return
+        with self._lock:
+            try:
+                self._repository.get(name.id, name.tenant)
+            except NotFound:
+                self._names.discard(name)
+            else:
+                self._names.add(name)
+
+
+def _private(names: Sequence[TaskName]) -> bool:
+    return any(name.tenant != DEFAULT_TENANT for name in names)
