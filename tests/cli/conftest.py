@@ -56,7 +56,15 @@ else:
 (job / "new").rename(job / "result.json")
 """
 """The process of a job that has its task already."""
-VARIABLES = ("JPETS_REPOSITORY", "JPETS_SERVER", "JPETS_BACKBONE", "JPETS_DTYPE", "JPETS_KEY")
+VARIABLES = (
+    "JPETS_REPOSITORY",
+    "JPETS_SERVER",
+    "JPETS_BACKBONE",
+    "JPETS_DTYPE",
+    "JPETS_KEY",
+    "JPETS_CATALOGUE",
+    "JPETS_BLOBS",
+)
 
 
 @pytest.fixture
