@@ -35,6 +35,8 @@ from jpets.types import DEFAULT_TENANT, Task, TaskName
 
 STALE_SECONDS = 3600.0
 """Age of a temporary file that only a dead writer can have left."""
+PAGE = 500
+"""Tasks that ``every`` reads at once."""
 AT_ONCE = 100
 """Blobs that are removed in one transaction: uploads wait for it, and a remote storage takes a while for each."""
 Validator = Callable[[bytes | memoryview, str], Task]
@@ -251,6 +253,16 @@ class Repository:
                 found |= {stored.id: stored for stored in list_tasks(connection, owner, limit + 1, after or "")}
         ids = sorted(found)
         return [found[id] for id in ids[:limit]], ids[limit - 1] if len(ids) > limit else None
+
+    def every(self, tenant: str | None = None) -> Iterator[StoredTask]:
+        """All tasks as ``list`` has them, by tenant and id; or those of one tenant."""
+        for owner in self.tenants() if tenant is None else [tenant]:
+            after: str | None = None
+            while True:
+                page, after = self.list(owner, PAGE, after)
+                yield from page
+                if after is None:
+                    break
 
     def versions(self, id: str, tenant: str = DEFAULT_TENANT) -> StoredTasks:
         """Every kept version, the oldest first. Raises ``NotFound``."""

@@ -14,7 +14,6 @@ from jpets.config import EngineSettings
 from jpets.engine.device.memory import GIGABYTE
 from jpets.free_memory import usual_programs_mb
 from jpets.plot.table import SUFFIX
-from serving.hosted.repository import every_task
 
 if TYPE_CHECKING:
     from serving.hosted.services import Services  # it needs a server's packages, and a process's memory does not
@@ -69,7 +68,7 @@ class HostUse:
 
 def _waiting(services: Services, settings: EngineSettings) -> int:
     """Bytes of tasks that no device has a place for: as large as the others in their files, within the limit."""
-    sizes = [stored.bytes for stored in every_task(services.repository)]
+    sizes = [stored.bytes for stored in services.repository.every()]
     places = sum(device.tasks.tiers["device"] for engine in services.started for device in engine.report().devices)
     left = max(0, len(sizes) - max(places, settings.slots))
     return int(min(settings.host_memory_gb * GIGABYTE, left * sum(sizes) / max(1, len(sizes))))

@@ -8,9 +8,6 @@ from typing import Any, Literal, Protocol
 
 from jpets.types import DEFAULT_TENANT, Task, TaskName
 
-PAGE = 1000
-"""Tasks that are read from a repository at once."""
-
 Validator = Callable[[bytes | memoryview, str], Task]
 """(file's bytes, id) -> the task; raises ``InvalidTask`` for a file that cannot be served."""
 
@@ -145,6 +142,10 @@ class TaskRepository(Protocol):
         """Takes a backbone out of ``backbones``."""
         ...
 
+    def every(self, tenant: str | None = None) -> Iterator[StoredTask]:
+        """All tasks, or those of one tenant."""
+        ...
+
     def versions(self, id: str, tenant: str = DEFAULT_TENANT) -> Sequence[StoredTask]:
         """Every kept version, the oldest first."""
         ...
@@ -168,14 +169,3 @@ class TaskRepository(Protocol):
     def collect(self) -> int:
         """Frees the space of what was deleted."""
         ...
-
-
-def every_task(repository: TaskRepository) -> Iterator[StoredTask]:
-    """All tasks of all tenants."""
-    for tenant in repository.tenants():
-        after: str | None = None
-        while True:
-            found, after = repository.list(tenant, limit=PAGE, after=after)
-            yield from found
-            if after is None:
-                break

@@ -15,7 +15,7 @@ from fastapi import Depends, Request
 
 from jpets.errors import Forbidden, NotFound
 from jpets.types import DEFAULT_TENANT, Task, TaskName
-from serving.hosted.repository import PAGE, StoredTask
+from serving.hosted.repository import StoredTask
 from serving.hosted.services import Services
 from serving.http.aside import Aside
 from serving.http.settings import ServingSettings
@@ -25,6 +25,9 @@ from serving.requests.metrics import Metrics
 from serving.tenants.asker import NOBODY, Asker
 from serving.tenants.keyring import Keyring
 from serving.tenants.scopes import scope_of
+
+PAGE = 1000
+"""Tasks that a filter looks at at once."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from runs import Run
 
-from jpets.app.commands.tasks import repository_store, server_store
+from checkpoints import repository
+from jpets.app.commands.tasks import server_store
 
 
 def test_neither_store_is_a_usage_error(run: Run) -> None:
@@ -77,7 +78,7 @@ def test_a_server_that_is_not_jpets(run: Run, foreign_server: str, path: str) ->
 def test_lists_go_over_all_pages(
     run: Run, server: str, task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository_store, "PAGE", 2)
+    monkeypatch.setattr(repository, "PAGE", 2)
     monkeypatch.setattr(server_store, "PAGE", 2)
     for number in range(5):
         run("task", "add", task_file, "--id", f"task-{number}", "--repository", tmp_path / "repository")

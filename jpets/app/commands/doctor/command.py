@@ -108,13 +108,13 @@ def _demo() -> Finding:
 def _repository(folder: Path) -> Iterator[Finding]:
     """Opens the catalogue, and reads every blob that it serves."""
     from checkpoints.blobs import digest_of
-    from jpets.app.commands.tasks.repository_store import open_repository, stored_tasks
+    from jpets.app.commands.tasks.repository_store import open_repository
 
     count = total = 0
     wrong: list[Finding] = []
     try:
         with open_repository(folder) as repository:
-            for stored in (each for tenant in repository.tenants() for each in stored_tasks(repository, tenant)):
+            for stored in repository.every():
                 count += 1
                 total += stored.bytes
                 owner = "" if stored.tenant == DEFAULT_TENANT else f" of {stored.tenant}"

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from checkpoints.backbone import Backbone
 from checkpoints.blobs import digest_of
 from checkpoints.task_file import read_bytes, read_task
-from jpets.app.commands.tasks.repository_store import CATALOG, open_repository, stored_tasks
+from jpets.access import DEFAULT_TENANT
+from jpets.app.commands.tasks.repository_store import CATALOG, open_repository
 from jpets.errors import JpetsError, NotFound
 from jpets.types import Task
 
@@ -44,7 +45,7 @@ def _files(place: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """(id, what reads the task file), by id."""
     if (place / CATALOG).is_file():
         with open_repository(place) as repository:
-            for stored in stored_tasks(repository):
+            for stored in repository.every(DEFAULT_TENANT):
                 yield stored.id, partial(repository.read, stored)
     else:
         for file in sorted(place.glob(PATTERN)) if place.is_dir() else [place]:

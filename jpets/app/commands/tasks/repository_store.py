@@ -18,7 +18,6 @@ from serving.options.sources import PREFIX
 from serving.protocols.schemas import TaskDetail, TaskSummary, TaskVersion
 
 CATALOG = "catalog.sqlite"
-PAGE = 500
 
 
 class RepositoryStore:
@@ -29,7 +28,7 @@ class RepositoryStore:
         self._tenant = tenant
 
     def tasks(self) -> Iterator[TaskSummary]:
-        return map(TaskSummary.of, stored_tasks(self._repository, self._tenant))
+        return map(TaskSummary.of, self._repository.every(self._tenant))
 
     def get(self, id: str) -> TaskDetail:
         return self._detail(self._repository.get(id, self._tenant))
@@ -83,13 +82,3 @@ def open_repository(folder: Path, *, create: bool = False) -> Iterator[Repositor
         why = getattr(error, "orig", None) or type(error).__name__
         used = folder / CATALOG if catalogue is None else f"{PREFIX}CATALOGUE"
         raise InvalidInput(f"{used} cannot be used: {why}") from error
-
-
-def stored_tasks(repository: Repository, tenant: str = DEFAULT_TENANT) -> Iterator[StoredTask]:
-    """Every task of a tenant by id, by its served version where it has one."""
-    after: str | None = None
-    while True:
-        page, after = repository.list(tenant, limit=PAGE, after=after)
-        yield from page
-        if after is None:
-            return
