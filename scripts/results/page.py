@@ -60,6 +60,7 @@ OF_REPORTS: Mapping[str, Tables] = {
 OF_FILES: Mapping[str, Callable[[], str]] = {
     "kernel-tests": device_tables.kernel_tests,
     "soak": service_tables.soak,
+    "two-servers": service_tables.two_servers,
     "small-tasks": service_tables.small_tasks,
     "demo-tasks": service_tables.demo_tasks,
 }
@@ -71,6 +72,11 @@ WRITERS: Mapping[str, Mapping[str, str]] = {
         for path in sorted(RESULTS.glob(f"*/{device_tables.KERNEL_TESTS}"))
     },
     "soak": {"docs/results/cpu-2core/soak-10000.json": f"{SCRIPT} faults.soak --requests 10000 --json FILE"},
+    "two-servers": {
+        "docs/results/cpu-2core/two-servers-postgresql.json": (
+            f"{SCRIPT} faults.two_servers --rate 50 --queries 100 --catalogue URL --json FILE"
+        )
+    },
     "small-tasks": {"docs/results/cpu-2core/small-tasks.jsonl": f"{SCRIPT} experiments.small_tasks FILE"},
     "demo-tasks": {"checkpoints/demo/results.json": f"{SCRIPT} experiments.demo_tasks --out checkpoints/demo"},
     "students": {

@@ -95,6 +95,21 @@ def soak() -> str:
     return f"{markdown_table(['', 'requests', 'p50, ms', 'p99, ms'], rows)}\n\n{markdown_table(['in all', ''], others)}"
 
 
+def two_servers() -> str:
+    own = json.loads((RESULTS / "cpu-2core" / "two-servers-postgresql.json").read_text())
+    changes = ", ".join(f"{count} of kind {kind}" for kind, count in own["changes"].items())
+    queries = ", ".join(f"{count} {outcome}" for outcome, count in own["queries"].items())
+    rows = [
+        ["changes", changes],
+        ["uploads a second, of 50 that were asked for", f"{own['uploads_a_second']:.1f}"],
+        ["seconds until the other server had a change, median and worst",
+         f"{own['median_seconds']:.2f}, {own['worst_seconds']:.2f}"],
+        ["uploads lost", f"{own['uploads_lost']}"],
+        ["queries that named a version, answered", queries],
+    ]  # fmt: skip
+    return markdown_table(["", ""], rows, left=2)
+
+
 def costs(found: Sequence[Document]) -> str:
     rows = []
     for each in found:

@@ -165,10 +165,8 @@ class Services:
     def changing(self, name: TaskName) -> Iterator[Service]:
         """``owning``, with the right to change the task, which only one caller has at a time."""
         with self._locks.hold(name), self.owning(name) as service:
-            try:
-                yield service
-            finally:
-                self.owned.look(name)
+            yield service
+            self.owned.look(name)
 
     def preparation(self, name: TaskName) -> Preparation | None:
         """The state of a version that waits for classes, of any backbone."""
@@ -186,7 +184,6 @@ class Services:
             before = self._roster.owner(name)
             if before is not None and before is not own:
                 raise Conflict(f"task {name.id!r} is one of backbone {before.backbone.name!r}; delete it first")
-            try:
-                return own.changes.put(name, file, if_match)
-            finally:
-                self.owned.look(name)
+            stored = own.changes.put(name, file, if_match)
+            self.owned.look(name)
+            return stored
