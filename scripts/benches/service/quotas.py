@@ -41,8 +41,8 @@ CASES = {"alone": 0.0, "one at its quota": 1.0, "one at ten times": FLOOD}
 def quotas(
     share: Annotated[
         float, typer.Option(help="the tenant's load, as a part of what clients that wait are answered")
-    ] = 0.3,
-    quota: Annotated[float, typer.Option(help="the other's quota, as such a part")] = 0.3,
+    ] = 0.2,
+    quota: Annotated[float, typer.Option(help="the other's quota, as such a part")] = 0.2,
     seconds: Annotated[float, typer.Option(help="length of each measurement")] = 10.0,
     rounds: Annotated[int, typer.Option(help="measurements of each case, in turns; their medians count")] = 9,
     json_out: Annotated[pathlib.Path | None, typer.Option("--json")] = None,
