@@ -110,6 +110,8 @@ def _of_systems(document: Document) -> dict[str, Sequence[str]]:
             return {"systems": [side for side in sides if side != "single"]}
         case "interval":
             return {"systems": names, "redraws": [f"{point['redraw']:g}" for point in series[0]]}
+        case "fanout":
+            return {"systems": names} if "transformers" in names else {}
         case "migration":
             return {"systems": names}
         case "tenants":
