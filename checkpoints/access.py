@@ -77,7 +77,7 @@ class Access:
         )
         with self._catalog.write() as connection:
             connection.execute(sa.insert(KEYS).values(**_row(key)))
-            _count(connection)
+            count_change(connection)
         return key, text
 
     def revoke(self, id: str) -> Key:
@@ -89,7 +89,7 @@ class Access:
             row = connection.execute(sa.select(KEYS).where(mine)).first()
             if row is None:
                 raise NotFound(f"no key {id[:64]!r}; list the keys to see what there is")
-            _count(connection)
+            count_change(connection)
             return _key(row)
 
     def limit(self, tenant: str, limits: Limits) -> None:
@@ -102,7 +102,7 @@ class Access:
             new = insert(connection, LIMITS).values(tenant=tenant, **dataclasses.asdict(limits))
             update = {name: new.excluded[name] for name in dataclasses.asdict(limits)}
             connection.execute(new.on_conflict_do_update(index_elements=["tenant"], set_=update))
-            _count(connection)
+            count_change(connection)
 
     def number(self) -> int:
         """Of the last change, by any writer."""
@@ -121,7 +121,8 @@ def digest_of_key(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _count(connection: sa.Connection) -> None:
+def count_change(connection: sa.Connection) -> None:
+    """Says that keys or limits have changed."""
     new = insert(connection, ACCESS).values(**ONLY, number=1)
     connection.execute(new.on_conflict_do_update(index_elements=["row"], set_={"number": ACCESS.c.number + 1}))
 

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from checkpoints.access import Access
 from checkpoints.blobs import Blobs, LocalBlobs, digest_of
 from checkpoints.catalog import BACKBONES, LAYOUTS, TASKS, VERSIONS, Catalog
+from checkpoints.copying import copy
 from checkpoints.dialects import insert
 from checkpoints.ids import LATEST, check_alias, check_id
 from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts
@@ -319,6 +320,11 @@ class Repository:
             rows.find(None)
             rows.check_match(if_match)
             rows.delete()
+
+    def copy_to(self, target: Repository) -> int:
+        """Makes the tasks of another repository those of this one, while both are in use; returns how many versions
+        there are. Raises what ``copying.copy`` does."""
+        return copy((self._catalog, self._blobs), (target._catalog, target._blobs))
 
     def collect(self, stale_seconds: float = STALE_SECONDS) -> int:
         """Removes blobs that no version names and files that dead writers left; returns how many.

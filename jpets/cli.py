@@ -15,6 +15,7 @@ from jpets.app.commands.doctor import command as doctor
 from jpets.app.commands.offline import command as run
 from jpets.app.commands.output import VersionOption, report_error
 from jpets.app.commands.profile import command as profile
+from jpets.app.commands.repositories import commands as repositories
 from jpets.app.commands.serve import serve_command
 from jpets.app.commands.students import commands as students
 from jpets.app.commands.tables import commands as plot
@@ -78,6 +79,7 @@ app.add_typer(task.app, name="task")
 app.add_typer(plot.app, name="plot")
 app.add_typer(students.app, name="students")
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(repositories.app, name="repository")
 app.add_typer(tenants.keys, name="key")
 app.add_typer(tenants.tenants, name="tenant")
 app.command("serve")(serve_command(_run_server))

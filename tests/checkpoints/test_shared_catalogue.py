@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -36,6 +37,26 @@ def open_shared(schema: str, tmp_path: Path) -> Iterator[Open]:
     yield open_it
     for repository in opened:
         repository.close()
+
+
+def test_a_database_is_backed_up_into_a_folder_and_restored(
+    open_shared: Open, files: list[bytes], tmp_path: Path
+) -> None:
+    here, there = open_shared("here"), open_shared("there")
+    here.put("one", files[0])
+    here.put("two", files[1], tenant="acme")
+    key, _ = here.access.create("acme")
+    with contextlib.closing(Repository(tmp_path / "backup")) as kept:
+        assert there.copy_to(kept) == 2
+        assert kept.read(kept.get("two", "acme")) == files[1] and kept.access.known().keys == [key]
+        here.put("one", files[2])
+        here.delete("two", "acme")
+        here.collect()
+        seen, _ = there.changes(0)
+        assert kept.copy_to(here) == 2
+    assert there.get("one").version == 1 and there.read(there.get("two", "acme")) == files[1]
+    assert set(there.changes(seen)[1]) == {TaskName.of("one"), TaskName("acme", "two")}
+    assert there.put("one", files[3]).version == 3
 
 
 def test_machines_that_start_at_once_hear_of_each_other(open_shared: Open, files: list[bytes]) -> None:

@@ -95,3 +95,16 @@ def test_a_variable_is_named_where_it_is_wrong(run: Run) -> None:
     assert "--server must be a URL" in result.stderr
     result = run("task", "list", env={"JPETS_REPOSITORY": "nowhere"})
     assert "nowhere is not a task repository" in result.stderr
+
+
+def test_backup_and_restore(run: Run, task_file: Path, tmp_path: Path) -> None:
+    used, kept = tmp_path / "used", tmp_path / "kept"
+    run("task", "add", task_file, "--repository", used)
+    run("task", "add", task_file, "--tenant", "acme", "--repository", used)
+    assert "2 versions" in run("repository", "backup", kept, "--repository", used).stdout
+    run("task", "remove", "topic", "--repository", used)
+    run("task", "add", task_file, "--id", "since", "--repository", used)
+    assert "2 versions" in run("repository", "restore", kept, "--repository", used).stdout
+    assert [each["id"] for each in json.loads(run("task", "list", "--json", "--repository", used).stdout)] == ["topic"]
+    assert run("repository", "restore", tmp_path, "--repository", used).exit_code == 1
+    assert run("repository", "backup", used, "--repository", used).exit_code == 1

@@ -65,11 +65,18 @@ def repository_store(folder: Path, tenant: str = DEFAULT_TENANT, *, create: bool
 @contextlib.contextmanager
 def open_repository(folder: Path, *, create: bool = False) -> Iterator[Repository]:
     """The repository that a server with these variables has: ``JPETS_CATALOGUE`` and ``JPETS_BLOBS`` name parts of it
-    that lie elsewhere.
-
-    Raises ``NotFound`` where there is none and ``create`` is not set, ``InvalidInput`` for a damaged catalogue.
-    """
+    that lie elsewhere. Raises what ``open_folder`` does."""
     catalogue, blobs = (os.environ.get(PREFIX + name) or None for name in ("CATALOGUE", "BLOBS"))
+    with open_folder(folder, catalogue, blobs, create=create) as repository:
+        yield repository
+
+
+@contextlib.contextmanager
+def open_folder(
+    folder: Path, catalogue: str | None = None, blobs: str | None = None, *, create: bool = False
+) -> Iterator[Repository]:
+    """Raises ``NotFound`` where there is no repository and ``create`` is not set, ``InvalidInput`` for a damaged
+    catalogue."""
     if not create and catalogue is None and not (folder / CATALOG).is_file():
         raise NotFound(f"{folder} is not a task repository: it has no {CATALOG}; jpets task add makes one")
     try:
