@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from jpets.access import DEFAULT_TENANT
 from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated, UnknownClass
 from serving.jobs.folder import JobFolder, JobFolders, JobState
 from serving.jobs.request import FineTune
@@ -92,8 +93,8 @@ def make_runner(jobs: JobFolders, published: Published) -> Iterator[Callable[[],
         runner.close()
 
 
-def add(jobs: JobFolders, data: str = "", runner: JobRunner | None = None) -> JobFolder:
-    with jobs.draft(REQUEST) as draft:
+def add(jobs: JobFolders, data: str = "", runner: JobRunner | None = None, tenant: str = DEFAULT_TENANT) -> JobFolder:
+    with jobs.draft(REQUEST, tenant) as draft:
         draft.data.write_text(data)
         job = jobs.commit(draft)
     if runner is not None:
@@ -125,6 +126,13 @@ def test_jobs_are_published_in_their_order(
     assert done[0].created <= str(done[0].started) <= str(done[0].finished)
     assert [job.id for job in jobs.all()] == [second.id, first.id]
     assert {path.name for path in first.path.iterdir()} == KEPT
+
+
+def test_tenants_take_turns(jobs: JobFolders, make_runner: Callable[[], JobRunner]) -> None:
+    added = [add(jobs, tenant=tenant) for tenant in ("acme", "acme", "acme", "globex", "globex", "initech")]
+    make_runner()
+    ended = sorted((finished(job).finished, job.state.tenant) for job in added)
+    assert [tenant for _, tenant in ended] == ["acme", "globex", "initech", "acme", "globex", "acme"]
 
 
 @pytest.mark.parametrize(("data", "problem"), [("bad", "the data are bad"), ("crash", "ended 3 times")])
