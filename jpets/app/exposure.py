@@ -14,10 +14,10 @@ def check_open_to_all(options: Options, keyring: Keyring) -> None:
     """Raises ``InvalidInput`` where other machines would be let in, and anyone there could do everything."""
     if options.insecure or keyring.required or is_loopback(options.host):
         return
-    where = "" if options.catalogue is None else "JPETS_CATALOGUE=URL "
+    where = "" if options.catalogue is None else ", with JPETS_CATALOGUE set"
     raise InvalidInput(
-        f"--host: {options.host} lets other machines in, and the repository has no keys; make one first "
-        f"({where}jpets key create --scope admin --repository DIR), or say --insecure"
+        f"--host: {options.host} lets other machines in, and the repository has no keys; make one first by jpets key "
+        f"create{where}, or give --insecure"
     )
 
 

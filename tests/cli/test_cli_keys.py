@@ -77,6 +77,7 @@ def test_commands_send_the_key_of_the_environment(run: Run, closed: str) -> None
     assert run("task", "list", "--server", closed, env={"JPETS_KEY": key}).exit_code == 0
     wrong = run("task", "list", "--server", closed, env={"JPETS_KEY": key[:-2]})
     assert wrong.exit_code == 1 and key[:-2] not in wrong.output
+    assert "tenant" not in run("task", "list", "--server", closed, env={"JPETS_KEY": key}).stdout
     forbidden = run("task", "remove", "mood", "--server", closed, env={"JPETS_KEY": key})
     assert forbidden.exit_code == 1 and "scope manage" in forbidden.stderr
 
@@ -142,3 +143,13 @@ def test_keys_of_a_database(run: Run, tmp_path: Path) -> None:
     with contextlib.closing(Catalog(url)) as catalog:
         assert len(Access(catalog).known().keys) == 1
     assert not (tmp_path / "repository" / "catalog.sqlite").exists()
+
+
+def test_a_list_of_own_and_shared_tasks_says_whose_they_are(run: Run, closed: str, task_file: Path) -> None:
+    admin = {"JPETS_KEY": run("key", "create", "--scope", "admin", "--server", closed).stdout.strip()}
+    asked = ("--tenant", "acme", "--scope", "manage", "--server", closed)
+    acme = {"JPETS_KEY": run("key", "create", *asked, env=admin).stdout.strip()}
+    assert run("task", "add", task_file, "--id", "own", "--server", closed, env=acme).exit_code == 0
+    listed = run("task", "list", "--server", closed, env=acme).stdout
+    assert "tenant" in listed and "acme" in listed and "default" in listed
+    assert run("task", "remove", "own", "--server", closed, env=acme).exit_code == 0

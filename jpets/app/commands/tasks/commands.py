@@ -123,8 +123,9 @@ def list_tasks(
     if as_json:
         print_json([task.model_dump() for task in found])
         return
-    rows = [(task.id, task.version, *_content(task), task.backbone) for task in found]
-    print_table(("id", "version", *CONTENT, "backbone"), rows, numbers=("version", "size"))
+    several = len({task.tenant for task in found}) > 1
+    rows = [(task.id, task.version, *_content(task), task.backbone, *[task.tenant] * several) for task in found]
+    print_table(("id", "version", *CONTENT, "backbone", *["tenant"] * several), rows, numbers=("version", "size"))
 
 
 @app.command()
