@@ -30,7 +30,8 @@ def test_a_task_lives_and_goes(run: Run, store: Store, task_file: Path, make_tas
 
     listed = json.loads(run("task", "list", *store, "--json").stdout)
     (own,) = [task for task in listed if task["id"] == "topic"]
-    assert own == {name: first[name] for name in ("id", "version", "backbone", "deltas", "head", "labels", "bytes")}
+    kept = ("id", "tenant", "version", "backbone", "deltas", "head", "labels", "bytes")
+    assert own == {name: first[name] for name in kept}
 
     other = tmp_path / "other.safetensors"
     write_task(make_task("topic", seed=7), other)
