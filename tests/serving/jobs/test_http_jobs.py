@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -20,9 +19,7 @@ from clients import Call, client_of
 from full_model import biases, write_full
 from support import tiny, wait_until
 
-from checkpoints.access import Access
 from checkpoints.backbone import Backbone
-from checkpoints.catalog import Catalog
 from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task
 from jpets.app.hosting import outline_of
@@ -37,7 +34,6 @@ from serving.http.settings import ServingSettings
 from serving.jobs.folder import JobFolder, JobResult
 from serving.jobs.request import FineTune
 from serving.jobs.service import Jobs
-from serving.tenants.keyring import Keyring
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 ASKED = {
@@ -248,33 +244,6 @@ def test_jobs_are_listed_shown_and_cancelled(call: Call, jobs: Jobs) -> None:
     assert call("DELETE", f"/v1/jobs/{ids[0]}").status_code == 204
     for method, path in (("GET", ids[0]), ("GET", f"{ids[0]}/log"), ("DELETE", ids[0]), ("GET", "..%2f..")):
         assert call(method, f"/v1/jobs/{path}").status_code == 404
-
-
-def test_jobs_are_their_tenants(
-    service: Service, settings: ServingSettings, jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with contextlib.closing(Catalog(tmp_path / "keys.sqlite")) as catalog:
-        access = Access(catalog)
-        keys = {name: access.create(name, ("manage",))[1] for name in ("acme", "globex")}
-        keys["operator"] = access.create("default", ("manage", "admin"))[1]
-        bare = client_of(service, settings, jobs, Keyring(access))
-
-        def call(who: str, method: str, path: str, **request: Any) -> Any:
-            return bare(method, path, headers={"X-API-Key": keys[who]}, **request)
-
-        asked = {"params": {"task": "new", "settings": '{"rank": 4}'}, "content": b"x"}
-        id = call("acme", "POST", "/v1/jobs", **asked).json()["id"]
-        listed = {who: call(who, "GET", "/v1/jobs").json()["jobs"] for who in keys}
-        assert [(item["id"], item["tenant"]) for item in listed["acme"]] == [(id, "acme")]
-        assert listed["globex"] == [] and listed["operator"] == listed["acme"], "admin sees all"
-        for method, path in (("GET", ""), ("GET", "/log"), ("DELETE", "")):
-            foreign = call("globex", method, f"/v1/jobs/{id}{path}")
-            unknown = call("globex", method, f"/v1/jobs/{id[:-1]}x{path}")
-            assert foreign.status_code == unknown.status_code == 404
-        monkeypatch.setattr("serving.jobs.service.MOST_OF_ONE", 1)
-        assert call("acme", "POST", "/v1/jobs", **asked).status_code == 503
-        assert call("globex", "POST", "/v1/jobs", **asked).status_code == 202
-        assert call("operator", "DELETE", f"/v1/jobs/{id}").status_code == 202
 
 
 def test_a_head_that_cannot_be_served_is_told_before_it_is_trained(call: Call, jobs: Jobs) -> None:
