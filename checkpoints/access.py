@@ -1,14 +1,12 @@
 """Keys and limits of tenants, in a repository's catalogue: servers that share it accept the same keys.
 
-A key is ``jpets_<id>_<secret>``. The id finds its row, which holds only a SHA-256 of the whole key: the secret has 256
-random bits, so that a slow hash would add nothing.
+A key is ``jpets_<id>_<secret>``. The id finds its row, which holds only a digest of the whole key.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +16,7 @@ import sqlalchemy as sa
 from checkpoints.catalog import ACCESS, KEYS, LIMITS, Catalog
 from checkpoints.dialects import insert
 from checkpoints.ids import check_id
-from jpets.access import SCOPES, Key, Limits, Scope
+from jpets.access import SCOPES, Key, Limits, Scope, digest_of_key
 from jpets.errors import InvalidInput, NotFound
 from jpets.types import DEFAULT_TENANT
 
@@ -115,10 +113,6 @@ class Access:
             keys = connection.execute(sa.select(KEYS).order_by(KEYS.c.created, KEYS.c.id)).all()
             limits = connection.execute(sa.select(LIMITS).order_by(LIMITS.c.tenant)).all()
         return Known(number, [_key(row) for row in keys], {row.tenant: _limits(row) for row in limits})
-
-
-def digest_of_key(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def count_change(connection: sa.Connection) -> None:

@@ -73,9 +73,14 @@ def _same_task(one: sa.FromClause, other: sa.FromClause) -> sa.ColumnElement[boo
     return sa.and_(one.c.tenant == other.c.tenant, one.c.id == other.c.id)
 
 
+def last_change(connection: sa.Connection) -> int:
+    """The number of the catalogue's last change."""
+    return connection.execute(sa.select(sa.func.max(CHANGES.c.number))).scalar() or 0
+
+
 def changed_since(connection: sa.Connection, number: int) -> tuple[int, list[TaskName]]:
     """The number of the catalogue's last change, and in order the tasks that changed after ``number``."""
-    now: int = connection.execute(sa.select(sa.func.max(CHANGES.c.number))).scalar() or 0
+    now = last_change(connection)
     if now == number:
         return now, []
     changed = sa.select(CHANGES.c.tenant, CHANGES.c.id).where(CHANGES.c.number > number).order_by(CHANGES.c.number)

@@ -26,7 +26,7 @@ from checkpoints.catalog import BACKBONES, LAYOUTS, TASKS, VERSIONS, Catalog
 from checkpoints.copying import copy
 from checkpoints.dialects import insert
 from checkpoints.ids import LATEST, check_alias, check_id
-from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts
+from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts, last_change
 from checkpoints.ownership import claim
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
@@ -189,6 +189,11 @@ class Repository:
         """One task as ``index`` has it; None if it is not there."""
         with self._catalog.read() as connection:
             return next(iter(index_tasks(connection, maker, name)), None)
+
+    def last_change(self) -> int:
+        """The number of the repository's last change, by any writer."""
+        with self._catalog.read() as connection:
+            return last_change(connection)
 
     def changes(self, since: int) -> tuple[int, Sequence[TaskName]]:
         """The number of the repository's last change, by any writer, and the tasks with versions that changed after the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import Literal, get_args
 
 DEFAULT_TENANT = "default"
@@ -28,6 +29,11 @@ class Key:
     revoked: str | None = None
     note: str = ""
     """For people."""
+
+
+def digest_of_key(text: str) -> str:
+    """What is kept of a key's text: it has 256 random bits, so that a slow hash would add nothing."""
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

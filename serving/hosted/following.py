@@ -31,7 +31,7 @@ class Following:
 
     def begin(self, progress: Progress) -> list[Known]:
         """Every task of the repository, the most used first; ``refresh`` looks at what changed since."""
-        self._seen, _ = self._tasks.repository.changes(0)
+        self._seen = self._tasks.repository.last_change()
         return self._tasks.layouts.tasks(progress)
 
     def refresh(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 from jpets.errors import NotFound
 from jpets.types import DEFAULT_TENANT, TaskName
@@ -20,7 +19,7 @@ class OwnedTasks:
     def __init__(self, repository: TaskRepository) -> None:
         self._repository = repository
         self._names: set[TaskName] = set()
-        self._seen = -1
+        self._seen: int | None = None
         self._lock = threading.Lock()
 
     def __contains__(self, name: TaskName) -> bool:
@@ -33,8 +32,13 @@ class OwnedTasks:
     def refresh(self) -> None:
         """Reads the names again if tasks of these tenants have changed."""
         with self._lock:
-            number, changed = self._repository.changes(max(0, self._seen))
-            if number != self._seen and (self._seen < 0 or number < self._seen or _private(changed)):
+            if self._seen is None:
+                number, stale = self._repository.last_change(), True
+            else:
+                number, changed = self._repository.changes(self._seen)
+                replaced = number < self._seen  # an older copy of the catalogue took its place
+                stale = replaced or any(name.tenant != DEFAULT_TENANT for name in changed)
+            if stale:
                 self._names = set(self._repository.private())
             self._seen = number
 
@@ -49,7 +53,3 @@ class OwnedTasks:
                 self._names.discard(name)
             else:
                 self._names.add(name)
-
-
-def _private(names: Sequence[TaskName]) -> bool:
-    return any(name.tenant != DEFAULT_TENANT for name in names)

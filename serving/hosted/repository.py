@@ -114,6 +114,10 @@ class TaskRepository(Protocol):
         """One task as ``index`` has it; None where it is not there."""
         ...
 
+    def last_change(self) -> int:
+        """The number of the last change by anyone."""
+        ...
+
     def changes(self, since: int) -> tuple[int, Sequence[TaskName]]:
         """The number of the last change by anyone, and the tasks, also deleted ones, that changed after ``since``."""
         ...

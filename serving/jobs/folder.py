@@ -109,12 +109,6 @@ class JobFolder:
     def request(self) -> JobRequest:
         return self._parsed(STORED.validate_json, "request.json")
 
-    @property
-    def is_finished(self) -> bool:
-        """True also where it is not there."""
-        state = self._found(JobState, "state.json")
-        return state is None or state.is_finished
-
     def task_name(self, id: str) -> TaskName:
         """The task of its tenant."""
         return TaskName(self.state.tenant, id)
@@ -232,6 +226,8 @@ class JobFolders:
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self._ended: dict[str, JobState] = {}
+        """States of jobs that will not change."""
 
     @contextlib.contextmanager
     def draft(self, request: JobRequest, tenant: str = DEFAULT_TENANT) -> Iterator[JobFolder]:
@@ -265,9 +261,16 @@ class JobFolders:
         names = sorted((name for name in os.listdir(self.path) if ID.fullmatch(name)), reverse=True)
         return [JobFolder(self.path / name) for name in names]
 
-    def unfinished(self, tenant: str) -> int:
-        """How many jobs of a tenant wait or run."""
-        return sum(job.is_of(tenant) and not job.is_finished for job in self.all())
+    def states(self) -> Sequence[JobState]:
+        """Of all jobs; those of finished ones are read once."""
+        found: dict[str, JobState] = {}
+        for job in self.all():
+            try:
+                found[job.id] = self._ended.get(job.id) or job.state
+            except NotFound:  # removed meanwhile, or of another version of jpets
+                continue
+        self._ended = {id: state for id, state in found.items() if state.is_finished}
+        return list(found.values())
 
     def remove(self, job: JobFolder) -> None:
         """Raises ``NotFound`` if it is removed already."""

@@ -30,7 +30,7 @@ from serving.jobs.runner import Command, JobRunner
 MOST_WAITING = 100
 """Most waiting jobs: their data take space."""
 MOST_OF_ONE = 25
-"""Most waiting jobs of one tenant, while there are others'."""
+"""Most waiting jobs of one tenant; the default one may have them all."""
 Outline = Callable[[FineTune | MakeStudents, LoadedBackbone, Sequence[str]], Task]
 """A task of the shape that a job would make, if it continues a task of these methods. Raises ``InvalidInput`` for
 settings that the method does not take."""
@@ -59,8 +59,6 @@ class Jobs:
         self._services, self._platform = services, platform
         self._outline = outline
         self._keep_backbone = keep_backbone
-        self._ended: dict[str, str] = {}
-        """States of jobs that will not change."""
 
     def accept(self, request: Asked, tenant: str = DEFAULT_TENANT) -> Asked:
         """A tenant's request with its backbone named, if all but the data is right: errors are reported before the data
@@ -97,10 +95,10 @@ class Jobs:
             teacher = _teacher_service(self._services, self._services.resolve(TaskName(tenant, request.teacher)))
             request = request.model_copy(update={"teacher_backbone": teacher.backbone.name})
             own.engine.check_task(self._outline(request, own.backbone, ()), stays=False)
-        states = self.counts()
-        if states.get("queued", 0) + states.get("running", 0) >= MOST_WAITING:
+        waiting = Counter(state.tenant for state in self.folders.states() if not state.is_finished)
+        if waiting.total() >= MOST_WAITING:
             raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
-        if tenant != DEFAULT_TENANT and self.folders.unfinished(tenant) >= MOST_OF_ONE:
+        if tenant != DEFAULT_TENANT and waiting[tenant] >= MOST_OF_ONE:
             raise Saturated(f"{MOST_OF_ONE} jobs of yours wait already; cancel some, or wait until one has finished")
         return request
 
@@ -146,14 +144,7 @@ class Jobs:
 
     def counts(self) -> Mapping[str, int]:
         """How many jobs there are in each state."""
-        found: dict[str, str] = {}
-        for job in self.folders.all():
-            try:
-                found[job.id] = self._ended.get(job.id) or job.state.state
-            except NotFound:  # removed meanwhile, or of another version of jpets
-                continue
-        self._ended = {id: state for id, state in found.items() if state not in ("queued", "running")}
-        return Counter(found.values())
+        return Counter(state.state for state in self.folders.states())
 
     def _methods(self, start: str | None, own: Service, tenant: str) -> Sequence[str]:
         """The methods of the task that training is to continue."""

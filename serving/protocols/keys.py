@@ -56,8 +56,7 @@ async def create_key(here: Here, body: KeyRequest) -> Response:
     so make one of scope `admin` first."""
     asked = body.model_dump(exclude={"tenant", "scopes"})
     key, text = await _changed(here, lambda: here.keyring.store.create(body.tenant, body.scopes, **asked))
-    made = NewKey(**KeyItem.of(key).model_dump(), key=text)
-    return FastJSONResponse(made.model_dump(), 201, {"Cache-Control": "no-store"})
+    return FastJSONResponse(NewKey.made(key, text).model_dump(), 201, {"Cache-Control": "no-store"})
 
 
 @router.delete(KEYS + "/{id}", response_model=KeyItem, summary="Revoke a key")
@@ -70,13 +69,11 @@ async def revoke_key(here: Here, id: str) -> KeyItem:
 async def list_tenants(here: Here) -> TenantList:
     """Those that have tasks, keys or limits."""
 
-    def read() -> list[TenantItem]:
+    def read() -> TenantList:
         known = here.keyring.store.known()
-        keys = [key.tenant for key in known.keys if key.revoked is None]
-        names = {*here.services.repository.tenants(), *(key.tenant for key in known.keys), *known.limits}
-        return [TenantItem.of(name, known.limits.get(name, Limits()), keys.count(name)) for name in sorted(names)]
+        return TenantList.of(known.keys, known.limits, here.services.repository.tenants())
 
-    return TenantList(tenants=await asyncio.to_thread(read))
+    return await asyncio.to_thread(read)
 
 
 async def limit_tenant(here: Here, name: str, body: LimitsRequest) -> Response:

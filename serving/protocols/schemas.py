@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel
@@ -324,6 +325,10 @@ class NewKey(KeyItem):
 
     key: str
 
+    @classmethod
+    def made(cls, key: Key, text: str) -> Self:
+        return cls(**KeyItem.of(key).model_dump(), key=text)
+
 
 class KeyList(BaseModel):
     keys: list[KeyItem]
@@ -345,3 +350,10 @@ class TenantItem(BaseModel):
 
 class TenantList(BaseModel):
     tenants: list[TenantItem]
+
+    @classmethod
+    def of(cls, keys: Sequence[Key], limits: Mapping[str, Limits], others: Iterable[str] = ()) -> Self:
+        """Those that have keys, revoked ones too, or limits, and ``others``, by name."""
+        counts = Counter(key.tenant for key in keys if key.revoked is None)
+        names = sorted({*(key.tenant for key in keys), *limits, *others})
+        return cls(tenants=[TenantItem.of(name, limits.get(name, Limits()), counts[name]) for name in names])

@@ -60,9 +60,12 @@ class Context:
         repository, tenant = self.services.repository, self.asker.tenant
         if tenant != DEFAULT_TENANT:
             try:
-                repository.get(id, tenant)
+                own = repository.get(id, tenant)
             except NotFound:
                 tenant = DEFAULT_TENANT
+            else:
+                if version is None:
+                    return own
         return repository.get(id, tenant, version)
 
     def listed(

@@ -70,7 +70,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            if (refusal := self._gate.admit(scope)) is not None:
+            if (refusal := self._gate.admit(scope, headers)) is not None:
                 await refusal(scope, noted, answer)
             else:
                 await self._bounded(scope, headers, noted, answer)

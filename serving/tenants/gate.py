@@ -25,20 +25,20 @@ class Gate:
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
-    def admit(self, scope: Scope) -> Response | None:
+    def admit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Response | None:
         """Puts the ``Asker`` into the scope's state. 401 where a key is needed and there is none, 429 for a tenant over
         its limits."""
         if is_open(scope["path"]):
             return None
         page = scope["path"] in PAGES and scope["method"] in ("GET", "HEAD")
         try:
-            asker = self._keyring.asker(key_of(dict(scope["headers"]), basic=page))
+            asker = self._keyring.asker(key_of(headers, basic=page))
             asker.allowance.request()
         except JpetsError as error:
-            headers = retry_headers(error)
+            more = retry_headers(error)
             if isinstance(error, Unauthorized):
-                headers["WWW-Authenticate"] = 'Basic realm="jpets"' if page else "Bearer"
-            return error_response(scope, error.status, error.code, error.message, headers)
+                more["WWW-Authenticate"] = 'Basic realm="jpets"' if page else "Bearer"
+            return error_response(scope, error.status, error.code, error.message, more)
         scope["state"]["asker"] = asker
         return None
 

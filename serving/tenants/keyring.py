@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import hmac
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from jpets.access import Key, Limits, Scope
+from jpets.access import Key, Limits, Scope, digest_of_key
 from jpets.errors import NotFound, Unauthorized
 from jpets.types import DEFAULT_TENANT
 from serving.tenants.allowance import Allowance
@@ -106,8 +105,7 @@ class Keyring:
         if given is None:
             raise Unauthorized("a key is needed: send the header Authorization: Bearer KEY")
         held = self._held.get(given.partition("_")[2].partition("_")[0])
-        digest = hashlib.sha256(given.encode(errors="replace")).hexdigest()
-        right = hmac.compare_digest(digest, held.digest if held is not None else NOTHING)
+        right = hmac.compare_digest(digest_of_key(given), held.digest if held is not None else NOTHING)
         if held is None or not right or time.time() >= held.end:
             raise Unauthorized(REFUSAL)
         return held.asker

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.access import Access, digest_of_key
+from checkpoints.access import Access
 from checkpoints.repository import Repository
-from jpets.access import Limits
+from jpets.access import Limits, digest_of_key
 from jpets.errors import InvalidInput, InvalidTask, NotFound
 
 

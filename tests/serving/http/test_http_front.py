@@ -210,6 +210,9 @@ class _Empty:
     def age_uses(self, share: float) -> None:
         pass
 
+    def last_change(self) -> int:
+        return 0
+
     def changes(self, since: int) -> tuple[int, list[str]]:
         return since, []
 

@@ -48,8 +48,7 @@ class RepositoryAccess:
         self._access = access
 
     def create(self, tenant: str, scopes: Sequence[Scope], **how: Any) -> NewKey:
-        key, text = self._access.create(tenant, scopes, **how)
-        return NewKey(**KeyItem.of(key).model_dump(), key=text)
+        return NewKey.made(*self._access.create(tenant, scopes, **how))
 
     def keys(self) -> Sequence[KeyItem]:
         return [KeyItem.of(key) for key in self._access.known().keys]
@@ -59,9 +58,7 @@ class RepositoryAccess:
 
     def tenants(self) -> Sequence[TenantItem]:
         known = self._access.known()
-        keys = [key.tenant for key in known.keys if key.revoked is None]
-        names = sorted({*keys, *known.limits})
-        return [TenantItem.of(name, known.limits.get(name, Limits()), keys.count(name)) for name in names]
+        return TenantList.of(known.keys, known.limits).tenants
 
     def limit(self, tenant: str, limits: Limits) -> TenantItem:
         self._access.limit(tenant, limits)
