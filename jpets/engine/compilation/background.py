@@ -32,6 +32,10 @@ rented skis)."""
 IDLE_SHARE = 0.1
 """Share of that loss at which a program is compiled while no other one is to be, and at which one that is there is
 compiled anew as one function."""
+UNUSED_SHARE = 0.002
+"""The same for one that is there while the device has nothing to do: compiling then costs no query anything."""
+UNUSED_SECONDS = 2.0
+"""Seconds without a batch after which that is so."""
 HURRY_SHARE = 0.5
 """The same while compiling is hurried, for another program may soon have cost batches more; once all of them together
 have lost what compiling takes, it is ``IDLE_SHARE`` again."""
@@ -65,7 +69,7 @@ class _Next(NamedTuple):
 class BackgroundCompiler:
     """Brings the programs that batches keep missing and, once they miss none badly, the ``menu`` as far as ``memory``
     has room. While nothing else is to be compiled, it compiles those that took most time anew, each as one function,
-    once batches have lost a part of what compiling takes by their several functions.
+    once batches have lost a part of what compiling takes by their several functions: a small one where no batch comes.
 
     ``add`` receives each loaded program, ``exchange`` one for the place of a program that is there.
     """
@@ -165,7 +169,7 @@ class BackgroundCompiler:
     def waiting(self) -> int:
         with self._changed:
             wanted = self._wanted.count(self.compile_seconds)
-            return len(self._menu) + wanted + len(self._needed) + self._busy
+            return len(self._menu) + wanted + len(self._needed) + (self._busy or self._in_parts)
 
     def close(self) -> None:
         with self._changed:
@@ -185,10 +189,9 @@ class BackgroundCompiler:
         while True:
             with self._changed:
                 while not (self._closed or (next_one := self._next())):
-                    if self._hurried:
-                        self._changed.wait(LOOK_SECONDS)
-                    elif not self._changed.wait(PROCESS_IDLE_SECONDS) and self.process.runs:
-                        self.process.end_if_idle()
+                    look_again = self._hurried or self._in_parts
+                    if not self._changed.wait(LOOK_SECONDS if look_again else PROCESS_IDLE_SECONDS):
+                        self.process.end_if_idle(PROCESS_IDLE_SECONDS)
                 if self._closed:
                     return
                 assert next_one is not None
@@ -229,15 +232,21 @@ class BackgroundCompiler:
             return _Next(key, wanted=False, niceness=niceness)
         if self._menu and not self._hurried:
             return _Next(self._menu.pop(0), wanted=False, niceness=IDLE)
-        quiet = self._wanted.rate <= QUIET_RATE
-        if quiet and (key := self._whole.worn(self.compile_seconds * IDLE_SHARE)) is not None:
-            return _Next(key, wanted=False, niceness=IDLE, whole=True)
-        return None
+        if self._wanted.rate > QUIET_RATE:
+            return None
+        share = UNUSED_SHARE if self._replica.unused_seconds > UNUSED_SECONDS else IDLE_SHARE
+        key = self._whole.worn(self.compile_seconds * share)
+        return None if key is None else _Next(key, wanted=False, niceness=IDLE, whole=True)
 
     @property
     def _hurried(self) -> bool:
         """Whether batches lose much for want of programs."""
         return self._wanted.rate > HURRY_RATE
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether a program that is there will be compiled as one function once the device has nothing to do."""
+        return self._whole.worn(self.compile_seconds * UNUSED_SHARE) is not None
 
     def _least(self) -> float:
         """Seconds that batches have lost without a program that is worth compiling."""

@@ -48,6 +48,8 @@ class CompilingProcess:
         self._lock = threading.Lock()
         """Held while the process compiles a program, or ends."""
         self._closed = False
+        self._used = time.monotonic()
+        """When a program last came."""
         self._may_hurry = True
         self._renicing = threading.Lock()
 
@@ -81,16 +83,18 @@ class CompilingProcess:
                     process.stdin.flush()
                     self._family = family
                     if taken := process.stdout.readline():
+                        self._used = time.monotonic()
                         return float(taken)
                 self._end()
                 self._store.sweep_of(process.pid)
         return None
 
-    def end_if_idle(self) -> None:
-        """Frees its memory."""
+    def end_if_idle(self, seconds: float) -> None:
+        """Frees its memory if it has compiled nothing for so long."""
         if self._lock.acquire(blocking=False):
             try:
-                self._end()
+                if self._process is not None and time.monotonic() - self._used >= seconds:
+                    self._end()
             finally:
                 self._lock.release()
 

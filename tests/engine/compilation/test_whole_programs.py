@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support import ENGINE_SETTINGS, shallow, wait_until
 
+from jpets.engine.compilation.background import UNUSED_SECONDS
 from jpets.engine.compilation.process import CompilingProcess
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import Program, whole_family
@@ -66,6 +67,25 @@ def test_a_program_is_not_compiled_anew_before_that_pays(own: Engine) -> None:
     with own.compiler._changed:
         assert own.compiler._next() is None
     assert all(each.chained for each in own.replica.programs)
+
+
+def test_a_program_that_was_used_little_is_compiled_anew_once_nothing_comes(own: Engine) -> None:
+    before, program = vectors(own), used(own)
+    compiler, fresh = own.compiler, time.monotonic() + 3600
+    with compiler._changed:  # the compiling thread waits for it
+        compiler.compile_seconds = program.computed  # a tenth of it was not lost yet
+        assert compiler._in_parts
+        program.last_used = fresh
+        assert compiler._next() is None, "batches come"
+        program.last_used = time.monotonic() - 2 * UNUSED_SECONDS
+        for other in own.replica.programs:
+            other.last_used = min(other.last_used, program.last_used)
+        found = compiler._next()
+        assert found is not None and found.whole and found.key == program.key
+    assert compiler.waiting
+    wait_until(lambda: not compiler.waiting, seconds=120)
+    assert all(not each.chained for each in own.replica.programs if each.computed)
+    np.testing.assert_allclose(vectors(own), before, atol=1e-5)
 
 
 def test_no_program_is_compiled_anew_while_batches_lose_by_others(own: Engine) -> None:
