@@ -21,7 +21,7 @@ AT_ONCE = 1 << 20
 """Numbers that are looked at together: what is computed of them is small beside a large tensor."""
 HEAD_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "identity")
 PLACEHOLDER = re.compile(r"\{text(?:_pair)?\}")
-UNLABELLED = ("embedding", "question-answering")
+UNLABELLED = ("embedding", "question-answering", "fill-mask")
 """Heads without labels."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "float": ("float32", "float16", "bfloat16"),
@@ -154,11 +154,16 @@ def _finite_errors(tensors: Tensors, place: str) -> Iterator[str]:
                 break
 
 
-def head_specs(head: Head, hidden_size: int | None) -> dict[str, TensorSpec]:
-    """The tensors that a head of this kind and size has."""
+def head_specs(head: Head, hidden_size: int | None, config: BackboneConfig | None = None) -> dict[str, TensorSpec]:
+    """The tensors that a head of this kind and size has, on the backbone of ``config`` if that is known."""
     if head.type == "embedding":
         return {}
     outputs = _width(head.tensors, "kernel")
+    if head.type == "fill-mask":
+        width, words = (None, None) if config is None else (config.embedding_width, config.vocab_size)
+        width = width or outputs
+        own = {name: TensorSpec((width,)) for name in ("bias", "norm_weight", "norm_bias")}
+        return {"kernel": TensorSpec((hidden_size, width)), **own, "decoder_bias": TensorSpec((words,))}
     dense = _width(head.tensors, "dense_kernel")
     if not any(name.startswith("dense_") for name in head.tensors):
         return {"kernel": TensorSpec((hidden_size, outputs)), "bias": TensorSpec((outputs,))}
@@ -178,7 +183,7 @@ def _width(tensors: Tensors, name: str) -> int | None:
 def _head_errors(task: Task, config: BackboneConfig | None) -> Iterator[str]:
     head = task.head
     hidden_size = config.hidden_size if config is not None else task.backbone.hidden_size
-    yield from tensor_errors(head.tensors, head_specs(head, hidden_size), "head/")
+    yield from tensor_errors(head.tensors, head_specs(head, hidden_size, config), "head/")
     if head.type not in get_args(HeadType):
         yield f"head.type: expected one of {list(get_args(HeadType))}, found {head.type!r}"
     if any(array.size == 0 for array in head.tensors.values()):

@@ -11,16 +11,28 @@ import numpy.typing as npt
 
 from jpets.access import DEFAULT_TENANT as DEFAULT_TENANT
 from jpets.config import BackboneConfig
-from jpets.errors import JpetsError
-from jpets.spelling import Spelling
+from jpets.results import Answer as Answer
+from jpets.results import Classification as Classification
+from jpets.results import Embedding as Embedding
+from jpets.results import Entity as Entity
+from jpets.results import Failure as Failure
+from jpets.results import Fill as Fill
+from jpets.results import Fills as Fills
+from jpets.results import FloatArray as FloatArray
+from jpets.results import Regression as Regression
+from jpets.results import Result as Result
+from jpets.results import Span as Span
+from jpets.results import Tensors as Tensors
+from jpets.results import Timing as Timing
+from jpets.results import Tokens as Tokens
 
-FloatArray = npt.NDArray[np.float32]
-Tensors = Mapping[str, npt.NDArray[Any]]
-HeadType = Literal["sequence-classification", "token-classification", "question-answering", "embedding"]
+HeadType = Literal["sequence-classification", "token-classification", "question-answering", "embedding", "fill-mask"]
 Problem = Literal["single-label", "multi-label", "regression"]
 Pooling = Literal["cls", "mean", "pooler"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 """How labels of tokens become entities."""
+HOST_TENSORS = ("norm_weight", "norm_bias", "decoder_bias")
+"""Of a head: what is computed behind its layers, on the host."""
 QA_OUTPUTS = 2
 """Of a question-answering head: start and end of the answer."""
 Progress = Callable[[str, int, int], None]
@@ -61,126 +73,6 @@ class Query:
 
 
 @dataclasses.dataclass(frozen=True)
-class Timing:
-    """Where a query's time went, in seconds, and what ran it."""
-
-    queued: float
-    computed: float
-    bucket: str
-    program: str
-    fallback: bool
-    """True when a better-fitting program was still being compiled."""
-    shared_layers: int = 0
-    """Lower layers that were computed once for this text and all tasks that were asked about it together."""
-
-    @property
-    def executable(self) -> str:
-        """The former name of ``program``, kept for one release."""
-        return self.program
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Result:
-    """What every answer carries. ``error`` is set, and the numbers are empty, where that row failed."""
-
-    task: str | None
-    tokens: int
-    timing: Timing | None = None
-    error: JpetsError | None = None
-    students: int | None = None
-    """How many students of a group made the answer."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Classification(Result):
-    """Single label: softmax ``probs`` and the best label. Multi-label: sigmoid ``probs``, ``labels`` over threshold."""
-
-    logits: FloatArray
-    probs: FloatArray
-    label: str | None
-    score: float
-    labels: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    """Label names in the order of ``logits``."""
-    multi_label: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Regression(Result):
-    logits: FloatArray
-    """The predicted value or values, [outputs]."""
-    score: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Entity:
-    """A run of tokens with one label. ``tokens`` are its first and last position, end exclusive.
-
-    ``start`` and ``end`` (exclusive) are its characters in its text, the second one of a pair where ``in_pair`` is set,
-    ``text`` what stands there, and ``word`` what its tokens spell, as ``transformers`` has it; None where the query
-    came as token ids.
-    """
-
-    label: str
-    score: float
-    tokens: tuple[int, int]
-    start: int | None = None
-    end: int | None = None
-    text: str | None = None
-    word: str | None = None
-    in_pair: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Tokens(Result):
-    """Per-token ``logits`` [tokens, labels], special tokens included, and the entities that the text's own tokens
-    spell."""
-
-    logits: FloatArray
-    entities: tuple[Entity, ...] = ()
-    """Neighbours of one label (the aggregation ``simple``)."""
-    names: tuple[str, ...] = ()
-    spelling: Spelling | None = None
-    """Which tokens are of the query's texts, and where they stand there. The outputs of others mean nothing: the
-    model's loss ignored them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """A piece of a context: its text, and where it stands there in characters, ``end`` exclusive."""
-
-    text: str
-    start: int
-    end: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Span(Result):
-    """The most probable answer to a question: tokens ``start`` to ``end`` (exclusive) of the query.
-
-    ``answer`` is its text; None where the query came as token ids.
-    """
-
-    logits: FloatArray
-    """[tokens, 2], special tokens included: how well an answer begins at each token, and how well it ends with it."""
-    start: int
-    end: int
-    score: float
-    """Product of two probabilities: that the answer begins with the span's first token, and ends with its last."""
-    answer: Answer | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Embedding(Result):
-    embedding: FloatArray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Failure(Result):
-    """A row that could not be answered; ``error`` says why."""
-
-
-@dataclasses.dataclass(frozen=True)
 class BackboneRef:
     """Which backbone a task was trained on."""
 
@@ -215,7 +107,9 @@ class Delta:
 class Head:
     """A task's head. Tensors: ``kernel`` [d, C], ``bias`` [C]; with two layers ``dense_kernel`` [d, m], ``dense_bias``.
 
-    An embedding head has no tensors. A question-answering head has two outputs, start and end, and no labels.
+    An embedding head has no tensors. A question-answering head has two outputs, start and end, and no labels. A
+    fill-mask head's one layer is followed by its ``activation``; behind it are a norm (``norm_weight``, ``norm_bias``
+    [C]), the products with the backbone's word embeddings, and ``decoder_bias`` [V].
     """
 
     type: HeadType
@@ -223,13 +117,13 @@ class Head:
     problem: Problem = "single-label"
     pooling: Pooling = "cls"
     activation: str = "tanh"
-    """Activation after the dense layer of a two-layer head."""
+    """Activation after the dense layer of a two-layer head, or of a fill-mask head."""
     normalize: bool = False
 
     @property
     def reads_tokens(self) -> bool:
         """Whether there are outputs for every token; ``pooling`` then means nothing."""
-        return self.type in ("token-classification", "question-answering")
+        return self.type in ("token-classification", "question-answering", "fill-mask")
 
     @property
     def outputs(self) -> int:
@@ -309,9 +203,12 @@ class Task:
         return tuple(dataclasses.replace(alone, deltas=self.deltas[at * each : (at + 1) * each]) for at in range(count))
 
     def outlined(self) -> Task:
-        """The task without deltas, and with a head of the same shape that takes no memory: it tells how answers
-        look."""
-        shapes = {name: np.broadcast_to(np.float32(0), array.shape) for name, array in self.head.tensors.items()}
+        """The task without deltas, and with a head of the same shape whose layers take no memory: it tells how answers
+        look. What no device needs of the head stays."""
+        shapes = {
+            name: array if name in HOST_TENSORS else np.broadcast_to(np.float32(0), array.shape)
+            for name, array in self.head.tensors.items()
+        }
         return dataclasses.replace(self, deltas=(), head=dataclasses.replace(self.head, tensors=shapes))
 
 

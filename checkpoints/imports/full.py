@@ -25,6 +25,7 @@ from checkpoints.imports.heads import (
     refuse_idle_wishes,
 )
 from checkpoints.imports.imported import PLAIN, Imported
+from checkpoints.imports.masked import read_masked_head
 from checkpoints.imports.sentence import cut, embedding_of, is_sentence_folder
 from checkpoints.imports.unread import Problems, Unread
 from checkpoints.sentence import model_folder
@@ -41,11 +42,12 @@ PRETRAINING = (
     "cls.predictions.", "cls.seq_relationship.", "lm_head.", "vocab_transform.", "vocab_layer_norm.",
     "vocab_projector.", "generator_predictions.", "generator_lm_head.", "discriminator_predictions.",
 )  # fmt: skip
-"""Heads that no task reads."""
+"""Heads of pretraining: of these tasks read the ones that fill masks alone."""
 ARCHITECTURES: Mapping[str, HeadType] = {
     "ForSequenceClassification": "sequence-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
+    "ForMaskedLM": "fill-mask",
     "Model": "embedding",
 }
 """What follows a family's name in an entry of ``architectures`` -> head."""
@@ -103,6 +105,10 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
         found = embedding_of(folder, backbone, wishes, problems.options)
         if wishes.head is None and not is_sentence_folder(folder):
             _expect_no_labels(settings, problems.options)
+    elif kind == "fill-mask":
+        pretrained = Unread({name: own for name, own in stored.items() if name.startswith(PRETRAINING)}, problems)
+        words = from_params(backbone.params, config)["word"]
+        found = Imported((), read_masked_head(pretrained, config, tensors["word"], words), ())
     else:
         head = read_head(rest, backbone.config, kind, problem)
         labels = labels_of(head, settings, wishes, problems.options)

@@ -13,6 +13,7 @@ from checkpoints.imports.unread import Unread
 from checkpoints.settings import expect
 from checkpoints.validation import UNLABELLED, name_errors
 from jpets.config import BackboneConfig
+from jpets.errors import InvalidTask
 from jpets.types import Head, HeadType, Pooling, Problem
 
 PROBLEMS: Mapping[str, Problem] = MappingProxyType(
@@ -94,6 +95,8 @@ def read_head(tensors: Unread, config: BackboneConfig, kind: HeadType, problem: 
     Without ``problem`` a single output for a text is a value, as transformers has it; heads that read tokens have one
     problem, whatever a configuration says. Problems go to ``tensors.problems``.
     """
+    if kind not in LAYOUTS[config.family]:
+        raise InvalidTask(f"head: a {kind} head is read of a whole fine-tuned model alone; leave it out, or give one")
     layout = LAYOUTS[config.family][kind]
     own = {}
     inputs = config.hidden_size

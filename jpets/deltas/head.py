@@ -11,9 +11,9 @@ from jaxtyping import Array, Float
 from jpets.config import BackboneConfig
 from jpets.deltas.protocol import ArraySpec, Bound, ClassKey, Contribution, Method, size_step
 from jpets.deltas.view import HeadView, RowView, SegmentView
-from jpets.types import Head
+from jpets.types import HOST_TENSORS, Head
 from pallas_kernels.low_rank import low_rank
-from pallas_kernels.numerics import batched_dot, take_slots
+from pallas_kernels.numerics import ACTIVATIONS, batched_dot, take_slots
 
 
 class HeadClass(Method):
@@ -28,14 +28,19 @@ class HeadClass(Method):
         if not head.tensors:
             return None
         reads = "tokens" if head.reads_tokens else "pooled"
-        two = head.dense > 0
+        two, fills = head.dense > 0, head.type == "fill-mask"
         key = ClassKey(
             "head",
             (("outputs", size_step(head.outputs)), *((("dense", size_step(head.dense)),) if two else ())),
             (0,),
-            (("reads", reads), ("layers", "2" if two else "1"), ("activation", head.activation if two else "identity")),
+            (
+                ("reads", reads),
+                ("layers", "2" if two else "1"),
+                ("activation", head.activation if two or fills else "identity"),
+            ),
         )
-        return Contribution(key, {name: np.asarray(array, np.float32)[None] for name, array in head.tensors.items()})
+        own = {name: array for name, array in head.tensors.items() if name not in HOST_TENSORS}
+        return Contribution(key, {name: np.asarray(array, np.float32)[None] for name, array in own.items()})
 
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
         sizes, d = dict(key.sites), config.hidden_size
@@ -72,4 +77,5 @@ def apply_head(bound: Bound, hidden: Float[Array, "t d"], pooled: Float[Array, "
             candidate=bound.operators["low_rank"],
         )
     y = batched_dot(x, take_slots(bank["kernel"], view.slots, 0))
-    return y + take_slots(bank["bias"], view.slots, 0).astype(jnp.float32)[:, None]
+    y = y + take_slots(bank["bias"], view.slots, 0).astype(jnp.float32)[:, None]
+    return ACTIVATIONS[bound.key.option("activation")](y)

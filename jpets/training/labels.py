@@ -116,6 +116,8 @@ def make_rows(
     """
     if head.type == "embedding":
         return _pairs(examples, text, rule)
+    if head.type == "fill-mask":
+        raise InvalidInput("a fill-mask head answers without labels, so that labelled texts do not judge it")
     number_of = {name: at for at, name in enumerate(names)}
     tags = head.type == "token-classification"
     tokens, targets, cut = [], [], []

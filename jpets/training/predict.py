@@ -96,10 +96,13 @@ def agreement(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> float:
     """How much two models agree, from 0 to 1.
 
     Share of equal best classes, of equal label sets (multi-label), of equal tags over all tokens, of equal best starts
-    and ends (question answering); of regressions the squared correlation, of embeddings the mean cosine.
+    and ends (question answering); of regressions the squared correlation, of embeddings, and of what a head that fills
+    masks makes of a text's tokens, the mean cosine.
     """
-    if head.type == "embedding":
-        cosines = [float(x @ y / max(np.linalg.norm(x) * np.linalg.norm(y), 1e-12)) for x, y in zip(a, b, strict=True)]
+    if head.type in ("embedding", "fill-mask"):
+        cosines = [
+            float(np.vdot(x, y) / max(np.linalg.norm(x) * np.linalg.norm(y), 1e-12)) for x, y in zip(a, b, strict=True)
+        ]
         return float(np.mean(cosines))
     if head.type == "question-answering":
         return float(np.mean([np.array_equal(x.argmax(0), y.argmax(0)) for x, y in zip(a, b, strict=True)]))
@@ -121,7 +124,7 @@ def agreement_by_label(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> 
 
     A constant answer agrees with a model that mostly gives it, but not on its rare labels.
     """
-    if head.type in ("embedding", "question-answering") or head.problem == "regression":
+    if head.type in ("embedding", "question-answering", "fill-mask") or head.problem == "regression":
         return None
     if head.problem == "multi-label" and not head.reads_tokens:
         given, found = np.stack(a) > 0, np.stack(b) > 0
@@ -132,7 +135,9 @@ def agreement_by_label(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> 
 
 def varies(answers: Sequence[Answer], head: Head) -> bool:
     """Whether a model's answers to several texts are not all the same, so that agreement with them has a meaning."""
-    if head.type == "embedding" or head.problem == "regression":
+    if head.type == "fill-mask":
+        answers = [each.mean(0) for each in answers]
+    if head.type in ("embedding", "fill-mask") or head.problem == "regression":
         return len(answers) > 1 and bool(np.ptp(np.stack(answers), axis=0).max() > 1e-6)
     if head.type == "question-answering":
         return len({tuple(each.argmax(0).tolist()) for each in answers}) > 1

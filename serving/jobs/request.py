@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
+from jpets.types import HeadType
 from serving.http.fields import Text
 
 DEFAULT_METHOD = "lora"
@@ -158,7 +159,7 @@ class Extract(_Asked):
     text: Column = "text"
     text_pair: Column | None = None
     agreement: Annotated[Number, Field(ge=0, le=1)] = 0.99
-    head: Literal["sequence-classification", "token-classification", "question-answering", "embedding"] | None = None
+    head: HeadType | None = None
     problem: Literal["single-label", "multi-label", "regression"] | None = None
     labels: Annotated[Text, Field(max_length=65536)] | None = None
     pooling: Literal["mean", "cls", "pooler"] | None = None

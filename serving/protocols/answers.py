@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 from jpets.engine.results.entities import aggregated
+from jpets.engine.results.fills import best_fills
 from jpets.errors import JpetsError
-from jpets.types import Aggregation, Classification, Embedding, Regression, Result, Span, Tokens
+from jpets.types import Aggregation, Classification, Embedding, Fills, Regression, Result, Span, Tokens
 
 
 def render(result: Result, top_k: int | None = None, how: Aggregation = "simple") -> dict[str, Any]:
@@ -33,6 +34,8 @@ def _render(result: Result, top_k: int | None, how: Aggregation) -> dict[str, An
         assert result.answer is not None, "asked by texts"
         answer = result.answer
         return {"answer": answer.text, "score": result.score, "start": answer.start, "end": answer.end}
+    if isinstance(result, Fills):
+        return {"fills": [[each._asdict() for each in own] for own in best_fills(result, top_k)]}
     assert isinstance(result, Embedding)
     return {"embedding": result.embedding.tolist()}
 

@@ -139,8 +139,8 @@ async def classify(
     Single-label heads answer with the softmax `probs`; multi-label heads with sigmoid `probs` and the `labels` over
     their thresholds; regression heads with `values`; token heads with `entities` and where they stand (characters);
     question-answering heads (`text` is the question, `text_pair` the context) with the `answer`, its `score` and where
-    in the context it stands (`start` and `end` in characters, `end` exclusive); embedding heads and the plain backbone,
-    in a mixture, with `embedding`.
+    in the context it stands (`start` and `end` in characters, `end` exclusive); fill-mask heads with the `fills` of
+    each mask, `top_k` of them (5); embedding heads and the plain backbone, in a mixture, with `embedding`.
     """
     rendered = partial(render, top_k=body.top_k, how=body.aggregation)
     if body.inputs is not None:
@@ -172,6 +172,8 @@ async def _in_windows(
     request: Request, here: Context, task: Task, texts: Sequence[tuple[str, str | None]], body: ClassifyRequest
 ) -> Response:
     passage = task.head.type == "question-answering"
+    if task.head.type == "fill-mask":
+        raise InvalidInput("windows: words for masks are not put together of windows; send shorter texts without it")
 
     def cut_all() -> list[Cut]:
         return [cut(here, task, Query(task.id, text, pair), passage=passage) for text, pair in texts]

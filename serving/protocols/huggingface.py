@@ -24,6 +24,7 @@ EXAMPLES = {
     "a text": {"value": {"inputs": "a chess engine", "parameters": {"top_k": 2}}},
     "names in a text": {"value": {"inputs": "Anna plays chess.", "parameters": {"aggregation_strategy": "first"}}},
     "a question": {"value": {"inputs": {"question": "Who plays?", "context": "Anna and her brother play chess."}}},
+    "a word for a mask": {"value": {"inputs": "The [MASK] plays chess.", "parameters": {"top_k": 3}}},
     "how alike texts are": {"value": {"inputs": {"source_sentence": "a game", "sentences": ["chess", "soup"]}}},
     "labels of one's own": {"value": {"inputs": "a game", "parameters": {"candidate_labels": ["play", "food"]}}},
 }
@@ -52,6 +53,8 @@ class Parameters(BaseModel):
     candidate_labels: Many[Text] | None = None
     hypothesis_template: Text | None = None
     multi_label: StrictBool | None = None
+    targets: Text | Many[Text] | None = None
+    """Words among which a mask's is; of one that is no token its first one counts."""
     stride: Annotated[Int64, Field(ge=0)] | None = None
     """Tokens that windows of a text share which is longer than the model takes; without it such a text is refused."""
     doc_stride: Annotated[Int64, Field(ge=0)] | None = None
@@ -88,8 +91,9 @@ async def answer(
     request: Request, here: Here, task: str, body: Annotated[HuggingFaceRequest, Body(openapi_examples=EXAMPLES)]
 ) -> Response:
     """For `InferenceClient(model="http://.../hf/TASK")`: `text_classification`, `zero_shot_classification` (a head with
-    a label `entailment`), `token_classification`, `question_answering`, `feature_extraction` and `sentence_similarity`
-    (a head for embeddings, or the backbone's own name). An answer to a question may begin or end within a word.
+    a label `entailment`), `token_classification`, `question_answering`, `fill_mask`, `feature_extraction` and
+    `sentence_similarity` (a head for embeddings, or the backbone's own name). An answer to a question may begin or end
+    within a word.
     """
     found = await here.find(task)
     told = body.told()
@@ -152,4 +156,5 @@ BY_HEAD: Mapping[str, Kind] = {
     "sequence-classification": "text_classification",
     "token-classification": "token_classification",
     "embedding": "feature_extraction",
+    "fill-mask": "fill_mask",
 }

@@ -9,10 +9,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jpets.engine.results.entities import OUTSIDE, aggregated
+from jpets.engine.results.fills import best_fills
 from jpets.engine.results.numbers import sigmoid, softmax
 from jpets.engine.results.spans import MAX_ANSWER_TOKENS, no_answer
 from jpets.errors import InvalidInput, Saturated
-from jpets.types import Classification, Entity, FloatArray, Query, Regression, Result, Span, Task, Tokens
+from jpets.types import Classification, Entity, Fill, Fills, FloatArray, Query, Regression, Result, Span, Task, Tokens
 from serving.protocols.long_texts import answers_of, entities_of
 from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.results import all_of, check_length, class_names, ranked, scored, vectors_of
@@ -24,6 +25,7 @@ Kind = Literal[
     "token_classification",
     "question_answering",
     "feature_extraction",
+    "fill_mask",
     "sentence_similarity",
 ]
 TEMPLATE = "This example is {}."
@@ -167,6 +169,20 @@ def _embedded(asked: Asked, results: Sequence[Result]) -> list[FloatArray]:
     return vectors_of(results, asked.told.get("normalize"))
 
 
+def _filled(asked: Asked, results: Sequence[Result]) -> Any:
+    """Of a text the words for its mask; for each one's where it has several."""
+    count, targets = asked.told.get("top_k"), asked.told.get("targets")
+    each = [
+        [[_fill(one) for one in own] for own in best_fills(result, count, targets)] for result in all_of(results, Fills)
+    ]
+    listed = [own[0] if len(own) == 1 else own for own in each]
+    return listed[0] if asked.alone else listed
+
+
+def _fill(one: Fill) -> dict[str, Any]:
+    return {"score": one.score, "token": one.token, "token_str": one.text, "sequence": one.sequence}
+
+
 def _similar(asked: Asked, results: Sequence[Result]) -> list[float]:
     """The cosine of the first text's vector with each of the others'."""
     first, *others = vectors_of(results, unit=True)
@@ -200,5 +216,6 @@ KINDS: Mapping[Kind, Answering] = {
         passage=True,
     ),
     "feature_extraction": Answering("embedding", frozenset({"normalize", "truncate"}), _embedding, _embedded),
+    "fill_mask": Answering("fill-mask", frozenset({"targets", "top_k", "truncate"}), _texts, _filled),
     "sentence_similarity": Answering("embedding", frozenset({"truncate"}), _texts, _similar),
 }

@@ -139,6 +139,15 @@ class ItemError(BaseModel):
     message: str
 
 
+class FillItem(BaseModel):
+    """A token in a mask's place, and the whole text with it."""
+
+    token: int
+    text: str
+    score: float
+    sequence: str
+
+
 class ClassifyItem(BaseModel):
     """Which fields there are depends on the task's head; ``error``, in the mixed form only, replaces all others.
 
@@ -155,6 +164,7 @@ class ClassifyItem(BaseModel):
     labels: list[str] | None = None
     values: list[float] | None = None
     entities: list[EntityItem] | None = None
+    fills: list[list[FillItem]] | None = None
     answer: str | None = None
     score: float | None = None
     start: int | None = None

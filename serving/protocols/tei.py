@@ -129,6 +129,8 @@ async def info(here: Here, task: str) -> FastJSONResponse:
 def _type(task: Task | None) -> dict[str, Any]:
     if task is None or task.head.type == "embedding":
         return {"embedding": {"pooling": "mean" if task is None else task.head.pooling}}
+    if task.head.type == "fill-mask":
+        raise InvalidInput(f"{task.id!r} has a fill-mask head, which text-embeddings-inference does not have")
     if task.head.type == "sequence-classification" and task.head.outputs == 1:
         return {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
     names = task.labels or tuple(f"LABEL_{at}" for at in range(task.head.outputs))

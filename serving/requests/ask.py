@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 from jpets.errors import DeadlineExceeded, InvalidInput, JpetsError, TooLarge
-from jpets.types import Query, Result
+from jpets.types import Fills, Query, Result
 from serving.http.aside import SHORT
 from serving.http.errors import ClientGone
 from serving.http.responses import FastJSONResponse
@@ -29,6 +29,8 @@ Respond = Callable[[Sequence[Result]], Any]
 """Makes the response's content from results, or the response itself."""
 RENDERED = 16
 """The results of this many characters are written in the time that tokenising one takes."""
+FILLED = SHORT + 1
+"""Effort of a mask, in characters: it is compared with all tokens."""
 EACH = 100
 """Effort of a query apart from its text, in characters."""
 LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"
@@ -94,7 +96,8 @@ async def answer(
             watch.cancel()
         for future in futures:
             future.cancel()
-    return await here.aside.do(effort // RENDERED, partial(respond, effort, results))
+    filled = sum(FILLED * len(result.outputs) for result in results if isinstance(result, Fills))
+    return await here.aside.do(effort // RENDERED + filled, partial(respond, effort, results))
 
 
 async def _submitted(here: Context, effort: int, submit: Callable[[], list[Future[Result]]]) -> list[Future[Result]]:

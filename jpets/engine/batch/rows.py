@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from jpets.deltas.protocol import NO_LEAD, ClassKey, Lead
 from jpets.deltas.task_slots import task_slots
+from jpets.fills import Masked
 from jpets.passage import Passage
 from jpets.spelling import Spelling
 
@@ -31,8 +32,9 @@ class Row:
     """One query as the device sees it: its tokens, its task's slot in each class, its pooling.
 
     ``inputs`` holds an array [length, ...] for each ``TokenInput`` of the network. The first ``lead.tokens`` are the
-    places of virtual tokens; positions begin at ``lead.first_position``. ``passage`` (of a question) and
-    ``spelling`` (where tokens get labels) are for the answer: they count from the text's first token.
+    places of virtual tokens; positions begin at ``lead.first_position``. ``passage`` (of a question), ``spelling``
+    (where tokens get labels) and ``masked`` (of a text with masks) are for the answer: they count from the text's first
+    token.
     """
 
     inputs: Mapping[str, npt.NDArray[Any]]
@@ -42,6 +44,7 @@ class Row:
     lead: Lead = NO_LEAD
     passage: Passage | None = None
     spelling: Spelling | None = None
+    masked: Masked | None = None
     places: Ints | None = None
     """Positions [length] where they are not counted from ``lead.first_position``."""
     normalize: bool = True

@@ -11,6 +11,7 @@ from jpets.engine.results.entities import entities
 from jpets.engine.results.numbers import normalized, sigmoid, softmax
 from jpets.engine.results.spans import best_span
 from jpets.errors import InvalidInput, InvalidTask, JpetsError, NotFinite
+from jpets.fills import Masked
 from jpets.passage import Passage
 from jpets.spelling import Spelling
 from jpets.types import (
@@ -18,6 +19,7 @@ from jpets.types import (
     Classification,
     Embedding,
     Failure,
+    Fills,
     FloatArray,
     Regression,
     Result,
@@ -41,7 +43,8 @@ def check_answers(task: Task) -> None:
             f"task {task.id!r} has {task.head.outputs} outputs and {len(task.labels)} labels; question answering needs "
             f"{QA_OUTPUTS} outputs, start and end, and no labels"
         )
-    named = task.head.type not in ("embedding", "question-answering") and task.head.problem != "regression"
+    unnamed = ("embedding", "question-answering", "fill-mask")
+    named = task.head.type not in unnamed and task.head.problem != "regression"
     limits = task.preprocessing.thresholds
     for what, found in (
         ("labels", len(task.labels) if named else None),
@@ -68,6 +71,7 @@ def row_result(
     pooled: FloatArray,
     logits: npt.NDArray[np.float32] | None,
     passage: Passage | None = None,
+    masked: Masked | None = None,
     *,
     normalize: bool = True,
 ) -> Result:
@@ -87,6 +91,9 @@ def row_result(
     assert logits is not None
     if task.head.type == "token-classification":
         return Tokens(task=name, tokens=tokens, timing=timing, logits=logits, names=task.labels)
+    if masked is not None:
+        at = logits[masked.places]
+        return Fills(task=name, tokens=tokens, timing=timing, outputs=at, masked=masked, tensors=task.head.tensors)
     if passage is not None:
         start, end, score = best_span(logits, passage)
         return Span(task=name, tokens=tokens, timing=timing, logits=logits, start=start, end=end, score=score)

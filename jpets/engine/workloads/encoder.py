@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from jpets.engine.results.results import row_result
 from jpets.engine.tasks.entries import Resident
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.engine.workloads.workload import Again, Place, Workload
-from jpets.errors import InvalidInput
+from jpets.errors import InvalidInput, InvalidTask
+from jpets.fills import Vocabulary
 from jpets.model.batch import POOLINGS
 from jpets.model.forward import Outputs
 from jpets.tokenizing import Tokens
@@ -28,9 +30,20 @@ class EncoderWorkload(Workload):
         config = backbone.config
         self.network: Network = self.make_network(dataclasses.replace(config, table_rows=0) if staged else config)
         self._table = np.asarray(backbone.params["table"]) if config.looks_up else None
+        self._backbone = backbone
         self._embeds = backbone.embeds
         self._uncut = dataclasses.replace(self._embeds.preprocessing, max_length=None, truncation=False)
         self._inputs = {**self.network.inputs, "ids": TokenInput(fill=self.text.pad_id)}
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        """Raises ``InvalidTask`` where rows have no tokens, but places in tables."""
+        own = self._backbone
+        if own.config.looks_up:
+            raise InvalidTask(
+                "the task fills masks, which tables do not tell from other tokens; serve the whole backbone"
+            )
+        return Vocabulary(own.tokenizer_json, own.params["word"], own.config.norm_eps)
 
     @classmethod
     def make_network(cls, config: BackboneConfig) -> Network:
@@ -55,6 +68,8 @@ class EncoderWorkload(Workload):
             )
         tokens = self.text.encode(query, task.preprocessing, resident.longest, passage=asks, spelled=labels)
         row = _row(tokens, resident.slots, pooling)
+        if task.head.type == "fill-mask":
+            row = dataclasses.replace(row, masked=self._vocabulary.masked(tokens.ids))
         return row if resident.lead == NO_LEAD else led(self._behind(row, resident.lead), resident.lead, self.inputs)
 
     def gathered(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -82,6 +97,7 @@ class EncoderWorkload(Workload):
             pooled,
             logits,
             row.passage,
+            row.masked,
             normalize=row.normalize,
         )
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jpets.engine.results.fills import best_fills
 from jpets.engine.results.numbers import softmax
 from jpets.errors import Saturated
-from jpets.types import Classification, Embedding, FloatArray, Regression, Result, Span, Task, Tokens
+from jpets.types import Classification, Embedding, Fills, FloatArray, Regression, Result, Span, Task, Tokens
 from serving.protocols.oip.tensors import Array, Ints
 
 REPLACED = "the task was replaced while this request ran; send it again"
@@ -24,6 +25,10 @@ def outputs_of(task: Task | None, hidden_size: int) -> list[dict[str, Any]]:
 def _outputs_of(task: Task | None, hidden_size: int) -> list[dict[str, Any]]:
     if task is None or task.head.type == "embedding":
         return [{"name": "embedding", "datatype": "FP32", "shape": [-1, hidden_size]}]
+    if task.head.type == "fill-mask":
+        kinds = {"token": "INT64", "text": "BYTES", "score": "FP32"}
+        masks = [{"name": name, "datatype": kind, "shape": [-1, -1]} for name, kind in kinds.items()]
+        return [*masks, _each("lengths", "INT64")]
     rows = [-1, -1] if task.head.reads_tokens else [-1]
     logits = {"name": "logits", "datatype": "FP32", "shape": [*rows, task.head.outputs]}
     label = {"name": "label", "datatype": "BYTES", "shape": rows}
@@ -61,6 +66,8 @@ def _tensors_of(results: Sequence[Result]) -> dict[str, Array]:
         return _token_tensors([r for r in results if isinstance(r, Tokens)])
     if isinstance(first, Span):
         return _span_tensors([r for r in results if isinstance(r, Span)])
+    if isinstance(first, Fills):
+        return _fill_tensors([r for r in results if isinstance(r, Fills)])
     rows = [r for r in results if isinstance(r, (Classification, Regression))]
     logits, score = np.stack([r.logits for r in rows]), np.array([r.score for r in rows], np.float32)
     if isinstance(first, Regression):
@@ -96,6 +103,19 @@ def _span_tensors(rows: Sequence[Span]) -> dict[str, Array]:
     score = np.array([r.score for r in rows], np.float32)
     answer = np.array([r.answer.text if r.answer is not None else "" for r in rows], dtype=object)
     return {"logits": logits, "start": start, "end": end, "score": score, "answer": answer, "lengths": lengths}
+
+
+def _fill_tensors(rows: Sequence[Fills]) -> dict[str, Array]:
+    """The most probable token of each mask [N, most masks], -1 and an empty text behind the last one."""
+    found = [[own[0] for own in best_fills(row, 1)] for row in rows]
+    lengths = np.array([len(each) for each in found], np.int64)
+    shape = len(rows), int(lengths.max())
+    token, text, score = np.full(shape, -1, np.int64), np.full(shape, "", object), np.zeros(shape, np.float32)
+    for at, each in enumerate(found):
+        token[at, : len(each)] = [own.token for own in each]
+        text[at, : len(each)] = [own.text for own in each]
+        score[at, : len(each)] = [own.score for own in each]
+    return {"token": token, "text": text, "score": score, "lengths": lengths}
 
 
 def _padded(logits: Sequence[FloatArray]) -> tuple[FloatArray, Ints]:

@@ -33,6 +33,7 @@ class HeadKind(StrEnum):
     token = "token-classification"
     answer = "question-answering"
     embedding = "embedding"
+    masks = "fill-mask"
 
 
 class ProblemKind(StrEnum):

@@ -18,7 +18,7 @@ PROBLEM = re.compile(
     r"; (?=(?:delta/|head[/.:]|labels:|preprocessing\.|backbone\.|students[.:]|unexpected tensor |and \d+ more))"
 )
 """Where the next problem starts in the message of an ``InvalidTask``; some problems hold a semicolon themselves."""
-TOKEN_HEADS = ("token-classification", "question-answering")
+TOKEN_HEADS = ("token-classification", "question-answering", "fill-mask")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,153 @@
+"""Masks over every protocol, against what transformers' pipeline answered to the same texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+from clients import Call, client_of
+from huggingface_hub import InferenceClient
+from listening import listening
+from masked import MASKED, masked_task
+from support import random_delta, tiny
+
+from checkpoints.repository import Repository
+from checkpoints.task_file import task_to_bytes
+from jpets.config import EngineSettings
+from jpets.engine.batch.bucket import Bucket
+from jpets.engine.engine import Engine
+from jpets.types import Fills, Query
+from serving.app import create_app
+from serving.hosted.repository import Validator
+from serving.hosted.service import Service
+from serving.http.settings import ServingSettings
+
+SETTINGS = EngineSettings(
+    dtype="float32", max_length=32, max_batch_tokens=64, max_batch_rows=4, slots=2, background_compile=False
+)
+KNOWN = json.loads((MASKED / "bert" / "answers.json").read_text(encoding="utf-8"))
+TEXT, TWO = KNOWN["answers"][0]["text"], KNOWN["answers"][1]["text"]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, validator: Validator) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("masked")
+    repository = Repository(folder / "repository", validator=validator)
+    task = masked_task(folder / "model")
+    tuned = dataclasses.replace(task, id="tuned", deltas=(random_delta("lora", tiny().config, seed=3),))
+    for own in (task, tuned):
+        repository.put(own.id, task_to_bytes(own))
+    service = Service(repository, tiny(), validator, growing=False)
+    bucket = [Bucket(64, ((4, 32),))]
+    service.start(lambda coming: Engine(tiny(), (), SETTINGS, coming=coming, cache_dir=folder, buckets=bucket))
+    yield service
+    service.close()
+    repository.close()
+
+
+@pytest.fixture
+def call(service: Service) -> Call:
+    return client_of(service, ServingSettings())
+
+
+def same(found: Any, expected: Any) -> None:
+    """Answers to a text: of one mask, or a list for each of several."""
+    if isinstance(expected[0], list):
+        for own, other in zip(found, expected, strict=True):
+            same(own, other)
+        return
+    for one, other in zip(found, expected, strict=True):
+        assert (one["token"], one["token_str"], one["sequence"]) == (
+            other["token"], other["token_str"], other["sequence"],
+        )  # fmt: skip
+        assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+
+
+@pytest.mark.parametrize("known", KNOWN["answers"], ids=lambda known: ascii(known["text"]))
+def test_words_are_the_pipelines(call: Call, known: dict[str, Any]) -> None:
+    found = call("POST", "/hf/words", json={"inputs": known["text"], "parameters": {"top_k": 3}})
+    assert found.status_code == 200, found.text
+    same(found.json(), known["answer"])
+    among = {"inputs": known["text"], "parameters": {"targets": KNOWN["targets"]}}
+    same(call("POST", "/hf/words", json=among).json(), known["among"])
+
+
+def test_hugging_faces_client(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # it holds for this machine as well
+    with listening(create_app(service)) as url:
+        client = InferenceClient(model=f"{url}/hf/words", token="none")
+        found = client.fill_mask(TEXT, top_k=2)
+        among = client.fill_mask(TEXT, targets=["library"])
+        huggingface_hub.close_session()
+    best = KNOWN["answers"][0]["answer"][:2]
+    assert [(own.token, own.token_str, own.sequence) for own in found] == [
+        (own["token"], own["token_str"], own["sequence"]) for own in best
+    ]
+    assert [own.token_str for own in among] == ["library"]
+
+
+def test_several_texts_and_five_words_by_default(call: Call) -> None:
+    one, two = call("POST", "/hf/words", json={"inputs": [TEXT, TWO]}).json()
+    assert len(one) == 5 and [len(own) for own in two] == [5, 5]
+
+
+def test_classes_are_the_words_and_their_texts(call: Call) -> None:
+    body = {"model": "words", "input": [TEXT, TWO], "top_k": 1}
+    first, second = call("POST", "/v1/classify", json=body).json()["data"]
+    best = KNOWN["answers"][0]["answer"][0]
+    ((fill,),) = first["fills"]
+    assert (fill["token"], fill["text"], fill["sequence"]) == (best["token"], best["token_str"], best["sequence"])
+    assert [own[0]["token"] for own in second["fills"]] == [own[0]["token"] for own in KNOWN["answers"][1]["answer"]]
+    mixed = [{"model": "words", "text": TEXT}, {"model": "words", "text": "none"}, {"model": None, "text": "a"}]
+    found = call("POST", "/v1/classify", json={"inputs": mixed}).json()["data"]
+    assert found[0]["fills"] and "write [MASK]" in found[1]["error"]["message"] and found[2]["embedding"]
+
+
+def test_the_open_inference_protocol(call: Call) -> None:
+    texts = {"name": "text", "shape": [2], "datatype": "BYTES", "data": [TEXT, TWO]}
+    outputs = call("POST", "/v2/models/words/infer", json={"inputs": [texts]}).json()["outputs"]
+    found = {own["name"]: np.array(own["data"]).reshape(own["shape"]) for own in outputs}
+    best = [KNOWN["answers"][0]["answer"][0], *(own[0] for own in KNOWN["answers"][1]["answer"])]
+    assert found["lengths"].tolist() == [1, 2] and found["token"].tolist()[0] == [best[0]["token"], -1]
+    assert found["text"].tolist() == [[best[0]["token_str"], ""], [own["token_str"] for own in best[1:]]]
+    described = call("GET", "/v2/models/words").json()["outputs"]
+    assert [own["name"] for own in described] == [own["name"] for own in outputs]
+
+
+def test_a_delta_changes_the_words(service: Service, call: Call) -> None:
+    engine = service.engine
+    assert isinstance(engine, Engine)
+    plain, tuned = engine.infer([Query("words", TEXT), Query("tuned", TEXT)])
+    assert isinstance(plain, Fills) and isinstance(tuned, Fills)
+    assert np.abs(plain.outputs - tuned.outputs).max() > 1e-3
+    assert call("GET", "/v1/tasks/words").json()["head"] == "fill-mask"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/hf/words", {"inputs": "no mask"}, "write [MASK]"),
+        ("/hf/words", {"inputs": "[MASK] " * 65}, "the limit is 32"),
+        ("/hf/words", {"inputs": TEXT, "parameters": {"targets": [""]}}, "targets"),
+        ("/hf/words", {"inputs": TEXT, "parameters": {"function_to_apply": "none"}}, "fill_mask takes"),
+        ("/hf/words", {"inputs": {"question": "a", "context": "b"}}, "fill-mask head"),
+        ("/v1/classify", {"model": "words", "input": TEXT, "windows": True}, "windows"),
+        ("/v1/embeddings", {"model": "words", "input": TEXT}, "fill-mask head"),
+        ("/pooling", {"model": "words", "input": TEXT}, "fill-mask head"),
+        ("/tei/words/predict", {"inputs": TEXT}, "fill-mask head"),
+    ],
+)
+def test_what_masks_cannot_be_asked(call: Call, path: str, body: dict[str, Any], named: str) -> None:
+    answer = call("POST", path, json=body)
+    assert answer.status_code in (400, 413, 422), answer.text
+    assert named in answer.text, answer.text
+
+
+def test_text_embeddings_inference_has_no_such_model(call: Call) -> None:
+    answer = call("GET", "/tei/words/info")
+    assert answer.status_code == 422 and "fill-mask" in answer.text
