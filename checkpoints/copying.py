@@ -8,16 +8,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from checkpoints.access import count_change
-from checkpoints.blobs import Blobs
+from checkpoints.blobs import Blobs, digest_of
 from checkpoints.catalog import ALIASES, BACKBONES, KEYS, LAYOUTS, LIMITS, TASKS, USES, VERSIONS, Catalog
 from checkpoints.dialects import insert
-from jpets.errors import Conflict, NotFound
+from jpets.errors import Conflict, InvalidTask, NotFound
 
-REPLACED = (VERSIONS, ALIASES, USES, BACKBONES)
+REPLACED = (VERSIONS, ALIASES, USES, BACKBONES, LIMITS)
 """Tables that are afterwards as in the source."""
-ADDED = (LAYOUTS, KEYS, LIMITS)
-"""Tables of which rows that the target has stay as they are: a key that was revoked since a backup stays so."""
 TRIES = 20
+FEW = 8
+"""Files that are copied while others may not write to the target."""
 AT_ONCE = 500
 """Rows that are written in one statement."""
 Rows = Mapping[sa.Table, Sequence[dict[str, Any]]]
@@ -28,39 +28,59 @@ def copy(source: tuple[Catalog, Blobs], target: tuple[Catalog, Blobs]) -> int:
     are. Files that the target has are not copied again.
 
     The target changes in one transaction, in which the database itself counts a change of every task: servers on it
-    follow. Version numbers that it gave out are not given out again. Raises ``Conflict`` where tasks of the source were
-    deleted faster than their files could be read, ``OutOfSpace``, ``Saturated``.
+    follow. Version numbers that it gave out are not given out again, and keys that one of both revoked are revoked.
+
+    Raises ``Conflict`` where the target has another file under a version's number, where the source lacks a file, and
+    where its tasks were deleted faster than their files could be read; ``InvalidTask`` for a damaged file,
+    ``OutOfSpace``, ``Saturated``.
     """
     (catalog, blobs), (other_catalog, other_blobs) = source, target
+    lacks = ""
     for _ in range(TRIES):
         rows = _read(catalog)
         digests = {row["digest"] for row in rows[VERSIONS]}
         try:
             for digest in digests.difference(other_blobs.list()):
-                other_blobs.put(blobs.read(digest))
+                _copy_file(blobs, other_blobs, digest)
             with other_catalog.write() as connection:
-                for digest in digests:  # a server on the target removes files that no version names
-                    if not other_blobs.exists(digest):
-                        other_blobs.put(blobs.read(digest))
+                absent = digests.difference(other_blobs.list())  # a server on the target removes what no version names
+                if len(absent) > FEW:
+                    continue
+                for digest in absent:
+                    _copy_file(blobs, other_blobs, digest)
                 _write(connection, rows)
-        except NotFound:
+        except NotFound as error:
+            lacks = f" ({error.message})"
             continue
         return len(rows[VERSIONS])
-    raise Conflict("the source's tasks are deleted faster than they can be copied; try again")
+    raise Conflict(f"the source lacks files, or its tasks are deleted faster than they can be copied; try again{lacks}")
+
+
+def _copy_file(source: Blobs, target: Blobs, digest: str) -> None:
+    """Raises ``NotFound``, ``InvalidTask`` for a file that is not the one of its name."""
+    content = source.read(digest)
+    if digest_of(content) != digest:
+        raise InvalidTask(
+            f"the file {digest} of the source is damaged; restore it, or delete the versions that have it"
+        )
+    target.put(content)
 
 
 def _read(catalog: Catalog) -> Rows:
-    tables = (TASKS, *REPLACED, *ADDED)
+    tables = (TASKS, *REPLACED, LAYOUTS, KEYS)
     with catalog.read() as connection:
         return {table: [dict(row._mapping) for row in connection.execute(sa.select(table))] for table in tables}
 
 
 def _write(connection: sa.Connection, rows: Rows) -> None:
+    _check_numbers(connection, rows[VERSIONS])
     for table in REPLACED:
         connection.execute(sa.delete(table))
         _insert(connection, sa.insert(table), rows[table])
-    for table in ADDED:
-        _insert(connection, insert(connection, table).on_conflict_do_nothing(), rows[table])
+    _insert(connection, insert(connection, LAYOUTS).on_conflict_do_nothing(), rows[LAYOUTS])
+    key = insert(connection, KEYS)
+    either = sa.func.coalesce(KEYS.c.revoked, key.excluded.revoked)
+    _insert(connection, key.on_conflict_do_update(index_elements=["id"], set_={"revoked": either}), rows[KEYS])
     given = insert(connection, TASKS)
     higher = sa.case((given.excluded.newest > TASKS.c.newest, given.excluded.newest), else_=TASKS.c.newest)
     _insert(
@@ -69,6 +89,20 @@ def _write(connection: sa.Connection, rows: Rows) -> None:
         rows[TASKS],
     )
     count_change(connection)
+
+
+def _check_numbers(connection: sa.Connection, versions: Sequence[dict[str, Any]]) -> None:
+    """Raises ``Conflict``: servers that have loaded a version do not look at it again."""
+    key = VERSIONS.c.tenant, VERSIONS.c.id, VERSIONS.c.version
+    there = {
+        (row.tenant, row.id, row.version): row.digest for row in connection.execute(sa.select(*key, VERSIONS.c.digest))
+    }
+    for row in versions:
+        if there.get((row["tenant"], row["id"], row["version"]), row["digest"]) != row["digest"]:
+            raise Conflict(
+                f"version {row['version']} of task {row['id']!r} is another file in the target; delete the task there, "
+                "then it gets the source's"
+            )
 
 
 def _insert(connection: sa.Connection, statement: Any, rows: Sequence[dict[str, Any]]) -> None:

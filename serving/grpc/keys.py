@@ -8,12 +8,13 @@ from typing import Any, TypeAlias
 import grpc
 
 from jpets.errors import Unauthorized
-from serving.grpc.messages import HEALTH
+from serving.grpc.messages import HEALTH, METHODS, SERVICE
 from serving.requests.context import Context
 from serving.tenants.gate import key_of
 
 OPEN = f"/{HEALTH}/Check"
 """What probes ask."""
+UNMATCHED = "unmatched"
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 
@@ -33,11 +34,17 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the p
             async def refuse(messages: Any, call: Any) -> None:
                 del messages
                 code = grpc.StatusCode.UNAUTHENTICATED
-                self._here.metrics.remote_call(details.method.rpartition("/")[2][:64], code.name, 0.0)
+                self._here.metrics.remote_call(_counted(details.method), code.name, 0.0)
                 await call.abort(code, problem)
 
             return grpc.stream_stream_rpc_method_handler(refuse)
         return await continuation(details)
+
+
+def _counted(path: str) -> str:
+    """The name under which a refused call is counted: anybody may ask for any path."""
+    service, _, name = path.removeprefix("/").rpartition("/")
+    return name if service == SERVICE and name in METHODS else UNMATCHED
 
 
 def key_in(metadata: Metadata | None) -> str | None:

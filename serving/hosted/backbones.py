@@ -90,6 +90,10 @@ class Backbones:
         """Whether a backbone of this name is served, or was to be served."""
         return name == self._roster.first.backbone.name or name in self._hosted
 
+    def reserves(self, name: str) -> bool:
+        """``named``, or whether one of this name may be loaded, or is by another server. Blocks."""
+        return self.named(name) or name in self._available() or name in self._repository.backbones()
+
     def list(self) -> list[Hosted]:
         """The first, the others that are loaded, and those that may be loaded."""
         with self._lock:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
-from jpets.errors import NotFound
+from jpets.errors import JpetsError, NotFound
 from jpets.types import DEFAULT_TENANT, TaskName
 from serving.hosted.repository import TaskRepository
+
+log = logging.getLogger(__name__)
 
 
 class OwnedTasks:
@@ -51,5 +54,7 @@ class OwnedTasks:
                 self._repository.get(name.id, name.tenant)
             except NotFound:
                 self._names.discard(name)
+            except JpetsError as error:  # the change is made; ``refresh`` sees it later
+                log.warning("a change of a task is seen later: %s", error.message, extra={"task": name.id})
             else:
                 self._names.add(name)

@@ -179,7 +179,7 @@ class Services:
         fingerprint = self._backbone_of(file) if len(self.all) > 1 else None
         with self._locks.hold(name), self._roster.reading():
             own = next((s for s in self.all if s.backbone.fingerprint == fingerprint), self.first)
-            if self.backbones.named(name.id):
+            if self.backbones.reserves(name.id):
                 raise InvalidTask(f"{name.id!r} is the name of a backbone; choose another id")
             before = self._roster.owner(name)
             if before is not None and before is not own:

@@ -12,11 +12,12 @@ from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from jpets.engine.results.numbers import softmax
-from jpets.errors import InvalidInput
+from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Embedding, FloatArray, HeadType, Regression, Result, Tokens
 from serving.http.fields import Int64, ModelName, Text
 from serving.protocols.classify import usage
 from serving.protocols.embeddings import Inputs, check_dimensions, encoded, queries_of, shortened
+from serving.protocols.oip.outputs import REPLACED
 from serving.protocols.schemas import Usage
 from serving.requests.ask import ask, raise_first_error
 from serving.requests.context import Here
@@ -28,6 +29,11 @@ TASKS: Mapping[HeadType, PoolingTask] = {
     "embedding": "embed",
     "sequence-classification": "classify",
     "token-classification": "token_classify",
+}
+KINDS: Mapping[PoolingTask, tuple[type[Result], ...]] = {
+    "embed": (Embedding,),
+    "classify": (Classification, Regression),
+    "token_classify": (Tokens,),
 }
 EXAMPLE = {"model": "sentiment", "input": ["what a lovely day", "never again"]}
 
@@ -89,6 +95,8 @@ async def pooling(
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         raise_first_error(results)
+        if not all(isinstance(result, KINDS[expected]) for result in results):
+            raise Saturated(REPLACED)
         numbers = [_numbers(result, kept, activated=body.use_activation is not False) for result in results]
         data = [
             {"object": "pooling", "index": index, "data": encoded(each, body.encoding_format)}

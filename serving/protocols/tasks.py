@@ -57,7 +57,8 @@ async def list_tasks(
 ) -> TaskPage:
     """All, or those that all given filters let through: `search` finds a part of the id, a label or the description, in
     any case; the others compare a name: of the backbone, of the head's type, of one of the deltas' methods, and of the
-    tenant that owns the task."""
+    tenant that owns the task. A page of many tasks that few filters let through may be short, or empty: `next` goes on.
+    """
 
     def wanted(stored: StoredTask) -> bool:
         document = stored.metadata
@@ -70,7 +71,8 @@ async def list_tasks(
             and tenant in (None, stored.tenant)
         )
 
-    found, following = await asyncio.to_thread(here.listed, limit, after, wanted)
+    filtered = any(each is not None for each in (search, backbone, head, method, tenant))
+    found, following = await asyncio.to_thread(here.listed, limit, after, wanted if filtered else None)
     return TaskPage(tasks=[TaskSummary.of(stored) for stored in found], next=following)
 
 

@@ -27,6 +27,7 @@ from serving.tenants.keyring import Keyring
 from serving.tenants.scopes import scope_of
 
 PAGE = 1000
+MOST_PAGES = 10
 """Tasks that a filter looks at at once."""
 
 
@@ -72,17 +73,19 @@ class Context:
         self, limit: int, after: str | None = None, wanted: Callable[[StoredTask], bool] | None = None
     ) -> tuple[Sequence[StoredTask], str | None]:
         """Up to ``limit`` tasks that the tenant may ask for, or the ``wanted`` ones of these, by id, past ``after``,
-        and the next ``after`` or None. Blocks."""
+        and the next ``after`` or None. Where few are wanted it looks at ``MOST_PAGES`` pages. Blocks."""
         page = partial(self.services.repository.list, self.asker.tenant, beside=DEFAULT_TENANT)
         if wanted is None:
             return page(limit=limit, after=after)
         found: list[StoredTask] = []
-        while len(found) <= limit:
+        for _ in range(MOST_PAGES):
             some, after = page(limit=PAGE, after=after)
             found += filter(wanted, some)
+            if len(found) > limit:
+                return found[:limit], found[limit - 1].id
             if after is None:
                 break
-        return found[:limit], found[limit - 1].id if len(found) > limit else None
+        return found, after
 
     def refuse_shared(self, id: str) -> None:
         """Blocks. Raises ``Forbidden`` where the tenant may ask for the task, but does not own it."""

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints.blobs import LocalBlobs
 from checkpoints.repository import Repository
 from jpets.access import Limits
-from jpets.errors import Conflict, NotFound
+from jpets.errors import Conflict, InvalidTask, NotFound
 from jpets.types import TaskName
 
 
@@ -89,6 +90,50 @@ def test_keys_revoked_since_stay_revoked(pair: tuple[Repository, Repository], fi
     known = {key.id: key for key in used.access.known().keys}
     assert known[old.id].revoked is not None and known[new.id].revoked is None
     assert used.access.number() > number
+
+
+def test_a_key_that_was_revoked_since_the_last_backup_is_revoked_in_it(pair: tuple[Repository, Repository]) -> None:
+    used, kept = pair
+    key, _ = used.access.create("acme")
+    used.access.limit("acme", Limits(60))
+    used.copy_to(kept)
+    used.access.revoke(key.id)
+    used.access.limit("acme", Limits(5))
+    used.copy_to(kept)
+    known = kept.access.known()
+    assert known.keys[0].revoked is not None and known.limits == {"acme": Limits(5.0)}
+
+
+def test_a_number_never_names_another_file(pair: tuple[Repository, Repository], files: list[bytes]) -> None:
+    """Servers that have loaded a version do not look at it again."""
+    used, kept = pair
+    used.put("a", files[0])
+    used.copy_to(kept)
+    used.put("a", files[1])
+    kept.put("a", files[2])
+    before = told(used)
+    with pytest.raises(Conflict, match="version 2 of task 'a' is another file"):
+        kept.copy_to(used)
+    assert told(used) == before
+    used.delete("a")
+    kept.copy_to(used)
+    assert told(used) == told(kept)
+
+
+def test_a_damaged_file_is_not_copied(pair: tuple[Repository, Repository], files: list[bytes]) -> None:
+    used, kept = pair
+    stored = used.put("a", files[0])
+    blobs = used._blobs
+    assert isinstance(blobs, LocalBlobs)
+    path = blobs.path(stored.digest)
+    path.chmod(0o600)
+    path.write_bytes(files[0][:-1] + bytes([files[0][-1] ^ 1]))
+    with pytest.raises(InvalidTask, match="damaged"):
+        used.copy_to(kept)
+    assert told(kept) == []
+    path.unlink()
+    with pytest.raises(Conflict, match=r"the source lacks files.*is not stored"):
+        used.copy_to(kept)
 
 
 def test_copies_while_tasks_come_and_go(pair: tuple[Repository, Repository], files: list[bytes]) -> None:

@@ -145,6 +145,15 @@ def test_keys_of_a_database(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "repository" / "catalog.sqlite").exists()
 
 
+def test_a_folder_with_a_catalogue_is_not_taken_for_its_files_alone(run: Run, tmp_path: Path, task_file: Path) -> None:
+    """Its files would be looked up, and collected, by the other catalogue."""
+    folder, env = tmp_path / "backup", {"JPETS_CATALOGUE": f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"}
+    assert run("task", "add", task_file, "--repository", folder).exit_code == 0
+    refused = run("task", "list", "--repository", folder, env=env)
+    assert refused.exit_code != 0 and "has a catalogue of its own" in refused.output
+    assert run("task", "list", "--repository", folder).exit_code == 0
+
+
 def test_a_list_of_own_and_shared_tasks_says_whose_they_are(run: Run, closed: str, task_file: Path) -> None:
     admin = {"JPETS_KEY": run("key", "create", "--scope", "admin", "--server", closed).stdout.strip()}
     asked = ("--tenant", "acme", "--scope", "manage", "--server", closed)

@@ -146,6 +146,20 @@ def test_lists_are_filtered(call: Call, tasks: list[object], query: str, expecte
     assert found == every["tasks"]
 
 
+def test_a_filter_looks_at_a_bounded_number_of_tasks(
+    call: Call, tasks: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.requests.context.PAGE", 1)
+    monkeypatch.setattr("serving.requests.context.MOST_PAGES", 2)
+    found, after, empty = [], "", 0
+    while after is not None:
+        page = call("GET", f"/v1/tasks?head=question-answering&limit=5&after={after}").json()
+        found += [task["id"] for task in page["tasks"]]
+        empty += not page["tasks"]
+        after = page["next"]
+    assert found == ["questions"] and empty
+
+
 def test_pages(call: Call, tasks: list[object]) -> None:
     ids: list[str] = []
     after = None

@@ -168,6 +168,20 @@ def test_grpc_needs_keys_of_the_right_scope(remote: Any) -> None:
     assert shared[0] == grpc.StatusCode.PERMISSION_DENIED and "is shared" in shared[1]
 
 
+def test_refused_calls_are_counted_under_known_names(remote: Any, signed: Signed) -> None:
+    remote("acme")
+    request, response = message("ModelInferRequest"), message("ModelInferResponse")
+    for path in (
+        "/inference.GRPCInferenceService/ModelInfer",
+        "/inference.GRPCInferenceService/own",
+        "/own/ModelInfer",
+    ):
+        with pytest.raises(grpc.RpcError):
+            remote.bare.channel.unary_unary(path, request.SerializeToString, response.FromString)(request(), timeout=30)
+    metrics = signed("default", "admin")("GET", "/metrics").text
+    assert 'method="unmatched"' in metrics and 'method="own"' not in metrics
+
+
 def test_calls_without_a_key_take_no_places_and_are_not_read(remote: Any) -> None:
     remote("acme")
     request = message("ModelInferRequest")

@@ -12,7 +12,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.blobs import digest_of
 from checkpoints.task_file import read_bytes, read_task
 from jpets.access import DEFAULT_TENANT
-from jpets.app.commands.tasks.repository_store import CATALOG, open_repository
+from jpets.app.commands.tasks.repository_store import CATALOG, open_folder
 from jpets.errors import JpetsError, NotFound
 from jpets.types import Task
 
@@ -44,7 +44,7 @@ def load_tasks(place: Path, backbone: Backbone) -> TaskSet:
 def _files(place: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """(id, what reads the task file), by id."""
     if (place / CATALOG).is_file():
-        with open_repository(place) as repository:
+        with open_folder(place) as repository:
             for stored in repository.every(DEFAULT_TENANT):
                 yield stored.id, partial(repository.read, stored)
     else:

@@ -65,8 +65,13 @@ def repository_store(folder: Path, tenant: str = DEFAULT_TENANT, *, create: bool
 @contextlib.contextmanager
 def open_repository(folder: Path, *, create: bool = False) -> Iterator[Repository]:
     """The repository that a server with these variables has: ``JPETS_CATALOGUE`` and ``JPETS_BLOBS`` name parts of it
-    that lie elsewhere. Raises what ``open_folder`` does."""
+    that lie elsewhere. Raises what ``open_folder`` does, and ``InvalidInput`` for a folder that has a catalogue too."""
     catalogue, blobs = (os.environ.get(PREFIX + name) or None for name in ("CATALOGUE", "BLOBS"))
+    if catalogue is not None and (folder / CATALOG).is_file():
+        raise InvalidInput(
+            f"{folder} has a catalogue of its own ({CATALOG}), and {PREFIX}CATALOGUE names another one; unset the "
+            "variable, or move the file away"
+        )
     with open_folder(folder, catalogue, blobs, create=create) as repository:
         yield repository
 
