@@ -207,6 +207,7 @@ def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> 
     make_planner = partial(Planner, replica, compilation.costs, compilation.profile, settings, menu, merged)
     planner, own = make_planner(), make_planner(compiler if settings.background_compile else None)
     loop = HostLoop(replica, workload, own, pending, answers, stats, settings, compiler.want)
+    compiler.idle_seconds = lambda: loop.idle_seconds
     measurement = IdleMeasurement(
         replica,
         compilation.profile,

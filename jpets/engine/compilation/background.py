@@ -34,8 +34,8 @@ IDLE_SHARE = 0.1
 compiled anew as one function."""
 UNUSED_SHARE = 0.002
 """The same for one that is there while the device has nothing to do: compiling then costs no query anything."""
-UNUSED_SECONDS = 2.0
-"""Seconds without a batch after which that is so."""
+UNUSED_SECONDS = 5.0
+"""Seconds without a query after which that is so."""
 HURRY_SHARE = 0.5
 """The same while compiling is hurried, for another program may soon have cost batches more; once all of them together
 have lost what compiling takes, it is ``IDLE_SHARE`` again."""
@@ -58,18 +58,20 @@ MOST_RETRY_SECONDS = 3600.0
 
 class _Next(NamedTuple):
     """The program to bring next. Idle programs leave for a ``wanted`` one; a ``whole`` one is there already, and is to
-    be compiled as one function."""
+    be compiled as one function; one for which there is time now, as no query comes, is ``spare``."""
 
     key: ProgramKey
     wanted: bool
     niceness: int
     whole: bool = False
+    spare: bool = False
 
 
 class BackgroundCompiler:
     """Brings the programs that batches keep missing and, once they miss none badly, the ``menu`` as far as ``memory``
     has room. While nothing else is to be compiled, it compiles those that took most time anew, each as one function,
-    once batches have lost a part of what compiling takes by their several functions: a small one where no batch comes.
+    once batches have lost a part of what compiling takes by their several functions: a small one where no query comes,
+    and then it is given up for any other that batches miss.
 
     ``add`` receives each loaded program, ``exchange`` one for the place of a program that is there.
     """
@@ -97,6 +99,10 @@ class BackgroundCompiler:
         self._changed = threading.Condition()
         self._closed = False
         self._busy = False
+        self._spare = False
+        """Whether what is compiled now gives way to any program that batches miss."""
+        self.idle_seconds: Callable[[], float] = lambda: 0.0
+        """Seconds since the device had something to do."""
         self._thread = threading.Thread(target=self._work, name="jpets-compile", daemon=True)
         self.compiled = 0
         self.failed = 0
@@ -116,6 +122,9 @@ class BackgroundCompiler:
                 self.process.hurry()
             if self._wanted.most(self._least()) is not None:
                 self._changed.notify_all()
+                if self._spare:
+                    self._spare = False
+                    self.process.abandon()
 
     def missed(self) -> Sequence[ProgramKey]:
         """A few programs that batches miss most, the most missed first. Those that are being brought, or were put off,
@@ -195,7 +204,7 @@ class BackgroundCompiler:
                 if self._closed:
                     return
                 assert next_one is not None
-                key, wanted, niceness, whole = next_one
+                key, wanted, niceness, whole, self._spare = next_one
                 needed = key if key in self._needed else None
                 if not whole:
                     self._wanted.bring(key)
@@ -217,7 +226,7 @@ class BackgroundCompiler:
             with self._changed:
                 if needed is not None and not (done := self._needed.pop(needed)).done():
                     done.set_exception(problem) if problem is not None else done.set_result(None)
-                self._busy = False
+                self._busy = self._spare = False
                 self._changed.notify_all()
 
     def _next(self) -> _Next | None:
@@ -234,9 +243,9 @@ class BackgroundCompiler:
             return _Next(self._menu.pop(0), wanted=False, niceness=IDLE)
         if self._wanted.rate > QUIET_RATE:
             return None
-        share = UNUSED_SHARE if self._replica.unused_seconds > UNUSED_SECONDS else IDLE_SHARE
-        key = self._whole.worn(self.compile_seconds * share)
-        return None if key is None else _Next(key, wanted=False, niceness=IDLE, whole=True)
+        spare = self.idle_seconds() >= UNUSED_SECONDS
+        key = self._whole.worn(self.compile_seconds * (UNUSED_SHARE if spare else IDLE_SHARE))
+        return None if key is None else _Next(key, wanted=False, niceness=IDLE, whole=True, spare=spare)
 
     @property
     def _hurried(self) -> bool:

@@ -51,6 +51,8 @@ class CompilingProcess:
         self._used = time.monotonic()
         """When a program last came."""
         self._may_hurry = True
+        self.abandoned = False
+        """Whether what was compiled last was given up."""
         self._renicing = threading.Lock()
 
     def hurry(self) -> None:
@@ -69,8 +71,9 @@ class CompilingProcess:
 
     def compile(self, family: Family, key: ProgramKey, *, niceness: int = IDLE) -> float | None:
         """Puts a program into the store. Returns the processor seconds that it took; None where the process died, or
-        was closed."""
+        was closed, and where the program was abandoned."""
         with self._lock:
+            self.abandoned = False
             for _ in range(TRIES):
                 if self._closed:
                     return None
@@ -87,7 +90,15 @@ class CompilingProcess:
                         return float(taken)
                 self._end()
                 self._store.sweep_of(process.pid)
+                if self.abandoned:
+                    return None
         return None
+
+    def abandon(self) -> None:
+        """Gives up what is compiled now: another program is needed more. ``compile`` returns None."""
+        self.abandoned = True
+        if (process := self._process) is not None:
+            process.kill()
 
     def end_if_idle(self, seconds: float) -> None:
         """Frees its memory if it has compiled nothing for so long."""

@@ -55,7 +55,7 @@ class WholePrograms:
 
     def bring(self, key: ProgramKey) -> bool:
         """Has a program that is there compiled as one function. It stays as it is, and False is returned, where that
-        fails or takes more room than there is."""
+        fails, takes more room than there is, or is abandoned."""
         family, exchanged = whole_family(self._replica.family), False
         try:
             if self._memory.has_room(key, evict=False):
@@ -70,7 +70,7 @@ class WholePrograms:
         except Exception:  # it goes on as it was
             log.exception("a program could not be made one function")
             self._store.forget(family, key)
-        if not exchanged:
+        if not (exchanged or self._process.abandoned):
             self.refused.add(key)
         return_free_memory()
         return exchanged

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -81,11 +80,6 @@ class Replica:
     @property
     def classes(self) -> frozenset[ClassKey]:
         return frozenset(key for key, _ in self.family.slots)
-
-    @property
-    def unused_seconds(self) -> float:
-        """Seconds since a batch started, or a program came."""
-        return time.monotonic() - max((program.last_used for program in self.programs), default=-math.inf)
 
     def place(self, params: Params) -> Params:
         """Cast parameters, or some of them, on this replica's devices."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import threading
 import time
 from collections.abc import Iterator
 
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 from support import ENGINE_SETTINGS, shallow, wait_until
 
+from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.compilation.background import UNUSED_SECONDS
 from jpets.engine.compilation.process import CompilingProcess
 from jpets.engine.engine import Engine
-from jpets.engine.programs.program import Program, whole_family
+from jpets.engine.programs.program import Family, Program, ProgramKey, whole_family
 from jpets.types import Embedding, Query
 
 SETTINGS = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=32)
@@ -70,22 +72,43 @@ def test_a_program_is_not_compiled_anew_before_that_pays(own: Engine) -> None:
 
 
 def test_a_program_that_was_used_little_is_compiled_anew_once_nothing_comes(own: Engine) -> None:
-    before, program = vectors(own), used(own)
-    compiler, fresh = own.compiler, time.monotonic() + 3600
+    before, program, compiler = vectors(own), used(own), own.compiler
     with compiler._changed:  # the compiling thread waits for it
         compiler.compile_seconds = program.computed  # a tenth of it was not lost yet
         assert compiler._in_parts
-        program.last_used = fresh
-        assert compiler._next() is None, "batches come"
-        program.last_used = time.monotonic() - 2 * UNUSED_SECONDS
-        for other in own.replica.programs:
-            other.last_used = min(other.last_used, program.last_used)
+        compiler.idle_seconds = lambda: UNUSED_SECONDS / 2
+        assert compiler._next() is None, "queries come"
+        compiler.idle_seconds = lambda: UNUSED_SECONDS
         found = compiler._next()
-        assert found is not None and found.whole and found.key == program.key
+        assert found is not None and found.whole and found.spare and found.key == program.key
     assert compiler.waiting
     wait_until(lambda: not compiler.waiting, seconds=120)
     assert all(not each.chained for each in own.replica.programs if each.computed)
     np.testing.assert_allclose(vectors(own), before, atol=1e-5)
+
+
+def test_it_is_given_up_for_a_program_that_batches_miss(own: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors(own)
+    compiler, program, begun = own.compiler, used(own), threading.Event()
+    compile = CompilingProcess.compile
+
+    def slow(self: CompilingProcess, family: Family, key: ProgramKey, **how: int) -> float | None:
+        begun.set()
+        if not family.chained:
+            wait_until(lambda: self.abandoned)
+            return None
+        return compile(self, family, key, **how)
+
+    monkeypatch.setattr(CompilingProcess, "compile", slow)
+    compiler.idle_seconds = lambda: UNUSED_SECONDS
+    compiler.compile_seconds = program.computed
+    compiler.offer([])
+    assert begun.wait(60)
+    compiler.idle_seconds = lambda: 0.0
+    missed = ProgramKey(Bucket(12, ((1, 12),)), Variant())
+    compiler.want(missed, 1e6)
+    wait_until(lambda: own.replica.has_program(missed), seconds=60)
+    assert program.chained and not compiler._whole.refused, "it is tried again later"
 
 
 def test_no_program_is_compiled_anew_while_batches_lose_by_others(own: Engine) -> None:
