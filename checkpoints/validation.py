@@ -14,15 +14,13 @@ from jpets.deltas import method_named
 from jpets.deltas.fold import folds_pooler
 from jpets.deltas.protocol import TensorSpec
 from jpets.errors import InvalidTask
-from jpets.types import QA_OUTPUTS, BackboneRef, Delta, Head, HeadType, Preprocessing, Task, Tensors
+from jpets.types import QA_OUTPUTS, UNLABELLED, BackboneRef, Delta, Head, HeadType, Preprocessing, Task, Tensors
 
 SHOWN_ERRORS = 12
 AT_ONCE = 1 << 20
 """Numbers that are looked at together: what is computed of them is small beside a large tensor."""
 HEAD_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "identity")
 PLACEHOLDER = re.compile(r"\{text(?:_pair)?\}")
-UNLABELLED = ("embedding", "question-answering", "fill-mask")
-"""Heads without labels."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "float": ("float32", "float16", "bfloat16"),
     "index": ("uint16", "int32", "uint32", "int64"),

@@ -31,6 +31,8 @@ Problem = Literal["single-label", "multi-label", "regression"]
 Pooling = Literal["cls", "mean", "pooler"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 """How labels of tokens become entities."""
+UNLABELLED: Sequence[HeadType] = ("embedding", "question-answering", "fill-mask")
+"""Heads without labels."""
 HOST_TENSORS = ("norm_weight", "norm_bias", "decoder_bias")
 """Of a head: what is computed behind its layers, on the host."""
 QA_OUTPUTS = 2

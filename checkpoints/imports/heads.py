@@ -11,10 +11,10 @@ import numpy as np
 
 from checkpoints.imports.unread import Unread
 from checkpoints.settings import expect
-from checkpoints.validation import UNLABELLED, name_errors
+from checkpoints.validation import name_errors
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidTask
-from jpets.types import Head, HeadType, Pooling, Problem
+from jpets.types import UNLABELLED, Head, HeadType, Pooling, Problem
 
 PROBLEMS: Mapping[str, Problem] = MappingProxyType(
     {

@@ -16,7 +16,7 @@ from jpets.model.encoder import Params, SplitEncoder
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.forward import HeadTensors, TextRows, acts_beside, task_outputs
 from jpets.training.tokens import by_length
-from jpets.types import Delta, Head, Task
+from jpets.types import UNLABELLED, Delta, Head, Task
 
 Answer = Float[np.ndarray, " ..."]
 """The answer to one text: see ``Predictor``."""
@@ -124,7 +124,7 @@ def agreement_by_label(a: Sequence[Answer], b: Sequence[Answer], head: Head) -> 
 
     A constant answer agrees with a model that mostly gives it, but not on its rare labels.
     """
-    if head.type in ("embedding", "question-answering", "fill-mask") or head.problem == "regression":
+    if head.type in UNLABELLED or head.problem == "regression":
         return None
     if head.problem == "multi-label" and not head.reads_tokens:
         given, found = np.stack(a) > 0, np.stack(b) > 0

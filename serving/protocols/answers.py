@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from jpets.engine.results.entities import aggregated
@@ -38,6 +39,19 @@ def _render(result: Result, top_k: int | None, how: Aggregation) -> dict[str, An
         return {"fills": [[each._asdict() for each in own] for own in best_fills(result, top_k)]}
     assert isinstance(result, Embedding)
     return {"embedding": result.embedding.tolist()}
+
+
+def outcome(result: Result, rendered: Callable[[Result], dict[str, Any]]) -> dict[str, Any]:
+    """What stands for one of several tasks: its answer, ``rendered``, and with how many others it shared layers; or its
+    error."""
+    if result.error is not None:
+        return render_error(result.error)
+    shared = shared_layers(result)
+    return {**rendered(result), "shared_layers": shared} if shared else rendered(result)
+
+
+def shared_layers(result: Result) -> int:
+    return result.timing.shared_layers if result.timing is not None else 0
 
 
 def render_error(error: JpetsError) -> dict[str, Any]:

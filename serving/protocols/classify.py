@@ -25,7 +25,7 @@ from jpets.types import Aggregation, Query, Result, Task
 from serving.http.errors import worded
 from serving.http.fields import MOST_MODEL, Int64, Many, ModelName, Text, is_unicode
 from serving.http.responses import FastJSONResponse
-from serving.protocols.answers import render, render_error
+from serving.protocols.answers import outcome, render, render_error
 from serving.protocols.long_texts import render_whole
 from serving.protocols.schemas import ClassifyResponse
 from serving.requests.ask import ask, check_count, raise_first_error
@@ -210,14 +210,14 @@ async def mixed(
             {
                 "index": index,
                 "model": each.model,
-                **(render_error(each.problem) if isinstance(each, WrongInput) else _outcome(next(left), rendered)),
+                **(render_error(each.problem) if isinstance(each, WrongInput) else outcome(next(left), rendered)),
             }
             for index, each in enumerate(inputs)
         ]
         return _response(None, data, results)
 
     queries = [
-        Query(_task_id(each.model, here), each.text, each.text_pair, truncate=truncate)
+        Query(here.task_id(each.model), each.text, each.text_pair, truncate=truncate)
         for each in inputs
         if isinstance(each, MixedInput)
     ]
@@ -227,20 +227,6 @@ async def mixed(
 def usage(results: Sequence[Result]) -> dict[str, int]:
     tokens = sum(result.tokens for result in results)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
-
-
-def _outcome(result: Result, rendered: Render) -> dict[str, Any]:
-    if result.error is not None:
-        return render_error(result.error)
-    shared = result.timing.shared_layers if result.timing is not None else 0
-    return {**rendered(result), "shared_layers": shared} if shared else rendered(result)
-
-
-def _task_id(model: str | None, here: Context) -> str | None:
-    """The task's id; None, the plain backbone, also for the backbone's own name."""
-    if model == here.services.first.backbone.name and not here.services.knows(here.named(model)):
-        return None
-    return model
 
 
 def _response(model: str | None, data: list[dict[str, Any]], results: Sequence[Result]) -> dict[str, Any]:

@@ -95,6 +95,12 @@ class Context:
             if self.stored(id).tenant == DEFAULT_TENANT:
                 raise Forbidden(f"task {id!r} is shared; only keys of tenant {DEFAULT_TENANT!r} change it")
 
+    def task_id(self, model: str | None) -> str | None:
+        """The id of the task that ``model`` names; None, the plain backbone, also for the backbone's own name."""
+        if model == self.services.first.backbone.name and not self.services.knows(self.named(model)):
+            return None
+        return model
+
     async def find(self, model: str) -> Task | None:
         """``Outlines.find``, off the event loop if it has to read."""
         name = self.named(model)

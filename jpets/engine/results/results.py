@@ -16,6 +16,7 @@ from jpets.passage import Passage
 from jpets.spelling import Spelling
 from jpets.types import (
     QA_OUTPUTS,
+    UNLABELLED,
     Classification,
     Embedding,
     Failure,
@@ -43,8 +44,7 @@ def check_answers(task: Task) -> None:
             f"task {task.id!r} has {task.head.outputs} outputs and {len(task.labels)} labels; question answering needs "
             f"{QA_OUTPUTS} outputs, start and end, and no labels"
         )
-    unnamed = ("embedding", "question-answering", "fill-mask")
-    named = task.head.type not in unnamed and task.head.problem != "regression"
+    named = task.head.type not in UNLABELLED and task.head.problem != "regression"
     limits = task.preprocessing.thresholds
     for what, found in (
         ("labels", len(task.labels) if named else None),

@@ -269,8 +269,13 @@ async def infer(
     label and the score 0 for special tokens), padded to the longest, with `lengths`; question answering (`text` is the
     question, `text_pair` the context) `logits` for each token, `start` and `end` (token positions, `end` exclusive),
     `score`, and `answer`, which is empty where token ids were sent, with `lengths`; embedding heads and the backbone
-    `embedding`; a group of students also `students`, how many of them made each answer. The first row that fails, fails
+    `embedding`; fill-mask heads the best `token` of each mask, its `text` and `score`, with `lengths`, the number of
+    masks; a group of students also `students`, how many of them made each answer. The first row that fails, fails
     the request.
+
+    The backbone's model asks other tasks too: with an input `task` (BYTES, [N]) each row is for the task of its name,
+    or, of a single row, all tasks are asked about it and share the layers in which none of them differs. Outputs are
+    then `answer` (JSON, as `POST /v1/fanout` has it; a task that fails has its error there) and `shared_layers`.
 
     Tensors may also come and go as raw bytes behind the JSON, whose length is then in the header
     `Inference-Header-Content-Length` (the binary tensor data extension): `parameters.binary_data_size` of an input,

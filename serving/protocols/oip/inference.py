@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from jpets.errors import InvalidInput, NotFound, Saturated
 from jpets.types import Query, Result, Task
-from serving.protocols.oip.inputs import inputs_of, queries_of
-from serving.protocols.oip.outputs import REPLACED, outputs_of, tensors_of
+from serving.protocols.oip.inputs import TASK, inputs_of, queries_of, several_of
+from serving.protocols.oip.outputs import ANSWERS, REPLACED, answers_of, outputs_of, tensors_of
 from serving.protocols.oip.tensors import Array, Tensor
 from serving.requests.ask import raise_first_error
 from serving.requests.context import Context
@@ -40,7 +40,7 @@ class Model(NamedTuple):
             "name": self.name,
             "versions": [self.version],
             "platform": "jpets_jax",
-            "inputs": inputs_of(),
+            "inputs": inputs_of(self.task),
             "outputs": self.outputs,
         }
 
@@ -56,15 +56,19 @@ class Inference:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The queries of a request, and the outputs that their results are to have."""
+    """The queries of a request, and the outputs that their results are to have; ``several``: each is for a task of its
+    own."""
 
     queries: Sequence[Query]
     wanted: Sequence[str]
+    several: bool = False
 
     def arrays(self, results: Sequence[Result]) -> Mapping[str, Array]:
-        """Raises the first row's error, and ``Saturated`` where the task was replaced by another kind meanwhile."""
-        raise_first_error(results)
-        tensors = tensors_of(results)
+        """Raises the first row's error, where all are for one task, and ``Saturated`` where that was replaced by
+        another kind meanwhile."""
+        if not self.several:
+            raise_first_error(results)
+        tensors = answers_of(results) if self.several else tensors_of(results)
         if not tensors.keys() >= set(self.wanted):
             raise Saturated(REPLACED)
         return {name: tensors[name] for name in self.wanted}
@@ -85,13 +89,17 @@ async def find_model(here: Context, name: str, version: str | None = None) -> Mo
 
 async def read_inference(here: Context, model: Model, asked: Inference) -> Asked:
     """Raises ``InvalidInput`` that names the tensor or output, what was expected and what was found; ``TooLarge``."""
-    known = [each["name"] for each in model.outputs]
+    several = model.task is None and any(tensor.name == TASK for tensor in asked.tensors)
+    known = [each["name"] for each in (ANSWERS if several else model.outputs)]
     wanted = known if asked.outputs is None else asked.outputs
     if unknown := [name[:64] for name in wanted if name not in known]:
         raise InvalidInput(f"outputs: expected some of {known}, found {unknown[:4]}")
     if len(set(wanted)) < len(wanted):
         raise InvalidInput(f"outputs: expected each name once, found {len(wanted)} with {len(set(wanted))} names")
-    task = model.task.id if model.task is not None else None
-    read = partial(queries_of, asked.tensors, task, asked.truncate, here.settings.max_inputs)
+    task, most = model.task.id if model.task is not None else None, here.settings.max_inputs
+    if several:
+        read = partial(several_of, asked.tensors, here.task_id, asked.truncate, most)
+    else:
+        read = partial(queries_of, asked.tensors, task, asked.truncate, most)
     queries = await here.aside.do(sum(tensor.values for tensor in asked.tensors), read)
-    return Asked(queries, wanted)
+    return Asked(queries, wanted, several)

@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jpets.errors import InvalidInput, TooLarge
-from jpets.types import Query
+from jpets.types import Query, Task
 from serving.http.fields import is_unicode
 from serving.protocols.oip.tensors import Ints, Tensor, raw_ints, raw_texts
 
+TASK = "task"
+"""An input of the backbone's model: the task that answers a row."""
 DATATYPES = {
     "text": "BYTES",
     "text_pair": "BYTES",
     "input_ids": "INT64",
     "attention_mask": "INT64",
     "token_type_ids": "INT64",
+    TASK: "BYTES",
 }
 """The possible inputs and their datatypes."""
 
 
-def inputs_of() -> list[dict[str, Any]]:
-    """Metadata of the inputs, the same for every model; a request sends ``text`` or ``input_ids``."""
+def inputs_of(task: Task | None) -> list[dict[str, Any]]:
+    """Metadata of the inputs of a task's model, or of the backbone's; a request sends ``text`` or ``input_ids``."""
     return [
         {"name": name, "datatype": datatype, "shape": [-1] if datatype == "BYTES" else [-1, -1]}
         for name, datatype in DATATYPES.items()
+        if task is None or name != TASK
     ]
+
+
+def several_of(
+    tensors: Sequence[Tensor], task_id: Callable[[str], str | None], truncate: bool | None, most: int
+) -> list[Query]:
+    """One query for each of the tasks that the input ``task`` names, of a row of its own or of the only row. Raises as
+    ``queries_of``."""
+    names, *others = [tensor for tensor in tensors if tensor.name == TASK]
+    if others:
+        raise InvalidInput(f"inputs: expected each name once, found {1 + len(others)} of {TASK}")
+    _check(names, most)
+    tasks = _texts(names)
+    rows = queries_of([tensor for tensor in tensors if tensor is not names], None, truncate, most)
+    if len(rows) not in (1, len(tasks)):
+        raise InvalidInput(
+            f"{TASK}: expected a name for each of {len(rows)} rows, or one row, found {len(tasks)} names"
+        )
+    rows = rows * len(tasks) if len(rows) == 1 else rows
+    return [dataclasses.replace(row, task=task_id(name)) for row, name in zip(rows, tasks, strict=True)]
 
 
 def queries_of(tensors: Sequence[Tensor], task: str | None, truncate: bool | None, most: int) -> list[Query]:
     """One query a row. Raises ``InvalidInput`` naming the tensor, what was expected and what was found."""
     given = {tensor.name: tensor for tensor in tensors}
-    unknown = sorted(given.keys() - DATATYPES.keys())
-    if unknown:
-        raise InvalidInput(f"inputs: expected some of {list(DATATYPES)}, found {[name[:64] for name in unknown[:4]]}")
+    known = [name for name in DATATYPES if name != TASK]
+    if unknown := sorted(given.keys() - known):
+        raise InvalidInput(f"inputs: expected some of {known}, found {[name[:64] for name in unknown[:4]]}")
     if len(given) != len(tensors):
         raise InvalidInput(f"inputs: expected each name once, found {len(tensors)} tensors with {len(given)} names")
     for tensor in tensors:

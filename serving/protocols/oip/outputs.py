@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from jpets.engine.results.fills import best_fills
 from jpets.engine.results.numbers import softmax
 from jpets.errors import Saturated
 from jpets.types import Classification, Embedding, Fills, FloatArray, Regression, Result, Span, Task, Tokens
+from serving.protocols.answers import outcome, render, shared_layers
 from serving.protocols.oip.tensors import Array, Ints
 
 REPLACED = "the task was replaced while this request ran; send it again"
@@ -44,6 +46,18 @@ def _outputs_of(task: Task | None, hidden_size: int) -> list[dict[str, Any]]:
 def _each(name: str, datatype: str) -> dict[str, Any]:
     """Metadata of an output with one value a row."""
     return {"name": name, "datatype": datatype, "shape": [-1]}
+
+
+ANSWERS = (_each("answer", "BYTES"), _each("shared_layers", "INT64"))
+"""Metadata of the outputs where rows are for several tasks: each one's answer as JSON, or its error, and how many
+layers it shared with others."""
+
+
+def answers_of(results: Sequence[Result]) -> dict[str, Array]:
+    """The outputs of several tasks' results."""
+    answers = [json.dumps(outcome(result, render), ensure_ascii=False) for result in results]
+    shared = [shared_layers(result) for result in results]
+    return {"answer": np.array(answers, object), "shared_layers": np.array(shared, np.int64)}
 
 
 def tensors_of(results: Sequence[Result]) -> dict[str, Array]:

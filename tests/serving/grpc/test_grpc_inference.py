@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import grpc
@@ -97,6 +98,18 @@ def test_backbone_and_parameters(remote: Remote, engine: Engine) -> None:
     (expected,) = engine.infer([Query(None, long, truncate=True)])
     assert isinstance(expected, Embedding)
     np.testing.assert_allclose(arrays(answer)["embedding"][0], expected.embedding, atol=1e-5)
+
+
+def test_many_tasks_on_one_text(remote: Remote, engine: Engine) -> None:
+    text = {**TEXT, "shape": [1], "contents": {"bytes_contents": [b"hello world"]}}
+    names = {**TEXT, "name": "task", "shape": [3], "contents": {"bytes_contents": [b"topic", b"no-such", b"names"]}}
+    found = arrays(remote("ModelInfer", model_name="tiny-bert", inputs=[text, names]))
+    topic, unknown, tagged = map(json.loads, found["answer"].tolist())
+    (expected,) = engine.infer([Query("topic", TEXTS[0])])
+    assert isinstance(expected, Classification)
+    np.testing.assert_allclose(topic["probs"], expected.probs, atol=1e-5)
+    assert unknown["error"]["code"] == "not_found" and "entities" in tagged
+    assert found["shared_layers"].shape == (3,)
 
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -60,3 +61,44 @@ def test_refusals(call: Call, route: str, body: dict[str, Any], part: str) -> No
 def test_too_many_tasks(call: Call) -> None:
     answer = call("POST", "/v1/fanout", json={"tasks": ["topic"] * 1025, "text": TEXT})
     assert answer.status_code == 413
+
+
+def tensor(name: str, *texts: str) -> dict[str, Any]:
+    return {"name": name, "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}
+
+
+def test_over_the_open_inference_protocol(call: Call) -> None:
+    asked = ["topic", "no-such", "names", "tiny-bert"]
+    body = {"inputs": [tensor("text", TEXT), tensor("task", *asked)]}
+    answer = call("POST", "/v2/models/tiny-bert/infer", json=body)
+    assert answer.status_code == 200, answer.text
+    found = {own["name"]: own["data"] for own in answer.json()["outputs"]}
+    answers = [json.loads(each) for each in found["answer"]]
+    fanned = call("POST", "/v1/fanout", json={"tasks": asked, "text": TEXT}).json()["data"]
+    assert [each.keys() for each in answers] == [each.keys() - {"index", "model"} for each in fanned]
+    assert answers[0]["label"] == fanned[0]["label"] and answers[1]["error"]["code"] == "not_found"
+    assert answers[2]["entities"] == fanned[2]["entities"] and len(answers[3]["embedding"]) == 64
+    assert len(found["shared_layers"]) == len(asked)
+    assert {own["name"] for own in call("GET", "/v2/models/tiny-bert").json()["inputs"]} > {"task"}
+
+
+def test_rows_of_several_tasks(call: Call) -> None:
+    body = {"inputs": [tensor("text", TEXT, "soup"), tensor("task", "topic", "price")], "outputs": [{"name": "answer"}]}
+    (only,) = call("POST", "/v2/models/tiny-bert/infer", json=body).json()["outputs"]
+    topic, price = map(json.loads, only["data"])
+    assert topic["label"] == alone(call, "topic")["label"] and price["values"]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "part"),
+    [
+        ("topic", [tensor("text", TEXT), tensor("task", "tags")], "found ['task']"),
+        ("tiny-bert", [tensor("text", TEXT, TEXT), tensor("task", "tags", "topic", "price")], "each of 2 rows"),
+        ("tiny-bert", [tensor("task", "tags")], "expected text"),
+        ("tiny-bert", [tensor("text", TEXT), tensor("task", "a"), tensor("task", "b")], "each name once"),
+        ("tiny-bert", [tensor("text", TEXT), {**tensor("task", "a"), "datatype": "INT64"}], "task: expected datatype"),
+    ],
+)
+def test_refused_tasks_of_rows(call: Call, model: str, inputs: list[dict[str, Any]], part: str) -> None:
+    answer = call("POST", f"/v2/models/{model}/infer", json={"inputs": inputs})
+    assert (answer.status_code, part in answer.text) == (422, True), answer.text
