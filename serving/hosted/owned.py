@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 
 from jpets.errors import JpetsError, NotFound
 from jpets.types import DEFAULT_TENANT, TaskName
@@ -33,28 +34,34 @@ class OwnedTasks:
         return any(name.id == id for name in self._names.copy())
 
     def refresh(self) -> None:
-        """Reads the names again if tasks of these tenants have changed."""
+        """Sees what others changed since the last call."""
         with self._lock:
+            changed: Sequence[TaskName] = ()
             if self._seen is None:
-                number, stale = self._repository.last_change(), True
+                number = self._repository.last_change()
             else:
                 number, changed = self._repository.changes(self._seen)
-                replaced = number < self._seen  # an older copy of the catalogue took its place
-                stale = replaced or any(name.tenant != DEFAULT_TENANT for name in changed)
-            if stale:
+            if self._seen is None or number < self._seen:  # an older copy of the catalogue took its place
                 self._names = set(self._repository.private())
+            else:
+                for name in changed:
+                    self._read(name)
             self._seen = number
 
     def look(self, name: TaskName) -> None:
         """Sees a change that was made just now."""
-        if name.tenant == DEFAULT_TENANT:
-            return
         with self._lock:
             try:
-                self._repository.get(name.id, name.tenant)
-            except NotFound:
-                self._names.discard(name)
+                self._read(name)
             except JpetsError as error:  # the change is made; ``refresh`` sees it later
                 log.warning("a change of a task is seen later: %s", error.message, extra={"task": name.id})
-            else:
-                self._names.add(name)
+
+    def _read(self, name: TaskName) -> None:
+        if name.tenant == DEFAULT_TENANT:
+            return
+        try:
+            self._repository.get(name.id, name.tenant)
+        except NotFound:
+            self._names.discard(name)
+        else:
+            self._names.add(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ class Jobs:
         self._services, self._platform = services, platform
         self._outline = outline
         self._keep_backbone = keep_backbone
+        self._committing = threading.Lock()
 
     def accept(self, request: Asked, tenant: str = DEFAULT_TENANT) -> Asked:
         """A tenant's request with its backbone named, if all but the data is right: errors are reported before the data
@@ -95,22 +97,29 @@ class Jobs:
             teacher = _teacher_service(self._services, self._services.resolve(TaskName(tenant, request.teacher)))
             request = request.model_copy(update={"teacher_backbone": teacher.backbone.name})
             own.engine.check_task(self._outline(request, own.backbone, ()), stays=False)
+        self._check_waiting(tenant)
+        return request
+
+    def _check_waiting(self, tenant: str) -> None:
+        """Raises ``Saturated``."""
         waiting = Counter(state.tenant for state in self.folders.states() if not state.is_finished)
         if waiting.total() >= MOST_WAITING:
             raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
         if tenant != DEFAULT_TENANT and waiting[tenant] >= MOST_OF_ONE:
             raise Saturated(f"{MOST_OF_ONE} jobs of yours wait already; cancel some, or wait until one has finished")
-        return request
 
     def commit(self, draft: JobFolder) -> JobFolder:
-        """Queues the draft, with all that it needs, as a job. Raises ``NotFound``."""
+        """Queues the draft, with all that it needs, as a job. Raises ``NotFound``, ``Saturated`` where too many wait by
+        now: several may have been accepted at once."""
         request = draft.request
         needed = request.start if isinstance(request, FineTune) else None
         needed = request.teacher if isinstance(request, MakeStudents) else needed
         if needed is not None:
             repository, name = self._services.repository, self._services.resolve(draft.task_name(needed))
             draft.start_file.write_bytes(repository.read(repository.get(name.id, name.tenant)))
-        job = self.folders.commit(draft)
+        with self._committing:
+            self._check_waiting(draft.state.tenant)
+            job = self.folders.commit(draft)
         self.runner.wake()
         return job
 

@@ -11,6 +11,7 @@ from clients import client_of
 
 from checkpoints.access import Access
 from jpets.app.hosting import outline_of
+from jpets.errors import Saturated
 from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.http.settings import ServingSettings
@@ -49,4 +50,6 @@ def test_jobs_are_their_tenants(
     monkeypatch.setattr("serving.jobs.service.MOST_OF_ONE", 1)
     assert call("acme", "POST", "/v1/jobs", **ASKED).status_code == 503
     assert call("globex", "POST", "/v1/jobs", **ASKED).status_code == 202
+    with pytest.raises(Saturated), jobs.folders.draft(jobs.folders.get(id).request, "acme") as draft:
+        jobs.commit(draft)  # accepted while there was a place, and its data took longer
     assert call("operator", "DELETE", f"/v1/jobs/{id}").status_code == 202
