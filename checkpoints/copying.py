@@ -13,7 +13,7 @@ from checkpoints.catalog import ALIASES, BACKBONES, KEYS, LAYOUTS, LIMITS, TASKS
 from checkpoints.dialects import insert
 from jpets.errors import Conflict, InvalidTask, NotFound
 
-REPLACED = (VERSIONS, ALIASES, USES, BACKBONES, LIMITS)
+REPLACED = (VERSIONS, ALIASES, USES, BACKBONES)
 """Tables that are afterwards as in the source."""
 TRIES = 20
 FEW = 8
@@ -67,7 +67,7 @@ def _copy_file(source: Blobs, target: Blobs, digest: str) -> None:
 
 
 def _read(catalog: Catalog) -> Rows:
-    tables = (TASKS, *REPLACED, LAYOUTS, KEYS)
+    tables = (TASKS, *REPLACED, LAYOUTS, KEYS, LIMITS)
     with catalog.read() as connection:
         return {table: [dict(row._mapping) for row in connection.execute(sa.select(table))] for table in tables}
 
@@ -81,6 +81,9 @@ def _write(connection: sa.Connection, rows: Rows) -> None:
     key = insert(connection, KEYS)
     either = sa.func.coalesce(KEYS.c.revoked, key.excluded.revoked)
     _insert(connection, key.on_conflict_do_update(index_elements=["id"], set_={"revoked": either}), rows[KEYS])
+    tenants = {row["tenant"] for row in (*rows[KEYS], *rows[LIMITS])}  # one that is new in the target keeps its limits
+    connection.execute(sa.delete(LIMITS).where(LIMITS.c.tenant.in_(tenants)))
+    _insert(connection, sa.insert(LIMITS), rows[LIMITS])
     given = insert(connection, TASKS)
     higher = sa.case((given.excluded.newest > TASKS.c.newest, given.excluded.newest), else_=TASKS.c.newest)
     _insert(

@@ -19,13 +19,11 @@ MOST_MASKS = 64
 
 
 class Vocabulary:
-    """A backbone's tokens: what they spell, and their vectors ``words`` [V, e]; ``epsilon`` is that of its norms.
-    Thread-safe."""
+    """A backbone's tokens: what they spell, and their vectors ``words`` [V, e]; ``epsilon`` is that of its norms. The
+    ``tokenizer`` cuts and pads nothing. Thread-safe."""
 
-    def __init__(self, tokenizer_json: str, words: npt.NDArray[np.floating], epsilon: float) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer_json)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+    def __init__(self, tokenizer: Tokenizer, words: npt.NDArray[np.floating], epsilon: float) -> None:
+        self._tokenizer = tokenizer
         self._words = words
         self.epsilon = epsilon
         known = ((token, self._tokenizer.token_to_id(token)) for token in MASKS)

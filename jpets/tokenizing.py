@@ -75,8 +75,8 @@ class TextEncoder:
         document = json.loads(tokenizer_json)
         self._side = str((document.get("truncation") or {}).get("direction", "Right")).lower()
         document["truncation"] = document["padding"] = None
-        self._tokenizer = Tokenizer.from_str(json.dumps(document))
-        self._cuts = Cuts(json.loads(self._tokenizer.to_str()))
+        self.tokenizer = Tokenizer.from_str(json.dumps(document))
+        self._cuts = Cuts(json.loads(self.tokenizer.to_str()))
         self._marks_inside = bool(document["model"].get("continuing_subword_prefix"))
         """Whether a word of the vocabulary says that it goes on with the one before."""
         self._unknown = _unknown_id(document["model"])
@@ -84,12 +84,12 @@ class TextEncoder:
         self._type_limit = max(1, type_vocab_size)
         self.longest = longest
         self._usual = usual_length or longest
-        found = [self._tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
+        found = [self.tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>")]
         pads = [id for id in found if id is not None]
         self._skipped, self._tables = skipped, tables
         self.pad_id: int = next(iter(pads), 0) if tables is None else NO_ROW
-        nothing = self._tokenizer.encode("", add_special_tokens=False)
-        self._special = np.array([*self._tokenizer.post_process(nothing, nothing, True).ids, *pads], np.int32)
+        nothing = self.tokenizer.encode("", add_special_tokens=False)
+        self._special = np.array([*self.tokenizer.post_process(nothing, nothing, True).ids, *pads], np.int32)
         """The tokens around texts."""
 
     @classmethod
@@ -149,7 +149,7 @@ class TextEncoder:
         truncate = rule.truncation if query.truncate is None else query.truncate
         limit = min(longest, rule.max_length or (self._usual if truncate else longest))
         first, second = self._cut(*texts, limit, truncate=truncate)
-        whole: Encoding = self._tokenizer.post_process(first.tokens, second.tokens if second else None, True)
+        whole: Encoding = self.tokenizer.post_process(first.tokens, second.tokens if second else None, True)
         types = np.array(whole.type_ids, np.int32) % self._type_limit
         tokens = Tokens(np.array(whole.ids, np.int32), types)
         if passage:
@@ -181,7 +181,7 @@ class TextEncoder:
             parts = [_Part(self._tokenize(each), each) for each in (text, pair) if each is not None]
         except (TypeError, UnicodeError) as error:
             raise InvalidInput("the text is not valid Unicode") from error
-        taken = self._tokenizer.num_special_tokens_to_add(pair is not None) + sum(len(own.tokens) for own in parts[:-1])
+        taken = self.tokenizer.num_special_tokens_to_add(pair is not None) + sum(len(own.tokens) for own in parts[:-1])
         room = limit - taken
         if room <= stride:
             raise InputTooLong(
@@ -197,7 +197,7 @@ class TextEncoder:
         for piece in (last.tokens, *last.tokens.overflowing):
             own = dataclasses.replace(last, tokens=piece)
             first, second = (before[0], own) if before else (own, None)
-            whole = self._tokenizer.post_process(first.tokens, second.tokens if second else None, True)
+            whole = self.tokenizer.post_process(first.tokens, second.tokens if second else None, True)
             types = np.array(whole.type_ids, np.int32) % self._type_limit
             tokens = Tokens(np.array(whole.ids, np.int32), types)
             if passage:
@@ -239,7 +239,7 @@ class TextEncoder:
 
     def _joined(self, pieces: Sequence[str]) -> str:
         """The text of some words of the vocabulary."""
-        decoder = self._tokenizer.decoder
+        decoder = self.tokenizer.decoder
         return str(decoder.decode([*pieces])) if decoder is not None else " ".join(pieces)
 
     def _looked_up(self, tokens: Tokens, domain: str | None) -> Tokens:
@@ -258,7 +258,7 @@ class TextEncoder:
 
     def _cut(self, text: str, pair: str | None, limit: int, *, truncate: bool) -> tuple[_Part, _Part | None]:
         """The tokens of both texts without special tokens; with these they are at most ``limit``."""
-        extra = self._tokenizer.num_special_tokens_to_add(pair is not None)
+        extra = self.tokenizer.num_special_tokens_to_add(pair is not None)
         room = max(0, limit - extra)
         try:
             first = self._bounded(text, room)
@@ -307,8 +307,8 @@ class TextEncoder:
 
     def _tokenize(self, text: str) -> Encoding:
         if len(text) <= SHORT:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)  # which other threads can run beside
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        (found,) = self.tokenizer.encode_batch([text], add_special_tokens=False)  # which other threads can run beside
         return found
 
     def _is_longer(self, text: str, other: str) -> bool:

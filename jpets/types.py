@@ -204,11 +204,11 @@ class Task:
         alone = dataclasses.replace(self, head=head, labels=(), preprocessing=rule, students=None)
         return tuple(dataclasses.replace(alone, deltas=self.deltas[at * each : (at + 1) * each]) for at in range(count))
 
-    def outlined(self) -> Task:
-        """The task without deltas, and with a head of the same shape whose layers take no memory: it tells how answers
-        look. What no device needs of the head stays."""
+    def outlined(self, *, host_part: bool = False) -> Task:
+        """The task without deltas, and with a head of the same shape that takes no memory: it tells how answers look.
+        With the ``host_part`` of the head, which no device has."""
         shapes = {
-            name: array if name in HOST_TENSORS else np.broadcast_to(np.float32(0), array.shape)
+            name: array if host_part and name in HOST_TENSORS else np.broadcast_to(np.float32(0), array.shape)
             for name, array in self.head.tensors.items()
         }
         return dataclasses.replace(self, deltas=(), head=dataclasses.replace(self.head, tensors=shapes))

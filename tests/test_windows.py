@@ -31,7 +31,7 @@ def test_windows_are_those_of_the_tokenizer(
     backbone = tiny(name)
     encoder, context = TextEncoder.of(backbone), " ".join(words)
     asked = " ".join(question) if question is not None else None
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder._tokenizer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer)
     texts = (context,) if asked is None else (asked, context)
     expected = tokenizer(
         *texts, truncation="only_first" if asked is None else "only_second", max_length=size, stride=stride,
@@ -51,7 +51,7 @@ def test_windows_are_those_of_the_tokenizer(
             places = own.spelling.written.offsets[own.spelling.of_text == 0].tolist()
         for begin, end in places:
             covered[begin:end] = True
-    (whole,) = encoder._tokenizer.encode_batch([context], add_special_tokens=False)
+    (whole,) = encoder.tokenizer.encode_batch([context], add_special_tokens=False)
     for begin, end in whole.offsets:
         piece = context[begin:end]
         assert covered[begin:end].any() or not piece.strip(), "every token is in a window"

@@ -25,9 +25,9 @@ from jpets.types import Aggregation, Query, Result, Task
 from serving.http.errors import worded
 from serving.http.fields import MOST_MODEL, Int64, Many, ModelName, Text, is_unicode
 from serving.http.responses import FastJSONResponse
-from serving.protocols.answers import outcome, render, render_error
 from serving.protocols.long_texts import render_whole
 from serving.protocols.schemas import ClassifyResponse
+from serving.requests.answers import outcome, render, render_error
 from serving.requests.ask import ask, check_count, raise_first_error
 from serving.requests.context import Context, Here
 from serving.requests.routes import JSONRoute

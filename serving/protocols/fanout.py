@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from jpets.types import Aggregation
 from serving.http.fields import Int64, Many, ModelName, Text
-from serving.protocols.answers import render
 from serving.protocols.classify import MixedInput, mixed
 from serving.protocols.schemas import ClassifyResponse
+from serving.requests.answers import render
 from serving.requests.context import Here
 from serving.requests.routes import JSONRoute
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jpets.engine.results.entities import OUTSIDE, aggregated
-from jpets.engine.results.fills import best_fills
+from jpets.engine.results.fills import best_fills, tokens_of
 from jpets.engine.results.numbers import sigmoid, softmax
 from jpets.engine.results.spans import MAX_ANSWER_TOKENS, no_answer
 from jpets.errors import InvalidInput, Saturated
@@ -171,9 +171,12 @@ def _embedded(asked: Asked, results: Sequence[Result]) -> list[FloatArray]:
 
 def _filled(asked: Asked, results: Sequence[Result]) -> Any:
     """Of a text the words for its mask; for each one's where it has several."""
-    count, targets = asked.told.get("top_k"), asked.told.get("targets")
+    filled, targets = all_of(results, Fills), asked.told.get("targets")
+    words = None
+    if targets is not None:
+        words = tokens_of(filled[0].masked.vocabulary, [targets] if isinstance(targets, str) else targets)
     each = [
-        [[_fill(one) for one in own] for own in best_fills(result, count, targets)] for result in all_of(results, Fills)
+        [[_fill(one) for one in own] for own in best_fills(result, asked.told.get("top_k"), words)] for result in filled
     ]
     listed = [own[0] if len(own) == 1 else own for own in each]
     return listed[0] if asked.alone else listed

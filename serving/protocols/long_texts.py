@@ -12,8 +12,8 @@ from jpets.engine.results.entities import OUTSIDE, aggregated, of_windows
 from jpets.engine.results.results import DEFAULT_THRESHOLD
 from jpets.engine.results.spans import MAX_ANSWER_TOKENS, best_spans
 from jpets.types import Aggregation, Classification, Entity, Regression, Result, Span, Task, Tokens
-from serving.protocols.answers import render
 from serving.protocols.results import all_of, scored
+from serving.requests.answers import render
 from serving.requests.windows import Cut
 
 

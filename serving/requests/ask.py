@@ -31,6 +31,8 @@ RENDERED = 16
 """The results of this many characters are written in the time that tokenising one takes."""
 FILLED = SHORT + 1
 """Effort of a mask, in characters: it is compared with all tokens."""
+MOST_MASKS = 256
+"""Of a request."""
 EACH = 100
 """Effort of a query apart from its text, in characters."""
 LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"
@@ -96,8 +98,11 @@ async def answer(
             watch.cancel()
         for future in futures:
             future.cancel()
-    filled = sum(FILLED * len(result.outputs) for result in results if isinstance(result, Fills))
-    return await here.aside.do(effort // RENDERED + filled, partial(respond, effort, results))
+    if masks := sum(len(result.outputs) for result in results if isinstance(result, Fills)):
+        if masks > MOST_MASKS:
+            raise TooLarge(f"the texts have {masks} masks, at most {MOST_MASKS} are filled at once; send fewer")
+        effort += masks * FILLED * RENDERED
+    return await here.aside.do(effort // RENDERED, partial(respond, effort, results))
 
 
 async def _submitted(here: Context, effort: int, submit: Callable[[], list[Future[Result]]]) -> list[Future[Result]]:

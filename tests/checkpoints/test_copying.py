@@ -104,6 +104,17 @@ def test_a_key_that_was_revoked_since_the_last_backup_is_revoked_in_it(pair: tup
     assert known.keys[0].revoked is not None and known.limits == {"acme": Limits(5.0)}
 
 
+def test_a_tenant_that_came_since_keeps_its_limits(pair: tuple[Repository, Repository]) -> None:
+    used, kept = pair
+    used.access.create("acme")
+    used.copy_to(kept)
+    used.access.create("globex")
+    for tenant in ("acme", "globex"):
+        used.access.limit(tenant, Limits(5))
+    kept.copy_to(used)
+    assert used.access.known().limits == {"globex": Limits(5.0)}, "acme had none at the time"
+
+
 def test_a_number_never_names_another_file(pair: tuple[Repository, Repository], files: list[bytes]) -> None:
     """Servers that have loaded a version do not look at it again."""
     used, kept = pair

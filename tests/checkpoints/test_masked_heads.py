@@ -35,7 +35,7 @@ def test_the_probabilities_are_the_librarys(family: str, tmp_path: Path) -> None
     ]
     text = TextEncoder.of(backbone)
     answers = Predictor(split(backbone.config), text, model.head)(backbone.params, model.head, tokens)
-    vocabulary = Vocabulary(backbone.tokenizer_json, backbone.params["word"], backbone.config.norm_eps)
+    vocabulary = Vocabulary(text.tokenizer, backbone.params["word"], backbone.config.norm_eps)
     for own, outputs, logits in zip(tokens, answers, kept["logits"], strict=True):
         masked = vocabulary.masked(own.ids)
         assert masked.places.tolist() == [place for place in (1, 3) if place < len(own.ids)]
@@ -52,7 +52,7 @@ def test_a_task_file_keeps_the_head(tmp_path: Path) -> None:
     assert {name: own.shape for name, own in again.head.tensors.items()} == {
         "kernel": (64, 64), "bias": (64,), "norm_weight": (64,), "norm_bias": (64,), "decoder_bias": (800,)
     }  # fmt: skip
-    outline = again.outlined()
+    outline = again.outlined(host_part=True)
     np.testing.assert_array_equal(outline.head.tensors["decoder_bias"], task.head.tensors["decoder_bias"])
 
 
@@ -90,7 +90,7 @@ def test_a_decoder_that_is_stored_though_it_is_tied(tmp_path: Path) -> None:
 
 
 def test_a_text_with_very_many_masks_is_refused() -> None:
-    vocabulary = Vocabulary(tiny().tokenizer_json, tiny().params["word"], 1e-12)
+    vocabulary = Vocabulary(TextEncoder.of(tiny()).tokenizer, tiny().params["word"], 1e-12)
     mask = vocabulary.token("[MASK]")
     assert len(vocabulary.masked(np.full(MOST_MASKS, mask, np.int32)).places) == MOST_MASKS
     for count, named in ((MOST_MASKS + 1, "at most"), (0, "hold none")):

@@ -211,7 +211,7 @@ def test_the_first_token_of_a_word_has_its_tag() -> None:
     example = Example(words, None, ["B-X", "O", "O", "B-Y", "I-Y"])
     names = label_names([example], "token-classification", "single-label")
     rows = make_rows([example], new_head("token-classification", "single-label", 4, 64), names, text(), RULE)
-    tokenizer = text()._tokenizer
+    tokenizer = text().tokenizer
     encoded = tokenizer.encode(" ".join(words))
     firsts = {sum(len(w) + 1 for w in words[:at]): names.index(tag) for at, tag in enumerate(example.label)}
     expected = [
@@ -265,7 +265,7 @@ def test_answers_become_the_tokens_they_lie_in() -> None:
         head = new_head("question-answering", "single-label", 2, 64)
         rows = make_rows(examples, head, (), text(), Preprocessing(max_length=64, truncation=True))
         first, last = (int(at) for at in rows.targets[0])
-        words = text()._tokenizer.decode([int(each) for each in rows.tokens[0].ids[first : last + 1]])
+        words = text().tokenizer.decode([int(each) for each in rows.tokens[0].ids[first : last + 1]])
         found.append(words)
     assert found[:3] == ["reads files", "library", "writes files"] and rows.targets[0].tolist() == [0, 0]
     cut = make_rows(

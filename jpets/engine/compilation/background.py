@@ -99,8 +99,8 @@ class BackgroundCompiler:
         self._changed = threading.Condition()
         self._closed = False
         self._busy = False
-        self._spare = False
-        """Whether what is compiled now gives way to any program that batches miss."""
+        self._spare: threading.Event | None = None
+        """Gives up what is compiled now, if that gives way to any program that batches miss."""
         self.idle_seconds: Callable[[], float] = lambda: 0.0
         """Seconds since the device had something to do."""
         self._thread = threading.Thread(target=self._work, name="jpets-compile", daemon=True)
@@ -122,9 +122,8 @@ class BackgroundCompiler:
                 self.process.hurry()
             if self._wanted.most(self._least()) is not None:
                 self._changed.notify_all()
-                if self._spare:
-                    self._spare = False
-                    self.process.abandon()
+                if self._spare is not None and self._missed() is not None:
+                    self.process.give_up(self._spare)
 
     def missed(self) -> Sequence[ProgramKey]:
         """A few programs that batches miss most, the most missed first. Those that are being brought, or were put off,
@@ -204,7 +203,8 @@ class BackgroundCompiler:
                 if self._closed:
                     return
                 assert next_one is not None
-                key, wanted, niceness, whole, self._spare = next_one
+                key, wanted, niceness, whole, spare = next_one
+                self._spare = threading.Event() if spare else None
                 needed = key if key in self._needed else None
                 if not whole:
                     self._wanted.bring(key)
@@ -214,7 +214,7 @@ class BackgroundCompiler:
                 if needed is not None:
                     problem = self._bring_needed(needed)
                 elif whole:
-                    self.compiled += self._whole.bring(key)
+                    self.compiled += self._whole.bring(key, self._spare)
                 else:
                     self._bring(key, wanted, niceness)
             except Exception as error:  # one program fewer; the queries run in others
@@ -226,7 +226,7 @@ class BackgroundCompiler:
             with self._changed:
                 if needed is not None and not (done := self._needed.pop(needed)).done():
                     done.set_exception(problem) if problem is not None else done.set_result(None)
-                self._busy = self._spare = False
+                self._busy, self._spare = False, None
                 self._changed.notify_all()
 
     def _next(self) -> _Next | None:
@@ -234,11 +234,8 @@ class BackgroundCompiler:
         if self._needed:
             return _Next(next(iter(self._needed)), wanted=False, niceness=IDLE)
         niceness = HURRIED if self._hurried else IDLE
-        if (key := self._wanted.most(self.compile_seconds)) is not None:
-            return _Next(key, wanted=True, niceness=niceness)
-        key = self._wanted.most(self._least())
-        if key is not None and self.memory.has_room(key, evict=False):
-            return _Next(key, wanted=False, niceness=niceness)
+        if (missed := self._missed()) is not None:
+            return _Next(*missed, niceness)
         if self._menu and not self._hurried:
             return _Next(self._menu.pop(0), wanted=False, niceness=IDLE)
         if self._wanted.rate > QUIET_RATE:
@@ -246,6 +243,14 @@ class BackgroundCompiler:
         spare = self.idle_seconds() >= UNUSED_SECONDS
         key = self._whole.worn(self.compile_seconds * (UNUSED_SHARE if spare else IDLE_SHARE))
         return None if key is None else _Next(key, wanted=False, niceness=IDLE, whole=True, spare=spare)
+
+    def _missed(self) -> tuple[ProgramKey, bool] | None:
+        """The program that batches miss most, if it is worth compiling and there is, or will be made, room for it;
+        whether idle ones leave for it."""
+        if (key := self._wanted.most(self.compile_seconds)) is not None:
+            return key, True
+        key = self._wanted.most(self._least())
+        return (key, False) if key is not None and self.memory.has_room(key, evict=False) else None
 
     @property
     def _hurried(self) -> bool:

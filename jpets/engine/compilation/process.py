@@ -51,8 +51,8 @@ class CompilingProcess:
         self._used = time.monotonic()
         """When a program last came."""
         self._may_hurry = True
-        self.abandoned = False
-        """Whether what was compiled last was given up."""
+        self._unless: threading.Event | None = None
+        """What the present compilation is given up by."""
         self._renicing = threading.Lock()
 
     def hurry(self) -> None:
@@ -69,35 +69,43 @@ class CompilingProcess:
     def runs(self) -> bool:
         return self._process is not None
 
-    def compile(self, family: Family, key: ProgramKey, *, niceness: int = IDLE) -> float | None:
+    def compile(
+        self, family: Family, key: ProgramKey, *, niceness: int = IDLE, unless: threading.Event | None = None
+    ) -> float | None:
         """Puts a program into the store. Returns the processor seconds that it took; None where the process died, or
-        was closed, and where the program was abandoned."""
+        was closed, and where it was given up by ``unless``."""
         with self._lock:
-            self.abandoned = False
-            for _ in range(TRIES):
-                if self._closed:
-                    return None
-                process = self._running(niceness)
-                assert process.stdin is not None and process.stdout is not None
-                with contextlib.suppress(OSError):  # the process died
-                    if self._family != family:
-                        process.stdin.write(family.to_json() + "\n")
-                    process.stdin.write(key_to_json(key) + "\n")
-                    process.stdin.flush()
-                    self._family = family
-                    if taken := process.stdout.readline():
-                        self._used = time.monotonic()
-                        return float(taken)
-                self._end()
-                self._store.sweep_of(process.pid)
-                if self.abandoned:
-                    return None
+            self._unless = unless
+            try:
+                return self._compiled(family, key, niceness, unless or threading.Event())
+            finally:
+                self._unless = None
+
+    def _compiled(self, family: Family, key: ProgramKey, niceness: int, unless: threading.Event) -> float | None:
+        for _ in range(TRIES):
+            if self._closed or unless.is_set():
+                return None
+            process = self._running(niceness)
+            if unless.is_set():  # while it was started
+                return None
+            assert process.stdin is not None and process.stdout is not None
+            with contextlib.suppress(OSError):  # the process died
+                if self._family != family:
+                    process.stdin.write(family.to_json() + "\n")
+                process.stdin.write(key_to_json(key) + "\n")
+                process.stdin.flush()
+                self._family = family
+                if taken := process.stdout.readline():
+                    self._used = time.monotonic()
+                    return float(taken)
+            self._end()
+            self._store.sweep_of(process.pid)
         return None
 
-    def abandon(self) -> None:
-        """Gives up what is compiled now: another program is needed more. ``compile`` returns None."""
-        self.abandoned = True
-        if (process := self._process) is not None:
+    def give_up(self, unless: threading.Event) -> None:
+        """Ends the compilation that has this ``unless``, now or once it begins: another program is needed more."""
+        unless.set()
+        if self._unless is unless and (process := self._process) is not None:
             process.kill()
 
     def end_if_idle(self, seconds: float) -> None:

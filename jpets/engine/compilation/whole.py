@@ -4,6 +4,7 @@ which takes a fraction of the time, and each call of a function costs their batc
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from jpets.engine.compilation.process import CompilingProcess
@@ -53,14 +54,14 @@ class WholePrograms:
         calls, functions = len(family.network.chain(most.key.variant)), len(chain_of(family, most.key))
         return most.key if most.computed * GAIN >= compile_seconds * calls / functions else None
 
-    def bring(self, key: ProgramKey) -> bool:
+    def bring(self, key: ProgramKey, unless: threading.Event | None) -> bool:
         """Has a program that is there compiled as one function. It stays as it is, and False is returned, where that
-        fails, takes more room than there is, or is abandoned."""
+        fails, takes more room than there is, or is given up by ``unless``."""
         family, exchanged = whole_family(self._replica.family), False
         try:
             if self._memory.has_room(key, evict=False):
                 program = self._store.load(family, key)
-                if program is None and self._process.compile(family, key) is not None:
+                if program is None and self._process.compile(family, key, unless=unless) is not None:
                     program = self._store.load(family, key)
                 if program is not None and not self._process.closed:
                     self._exchange(program)
@@ -70,7 +71,7 @@ class WholePrograms:
         except Exception:  # it goes on as it was
             log.exception("a program could not be made one function")
             self._store.forget(family, key)
-        if not (exchanged or self._process.abandoned):
+        if not (exchanged or (unless is not None and unless.is_set())):
             self.refused.add(key)
         return_free_memory()
         return exchanged

@@ -14,7 +14,7 @@ from jpets.engine.tasks.entries import Entry, Resident
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.tasks.table import TaskTable
 from jpets.errors import InvalidTask, NotFound
-from jpets.types import LoadedBackbone, Pooling, Task
+from jpets.types import HOST_TENSORS, LoadedBackbone, Pooling, Task
 
 OVERHEAD = 4096
 """Bytes of a loaded task besides its arrays, about."""
@@ -35,7 +35,8 @@ class LoadedTask:
 
     @property
     def nbytes(self) -> int:
-        return OVERHEAD + sum(array.nbytes for arrays in self.contents.values() for array in arrays.values())
+        host = sum(array.nbytes for name, array in self.task.head.tensors.items() if name in HOST_TENSORS)
+        return OVERHEAD + host + sum(array.nbytes for arrays in self.contents.values() for array in arrays.values())
 
     def resident(
         self, tenant: str, slots: Mapping[ClassKey, int], version: int | None, entry: Entry | None = None
@@ -54,7 +55,7 @@ class LoadedTask:
 
     def outlined(self) -> LoadedTask:
         """Without the numbers that queries do not need."""
-        return dataclasses.replace(self, task=self.task.outlined())
+        return dataclasses.replace(self, task=self.task.outlined(host_part=True))
 
 
 class TaskLoader:
@@ -85,6 +86,8 @@ class TaskLoader:
                 f"this engine serves {self._backbone.name!r} ({self._backbone.fingerprint[:19]}...)"
             )
         self._check_domain(task)
+        if task.head.type == "fill-mask" and self._backbone.config.looks_up:
+            raise InvalidTask(f"task {task.id!r} fills masks, which tables do not know; serve it on the whole backbone")
         check_answers(task)
         if self._room(lead := task_lead(task)) < LEAST_ROOM:
             raise InvalidTask(

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from jpets.engine.results.numbers import softmax
+from jpets.errors import InvalidInput
+from jpets.fills import Vocabulary
 from jpets.types import Fill, Fills, FloatArray
 
+Ints = npt.NDArray[np.integer]
 USUAL = 5
 """Words for each mask, unless another number is asked for."""
+MOST = 100
+"""Words for each mask, each with its whole text."""
+MOST_TARGETS = 1000
 
 
 def probabilities(result: Fills) -> FloatArray:
@@ -23,17 +30,26 @@ def probabilities(result: Fills) -> FloatArray:
     return softmax(vectors.astype(np.float32) @ vocabulary.words.T + own["decoder_bias"])
 
 
-def best_fills(
-    result: Fills, count: int | None = None, targets: Sequence[str] | None = None
-) -> tuple[tuple[Fill, ...], ...]:
-    """For each mask the ``count`` most probable tokens, or of ``targets`` those, the most probable first.
+def tokens_of(vocabulary: Vocabulary, targets: Sequence[str]) -> Ints:
+    """The tokens that words are, or begin with, each once. Raises ``InvalidInput`` for a word without one, and for too
+    many or none."""
+    if not 1 <= len(targets) <= MOST_TARGETS:
+        raise InvalidInput(f"targets: expected 1 to {MOST_TARGETS} words, found {len(targets)}")
+    return np.unique([vocabulary.token(each) for each in targets])
+
+
+def best_fills(result: Fills, count: int | None = None, among: Ints | None = None) -> tuple[tuple[Fill, ...], ...]:
+    """For each mask the ``count`` most probable tokens, of the tokens ``among`` if they are given, the most probable
+    first.
 
     A ``Fill.sequence`` of a text's only mask has no special tokens; of several masks the others stay. Raises
-    ``InvalidInput`` for a target without a token, and for none.
+    ``InvalidInput`` for a high ``count``.
     """
+    if count is not None and count > MOST:
+        raise InvalidInput(f"top_k: expected at most {MOST} words for a mask, found {count}")
     masked = result.masked
     vocabulary, probs = masked.vocabulary, probabilities(result)
-    some = np.unique([vocabulary.token(each) for each in targets]) if targets else np.arange(probs.shape[-1])
+    some = np.arange(probs.shape[-1]) if among is None else among
     found = []
     for place, own in zip(masked.places.tolist(), probs[:, some], strict=True):
         fills = []

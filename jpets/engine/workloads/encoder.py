@@ -16,7 +16,7 @@ from jpets.engine.results.results import row_result
 from jpets.engine.tasks.entries import Resident
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.engine.workloads.workload import Again, Place, Workload
-from jpets.errors import InvalidInput, InvalidTask
+from jpets.errors import InvalidInput
 from jpets.fills import Vocabulary
 from jpets.model.batch import POOLINGS
 from jpets.model.forward import Outputs
@@ -37,13 +37,7 @@ class EncoderWorkload(Workload):
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
-        """Raises ``InvalidTask`` where rows have no tokens, but places in tables."""
-        own = self._backbone
-        if own.config.looks_up:
-            raise InvalidTask(
-                "the task fills masks, which tables do not tell from other tokens; serve the whole backbone"
-            )
-        return Vocabulary(own.tokenizer_json, own.params["word"], own.config.norm_eps)
+        return Vocabulary(self.text.tokenizer, self._backbone.params["word"], self._backbone.config.norm_eps)
 
     @classmethod
     def make_network(cls, config: BackboneConfig) -> Network:

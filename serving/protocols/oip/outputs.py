@@ -12,8 +12,8 @@ from jpets.engine.results.fills import best_fills
 from jpets.engine.results.numbers import softmax
 from jpets.errors import Saturated
 from jpets.types import Classification, Embedding, Fills, FloatArray, Regression, Result, Span, Task, Tokens
-from serving.protocols.answers import outcome, render, shared_layers
 from serving.protocols.oip.tensors import Array, Ints
+from serving.requests.answers import outcome, render, shared_layers
 
 REPLACED = "the task was replaced while this request ran; send it again"
 

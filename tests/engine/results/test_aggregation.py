@@ -35,7 +35,7 @@ def read(request: pytest.FixtureRequest) -> tuple[TextEncoder, TokenClassificati
     backbone = tiny(request.param)
     encoder = TextEncoder.of(backbone)
     unknown = "[UNK]" if request.param == "tiny-bert" else "<unk>"
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder._tokenizer, unk_token=unknown)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer, unk_token=unknown)
     pipeline = object.__new__(TokenClassificationPipeline)  # what needs no model of it
     pipeline.tokenizer = tokenizer
     pipeline.model = SimpleNamespace(config=SimpleNamespace(id2label=dict(enumerate(LABELS))))

@@ -75,6 +75,11 @@ def test_words_are_the_pipelines(call: Call, known: dict[str, Any]) -> None:
     same(found.json(), known["answer"])
     among = {"inputs": known["text"], "parameters": {"targets": KNOWN["targets"]}}
     same(call("POST", "/hf/words", json=among).json(), known["among"])
+    word, listed = (
+        call("POST", "/hf/words", json={"inputs": known["text"], "parameters": {"targets": given}}).json()
+        for given in ("library", ["library"])
+    )
+    assert word == listed
 
 
 def test_hugging_faces_client(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +139,11 @@ def test_a_delta_changes_the_words(service: Service, call: Call) -> None:
         ("/hf/words", {"inputs": "no mask"}, "write [MASK]"),
         ("/hf/words", {"inputs": "[MASK] " * 65}, "the limit is 32"),
         ("/hf/words", {"inputs": TEXT, "parameters": {"targets": [""]}}, "targets"),
+        ("/hf/words", {"inputs": TEXT, "parameters": {"targets": []}}, "targets: expected 1 to"),
+        ("/hf/words", {"inputs": TEXT, "parameters": {"targets": ["a"] * 1001}}, "targets: expected 1 to"),
+        ("/hf/words", {"inputs": TEXT, "parameters": {"top_k": 101}}, "top_k: expected at most 100"),
+        ("/v1/classify", {"model": "words", "input": TEXT, "top_k": 101}, "top_k: expected at most 100"),
+        ("/hf/words", {"inputs": ["[MASK] " * 29] * 9}, "261 masks, at most 256"),
         ("/hf/words", {"inputs": TEXT, "parameters": {"function_to_apply": "none"}}, "fill_mask takes"),
         ("/hf/words", {"inputs": {"question": "a", "context": "b"}}, "fill-mask head"),
         ("/v1/classify", {"model": "words", "input": TEXT, "windows": True}, "windows"),

@@ -11,7 +11,7 @@ from jpets.app.commands.offline.input import Asked
 from jpets.engine.interface import Serves
 from jpets.errors import EngineFailure
 from jpets.types import Query, Result
-from serving.protocols.answers import render, render_error
+from serving.requests.answers import render, render_error
 
 IN_FLIGHT = 1024
 """Queries, and lines, that are ahead of the oldest answer still missing."""
