@@ -91,8 +91,8 @@ class Backbones:
         return name == self._roster.first.backbone.name or name in self._hosted
 
     def reserves(self, name: str) -> bool:
-        """``named``, or whether one of this name may be loaded, or is by another server. Blocks."""
-        return self.named(name) or name in self._available() or name in self._repository.backbones()
+        """``named``, or whether another server has loaded one of this name. Blocks."""
+        return self.named(name) or name in self._repository.backbones()
 
     def list(self) -> list[Hosted]:
         """The first, the others that are loaded, and those that may be loaded."""
