@@ -128,6 +128,11 @@ class Head:
         return self.type in ("token-classification", "question-answering", "fill-mask")
 
     @property
+    def host_part(self) -> Tensors:
+        """The tensors behind the layers, which no device has."""
+        return {name: array for name, array in self.tensors.items() if name in HOST_TENSORS}
+
+    @property
     def outputs(self) -> int:
         return int(self.tensors["kernel"].shape[-1]) if "kernel" in self.tensors else 0
 
@@ -206,11 +211,12 @@ class Task:
 
     def outlined(self, *, host_part: bool = False) -> Task:
         """The task without deltas, and with a head of the same shape that takes no memory: it tells how answers look.
-        With the ``host_part`` of the head, which no device has."""
-        shapes = {
-            name: array if host_part and name in HOST_TENSORS else np.broadcast_to(np.float32(0), array.shape)
-            for name, array in self.head.tensors.items()
+        With the head's ``host_part``, if that is said."""
+        shapes: Tensors = {
+            name: np.broadcast_to(np.float32(0), array.shape) for name, array in self.head.tensors.items()
         }
+        if host_part:
+            shapes = {**shapes, **self.head.host_part}
         return dataclasses.replace(self, deltas=(), head=dataclasses.replace(self.head, tensors=shapes))
 
 

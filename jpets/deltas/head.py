@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jpets.config import BackboneConfig
 from jpets.deltas.protocol import ArraySpec, Bound, ClassKey, Contribution, Method, size_step
 from jpets.deltas.view import HeadView, RowView, SegmentView
-from jpets.types import HOST_TENSORS, Head
+from jpets.types import Head
 from pallas_kernels.low_rank import low_rank
 from pallas_kernels.numerics import ACTIVATIONS, batched_dot, take_slots
 
@@ -39,7 +39,7 @@ class HeadClass(Method):
                 ("activation", head.activation if two or fills else "identity"),
             ),
         )
-        own = {name: array for name, array in head.tensors.items() if name not in HOST_TENSORS}
+        own = {name: array for name, array in head.tensors.items() if name not in head.host_part}
         return Contribution(key, {name: np.asarray(array, np.float32)[None] for name, array in own.items()})
 
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:

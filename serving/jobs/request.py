@@ -19,7 +19,6 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from jpets.types import HeadType
 from serving.http.fields import Text
 
 DEFAULT_METHOD = "lora"
@@ -159,7 +158,10 @@ class Extract(_Asked):
     text: Column = "text"
     text_pair: Column | None = None
     agreement: Annotated[Number, Field(ge=0, le=1)] = 0.99
-    head: HeadType | None = None
+    head: (
+        Literal["sequence-classification", "token-classification", "question-answering", "embedding", "fill-mask"]
+        | None
+    ) = None
     problem: Literal["single-label", "multi-label", "regression"] | None = None
     labels: Annotated[Text, Field(max_length=65536)] | None = None
     pooling: Literal["mean", "cls", "pooler"] | None = None

@@ -41,6 +41,15 @@ where another backbone has that name, ``OutOfSpace``."""
 Asked = TypeVar("Asked", FineTune, Extract, FurtherPretrain, MakeDomain, MakeStudents)
 
 
+def _check_waiting(folders: JobFolders, tenant: str) -> None:
+    """Raises ``Saturated`` where there is no place for one more job of the tenant."""
+    waiting = Counter(state.tenant for state in folders.states() if not state.is_finished)
+    if waiting.total() >= MOST_WAITING:
+        raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
+    if tenant != DEFAULT_TENANT and waiting[tenant] >= MOST_OF_ONE:
+        raise Saturated(f"{MOST_OF_ONE} jobs of yours wait already; cancel some, or wait until one has finished")
+
+
 class Jobs:
     """Jobs in ``folder`` that make tasks and domains of ``services``, and backbones where there is a place to keep
     them. Methods block; thread-safe."""
@@ -97,16 +106,8 @@ class Jobs:
             teacher = _teacher_service(self._services, self._services.resolve(TaskName(tenant, request.teacher)))
             request = request.model_copy(update={"teacher_backbone": teacher.backbone.name})
             own.engine.check_task(self._outline(request, own.backbone, ()), stays=False)
-        self._check_waiting(tenant)
+        _check_waiting(self.folders, tenant)
         return request
-
-    def _check_waiting(self, tenant: str) -> None:
-        """Raises ``Saturated``."""
-        waiting = Counter(state.tenant for state in self.folders.states() if not state.is_finished)
-        if waiting.total() >= MOST_WAITING:
-            raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
-        if tenant != DEFAULT_TENANT and waiting[tenant] >= MOST_OF_ONE:
-            raise Saturated(f"{MOST_OF_ONE} jobs of yours wait already; cancel some, or wait until one has finished")
 
     def commit(self, draft: JobFolder) -> JobFolder:
         """Queues the draft, with all that it needs, as a job. Raises ``NotFound``, ``Saturated`` where too many wait by
@@ -118,7 +119,7 @@ class Jobs:
             repository, name = self._services.repository, self._services.resolve(draft.task_name(needed))
             draft.start_file.write_bytes(repository.read(repository.get(name.id, name.tenant)))
         with self._committing:
-            self._check_waiting(draft.state.tenant)
+            _check_waiting(self.folders, draft.state.tenant)
             job = self.folders.commit(draft)
         self.runner.wake()
         return job

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jpets.engine.compilation.process import HURRIED, IDLE, CompilingProcess
 from jpets.engine.compilation.program_memory import IDLE_SECONDS, ProgramMemory
 from jpets.engine.compilation.wanted import Wanted
-from jpets.engine.compilation.whole import WholePrograms
+from jpets.engine.compilation.whole import IDLE_SHARE, WholePrograms
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.program import Family, Program, ProgramKey
 from jpets.engine.programs.store import ProgramStore
@@ -29,13 +29,8 @@ COMPILE_SECONDS = 2.0
 """Seconds of all cores that compiling takes, until a program was compiled. A program is compiled once batches without
 it have lost as much: so at most twice the time is lost that would be if the coming traffic were known (the rule of the
 rented skis)."""
-IDLE_SHARE = 0.1
-"""Share of that loss at which a program is compiled while no other one is to be, and at which one that is there is
-compiled anew as one function."""
-UNUSED_SHARE = 0.002
-"""The same for one that is there while the device has nothing to do: compiling then costs no query anything."""
 UNUSED_SECONDS = 5.0
-"""Seconds without a query after which that is so."""
+"""Seconds without a query after which the device has nothing to do."""
 HURRY_SHARE = 0.5
 """The same while compiling is hurried, for another program may soon have cost batches more; once all of them together
 have lost what compiling takes, it is ``IDLE_SHARE`` again."""
@@ -177,7 +172,8 @@ class BackgroundCompiler:
     def waiting(self) -> int:
         with self._changed:
             wanted = self._wanted.count(self.compile_seconds)
-            return len(self._menu) + wanted + len(self._needed) + (self._busy or self._in_parts)
+            in_parts = self._whole.worn(self.compile_seconds, unused=True) is not None
+            return len(self._menu) + wanted + len(self._needed) + (self._busy or in_parts)
 
     def close(self) -> None:
         with self._changed:
@@ -197,7 +193,8 @@ class BackgroundCompiler:
         while True:
             with self._changed:
                 while not (self._closed or (next_one := self._next())):
-                    look_again = self._hurried or self._in_parts
+                    in_parts = self._whole.worn(self.compile_seconds, unused=True) is not None
+                    look_again = self._hurried or in_parts
                     if not self._changed.wait(LOOK_SECONDS if look_again else PROCESS_IDLE_SECONDS):
                         self.process.end_if_idle(PROCESS_IDLE_SECONDS)
                 if self._closed:
@@ -241,7 +238,7 @@ class BackgroundCompiler:
         if self._wanted.rate > QUIET_RATE:
             return None
         spare = self.idle_seconds() >= UNUSED_SECONDS
-        key = self._whole.worn(self.compile_seconds * (UNUSED_SHARE if spare else IDLE_SHARE))
+        key = self._whole.worn(self.compile_seconds, unused=spare)
         return None if key is None else _Next(key, wanted=False, niceness=IDLE, whole=True, spare=spare)
 
     def _missed(self) -> tuple[ProgramKey, bool] | None:
@@ -256,11 +253,6 @@ class BackgroundCompiler:
     def _hurried(self) -> bool:
         """Whether batches lose much for want of programs."""
         return self._wanted.rate > HURRY_RATE
-
-    @property
-    def _in_parts(self) -> bool:
-        """Whether a program that is there will be compiled as one function once the device has nothing to do."""
-        return self._whole.worn(self.compile_seconds * UNUSED_SHARE) is not None
 
     def _least(self) -> float:
         """Seconds that batches have lost without a program that is worth compiling."""
@@ -292,7 +284,16 @@ class BackgroundCompiler:
         return None
 
     def _load(self, key: ProgramKey, niceness: int) -> Program | None:
-        return self._store.load_best(self._replica.family, key) or self._compile(key, niceness)
+        """From the store, or compiled first; None where that could not be had."""
+        family = self._replica.family
+        if (stored := self._store.load_best(family, key)) is not None:
+            return stored
+        seconds = self.process.compile(family, key, niceness=niceness)
+        if seconds is None:
+            return None
+        self._timed += 1
+        self.compile_seconds += (seconds / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
+        return self._store.load(family, key)
 
     def _bring(self, key: ProgramKey, wanted: bool, niceness: int) -> None:
         """Adds a program if it is still missing and there is room; without room none is compiled. Idle programs leave
@@ -324,12 +325,3 @@ class BackgroundCompiler:
                 self._wanted.put_off(absent, IDLE_SECONDS)
             if gone is None and not wanted:
                 self._menu.clear()  # the rest of it comes only if batches miss it
-
-    def _compile(self, key: ProgramKey, niceness: int) -> Program | None:
-        family = self._replica.family
-        seconds = self.process.compile(family, key, niceness=niceness)
-        if seconds is None:
-            return None
-        self._timed += 1
-        self.compile_seconds += (seconds / (os.cpu_count() or 1) - self.compile_seconds) / self._timed
-        return self._store.load(family, key)

@@ -17,6 +17,10 @@ from jpets.free_memory import return_free_memory
 
 log = logging.getLogger(__name__)
 
+IDLE_SHARE = 0.1
+"""Share of what compiling takes that batches have lost when a program is compiled while no other one is to be."""
+UNUSED_SHARE = 0.002
+"""The same for one that is there while the device has nothing to do: compiling then costs no query anything."""
 GAIN = 0.1
 """Share of its time that a program gains as one function: MiniLM's on two cores gain a tenth to a fifth."""
 
@@ -40,9 +44,11 @@ class WholePrograms:
         self.refused: set[ProgramKey] = set()
         """Programs that could not be had so."""
 
-    def worn(self, compile_seconds: float) -> ProgramKey | None:
-        """The program whose batches have lost most by its functions, if that is at least ``compile_seconds``, as much
-        longer as it calls more functions than it has: compiling it as one takes as much longer."""
+    def worn(self, compile_seconds: float, *, unused: bool) -> ProgramKey | None:
+        """The program whose batches have lost most by its functions, if that is a share of what compiling it as one
+        takes: as much longer than ``compile_seconds`` as it calls more functions than it has. The share is small where
+        the device is ``unused``."""
+        least = compile_seconds * (UNUSED_SHARE if unused else IDLE_SHARE)
         most = max(
             (program for program in self._replica.programs if program.chained and program.key not in self.refused),
             key=lambda program: program.computed,
@@ -52,7 +58,7 @@ class WholePrograms:
             return None
         family = self._replica.family
         calls, functions = len(family.network.chain(most.key.variant)), len(chain_of(family, most.key))
-        return most.key if most.computed * GAIN >= compile_seconds * calls / functions else None
+        return most.key if most.computed * GAIN >= least * calls / functions else None
 
     def bring(self, key: ProgramKey, unless: threading.Event | None) -> bool:
         """Has a program that is there compiled as one function. It stays as it is, and False is returned, where that

@@ -14,7 +14,7 @@ from jpets.engine.tasks.entries import Entry, Resident
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.tasks.table import TaskTable
 from jpets.errors import InvalidTask, NotFound
-from jpets.types import HOST_TENSORS, LoadedBackbone, Pooling, Task
+from jpets.types import LoadedBackbone, Pooling, Task
 
 OVERHEAD = 4096
 """Bytes of a loaded task besides its arrays, about."""
@@ -35,8 +35,8 @@ class LoadedTask:
 
     @property
     def nbytes(self) -> int:
-        host = sum(array.nbytes for name, array in self.task.head.tensors.items() if name in HOST_TENSORS)
-        return OVERHEAD + host + sum(array.nbytes for arrays in self.contents.values() for array in arrays.values())
+        parts = (*self.contents.values(), self.task.head.host_part)
+        return OVERHEAD + sum(array.nbytes for arrays in parts for array in arrays.values())
 
     def resident(
         self, tenant: str, slots: Mapping[ClassKey, int], version: int | None, entry: Entry | None = None

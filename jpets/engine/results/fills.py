@@ -49,12 +49,12 @@ def best_fills(result: Fills, count: int | None = None, among: Ints | None = Non
         raise InvalidInput(f"top_k: expected at most {MOST} words for a mask, found {count}")
     masked = result.masked
     vocabulary, probs = masked.vocabulary, probabilities(result)
-    some = np.arange(probs.shape[-1]) if among is None else among
     found = []
-    for place, own in zip(masked.places.tolist(), probs[:, some], strict=True):
+    for place, each in zip(masked.places.tolist(), probs, strict=True):
+        own = each if among is None else each[among]
         fills = []
         for at in _best(own, USUAL if count is None else count):
-            token, ids = int(some[at]), masked.ids.tolist()
+            token, ids = at if among is None else int(among[at]), masked.ids.tolist()
             ids[place] = token
             sequence = vocabulary.spelled(ids, special=len(masked.places) > 1)
             fills.append(Fill(token, vocabulary.spelled([token]), float(own[at]), sequence))

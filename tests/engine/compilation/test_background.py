@@ -20,7 +20,6 @@ from jpets.engine.compilation import background, wanted
 from jpets.engine.compilation.background import (
     COMPILE_SECONDS,
     HURRY_RATE,
-    IDLE_SHARE,
     LOOK_SECONDS,
     RETRY_SECONDS,
     BackgroundCompiler,
@@ -28,6 +27,7 @@ from jpets.engine.compilation.background import (
 from jpets.engine.compilation.process import HURRIED, IDLE
 from jpets.engine.compilation.program_memory import IDLE_SECONDS
 from jpets.engine.compilation.wanted import Wanted
+from jpets.engine.compilation.whole import IDLE_SHARE
 from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.engine import Engine
 from jpets.engine.programs import store
@@ -157,7 +157,7 @@ def test_a_program_that_could_not_be_had_may_be_asked_for_again(
 
     before, failed, key = compiler.compiled, compiler.failed, unlisted(13 if fault == "dies" else 14)
     with monkeypatch.context() as patched:
-        patched.setattr(compiler, "_compile", failing)
+        patched.setattr(compiler, "_load", failing)
         compiler.want(key, compiler.compile_seconds)
         wait_until(lambda: compiler.failed == failed + 1)
         compiler.want(key, compiler.compile_seconds)

@@ -76,7 +76,7 @@ def test_a_program_that_was_used_little_is_compiled_anew_once_nothing_comes(own:
     before, program, compiler = vectors(own), used(own), own.compiler
     with compiler._changed:  # the compiling thread waits for it
         compiler.compile_seconds = program.computed  # a tenth of it was not lost yet
-        assert compiler._in_parts
+        assert compiler._whole.worn(compiler.compile_seconds, unused=True) == program.key
         compiler.idle_seconds = lambda: UNUSED_SECONDS / 2
         assert compiler._next() is None, "queries come"
         compiler.idle_seconds = lambda: UNUSED_SECONDS
