@@ -126,9 +126,15 @@ class EncoderNetwork(Network):
 
     def chain(self, variant: Variant) -> Sequence[Link]:
         """Embeddings, each layer, and what is read of the last one. Layers on which the same classes act are one
-        function, if every class says that its operators allow it."""
+        function, if every class says that its operators allow it.
+
+        Without deltas a program is one function: XLA then compiles what layers have in common only once, so that all of
+        MiniLM's take a second more than one, and each of its batches gains a tenth.
+        """
         own_run = type(self).run is not EncoderNetwork.run
-        if own_run or not all(class_method(key.method).shares_layers for key in variant.classes()):
+        methods = [class_method(key.method) for key in variant.classes()]
+        plain = all(method.kind == "head" for method in methods)
+        if own_run or plain or not all(method.shares_layers for method in methods):
             return ()
         return encoder_chain(self.config, variant)
 

@@ -12,29 +12,35 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support import ENGINE_SETTINGS, shallow, wait_until
+from support import ENGINE_SETTINGS, logits_of, make_head, make_task, random_delta, shallow, wait_until
 
 from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.compilation.background import UNUSED_SECONDS
 from jpets.engine.compilation.process import CompilingProcess
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import Family, Program, ProgramKey, whole_family
-from jpets.types import Embedding, Query
+from jpets.types import Query
 
 SETTINGS = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=32)
+TASK = make_task(
+    shallow(),
+    "lora",
+    [random_delta("lora", shallow().config)],
+    make_head(np.random.default_rng(0), shallow().config.hidden_size, 3),
+)
+"""Its programs are chains."""
 TEXTS = ("some text", "a", "the library of functions")
 
 
 @pytest.fixture
 def own(tmp_path: pathlib.Path) -> Iterator[Engine]:
-    with Engine(shallow(), [], SETTINGS, cache_dir=tmp_path).start() as engine:
+    with Engine(shallow(), [TASK], SETTINGS, cache_dir=tmp_path).start() as engine:
         wait_until(lambda: not engine.compiler.waiting, seconds=120)
         yield engine
 
 
-def vectors(engine: Engine) -> np.ndarray:
-    results = [engine.infer([Query(None, text)])[0] for text in TEXTS]
-    return np.stack([own.embedding for own in results if isinstance(own, Embedding)])
+def logits(engine: Engine) -> np.ndarray:
+    return np.stack([logits_of(engine.infer([Query(TASK.id, text)])[0]) for text in TEXTS])
 
 
 def used(engine: Engine) -> Program:
@@ -43,7 +49,7 @@ def used(engine: Engine) -> Program:
 
 
 def test_the_program_that_took_most_time_becomes_one_function(own: Engine, tmp_path: pathlib.Path) -> None:
-    before = vectors(own)
+    before = logits(own)
     program, others = used(own), [each for each in own.replica.programs if not each.computed]
     assert program.chained and program.computed > 0
     chained_bytes, memory = program.stored_bytes, program.memory
@@ -52,19 +58,19 @@ def test_the_program_that_took_most_time_becomes_one_function(own: Engine, tmp_p
     wait_until(lambda: not program.chained, seconds=60)
     assert used(own) is program, "the same program, with other code"
     assert program.stored_bytes != chained_bytes and program.memory is not memory
-    np.testing.assert_allclose(vectors(own), before, atol=1e-5)
+    np.testing.assert_allclose(logits(own), before, atol=1e-5)
     assert all(each.chained for each in others), "those without batches gain nothing"
     own.compiler.compile_seconds = 1e6
     own.close()
 
-    with Engine(shallow(), [], SETTINGS, cache_dir=tmp_path).start() as again:
+    with Engine(shallow(), [TASK], SETTINGS, cache_dir=tmp_path).start() as again:
         kept = {each.key: each for each in again.replica.programs}
         assert program.key not in kept or not kept[program.key].chained, "the next start has it so"
-        np.testing.assert_allclose(vectors(again), before, atol=1e-5)
+        np.testing.assert_allclose(logits(again), before, atol=1e-5)
 
 
 def test_a_program_is_not_compiled_anew_before_that_pays(own: Engine) -> None:
-    vectors(own)
+    logits(own)
     own.compiler.compile_seconds = 1e6
     own.compiler.offer([])
     with own.compiler._changed:
@@ -73,7 +79,7 @@ def test_a_program_is_not_compiled_anew_before_that_pays(own: Engine) -> None:
 
 
 def test_a_program_that_was_used_little_is_compiled_anew_once_nothing_comes(own: Engine) -> None:
-    before, program, compiler = vectors(own), used(own), own.compiler
+    before, program, compiler = logits(own), used(own), own.compiler
     with compiler._changed:  # the compiling thread waits for it
         compiler.compile_seconds = program.computed  # a tenth of it was not lost yet
         assert compiler._whole.worn(compiler.compile_seconds, unused=True) == program.key
@@ -85,11 +91,11 @@ def test_a_program_that_was_used_little_is_compiled_anew_once_nothing_comes(own:
     assert compiler.waiting
     wait_until(lambda: not compiler.waiting, seconds=120)
     assert all(not each.chained for each in own.replica.programs if each.computed)
-    np.testing.assert_allclose(vectors(own), before, atol=1e-5)
+    np.testing.assert_allclose(logits(own), before, atol=1e-5)
 
 
 def test_it_is_given_up_for_a_program_that_batches_miss(own: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors(own)
+    logits(own)
     compiler, program, begun = own.compiler, used(own), threading.Event()
     compile = CompilingProcess.compile
 
@@ -112,7 +118,7 @@ def test_it_is_given_up_for_a_program_that_batches_miss(own: Engine, monkeypatch
 
 
 def test_no_program_is_compiled_anew_while_batches_lose_by_others(own: Engine) -> None:
-    vectors(own)
+    logits(own)
     key = used(own).key
     with own.compiler._changed:  # the compiling thread waits for it
         own.compiler.compile_seconds = used(own).computed / 1000
@@ -128,7 +134,7 @@ def test_no_program_is_compiled_anew_while_batches_lose_by_others(own: Engine) -
 def test_what_cannot_be_made_one_function_stays_as_it_was(
     own: Engine, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    before = vectors(own)
+    before = logits(own)
     program = used(own)
     if fails == "process":
         monkeypatch.setattr(CompilingProcess, "compile", lambda *_, **__: None)
@@ -143,4 +149,4 @@ def test_what_cannot_be_made_one_function_stays_as_it_was(
     wait_until(lambda: program.key in own.compiler._whole.refused, seconds=60)
     assert program.chained
     assert own.compiler._store.load(whole_family(own.replica.family), program.key) is None
-    np.testing.assert_array_equal(vectors(own), before)
+    np.testing.assert_array_equal(logits(own), before)

@@ -147,7 +147,14 @@ def test_a_method_that_asks_for_the_layer_itself(monkeypatch: pytest.MonkeyPatch
     assert chain_of(running.family, key)
     monkeypatch.setattr(Lora, "shares_layers", False)
     assert not isinstance(compile_program(running.family, key).compiled, Chain)
-    assert isinstance(compile_program(running.family, ProgramKey(EQUAL, Variant())).compiled, Chain)
+
+
+def test_a_program_without_deltas_is_one_function() -> None:
+    headed = dataclasses.replace(light_or_mask_task(1), deltas=())
+    running = Running(shallow(), [headed])
+    for key in (ProgramKey(EQUAL, Variant()), running.key(EQUAL)):
+        assert not chain_of(running.family, key)
+        assert not isinstance(compile_program(running.family, key).compiled, Chain)
 
 
 class OwnNetwork(EncoderNetwork):
