@@ -57,6 +57,8 @@ LINEAR: Mapping[str, str] = MappingProxyType(
 )
 NORMS: Mapping[str, str] = MappingProxyType({"attn_norm": "aln", "ffn_norm": "oln"})
 QUERY = "query: "
+PROMPTS = {"query": QUERY, "passage": "passage: "}
+"""As E5 was trained with."""
 MASK = "<mask>"
 METASPACE: Mapping[str, object] = MappingProxyType(
     {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
@@ -137,7 +139,7 @@ def read_container(path: Path, name: str) -> Backbone:
         tensors = _tensors(data, _directory(cursor), config)
     except InvalidBackbone as error:
         raise InvalidBackbone(f"{path.name}: {error.message}") from error
-    rule = EmbeddingRule("mean", True, Preprocessing(config.max_positions, True, prefix=QUERY))
+    rule = EmbeddingRule("mean", True, Preprocessing(config.max_positions, True, prefix=QUERY, prompts=PROMPTS))
     return Backbone.of_tensors(name, config, tensors, tokenizer_json, rule)
 
 

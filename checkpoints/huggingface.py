@@ -59,6 +59,10 @@ def _sentence(folder: Path, config: BackboneConfig) -> Sentence:
         found = read_sentence(folder, config.max_positions, problems)
     except InvalidTask as error:
         raise InvalidBackbone(error.message) from error
+    if found is not None and found.dense:
+        problems.append(
+            f"{MODULES}: expected Transformer, Pooling and maybe Normalize, found Dense, which tasks can have"
+        )
     if problems:
         raise InvalidBackbone(
             f"{'; '.join(problems[:MOST_PROBLEMS])}; for tasks alone, or the mean over the tokens, give a copy of the "

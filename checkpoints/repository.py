@@ -172,12 +172,12 @@ class Repository:
 
     def outline(self, stored: StoredTask) -> Task | None:
         """``task(stored).outlined()`` from the document alone; None if that does not say how many outputs its head
-        has."""
+        has, as without labels."""
         document = TaskDocument.parse(json.dumps(stored.metadata))
-        if document.head.type != "embedding" and not document.labels:
+        if not document.labels:
             return None
         shape = (document.backbone.hidden_size, len(document.labels))
-        head = {"kernel": np.broadcast_to(np.float32(0), shape)} if document.labels else {}
+        head = {"kernel": np.broadcast_to(np.float32(0), shape)}
         return document.task(stored.id, [{} for _ in document.deltas], head).outlined()
 
     def index(self, maker: str) -> Sequence[IndexedTask]:

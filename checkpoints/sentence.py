@@ -4,6 +4,7 @@
     sentence_bert_config.json          max_seq_length, do_lower_case (beside the model; older ones name the family)
     config_sentence_transformers.json  prompts, and which one every text gets
     1_Pooling/config.json              how tokens become one vector
+    2_Dense/                           a layer behind that (``checkpoints.imports.dense``)
 
 Whatever else such a folder asks for is a problem, and named.
 """
@@ -26,7 +27,7 @@ from jpets.types import EmbeddingRule, Pooling, Preprocessing
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
 LIBRARY = "sentence_transformers."
-UNDERSTOOD = ("Transformer", "Pooling", "Normalize")
+UNDERSTOOD = ("Transformer", "Pooling", "Dense", "Normalize")
 WITHOUT_EFFECT = ("Dropout",)
 """Modules that do nothing after training."""
 FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -54,8 +55,12 @@ HARMLESS = names(
     "trust_remote_code use_fast model_max_length clean_up_tokenization_spaces local_files_only cache_dir revision token"
 )
 """Arguments about loading and precision, or read elsewhere."""
-TEXT_MODALITY: Mapping[str, object] = MappingProxyType(
-    {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+EXPECTED: Mapping[str, object] = MappingProxyType(
+    {
+        "transformer_task": "feature-extraction",
+        "module_output_name": "token_embeddings",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    }
 )
 UNLIMITED = 1 << 20
 """Tokenizers without a limit say a number above this."""
@@ -65,15 +70,17 @@ UNLIMITED = 1 << 20
 class Sentence:
     """``lowercase``: texts lose their case before they are tokenised, whatever the tokenizer does.
 
-    ``notes`` are for the user: what the folder offers and does not do by itself.
+    ``dense`` are the folders of the layers between pooling and normalisation. ``notes`` are for the user: what the
+    folder offers and does not do by itself.
     """
 
     rule: EmbeddingRule
     lowercase: bool = False
+    dense: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-class _Module(NamedTuple):
+class Module(NamedTuple):
     kind: str
     path: str
 
@@ -98,16 +105,28 @@ def read_sentence(folder: Path, longest: int, problems: list[str], pooling: Pool
     if not (folder / MODULES).is_file():
         return None
     modules = _modules(folder, problems)
-    prompt, notes = _prompts(folder, problems)
-    settings = _settings(folder)
+    default, prompts = prompts_of(folder, problems)
+    prompt = prompts.get(default or "")
+    pooled = _pooling_settings(folder, modules, problems)
+    if pooled.get("include_prompt") is False:
+        if prompt:
+            problems.append("include_prompt must be true beside a default prompt, found false")
+        prompts = {}
+    settings = transformer_settings(folder)
     lowercase = expect(settings, "do_lower_case", bool, False, problems)
     rule = EmbeddingRule(
-        pooling or _pooling(folder, modules, problems, prompted=bool(prompt)),
+        pooling or _pooling(pooled, modules, problems),
         any(module.kind == "Normalize" for module in modules),
-        Preprocessing(min(longest, _most_tokens(folder, settings, problems) or longest), True, prefix=prompt or None),
+        Preprocessing(
+            min(longest, most_tokens(folder, settings, problems) or longest),
+            True,
+            prefix=prompt or None,
+            prompts=prompts or None,
+        ),
     )
-    _check_settings(settings, problems)
-    return Sentence(rule, lowercase, notes)
+    check_settings(settings, EXPECTED, problems)
+    dense = tuple(module.path for module in modules if module.kind == "Dense")
+    return Sentence(rule, lowercase, dense, note_on_prompts(default, prompts, "name one with each text (prompt_name)"))
 
 
 def lowercases(tokenizer_json: str) -> bool:
@@ -143,21 +162,28 @@ def _kind(reference: str) -> str:
     return reference.rpartition(".")[2] if reference.startswith(LIBRARY) else reference
 
 
-def _modules(folder: Path, problems: list[str]) -> Sequence[_Module]:
-    """The modules that have an effect, in their order."""
+def listed_modules(folder: Path) -> Sequence[Module]:
+    """The modules that have an effect, in their order. Raises ``InvalidTask``."""
     try:
         if (folder / MODULES).stat().st_size > MAX_BYTES:
             raise ValueError
         listed = json.loads((folder / MODULES).read_bytes())
-        modules = [_Module(_kind(str(each["type"])), str(each["path"])) for each in listed]
+        modules = [Module(_kind(str(each["type"])), str(each["path"])) for each in listed]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise InvalidTask(f"{MODULES}: expected a list of modules with type and path") from error
-    modules = [module for module in modules if module.kind not in WITHOUT_EFFECT]
+    return [module for module in modules if module.kind not in WITHOUT_EFFECT]
+
+
+def _modules(folder: Path, problems: list[str]) -> Sequence[Module]:
+    """The modules of a model that embeds."""
+    modules = listed_modules(folder)
     unknown = [f"{MODULES}: {kind[:80]!r} is not supported" for kind, _ in modules if kind not in UNDERSTOOD]
     problems += unknown[:3]
     found = tuple(module.kind for module in modules)
-    if not unknown and found not in (UNDERSTOOD, UNDERSTOOD[:2]):
-        problems.append(f"{MODULES}: expected Transformer, Pooling and maybe Normalize, found {str(list(found))[:80]}")
+    between = found[2:-1] if found[-1:] == ("Normalize",) else found[2:]
+    if not unknown and (found[:2] != UNDERSTOOD[:2] or any(kind != "Dense" for kind in between)):
+        expected = "Transformer, Pooling, maybe some Dense and maybe Normalize"
+        problems.append(f"{MODULES}: expected {expected}, found {str(list(found))[:80]}")
     for kind, path in modules:
         if path and not _is_name(path):
             problems.append(f"{MODULES}: expected the name of a folder in the folder, found {path[:80]!r}")
@@ -172,56 +198,63 @@ def _check_normalize(settings: Mapping[str, Any], path: str, problems: list[str]
             problems.append(f"{path}/config.json: {option} must be sentence_embedding, found {settings[option]!r}")
 
 
-def _pooling(folder: Path, modules: Sequence[_Module], problems: list[str], *, prompted: bool) -> Pooling:
-    """By the library's rules: the flags of older versions count where there is no ``pooling_mode``; the mean without
-    any."""
+def _pooling_settings(folder: Path, modules: Sequence[Module], problems: list[str]) -> Mapping[str, Any]:
     place = next((module.path for module in modules if module.kind == "Pooling"), None)
     if place is None or not (folder / place / "config.json").is_file():
         if place is not None:
             problems.append(f"expected {place}/config.json, which says how tokens are pooled, found none")
-        return "mean"
-    settings, file = read_json(folder / place / "config.json"), f"{place}/config.json"
-    problems += [f"{file}: {each}" for each in unsupported(settings, POOLING_KEYS, "Pooling")]
+        return {}
+    settings = read_json(folder / place / "config.json")
+    problems += [f"{place}/config.json: {each}" for each in unsupported(settings, POOLING_KEYS, "Pooling")]
+    return settings
+
+
+def _pooling(settings: Mapping[str, Any], modules: Sequence[Module], problems: list[str]) -> Pooling:
+    """By the library's rules: the flags of older versions count where there is no ``pooling_mode``; the mean without
+    any."""
     given = settings.get(MODE)
     modes = [name.removeprefix(f"{MODE}_") for name, on in settings.items() if name.startswith(f"{MODE}_") and on]
     if given is not None:
         modes = [str(each) for each in given] if isinstance(given, list) else [str(given)]
     modes = modes or ["mean"]
-    if settings.get("include_prompt") is False and prompted:
-        problems.append(f"{file}: include_prompt must be true beside a default prompt, found false")
-    if modes[0] == ROOT_MEAN and len(modes) == 1 and any(module.kind == "Normalize" for module in modules):
+    if modes == [ROOT_MEAN] and [module.kind for module in modules][2:] == ["Normalize"]:
         return "mean"
     if len(modes) != 1 or modes[0] not in POOLINGS:
-        problems.append(f"{file}: expected {MODE} to be one of {sorted(POOLINGS)}, found {str(modes)[:80]}")
+        problems.append(f"Pooling: expected {MODE} to be one of {sorted(POOLINGS)}, found {str(modes)[:80]}")
         return "mean"
     return POOLINGS[modes[0]]
 
 
-def _prompts(folder: Path, problems: list[str]) -> tuple[str, tuple[str, ...]]:
-    """What stands before every text, and a note on prompts that a caller of the library may choose."""
+def prompts_of(
+    folder: Path, problems: list[str], kind: str = "SentenceTransformer"
+) -> tuple[str | None, Mapping[str, str]]:
+    """The name of the prompt that stands before every text, and all prompts that a caller of the library may name."""
     if not (folder / PROMPTS).is_file():
-        return "", ()
+        return None, {}
     settings = read_json(folder / PROMPTS)
     prompts = expect(settings, "prompts", dict, {}, problems)
     if settings.get("truncate_dim") is not None:
         problems.append(f"{PROMPTS}: truncate_dim is not supported, found {str(settings['truncate_dim'])[:80]}")
-    if settings.get("model_type") not in (None, "SentenceTransformer"):
-        problems.append(f"{PROMPTS}: model_type must be SentenceTransformer, found {str(settings['model_type'])[:80]}")
+    if settings.get("model_type") not in (None, kind):
+        problems.append(f"{PROMPTS}: model_type must be {kind}, found {str(settings['model_type'])[:80]}")
     if not all(text is None or isinstance(text, str) for text in prompts.values()):
         problems.append(f"{PROMPTS}: prompts must be texts")
-        return "", ()
+        return None, {}
     default = expect(settings, "default_prompt_name", str, None, problems)
     if default is not None and default not in prompts:
         problems.append(f"{PROMPTS}: default_prompt_name {default[:80]!r} is none of its prompts")
-    own = prompts.get(default) or "" if default is not None else ""
+    return default, {str(name): text or "" for name, text in prompts.items()}
+
+
+def note_on_prompts(default: str | None, prompts: Mapping[str, str], how: str) -> tuple[str, ...]:
+    """A note on prompts that no text gets by itself."""
     others = [f"{name!r} ({text!r})" for name, text in prompts.items() if text and name != default]
     if not others:
-        return own, ()
-    listed = ", ".join(others[:3])[:300]
-    return own, (f"it has {len(others)} prompts that callers choose, {listed}: send them as part of a text",)
+        return ()
+    return (f"it has {len(others)} prompts that callers choose, {', '.join(others[:3])[:300]}: {how}",)
 
 
-def _settings(folder: Path) -> Mapping[str, Any]:
+def transformer_settings(folder: Path) -> Mapping[str, Any]:
     """The model's own settings: of the first file with an object that is not empty, as the library looks."""
     inner = model_folder(folder)
     for family in FAMILIES:
@@ -231,13 +264,9 @@ def _settings(folder: Path) -> Mapping[str, Any]:
     return {}
 
 
-def _check_settings(settings: Mapping[str, Any], problems: list[str]) -> None:
+def check_settings(settings: Mapping[str, Any], expected: Mapping[str, object], problems: list[str]) -> None:
+    """A problem for each setting of a Transformer module that has an effect and is not ``expected``."""
     problems += unsupported(settings, TRANSFORMER_KEYS | set(ARGUMENTS), "a Transformer module")
-    expected: Mapping[str, object] = {
-        "transformer_task": "feature-extraction",
-        "module_output_name": "token_embeddings",
-        "modality_config": TEXT_MODALITY,
-    }
     for option, own in expected.items():
         if settings.get(option) not in (None, own):
             problems.append(f"{option}: expected {own}, found {str(settings[option])[:120]}")
@@ -246,7 +275,7 @@ def _check_settings(settings: Mapping[str, Any], problems: list[str]) -> None:
         problems += [f"{option}: {each}" for each in unsupported(given, HARMLESS, "a Transformer module")]
 
 
-def _most_tokens(folder: Path, settings: Mapping[str, Any], problems: list[str]) -> int | None:
+def most_tokens(folder: Path, settings: Mapping[str, Any], problems: list[str]) -> int | None:
     """Where the library cuts texts: ``max_seq_length``, unless it is handed on as ``model_max_length``, or else the
     tokenizer's own limit."""
     handed_on = [settings.get(option) for option in ("tokenizer_args", "processor_kwargs")]

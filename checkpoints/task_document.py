@@ -10,7 +10,19 @@ import numpy as np
 import pydantic
 
 from jpets.errors import InvalidTask
-from jpets.types import BackboneRef, Delta, Head, HeadType, Pooling, Preprocessing, Problem, Students, Task, Tensors
+from jpets.types import (
+    BackboneRef,
+    Delta,
+    Head,
+    HeadType,
+    Pooling,
+    Preprocessing,
+    Problem,
+    Relevance,
+    Students,
+    Task,
+    Tensors,
+)
 
 FORMAT = 1
 MAX_DELTAS = 16
@@ -45,6 +57,7 @@ class HeadPart(_Part):
     pooling: Pooling = "cls"
     activation: str = "tanh"
     normalize: bool = False
+    relevance: Relevance | None = None
 
 
 class PreprocessingPart(_Part):
@@ -53,6 +66,7 @@ class PreprocessingPart(_Part):
     template: str | None = None
     prefix: str | None = None
     thresholds: tuple[float, ...] | None = None
+    prompts: dict[str, str] | None = None
     domain: str | None = None
 
 

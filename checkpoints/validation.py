@@ -154,7 +154,7 @@ def _finite_errors(tensors: Tensors, place: str) -> Iterator[str]:
 
 def head_specs(head: Head, hidden_size: int | None, config: BackboneConfig | None = None) -> dict[str, TensorSpec]:
     """The tensors that a head of this kind and size has, on the backbone of ``config`` if that is known."""
-    if head.type == "embedding":
+    if head.type == "embedding" and not head.tensors:
         return {}
     outputs = _width(head.tensors, "kernel")
     if head.type == "fill-mask":
@@ -191,6 +191,8 @@ def _head_errors(task: Task, config: BackboneConfig | None) -> Iterator[str]:
     outputs = _width(head.tensors, "kernel")
     if head.type == "question-answering" and outputs not in (None, QA_OUTPUTS):
         yield f"head/kernel: expected {QA_OUTPUTS} outputs, start and end of an answer, found {outputs}"
+    if head.relevance is not None and (head.type, outputs) != ("sequence-classification", 1):
+        yield f"head.relevance: expected none but for one output for a text, found {head.relevance}"
     if head.pooling == "pooler" and config is not None and not config.pooler:
         yield "head.pooling: expected cls or mean, found pooler, which the backbone does not have"
 
@@ -241,6 +243,8 @@ def _preprocessing_errors(task: Task, config: BackboneConfig | None) -> Iterator
             yield "preprocessing.template: expected {text}, maybe {text_pair}, and no other braces"
         elif task.head.type == "question-answering" and "{text_pair}" not in own.template:
             yield "preprocessing.template: expected {text_pair} too, the context of a question, found {text} only"
+    if own.prompts is not None and own.template is not None:
+        yield "preprocessing.prompts: expected none beside a template, which sets its own text around a query's"
     if own.thresholds is not None:
         outputs = _width(task.head.tensors, "kernel") or 0
         if task.head.type != "sequence-classification" or task.head.problem != "multi-label":

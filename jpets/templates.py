@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 
+from jpets.errors import InvalidInput
 from jpets.passage import Context
 from jpets.types import Preprocessing
 
@@ -12,6 +14,17 @@ HOLES = re.compile(r"\{text(?:_pair)?\}")
 """Where a template takes texts."""
 Place = tuple[int, int, int]
 """First and last character of a text, and its number."""
+
+
+def prompted(rule: Preprocessing, prompt: str | None) -> Preprocessing:
+    """The rule for a query that names one of its prompts. Raises ``InvalidInput`` for one that it does not have."""
+    if prompt is None:
+        return rule
+    prompts = rule.prompts or {}
+    if prompt not in prompts:
+        known = f"one of {sorted(prompts)[:8]}" if prompts else "none, as there are no prompts"
+        raise InvalidInput(f"prompt: expected {known}, found {prompt[:64]!r}")
+    return dataclasses.replace(rule, prefix=prompts[prompt])
 
 
 def filled(template: str, text: str, pair: str | None) -> str:

@@ -16,7 +16,7 @@ from jpets.errors import InputTooLong, InvalidInput
 from jpets.passage import Passage, passage_of_ids, passage_of_text, trimmed
 from jpets.positions import text_positions
 from jpets.spelling import Spelling, Written
-from jpets.templates import context_of, filled, places_of
+from jpets.templates import context_of, filled, places_of, prompted
 from jpets.types import LoadedBackbone, Preprocessing, Query, RowSource
 
 Ints = npt.NDArray[np.int32]
@@ -136,6 +136,9 @@ class TextEncoder:
         longest = longest or self.longest
         if (query.text is None) == (query.input_ids is None):
             raise InvalidInput("a query needs either text or input_ids, and not both")
+        if query.input_ids is not None and query.prompt is not None:
+            raise InvalidInput("prompt: expected none beside token ids, which are taken as they are; leave it out")
+        rule = prompted(rule, query.prompt)
         if query.input_ids is not None:
             tokens = self._check_ids(query, min(longest, rule.max_length or longest))
             if passage:
@@ -172,6 +175,7 @@ class TextEncoder:
         the first text leaves no room, and for more than ``most`` windows.
         """
         assert query.text is not None
+        rule = prompted(rule, query.prompt)
         if rule.template is not None or (rule.prefix and query.text_pair is None):
             raise InvalidInput("a long text is read in windows only where the task's rule sets nothing around it")
         text, pair = self._prepare(query.text, query.text_pair, rule)

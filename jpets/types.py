@@ -29,6 +29,7 @@ from jpets.results import Tokens as Tokens
 HeadType = Literal["sequence-classification", "token-classification", "question-answering", "embedding", "fill-mask"]
 Problem = Literal["single-label", "multi-label", "regression"]
 Pooling = Literal["cls", "mean", "pooler"]
+Relevance = Literal["sigmoid", "raw"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 """How labels of tokens become entities."""
 UNLABELLED: Sequence[HeadType] = ("embedding", "question-answering", "fill-mask")
@@ -58,7 +59,8 @@ class Query:
 
     Token ids are taken as they are: they must hold the special tokens already. ``truncate`` overrides the task's
     own rule for texts that are too long; ``None`` keeps it. For question answering ``text`` is the question and
-    ``text_pair`` the context. ``owner`` is the tenant that has the task, by default the one that asks.
+    ``text_pair`` the context. ``owner`` is the tenant that has the task, by default the one that asks. ``prompt`` names
+    the one of the task's prompts that stands before the text.
     """
 
     task: str | None
@@ -68,6 +70,7 @@ class Query:
     token_type_ids: Sequence[int] | None = None
     truncate: bool | None = None
     owner: str | None = None
+    prompt: str | None = None
 
     def task_name(self, tenant: str) -> TaskName | None:
         """The task that it asks for, sent by ``tenant``."""
@@ -109,8 +112,8 @@ class Delta:
 class Head:
     """A task's head. Tensors: ``kernel`` [d, C], ``bias`` [C]; with two layers ``dense_kernel`` [d, m], ``dense_bias``.
 
-    An embedding head has no tensors. A question-answering head has two outputs, start and end, and no labels. A
-    fill-mask head's one layer is followed by its ``activation``; behind it are a norm (``norm_weight``, ``norm_bias``
+    An embedding head gives the pooled vector itself, or what its layers make of it. A question-answering head has two
+    outputs, start and end, and no labels. Behind a fill-mask head's layer are a norm (``norm_weight``, ``norm_bias``
     [C]), the products with the backbone's word embeddings, and ``decoder_bias`` [V].
     """
 
@@ -119,13 +122,20 @@ class Head:
     problem: Problem = "single-label"
     pooling: Pooling = "cls"
     activation: str = "tanh"
-    """Activation after the dense layer of a two-layer head, or of a fill-mask head."""
+    """Activation after the first of two layers; of an embedding or fill-mask head with one layer, after that."""
     normalize: bool = False
+    relevance: Relevance | None = None
+    """What of the one output for a pair of texts such pairs are ranked by; None is the sigmoid."""
 
     @property
     def reads_tokens(self) -> bool:
         """Whether there are outputs for every token; ``pooling`` then means nothing."""
         return self.type in ("token-classification", "question-answering", "fill-mask")
+
+    @property
+    def activates_outputs(self) -> bool:
+        """Whether ``activation`` follows the only layer."""
+        return self.type in ("embedding", "fill-mask") and self.outputs > 0 and not self.dense
 
     @property
     def host_part(self) -> Tensors:
@@ -150,6 +160,8 @@ class Preprocessing:
     template: str | None = None
     prefix: str | None = None
     thresholds: tuple[float, ...] | None = None
+    prompts: Mapping[str, str] | None = None
+    """By name, what may stand before a text instead of ``prefix``."""
     domain: str | None = None
     """Where the backbone looks tokens up in tables: the domain of these; None: the root's alone."""
 
@@ -198,6 +210,11 @@ class Task:
     students: Students | None = None
 
     @property
+    def vector_size(self) -> int:
+        """The numbers of an embedding."""
+        return self.head.outputs or self.backbone.hidden_size
+
+    @property
     def parts(self) -> tuple[Task, ...]:
         """The students of a group, each as a task that gives its pooled vector; any other task alone."""
         if self.students is None:
@@ -210,14 +227,15 @@ class Task:
         return tuple(dataclasses.replace(alone, deltas=self.deltas[at * each : (at + 1) * each]) for at in range(count))
 
     def outlined(self, *, host_part: bool = False) -> Task:
-        """The task without deltas, and with a head of the same shape that takes no memory: it tells how answers look.
-        With the head's ``host_part``, if that is said."""
+        """The task without the numbers of its deltas, and with a head of the same shape that takes no memory: it tells
+        how answers look, and how long texts may be. With the head's ``host_part``, if that is said."""
         shapes: Tensors = {
             name: np.broadcast_to(np.float32(0), array.shape) for name, array in self.head.tensors.items()
         }
         if host_part:
             shapes = {**shapes, **self.head.host_part}
-        return dataclasses.replace(self, deltas=(), head=dataclasses.replace(self.head, tensors=shapes))
+        deltas = tuple(dataclasses.replace(delta, tensors={}) for delta in self.deltas)
+        return dataclasses.replace(self, deltas=deltas, head=dataclasses.replace(self.head, tensors=shapes))
 
 
 class DomainReport(NamedTuple):

@@ -7,7 +7,7 @@ import tokenizers
 from support import tiny
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from jpets.errors import InputTooLong
+from jpets.errors import InputTooLong, InvalidInput
 from jpets.tokenizing import TextEncoder
 from jpets.types import Preprocessing, Query
 
@@ -54,3 +54,29 @@ def test_texts_are_cut_to_the_usual_length_but_may_be_longer() -> None:
     assert length(Preprocessing(max_length=12), True) == 12
     with pytest.raises(InputTooLong, match="the limit is 12"):
         length(Preprocessing(max_length=12), None)
+
+
+RULE = Preprocessing(prefix="query ", prompts={"passage": "passage ", "none": ""})
+
+
+@pytest.mark.parametrize(("prompt", "before"), [(None, "query "), ("passage", "passage "), ("none", "")])
+def test_a_query_names_what_stands_before_its_text(prompt: str | None, before: str) -> None:
+    encoder = TextEncoder(tiny().tokenizer_json, 800, 2, 32)
+    found = encoder.encode(Query(None, "a library", prompt=prompt), RULE, spelled=True)
+    plain = encoder.encode(Query(None, f"{before}a library"), Preprocessing())
+    assert found.ids.tolist() == plain.ids.tolist()
+    assert found.spelling is not None
+    assert (found.spelling.of_text == 0).sum() == len(encoder.encode(Query(None, "a library"), Preprocessing()).ids) - 2
+
+
+@pytest.mark.parametrize(
+    ("query", "rule", "named"),
+    [
+        (Query(None, "a", prompt="other"), RULE, r"prompt: expected one of \['none', 'passage'\], found 'other'"),
+        (Query(None, "a", prompt="other"), Preprocessing(), "prompt: expected none, as there are no prompts"),
+        (Query(None, input_ids=[2, 5, 3], prompt="passage"), RULE, "prompt: expected none beside token ids"),
+    ],
+)
+def test_a_prompt_that_cannot_stand_there_is_refused(query: Query, rule: Preprocessing, named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        TextEncoder(tiny().tokenizer_json, 800, 2, 32).encode(query, rule)

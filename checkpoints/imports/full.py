@@ -15,6 +15,7 @@ from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray, canonical_shapes, from_params
 from checkpoints.families import FAMILIES, encoder_prefix, tensor_names
 from checkpoints.huggingface import convert, family_of, read_config, read_settings, unused_positions
+from checkpoints.imports.cross_encoder import as_cross_encoder
 from checkpoints.imports.heads import (
     PROBLEMS,
     Wishes,
@@ -113,6 +114,8 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
         head = read_head(rest, backbone.config, kind, problem)
         labels = labels_of(head, settings, wishes, problems.options)
         found = Imported((), head, labels, note_on_labels(labels))
+        if kind == "sequence-classification":
+            found = as_cross_encoder(found, folder, settings, config.max_positions, problems.options)
     rest.refuse_rest(f"not understood in a {family} checkpoint with a {kind} head")
     refuse_idle_wishes(found.head, wishes, problems.options)
     problems.refuse()

@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from checkpoints.backbone import Backbone
+from checkpoints.imports.cross_encoder import is_cross_encoder
+from checkpoints.imports.dense import read_dense
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported
 from checkpoints.sentence import MODULES, lowercases, read_sentence
@@ -14,12 +16,12 @@ from jpets.types import Head
 
 def is_sentence_folder(folder: Path) -> bool:
     """Whether it says how its model's hidden states become an embedding."""
-    return (folder / MODULES).is_file()
+    return (folder / MODULES).is_file() and not is_cross_encoder(folder)
 
 
 def embedding_of(folder: Path, backbone: Backbone, wishes: Wishes, problems: list[str]) -> Imported:
-    """The head with the pooling and normalisation of the folder's modules, unless the user wishes others, and the
-    folder's preprocessing of texts. Anything else that the folder asks for is a problem."""
+    """The head with the pooling, layers and normalisation of the folder's modules, unless the user wishes others, and
+    the folder's preprocessing of texts. Anything else that the folder asks for is a problem."""
     found = read_sentence(folder, backbone.config.max_positions, problems, wishes.pooling)
     if found is None:
         head = Head("embedding", pooling=wishes.pooling or "mean", normalize=bool(wishes.normalize))
@@ -34,6 +36,9 @@ def embedding_of(folder: Path, backbone: Backbone, wishes: Wishes, problems: lis
         )
     normalize = found.rule.normalize if wishes.normalize is None else wishes.normalize
     head = Head("embedding", pooling=found.rule.pooling, normalize=normalize)
+    if found.dense and not problems:
+        tensors, activation = read_dense(folder, found.dense, backbone.config.hidden_size, problems)
+        head = dataclasses.replace(head, tensors=tensors, activation=activation)
     return Imported((), head, notes=found.notes, preprocessing=found.rule.preprocessing)
 
 

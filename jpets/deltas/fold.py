@@ -21,8 +21,8 @@ from jpets.types import Delta, Task
 def fold_pooler(task: Task, config: BackboneConfig, params: Params) -> Task:
     """``task``; if a delta changes the pooler's weight and the head reads it, a task with that pooler in its head.
 
-    Raises ``InvalidTask`` if the head already has two layers, or none (embedding), and for a group of students, whose
-    deltas are not those of one encoder.
+    Raises ``InvalidTask`` if the head already has two layers, or embeds, and for a group of students, whose deltas are
+    not those of one encoder.
     """
     if task.students is not None:
         raise InvalidTask(f"task {task.id!r} is a group of students: its deltas do not act together; use its parts")
@@ -43,15 +43,16 @@ def fold_pooler(task: Task, config: BackboneConfig, params: Params) -> Task:
 def folds_pooler(task: Task) -> bool:
     """Whether a delta changes the weight of the pooler and the head reads it.
 
-    Raises ``InvalidTask`` if the head already has two layers, or none (embedding).
+    Raises ``InvalidTask`` if the head already has two layers, or embeds.
     """
     changed = any(_changes_weight(delta) for delta in task.deltas)
     if not changed or task.head.pooling != "pooler" or task.head.reads_tokens:
         return False
-    if task.head.dense or not task.head.tensors:
+    if task.head.dense or task.head.type == "embedding":
+        found = "has two layers" if task.head.dense else "embeds"
         raise InvalidTask(
-            f"a delta on the pooler's weight needs a one-layer head that reads the pooler; this {task.head.type} head "
-            f"has {'two layers' if task.head.dense else 'none'}"
+            "a delta on the pooler's weight needs a one-layer head for classes or values that reads the pooler; this "
+            f"{task.head.type} head {found}"
         )
     return True
 

@@ -24,11 +24,11 @@ class HeadClass(Method):
     shares_layers = True
 
     def contribution(self, head: Head) -> Contribution | None:
-        """The slot of a head; none for heads without tensors (embedding)."""
+        """The slot of a head; none for heads without tensors, which give the pooled vector."""
         if not head.tensors:
             return None
         reads = "tokens" if head.reads_tokens else "pooled"
-        two, fills = head.dense > 0, head.type == "fill-mask"
+        two = head.dense > 0
         key = ClassKey(
             "head",
             (("outputs", size_step(head.outputs)), *((("dense", size_step(head.dense)),) if two else ())),
@@ -36,7 +36,7 @@ class HeadClass(Method):
             (
                 ("reads", reads),
                 ("layers", "2" if two else "1"),
-                ("activation", head.activation if two or fills else "identity"),
+                ("activation", head.activation if two or head.activates_outputs else "identity"),
             ),
         )
         own = {name: array for name, array in head.tensors.items() if name not in head.host_part}

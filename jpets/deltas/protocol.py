@@ -110,6 +110,10 @@ class Lead:
     def __add__(self, other: Lead) -> Lead:
         return Lead(self.tokens + other.tokens, self.first_position + other.first_position)
 
+    def room(self, longest: int, positions: int) -> int:
+        """Most tokens of a text behind it, where a query takes ``longest`` and the backbone so many ``positions``."""
+        return min(longest, positions - self.first_position) - self.tokens
+
 
 NO_LEAD = Lead()
 

@@ -65,6 +65,11 @@ class TaskOutputs(NamedTuple):
     pooled: Float[Array, "n d"]
     logits: Float[Array, "n *l c"]
 
+    @property
+    def vectors(self) -> Float[Array, "n m"]:
+        """The embeddings, before they get a length of 1."""
+        return self.logits if self.logits.shape[-1] else self.pooled
+
 
 def task_outputs(
     encoder: SplitEncoder,

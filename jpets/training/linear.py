@@ -36,7 +36,7 @@ class FrozenFeatures:
     def __init__(self, encoder: SplitEncoder, text: TextEncoder, params: Params, head: Head) -> None:
         size = encoder.config.hidden_size
         same = {"kernel": np.eye(size, dtype=np.float32), "bias": np.zeros(size, np.float32)}
-        self._head = dataclasses.replace(head, tensors=same if head.tensors else {})
+        self._head = head if head.type == "embedding" else dataclasses.replace(head, tensors=same)
         self._predictor, self._params = Predictor(encoder, text, self._head), params
 
     def __call__(self, tokens: Sequence[Tokens]) -> list[Values]:

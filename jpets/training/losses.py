@@ -50,7 +50,7 @@ def row_losses(head: Head, outputs: TaskOutputs, labels: Labels) -> Float[Array,
     """Each row's loss, tokens and outputs averaged."""
     logits, targets = outputs.logits, labels.targets
     if head.type == "embedding":
-        return pair_losses(outputs.pooled, labels)
+        return pair_losses(outputs.vectors, labels)
     if head.type == "question-answering":
         each = optax.softmax_cross_entropy_with_integer_labels(logits.swapaxes(1, 2), targets)
         return each.mean(-1)
@@ -74,7 +74,7 @@ def _mean_of_counted(losses: Float[Array, "n c"], targets: Array) -> Float[Array
     return jnp.where(counted, losses, 0).sum(-1) / jnp.maximum(counted.sum(-1), 1).astype(losses.dtype)
 
 
-def pair_losses(pooled: Float[Array, "m d"], labels: Labels) -> Float[Array, " n"]:
+def pair_losses(vectors: Float[Array, "m d"], labels: Labels) -> Float[Array, " n"]:
     """Losses of n pairs; the first n rows are the first texts, the others the second ones.
 
     If the second texts have numbers: which of the batch's seconds belongs to the first, by cross-entropy over their
@@ -82,7 +82,7 @@ def pair_losses(pooled: Float[Array, "m d"], labels: Labels) -> Float[Array, " n
     pair's cosine (Reimers and Gurevych 2019, section 3).
     """
     n = len(labels.weights)
-    unit = pooled / jnp.maximum(jnp.linalg.norm(pooled, axis=-1, keepdims=True), 1e-6)
+    unit = vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-6)
     first, second = unit[:n], unit[n:]
     if jnp.issubdtype(labels.targets.dtype, jnp.floating):
         return jnp.square((first * second).sum(-1) - labels.targets)

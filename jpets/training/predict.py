@@ -43,7 +43,7 @@ class Predictor:
     def __call__(
         self, params: Params, head: Head, tokens: Sequence[Tokens], deltas: Sequence[Delta] = ()
     ) -> list[Answer]:
-        """Logits of each text: [C], [tokens, C] of a head on tokens, the pooled vector of an embedding head."""
+        """Logits of each text: [C], [tokens, C] of a head on tokens, the vector of an embedding head."""
         both = self.both(params, head, tokens, deltas)
         answers = [logits if head.tensors else pooled for pooled, logits in both]
         if head.reads_tokens:

@@ -91,8 +91,8 @@ def _check_head(head: Head, training: Training) -> None:
     found = head.type if head.type != "sequence-classification" else head.problem
     if training.balanced and not one_of_several:
         raise InvalidInput(f"balanced: expected one label a text, whose classes can count alike, found {found}")
-    if training.method == "frozen" and head.type == "embedding":
-        raise InvalidInput("frozen: an embedding head has no numbers of its own, so that nothing would be trained")
+    if training.method == "frozen" and head.type == "embedding" and not head.tensors:
+        raise InvalidInput("frozen: this embedding head has no numbers of its own, so that nothing would be trained")
     if training.problem not in (None, found):
         raise InvalidInput(f"problem: expected labels of texts for {training.problem}, found {found}")
     if training.head not in (None, found):

@@ -194,7 +194,7 @@ def _with_width(member: Member, width: int) -> Member:
 
 
 def _widened(head: Head, width: int) -> dict[str, Any]:
-    """The head's tensors with this many outputs; the added ones are never answers. Embedding heads have no tensors."""
+    """The head's tensors with this many outputs; the added ones are never answers. Embedding heads are equally wide."""
     own = {name: jnp.asarray(array) for name, array in head.tensors.items()}
     if not head.outputs:
         return own
@@ -220,9 +220,9 @@ def _outcome(member: Member, best: _Best, at: int, losses: Sequence[float], rate
 
 
 def head_kind(head: Head, rows: Rows) -> tuple[str, str | None, int, str]:
-    """What must be equal for tasks to be trained together: type and problem of the head, the number of values (0 if
-    outputs are labels), and the kind of the targets."""
-    outputs = head.outputs if head.problem == "regression" else 0
+    """What must be equal for tasks to be trained together: type and problem of the head, the number of values, or of a
+    vector's numbers (0 if outputs are labels), and the kind of the targets."""
+    outputs = head.outputs if head.problem == "regression" or head.type == "embedding" else 0
     return head.type, head.problem, outputs, rows.targets[0].dtype.kind
 
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
+from jpets.deltas import task_lead
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.interface import Serves
 from jpets.engine.results.stats import BatchObserver
@@ -88,6 +89,14 @@ class Service:
     def engine(self) -> Serves:
         """The engine for a new request. Raises ``Saturated`` before ``start`` is done and after ``drain``."""
         return self.tasks.engine
+
+    def longest(self, task: Task | None) -> int:
+        """Most tokens of a text for this task, or for the backbone itself."""
+        longest = self.engine.longest
+        if task is None:
+            return longest
+        room = task_lead(task.parts[0]).room(longest, self.backbone.config.max_positions)
+        return min(room, task.preprocessing.max_length or room)
 
     def check_open(self) -> None:
         """Raises ``Saturated`` where ``engine`` would."""

@@ -12,11 +12,11 @@ import numpy as np
 from fastapi import APIRouter, Body, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
-from jpets.engine.results.numbers import normalized
 from jpets.errors import InvalidInput
 from jpets.types import Embedding, FloatArray, Query, Result, Task
 from serving.http.fields import Int64, Many, ModelName, Text
 from serving.protocols.classify import usage
+from serving.protocols.results import shortened
 from serving.protocols.schemas import Usage
 from serving.requests.ask import ask, check_count, raise_first_error
 from serving.requests.context import Context, Here
@@ -47,6 +47,8 @@ class EmbeddingsRequest(BaseModel):
     """Accepted because OpenAI clients send it; it changes nothing."""
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule. Token ids are never cut."""
+    prompt_name: Text | None = None
+    """Which of the model's prompts stands before each text; `jpets task show` and `jpets backbone show` list them."""
 
 
 class EmbeddingItem(BaseModel):
@@ -75,7 +77,8 @@ async def embeddings(
     if task is not None and task.head.type != "embedding":
         raise InvalidInput(f"{body.model!r} has a {task.head.type} head; ask POST /v1/classify")
     kept = check_dimensions(here, body.model, task, body.dimensions)
-    queries = await queries_of(here, body.input, task.id if task is not None else None, truncate=body.truncate)
+    name = task.id if task is not None else None
+    queries = await queries_of(here, body.input, name, truncate=body.truncate, prompt=body.prompt_name)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         raise_first_error(results)
@@ -93,24 +96,19 @@ async def embeddings(
     return await ask(request, here, queries, respond)
 
 
-def shortened(vector: FloatArray, kept: int) -> FloatArray:
-    """The first numbers of a vector, with the length of the whole."""
-    if kept >= len(vector):
-        return vector
-    return normalized(vector[:kept]) * np.float32(np.linalg.norm(vector))
-
-
-async def queries_of(here: Context, given: Any, task: str | None, *, truncate: bool | None) -> list[Query]:
+async def queries_of(
+    here: Context, given: Any, task: str | None, *, truncate: bool | None, prompt: str | None = None
+) -> list[Query]:
     """Queries for ``Inputs``. Raises ``TooLarge``, ``InvalidInput``."""
     inputs = _inputs(given)
     check_count(len(inputs), here)
     numbers = sum(len(each) for each in inputs if not isinstance(each, str))
-    return await here.aside.do(numbers, partial(_queries, inputs, task, truncate))
+    return await here.aside.do(numbers, partial(_queries, inputs, task, truncate, prompt))
 
 
 def check_dimensions(here: Context, model: str, task: Task | None, asked: int | None) -> int:
     """How many numbers of a vector are kept. Raises ``InvalidInput`` for more than there are."""
-    size = task.backbone.hidden_size if task is not None else here.services.first.backbone.config.hidden_size
+    size = task.vector_size if task is not None else here.services.first.backbone.config.hidden_size
     if asked is not None and asked > size:
         raise InvalidInput(f"dimensions: {model!r} gives {size}, found {asked}; ask for as many or fewer")
     return asked or size
@@ -121,12 +119,14 @@ def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
     return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
 
 
-def _queries(inputs: Sequence[str | Sequence[int]], task: str | None, truncate: bool | None) -> list[Query]:
+def _queries(
+    inputs: Sequence[str | Sequence[int]], task: str | None, truncate: bool | None, prompt: str | None
+) -> list[Query]:
     try:
         return [
-            Query(task, text=each, truncate=truncate)
+            Query(task, text=each, truncate=truncate, prompt=prompt)
             if isinstance(each, str)
-            else Query(task, input_ids=array("q", each))
+            else Query(task, input_ids=array("q", each), prompt=prompt)
             for each in inputs
         ]
     except OverflowError as error:

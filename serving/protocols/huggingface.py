@@ -68,22 +68,26 @@ class Parameters(BaseModel):
     """Answers may begin or end within a word."""
     normalize: StrictBool | None = None
     truncate: StrictBool | None = None
+    prompt_name: Text | None = None
+    """Which of the model's prompts stands before each text."""
 
 
 class HuggingFaceRequest(BaseModel):
-    """``normalize`` and ``truncate`` stand beside ``inputs`` where the client embeds texts."""
+    """What stands beside ``inputs`` is sent so where the client embeds texts."""
 
     model_config = ConfigDict(extra="forbid")
     inputs: Question | Similar | Text | Many[Text]
     parameters: Parameters | None = None
     normalize: StrictBool | None = None
     truncate: StrictBool | None = None
+    prompt_name: Text | None = None
+    dimensions: Annotated[Int64, Field(ge=1)] | None = None
+    """So many of the first numbers of each vector, with the length that the whole one had."""
 
     def told(self) -> dict[str, Any]:
         """All parameters that were given."""
-        beside = {"normalize": self.normalize, "truncate": self.truncate}
         own = self.parameters.model_dump(exclude_none=True) if self.parameters is not None else {}
-        return {**own, **{name: value for name, value in beside.items() if value is not None}}
+        return {**own, **self.model_dump(exclude={"inputs", "parameters"}, exclude_none=True)}
 
 
 @router.post("/hf/{task}", response_model=None, summary="Ask a task as Hugging Face's client does")

@@ -16,7 +16,7 @@ from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Entity, Fill, Fills, FloatArray, Query, Regression, Result, Span, Task, Tokens
 from serving.protocols.long_texts import answers_of, entities_of
 from serving.protocols.oip.outputs import REPLACED
-from serving.protocols.results import all_of, check_length, class_names, ranked, scored, vectors_of
+from serving.protocols.results import all_of, check_length, class_names, ranked, scored, shortened, vectors_of
 from serving.requests.windows import Cut
 
 Kind = Literal[
@@ -61,7 +61,8 @@ class Answering(NamedTuple):
 
 
 def _texts(asked: Asked) -> list[Query]:
-    return [Query(asked.id, text, asked.context, truncate=asked.told.get("truncate")) for text in asked.texts]
+    truncate, prompt = asked.told.get("truncate"), asked.told.get("prompt_name")
+    return [Query(asked.id, text, asked.context, truncate=truncate, prompt=prompt) for text in asked.texts]
 
 
 def _classes(asked: Asked, results: Sequence[Result]) -> list[list[dict[str, Any]]]:
@@ -166,7 +167,13 @@ def _embedding(asked: Asked) -> list[Query]:
 
 
 def _embedded(asked: Asked, results: Sequence[Result]) -> list[FloatArray]:
-    return vectors_of(results, asked.told.get("normalize"))
+    vectors = vectors_of(results, asked.told.get("normalize"))
+    kept, size = asked.told.get("dimensions"), len(vectors[0])
+    if kept is None:
+        return vectors
+    if kept > size:
+        raise InvalidInput(f"dimensions: expected at most {size}, the numbers of a vector, found {kept}")
+    return [shortened(vector, kept) for vector in vectors]
 
 
 def _filled(asked: Asked, results: Sequence[Result]) -> Any:
@@ -218,7 +225,9 @@ KINDS: Mapping[Kind, Answering] = {
         _answer,
         passage=True,
     ),
-    "feature_extraction": Answering("embedding", frozenset({"normalize", "truncate"}), _embedding, _embedded),
+    "feature_extraction": Answering(
+        "embedding", frozenset({"dimensions", "normalize", "prompt_name", "truncate"}), _embedding, _embedded
+    ),
     "fill_mask": Answering("fill-mask", frozenset({"targets", "top_k", "truncate"}), _texts, _filled),
     "sentence_similarity": Answering("embedding", frozenset({"truncate"}), _texts, _similar),
 }

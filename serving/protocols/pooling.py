@@ -16,8 +16,9 @@ from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Embedding, FloatArray, HeadType, Regression, Result, Tokens
 from serving.http.fields import Int64, ModelName, Text
 from serving.protocols.classify import usage
-from serving.protocols.embeddings import Inputs, check_dimensions, encoded, queries_of, shortened
+from serving.protocols.embeddings import Inputs, check_dimensions, encoded, queries_of
 from serving.protocols.oip.outputs import REPLACED
+from serving.protocols.results import shortened
 from serving.protocols.schemas import Usage
 from serving.requests.ask import ask, raise_first_error
 from serving.requests.context import Here

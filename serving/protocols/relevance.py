@@ -21,7 +21,7 @@ async def scoring_task(here: Context, name: str) -> Task:
     return found
 
 
-def relevances(results: Sequence[Result], *, raw: bool = False) -> list[float]:
+def relevances(results: Sequence[Result], *, raw: bool) -> list[float]:
     """The score of each pair: a probability, or the ``raw`` output."""
     found = scored(results)
     if any(len(result.logits) != 1 for result in found):

@@ -91,13 +91,14 @@ class ScoreResponse(BaseModel):
 async def rerank(
     request: Request, here: Here, body: Annotated[RerankRequest, Body(openapi_examples=RERANKED)]
 ) -> Response:
-    """`model` is a task with one output for a pair of texts. `relevance_score` is its sigmoid."""
+    """`model` is a task with one output for a pair of texts. `relevance_score` is its sigmoid, or the output itself
+    where the model was made so."""
     check_count(len(body.documents), here)
     task = await scoring_task(here, body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
-        scores = relevances(results)
+        scores = relevances(results, raw=task.head.relevance == "raw")
         best = best_first(scores)[: body.top_n]
         ranked: list[dict[str, Any]] = [{"index": at, "relevance_score": scores[at]} for at in best]
         if body.return_documents:
@@ -109,13 +110,15 @@ async def rerank(
 
 
 async def score(request: Request, here: Here, body: Annotated[ScoreRequest, Body(openapi_examples=SCORED)]) -> Response:
-    """`model` is a task with one output for a pair of texts; a `score` is its sigmoid."""
+    """`model` is a task with one output for a pair of texts; a `score` is its sigmoid, or the output itself where the
+    model was made so."""
     pairs = _pairs(body.text_1, body.text_2)
     check_count(len(pairs), here)
     task = await scoring_task(here, body.model)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
-        data = [{"index": at, "object": "score", "score": each} for at, each in enumerate(relevances(results))]
+        scores = relevances(results, raw=task.head.relevance == "raw")
+        data = [{"index": at, "object": "score", "score": each} for at, each in enumerate(scores)]
         return {
             "id": f"score-{uuid.uuid4().hex}",
             "object": "list",

@@ -56,3 +56,10 @@ def vectors_of(results: Sequence[Result], unit: bool | None) -> list[FloatArray]
     """The embeddings, of length 1 if they are to be ``unit`` ones."""
     vectors = (result.embedding for result in all_of(results, Embedding))
     return [np.ascontiguousarray(normalized(vector) if unit else vector) for vector in vectors]
+
+
+def shortened(vector: FloatArray, kept: int) -> FloatArray:
+    """The first numbers of a vector, with the length of the whole."""
+    if kept >= len(vector):
+        return vector
+    return normalized(vector[:kept]) * np.float32(np.linalg.norm(vector))

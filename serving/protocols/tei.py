@@ -19,7 +19,6 @@ from serving.protocols.results import check_length, class_names, ranked, scored,
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here, server_version
 from serving.requests.routes import JSONRoute
-from serving.requests.windows import longest_of
 
 router = APIRouter(prefix="/tei/{task}", tags=["inference"], route_class=JSONRoute)
 
@@ -33,6 +32,8 @@ class EmbedRequest(BaseModel):
     normalize: StrictBool | None = None
     """True by default: vectors have the length 1."""
     truncate: StrictBool | None = None
+    prompt_name: Text | None = None
+    """Which of the model's prompts stands before each text."""
 
 
 class PredictRequest(BaseModel):
@@ -63,7 +64,8 @@ async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRe
     check_count(len(texts), here)
     unit = body.normalize is not False
     check_length(found, unit)
-    queries = [Query(found.id if found else None, text, truncate=body.truncate) for text in texts]
+    name = found.id if found else None
+    queries = [Query(name, text, truncate=body.truncate, prompt=body.prompt_name) for text in texts]
     return await ask(request, here, queries, lambda results: vectors_of(results, unit))
 
 
@@ -114,7 +116,7 @@ async def info(here: Here, task: str) -> FastJSONResponse:
     """What kind of model it is, and how long its texts may be."""
     found = await here.find(task)
     with here.services.owning(here.named(task)) as own:
-        longest = longest_of(own, found)
+        longest = own.longest(found)
     return FastJSONResponse(
         {
             "model_id": task,

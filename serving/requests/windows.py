@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from jpets.tokenizing import Tokens
 from jpets.types import Query, Task
-from serving.hosted.service import Service
 from serving.requests.context import Context
 
 USUAL, USUAL_STRIDE = 384, 128
@@ -22,12 +21,6 @@ class Cut:
     queries: list[Query]
 
 
-def longest_of(own: Service, task: Task | None) -> int:
-    """Tokens of the longest text that a task of this service takes, or the backbone itself."""
-    longest = own.engine.longest
-    return longest if task is None else min(longest, task.preprocessing.max_length or longest)
-
-
 def cut(
     here: Context, task: Task, query: Query, size: int | None = None, stride: int | None = None, *, passage: bool
 ) -> Cut:
@@ -38,7 +31,7 @@ def cut(
     request may have inputs.
     """
     with here.services.owning(here.named(task.id)) as own:
-        longest = longest_of(own, task)
+        longest = own.longest(task)
         size = min(longest, size or (USUAL if passage else longest))
         shared = min(size // 2, USUAL_STRIDE) if stride is None else stride
         most = here.settings.max_inputs

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoints.canonical import canonical_shapes, from_params
-from checkpoints.e5_container import ORIGINAL, container_in, read_container
+from checkpoints.e5_container import ORIGINAL, PROMPTS, container_in, read_container
 from checkpoints.source import load_backbone, resolve_source
 from jpets.errors import InvalidBackbone
 from jpets.types import EmbeddingRule, Preprocessing
@@ -133,7 +133,7 @@ def test_every_tensor_has_its_place(tmp_path: Path) -> None:
     config = backbone.config
     assert dataclasses.astuple(config)[:8] == ("bert", 44, 32, 2, 4, 64, 24, 2)
     assert (config.norm_eps, config.pooler, config.activation, config.skips_padding) == (1e-12, False, "gelu", False)
-    assert backbone.embeds == EmbeddingRule("mean", True, Preprocessing(24, True, prefix="query: "))
+    assert backbone.embeds == EmbeddingRule("mean", True, Preprocessing(24, True, prefix="query: ", prompts=PROMPTS))
     names = {"word": "emb.word", "position": "emb.pos", "token_type": "emb.type"}
     names |= {"embeddings_norm/scale": "emb.ln.w", "embeddings_norm/bias": "emb.ln.b"}
     for layer in range(2):

@@ -217,8 +217,8 @@ def test_embeddings_are_pooled_as_the_folder_says(tmp_path: Path) -> None:
     assert read_model(tmp_path / "cls", tiny(), Wishes(pooling="mean")).head.pooling == "mean"
     head = read_model(sentence_folder(tmp_path / "mean", *kinds[:2], pooling_mode="mean"), tiny(), Wishes()).head
     assert (head.pooling, head.normalize) == ("mean", False)
-    with pytest.raises(InvalidTask, match=r"'Dense' is not supported.*found \['max_tokens'\]"):
-        folder = sentence_folder(tmp_path / "max", *kinds[:2], "Dense", pooling_mode_max_tokens=True)
+    with pytest.raises(InvalidTask, match=r"'LayerNorm' is not supported.*found \['max_tokens'\]"):
+        folder = sentence_folder(tmp_path / "max", *kinds[:2], "LayerNorm", pooling_mode_max_tokens=True)
         read_model(folder, tiny(), Wishes())
 
 

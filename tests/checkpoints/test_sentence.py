@@ -19,13 +19,15 @@ from checkpoints.imports.imported import Imported
 from checkpoints.imports.task import base_model, extracted, make_task, read_adapter, read_model
 from checkpoints.native import read_native, write_native
 from checkpoints.source import load_backbone
+from checkpoints.task_file import read_task, task_to_bytes
 from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.tokenizing import TextEncoder
 from jpets.types import BY_MEAN, EmbeddingRule, Preprocessing, Query
 
 LORA = FIXTURES / "imports" / "peft" / "lora"
 MEAN = {"pooling_mode_mean_tokens": True}
-PROMPTED = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+OWN = {"query": "query: "}
+PROMPTED = {"prompts": OWN, "default_prompt_name": "query"}
 
 
 def adapter_folder(folder: Path, inner: str = "", **how: Any) -> Path:
@@ -85,10 +87,10 @@ def test_a_folder_that_says_nothing_embeds_by_the_mean() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"modules": (*USUAL[:2], "Dense", "Normalize")}, "'Dense' is not supported"),
     ({"modules": (*USUAL[:2], "LayerNorm")}, "'LayerNorm' is not supported"),
     ({"modules": ("custom_st.Transformer", *USUAL[1:])}, "'custom_st.Transformer' is not supported"),
-    ({"modules": ("Transformer", "Normalize", "Pooling")}, r"expected Transformer, Pooling and maybe Normalize, found"),
+    ({"modules": ("Transformer", "Normalize", "Pooling")}, r"expected Transformer, Pooling, maybe some Dense and"),
+    ({"modules": (*USUAL, "Dense")}, r"found \['Transformer', 'Pooling', 'Normalize', 'Dense'\]"),
     ({"modules": ("Transformer",)}, r"found \['Transformer'\]"),
     ({"pooling": {"pooling_mode_max_tokens": True}}, r"expected pooling_mode to be one of .*found \['max_tokens'\]"),
     ({"pooling": {"pooling_mode_lasttoken": True}}, r"found \['lasttoken'\]"),
@@ -181,7 +183,10 @@ def test_the_default_prompt_stands_before_every_text_and_others_are_told(tmp_pat
     folder = sentence_folder(tmp_path / "own", prompts=prompts)
     assert rule_of(folder).preprocessing.prefix == "query: "
     model = read_model(folder, tiny(), Wishes())
-    assert model.preprocessing.prefix == "query: "
+    assert model.preprocessing.prefix == "query: " and model.preprocessing.prompts == prompts["prompts"]
+    task = make_task("own", extracted(model, []), tiny())
+    again = read_task(task_to_bytes(task), id="own", config=tiny().config, backbone=tiny().ref())
+    assert again.preprocessing == task.preprocessing
     assert "it has 1 prompts that callers choose, 'passage' ('passage: ')" in model.notes[0]
     write(folder / "config_sentence_transformers.json", {**prompts, "default_prompt_name": None})
     assert rule_of(folder).preprocessing.prefix is None
@@ -212,6 +217,15 @@ def test_a_model_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert read_model(folder, tiny(), Wishes()).head.pooling == "cls"
 
 
+def test_prompts_that_are_not_pooled_are_not_offered(tmp_path: Path) -> None:
+    pooling = {**CLS, "include_prompt": False}
+    prompts = {"prompts": {"query": "query: "}}
+    assert rule_of(sentence_folder(tmp_path / "own", pooling=pooling, prompts=prompts)).preprocessing.prompts is None
+    folder = sentence_folder(tmp_path / "default", pooling=pooling, prompts=PROMPTED)
+    with pytest.raises(InvalidTask, match="include_prompt must be true beside a default prompt"):
+        read_model(folder, tiny(), Wishes(pooling="mean"))
+
+
 @pytest.mark.parametrize("inner", ["", "0_Transformer"])
 def test_an_adapter_is_embedded_as_its_folder_says(inner: str, tmp_path: Path) -> None:
     folder = adapter_folder(
@@ -223,7 +237,7 @@ def test_an_adapter_is_embedded_as_its_folder_says(inner: str, tmp_path: Path) -
     found = imported_adapter(folder, tiny())
     task = make_task("own", found, tiny())
     assert (task.head.pooling, task.head.normalize) == ("cls", True)
-    assert task.preprocessing == Preprocessing(16, True, prefix="query: ")
+    assert task.preprocessing == Preprocessing(16, True, prefix="query: ", prompts=OWN)
     assert [delta.method for delta in task.deltas] == ["lora"]
     asked = imported_adapter(folder, tiny(), Wishes(pooling="mean", normalize=False, max_length=9))
     assert (asked.head.pooling, asked.head.normalize, asked.preprocessing.max_length) == ("mean", False, 9)
@@ -246,7 +260,11 @@ def test_the_native_form_keeps_how_a_backbone_embeds(tmp_path: Path) -> None:
     backbone = load_backbone(sentence_folder(tmp_path / "own", settings={"max_seq_length": 16}, prompts=PROMPTED))
     write_native(backbone, tmp_path / "native")
     again = read_native(tmp_path / "native")
-    assert again.embeds == backbone.embeds == EmbeddingRule("cls", True, Preprocessing(16, True, prefix="query: "))
+    assert (
+        again.embeds
+        == backbone.embeds
+        == EmbeddingRule("cls", True, Preprocessing(16, True, prefix="query: ", prompts=OWN))
+    )
     assert again.fingerprint == tiny().fingerprint
     manifest = json.loads((tmp_path / "native" / "backbone.json").read_text())
     del manifest["embeds"]
@@ -310,7 +328,7 @@ def test_all_that_a_model_needs_comes_from_the_hub(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", _published(folder, tmp_path / "hub"))
     backbone = load_backbone("someone/tiny-sentences")
     assert backbone.fingerprint == tiny().fingerprint
-    assert backbone.embeds == EmbeddingRule("cls", True, Preprocessing(16, True, prefix="query: "))
+    assert backbone.embeds == EmbeddingRule("cls", True, Preprocessing(16, True, prefix="query: ", prompts=OWN))
     came = {path.name for path in (tmp_path / "hub").rglob("*") if path.is_file()}
     assert "vocab.txt" in came and not came & {"model.onnx", "tf_model.h5", "other.bin"}
 

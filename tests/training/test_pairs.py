@@ -138,3 +138,16 @@ def test_pairs_need_no_column_of_labels(tmp_path: Any) -> None:
     assert (label_column(None, None), label_column("stars", "embedding")) == ("label", "stars")
     columns = Columns("question", "answer", label_column(None, "embedding"))
     assert read_examples(path, columns) == [Example("what is it?", "a library", None)]
+
+
+def test_a_head_with_a_layer_goes_on_from_its_own_vectors() -> None:
+    config = dataclasses.replace(shallow().config, layers=1)
+    base = jax.tree.map(np.asarray, random_params(config))
+    rng = np.random.default_rng(0)
+    layer = {"kernel": rng.normal(0, 0.1, (64, 8)).astype(np.float32), "bias": np.zeros(8, np.float32)}
+    head = dataclasses.replace(HEAD, tensors=layer, activation="tanh")
+    rows = rows_of([Example("a library", "python module", None), Example("a game", "music sound", None)] * 8)
+    plan = TrainingPlan(epochs=4, batch=8, rate=0.05, dtype="float32")
+    outcome = train(split(config), base, direct_recipe("bitfit", {}, config, base), head, rows, plan)
+    assert outcome.losses[-1] < 0.9 * outcome.losses[0]
+    assert np.abs(outcome.head.tensors["kernel"] - layer["kernel"]).max() > 1e-4

@@ -116,4 +116,4 @@ class TaskLoader:
 
     def _room(self, lead: Lead) -> int:
         """Most tokens of a text behind ``lead``: within the engine's limit and the backbone's positions."""
-        return min(self._longest, self._backbone.config.max_positions - lead.first_position) - lead.tokens
+        return lead.room(self._longest, self._backbone.config.max_positions)

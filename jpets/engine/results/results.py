@@ -86,7 +86,7 @@ def row_result(
         plain = task is None or task.id == task.backbone.name
         return failure(name, NotFinite(BACKBONE_FAILS if plain else TASK_FAILS), tokens, timing)
     if task is None or task.head.type == "embedding":
-        scaled = normalized(pooled) if (normalize if task is None else task.head.normalize) else pooled
+        scaled = normalized(numbers) if (normalize if task is None else task.head.normalize) else numbers
         return Embedding(task=name, tokens=tokens, timing=timing, embedding=np.array(scaled, np.float32))
     assert logits is not None
     if task.head.type == "token-classification":

@@ -28,11 +28,11 @@ class Model(NamedTuple):
     name: str
     task: Task | None
     version: str
-    hidden_size: int
+    vector_size: int
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
-        return outputs_of(self.task, self.hidden_size)
+        return outputs_of(self.task, self.vector_size)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ async def find_model(here: Context, name: str, version: str | None = None) -> Mo
         number, size = BACKBONE_VERSION, here.services.first.backbone.config.hidden_size
     else:
         with here.services.owning(here.named(name)) as own:
-            number, size = str(own.tasks.version(here.named(name))), task.backbone.hidden_size
+            number, size = str(own.tasks.version(here.named(name))), task.vector_size
     if version not in (None, number):
         raise NotFound(f"model {name[:128]!r} has version {number} loaded, and no other")
     return Model(name, task, number, size)

@@ -18,15 +18,15 @@ from serving.requests.answers import outcome, render, shared_layers
 REPLACED = "the task was replaced while this request ran; send it again"
 
 
-def outputs_of(task: Task | None, hidden_size: int) -> list[dict[str, Any]]:
+def outputs_of(task: Task | None, vector_size: int) -> list[dict[str, Any]]:
     """Metadata of a model's outputs; those of a group say how many students made them."""
-    own = _outputs_of(task, hidden_size)
+    own = _outputs_of(task, vector_size)
     return own if task is None or task.students is None else [*own, _each("students", "INT64")]
 
 
-def _outputs_of(task: Task | None, hidden_size: int) -> list[dict[str, Any]]:
+def _outputs_of(task: Task | None, vector_size: int) -> list[dict[str, Any]]:
     if task is None or task.head.type == "embedding":
-        return [{"name": "embedding", "datatype": "FP32", "shape": [-1, hidden_size]}]
+        return [{"name": "embedding", "datatype": "FP32", "shape": [-1, vector_size]}]
     if task.head.type == "fill-mask":
         kinds = {"token": "INT64", "text": "BYTES", "score": "FP32"}
         masks = [{"name": name, "datatype": kind, "shape": [-1, -1]} for name, kind in kinds.items()]
@@ -93,6 +93,7 @@ def _tensors_of(results: Sequence[Result]) -> dict[str, Array]:
 def _layout(result: Result) -> tuple[str, tuple[str, ...], int, bool]:
     names = result.names if isinstance(result, (Classification, Tokens)) else ()
     values = result.logits.size if isinstance(result, Regression) else 0
+    values = result.embedding.size if isinstance(result, Embedding) else values
     return type(result).__name__, names, values, result.students is None
 
 

@@ -11,15 +11,12 @@ import huggingface_hub
 import numpy as np
 import pytest
 from clients import Call, client_of
+from few_tasks import serving_few
 from huggingface_hub import InferenceClient
 from listening import listening
 from masked import MASKED, masked_task
 from support import random_delta, tiny
 
-from checkpoints.repository import Repository
-from checkpoints.task_file import task_to_bytes
-from jpets.config import EngineSettings
-from jpets.engine.batch.bucket import Bucket
 from jpets.engine.engine import Engine
 from jpets.types import Fills, Query
 from serving.app import create_app
@@ -27,9 +24,6 @@ from serving.hosted.repository import Validator
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
 
-SETTINGS = EngineSettings(
-    dtype="float32", max_length=32, max_batch_tokens=64, max_batch_rows=4, slots=2, background_compile=False
-)
 KNOWN = json.loads((MASKED / "bert" / "answers.json").read_text(encoding="utf-8"))
 TEXT, TWO = KNOWN["answers"][0]["text"], KNOWN["answers"][1]["text"]
 
@@ -37,17 +31,10 @@ TEXT, TWO = KNOWN["answers"][0]["text"], KNOWN["answers"][1]["text"]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, validator: Validator) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("masked")
-    repository = Repository(folder / "repository", validator=validator)
     task = masked_task(folder / "model")
     tuned = dataclasses.replace(task, id="tuned", deltas=(random_delta("lora", tiny().config, seed=3),))
-    for own in (task, tuned):
-        repository.put(own.id, task_to_bytes(own))
-    service = Service(repository, tiny(), validator, growing=False)
-    bucket = [Bucket(64, ((4, 32),))]
-    service.start(lambda coming: Engine(tiny(), (), SETTINGS, coming=coming, cache_dir=folder, buckets=bucket))
-    yield service
-    service.close()
-    repository.close()
+    with serving_few(folder, [task, tuned], validator) as service:
+        yield service
 
 
 @pytest.fixture

@@ -132,6 +132,8 @@ def _embedding(rule: EmbeddingRule) -> Iterator[str]:
     yield "normalised" if rule.normalize else "not normalised"
     if rule.preprocessing.prefix:
         yield f"{rule.preprocessing.prefix!r} before each text"
+    if rule.preprocessing.prompts:
+        yield f"prompts {', '.join(sorted(rule.preprocessing.prompts))}"
     if rule.preprocessing.max_length:
         yield f"texts cut to {rule.preprocessing.max_length} tokens"
 

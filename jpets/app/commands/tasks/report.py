@@ -68,7 +68,7 @@ class TaskReport:
 
     @classmethod
     def of_task(cls, file: Path, task: Task, *, complete: bool) -> TaskReport:
-        head = {
+        head: dict[str, Any] = {
             "type": task.head.type,
             "problem": task.head.problem,
             "pooling": task.head.pooling,
@@ -77,6 +77,8 @@ class TaskReport:
         }
         if task.head.type == "embedding":
             head["normalize"] = task.head.normalize
+        if task.head.relevance is not None:
+            head["relevance"] = task.head.relevance
         deltas = [DeltaReport.of_delta(delta) for delta in task.deltas]
         own = dataclasses.asdict(task.preprocessing)
         group = dataclasses.asdict(task.students) if task.students is not None else None
@@ -124,11 +126,15 @@ def _head_words(head: Mapping[str, Any]) -> Iterator[str]:
         yield f"{head['outputs']} outputs"
     if head["dense"]:
         yield f"dense layer of {head['dense']}"
+    if "relevance" in head:
+        yield f"pairs ranked by its {'output' if head['relevance'] == 'raw' else 'sigmoid'}"
 
 
 def _text_words(own: Mapping[str, Any]) -> Iterator[str]:
     if own.get("prefix"):
         yield f"{own['prefix']!r} before each"
+    if own.get("prompts"):
+        yield f"prompts {', '.join(sorted(own['prompts']))}"
     if own.get("max_length"):
         yield f"{'cut to' if own.get('truncation') else 'at most'} {own['max_length']} tokens"
 

@@ -1,0 +1,77 @@
+"""Cross-encoders of Sentence-Transformers: classifiers of pairs of texts, with what that library does around them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from checkpoints.imports.imported import Imported
+from checkpoints.sentence import (
+    MODULES,
+    PROMPTS,
+    check_settings,
+    listed_modules,
+    most_tokens,
+    note_on_prompts,
+    prompts_of,
+    transformer_settings,
+)
+from checkpoints.settings import read_json
+from jpets.types import Preprocessing, Relevance
+
+KIND = "CrossEncoder"
+RELEVANCES: Mapping[str, Relevance] = MappingProxyType({"Identity": "raw", "Sigmoid": "sigmoid"})
+"""Classes of ``torch.nn`` behind a model's one output."""
+EXPECTED: Mapping[str, object] = MappingProxyType(
+    {
+        "transformer_task": "sequence-classification",
+        "module_output_name": "scores",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    }
+)
+OLDER = "sbert_ce_default_activation_function"
+"""In ``config.json``, before version 4 of the library."""
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether the library's own files say so. Raises ``InvalidTask`` for files that cannot be read."""
+    return (folder / PROMPTS).is_file() and read_json(folder / PROMPTS).get("model_type") == KIND
+
+
+def as_cross_encoder(
+    found: Imported, folder: Path, settings: Mapping[str, Any], longest: int, problems: list[str]
+) -> Imported:
+    """A classifier that reads pairs as the library does, where the folder is one of its cross-encoders; else ``found``.
+
+    ``settings`` are those of ``config.json``, ``longest`` is the most tokens that the model takes. Texts are cut, and
+    the one output for a pair is ranked by as it is or by its sigmoid.
+    """
+    own = read_json(folder / PROMPTS) if is_cross_encoder(folder) else {}
+    nested = settings.get("sentence_transformers")
+    inner = nested if isinstance(nested, dict) else {}
+    written = own.get("activation_fn") or inner.get("activation_fn") or settings.get(OLDER)
+    if not own and written is None:
+        return found
+    notes: tuple[str, ...] = ()
+    transformer = transformer_settings(folder)
+    if own:
+        default, prompts = prompts_of(folder, problems, KIND)
+        if default is not None and prompts.get(default):
+            found_text = prompts[default][:80]
+            problems.append(f"{PROMPTS}: a cross-encoder's default prompt is not supported, found {found_text!r}")
+        notes = note_on_prompts(default, prompts, "send them as part of a text")
+        kinds = [module.kind for module in listed_modules(folder)] if (folder / MODULES).is_file() else []
+        if kinds not in ([], ["Transformer"]):
+            problems.append(f"{MODULES}: expected a Transformer alone in a cross-encoder, found {str(kinds)[:80]}")
+        check_settings(transformer, EXPECTED, problems)
+    rule = Preprocessing(min(longest, most_tokens(folder, transformer, problems) or longest), True)
+    head = found.head
+    if head.type == "sequence-classification" and head.outputs == 1 and written is not None:
+        relevance = RELEVANCES.get(str(written).rpartition(".")[2]) if str(written).startswith("torch.nn.") else None
+        if relevance is None:
+            problems.append(f"activation_fn: expected torch.nn's Identity or Sigmoid, found {str(written)[:80]!r}")
+        head = dataclasses.replace(head, relevance=relevance)
+    return dataclasses.replace(found, head=head, notes=(*found.notes, *notes), preprocessing=rule)

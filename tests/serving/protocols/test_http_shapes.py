@@ -1,0 +1,155 @@
+"""Tasks whose vectors, scores or texts are of another kind than the backbone's: behind a layer of their own, ranked by
+the output itself, behind virtual tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from clients import Call, client_of
+from few_tasks import LONGEST, serving_few
+from support import random_delta, tiny
+
+from jpets.engine.engine import Engine
+from jpets.engine.results.numbers import sigmoid
+from jpets.types import Embedding, Head, Preprocessing, Query, Regression, Relevance, Task
+from serving.hosted.repository import Validator
+from serving.hosted.service import Service
+from serving.http.settings import ServingSettings
+
+SIZE, WIDE, VIRTUAL = 24, 96, 8
+RULE = Preprocessing(prefix="query: ", prompts={"passage": "a text: ", "none": ""})
+RANKERS: dict[str, Relevance | None] = {"raw": "raw", "sigmoid": "sigmoid", "usual": None}
+QUERY, TEXTS = "a board game", ["chess engine", "soup", "the library of go"]
+
+
+def layer(outputs: int, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    kernel = rng.normal(0, 0.3, (tiny().config.hidden_size, outputs)).astype(np.float32)
+    return {"kernel": kernel, "bias": rng.normal(0, 0.3, outputs).astype(np.float32)}
+
+
+def ranker(name: str, relevance: Relevance | None) -> Task:
+    head = Head("sequence-classification", layer(1, 3), problem="regression", relevance=relevance)
+    return Task(name, tiny().ref(), (), head)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, validator: Validator) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("sentence")
+    prompt = random_delta("prompt", tiny().config, seed=5, tokens=VIRTUAL)
+    tasks = [
+        Task("prompted", tiny().ref(), (prompt,), Head("sequence-classification", layer(3, 6)), ("a", "b", "c")),
+        Task("short", tiny().ref(), (), Head("embedding", layer(SIZE, 1), pooling="mean", normalize=True), (), RULE),
+        Task("wide", tiny().ref(), (), Head("embedding", layer(WIDE, 2), activation="identity")),
+        *(ranker(name, how) for name, how in RANKERS.items()),
+    ]
+    with serving_few(folder, tasks, validator) as service:
+        yield service
+
+
+@pytest.fixture
+def call(service: Service) -> Call:
+    return client_of(service, ServingSettings())
+
+
+@pytest.fixture
+def engine(service: Service) -> Engine:
+    assert isinstance(service.engine, Engine)
+    return service.engine
+
+
+def vectors_of(engine: Engine, task: str) -> np.ndarray:
+    found = engine.infer([Query(task, text) for text in TEXTS])
+    return np.stack([own.embedding for own in found if isinstance(own, Embedding)])
+
+
+@pytest.mark.parametrize(("task", "size"), [("short", SIZE), ("wide", WIDE)])
+def test_vectors_have_the_size_of_their_layer(call: Call, engine: Engine, task: str, size: int) -> None:
+    expected = vectors_of(engine, task)
+    assert expected.shape == (len(TEXTS), size)
+    answer = call("POST", "/v1/embeddings", json={"model": task, "input": TEXTS}).json()
+    np.testing.assert_allclose([each["embedding"] for each in answer["data"]], expected, atol=1e-5)
+    metadata = call("GET", f"/v2/models/{task}").json()
+    assert metadata["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, size]}]
+    inputs = [{"name": "text", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}]
+    (output,) = call("POST", f"/v2/models/{task}/infer", json={"inputs": inputs}).json()["outputs"]
+    assert output["shape"] == [len(TEXTS), size]
+    np.testing.assert_allclose(np.reshape(output["data"], output["shape"]), expected, atol=1e-5)
+    found = call("POST", f"/hf/{task}", json={"inputs": TEXTS}).json()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    pooled = call("POST", f"/tei/{task}/embed", json={"inputs": TEXTS}).json()
+    unit = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
+    np.testing.assert_allclose(pooled, unit, atol=1e-5)
+
+
+def test_a_vector_has_no_more_numbers_than_its_layer(call: Call) -> None:
+    for size, status in ((SIZE, 200), (SIZE + 1, 422)):
+        answer = call("POST", "/v1/embeddings", json={"model": "short", "input": "a", "dimensions": size})
+        assert answer.status_code == status
+    assert f"'short' gives {SIZE}, found {SIZE + 1}" in answer.json()["error"]["message"]
+    for size, status in ((SIZE, 200), (SIZE + 1, 422)):
+        found = call("POST", "/hf/short", json={"inputs": "a", "dimensions": size})
+        assert found.status_code == status
+    (first,) = call("POST", "/hf/short", json={"inputs": "a", "dimensions": 8}).json()
+    assert len(first) == 8 and np.linalg.norm(first) == pytest.approx(1, abs=1e-5)
+    wide = call("POST", "/v1/embeddings", json={"model": "wide", "input": "a", "dimensions": WIDE})
+    assert len(wide.json()["data"][0]["embedding"]) == WIDE
+
+
+def test_pairs_are_ranked_by_what_the_model_says(call: Call, engine: Engine) -> None:
+    results = engine.infer([Query("raw", QUERY, text) for text in TEXTS])
+    logits = np.array([own.logits[0] for own in results if isinstance(own, Regression)])
+    order = np.argsort(-logits).tolist()
+    for task, scores in (("raw", logits), ("sigmoid", sigmoid(logits)), ("usual", sigmoid(logits))):
+        answer = call("POST", "/v1/rerank", json={"model": task, "query": QUERY, "documents": TEXTS}).json()
+        assert [each["index"] for each in answer["results"]] == order
+        found = [each["relevance_score"] for each in answer["results"]]
+        np.testing.assert_allclose(found, scores[order], atol=1e-5)
+        answer = call("POST", "/v1/score", json={"model": task, "text_1": QUERY, "text_2": TEXTS}).json()
+        np.testing.assert_allclose([each["score"] for each in answer["data"]], scores, atol=1e-5)
+        for raw, own in ((True, logits), (False, sigmoid(logits))):
+            asked = {"query": QUERY, "texts": TEXTS, "raw_scores": raw}
+            found = call("POST", f"/tei/{task}/rerank", json=asked).json()
+            np.testing.assert_allclose([each["score"] for each in found], own[order], atol=1e-5)
+
+
+def test_a_prompt_is_named_with_a_request(call: Call, engine: Engine) -> None:
+    """In the field of text-embeddings-inference and of Hugging Face's client."""
+    for prompt in (None, "passage", "none"):
+        (found,) = engine.infer([Query("short", TEXTS[0], prompt=prompt)])
+        assert isinstance(found, Embedding)
+        told = {} if prompt is None else {"prompt_name": prompt}
+        answer = call("POST", "/v1/embeddings", json={"model": "short", "input": TEXTS[0], **told}).json()
+        np.testing.assert_allclose(answer["data"][0]["embedding"], found.embedding, atol=1e-5)
+        for path in ("/tei/short/embed", "/hf/short"):
+            (vector,) = call("POST", path, json={"inputs": TEXTS[0], **told}).json()
+            np.testing.assert_allclose(vector, found.embedding, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/embeddings", {"model": "short", "input": "a"}, "one of ['none', 'passage'], found 'query'"),
+        ("/v1/embeddings", {"model": "short", "input": [[2, 5, 3]]}, "none beside token ids"),
+        ("/v1/embeddings", {"model": "tiny-bert", "input": "a"}, "none, as there are no prompts"),
+        ("/tei/wide/embed", {"inputs": "a"}, "none, as there are no prompts"),
+        ("/hf/raw", {"inputs": "a"}, "parameters.prompt_name: text_classification takes"),
+    ],
+)
+def test_an_unknown_prompt_is_refused(call: Call, path: str, body: dict[str, object], named: str) -> None:
+    answer = call("POST", path, json={**body, "prompt_name": "query"})
+    assert answer.status_code == 422
+    assert named in answer.json()["error"]["message"]
+
+
+def test_windows_leave_room_for_virtual_tokens(call: Call) -> None:
+    text = "a chess engine in the library of functions " * 12
+    asked = {"model": "prompted", "input": text, "windows": True}
+    answer = call("POST", "/v1/classify", json=asked)
+    assert answer.status_code == 200, answer.text
+    (found,) = answer.json()["data"]
+    assert "error" not in found and sum(found["probs"]) == pytest.approx(1, abs=1e-3)
+    assert call("GET", "/tei/prompted/info").json()["max_input_length"] == LONGEST - VIRTUAL
+    assert call("GET", "/tei/short/info").json()["max_input_length"] == LONGEST
