@@ -74,6 +74,9 @@ def command(document: Document, commands: Mapping[str, BenchCommand]) -> str:
         return "PYTHONPATH=scripts python -m benches.service.infinity --infinity COMMAND " + _given(
             {key: document.settings[key] for key in ("seconds", "rounds")} | {"json": "FILE"}
         )
+    if document.name == "references":
+        given = {key: document.settings[key] for key in ("texts", "threads")} | {"json": "FILE"}
+        return f"PYTHONPATH=scripts python -m benches.service.references {_given(given)}"
     given = {key: value for key, value in document.settings.items() if value is not None}
     given |= {option: ",".join(values) for option, values in _of_systems(document).items()}
     if "profile" in given:

@@ -41,6 +41,7 @@ OF_REPORTS: Mapping[str, Tables] = {
     "serving": service_tables.serving,
     "infinity": service_tables.infinity,
     "quotas": service_tables.quotas,
+    "references": service_tables.references,
     "startup": service_tables.startup,
     "costs": service_tables.costs,
     "registered": service_tables.registered,

@@ -143,6 +143,15 @@ def quotas(found: Sequence[Document]) -> str:
     return markdown_table(head, rows)
 
 
+def references(found: Sequence[Document]) -> str:
+    rows = [
+        [name, str(own["answers"]), f"{own['difference']:.1e}", str(own["unequal"])]
+        for each in found
+        for name, own in each.systems.items()
+    ]
+    return markdown_table(["head, and the client that asks", "answers", "largest difference", "else unequal"], rows)
+
+
 def registered(found: Sequence[Document]) -> str:
     rows = [
         [
