@@ -104,10 +104,10 @@ def references(
         tasks.mkdir()
         for name in made:
             _jpets("task", "import", str(folder / name), "-o", str(tasks / f"{name}.safetensors"), *_how(name))
-        port = free_port()
-        options = ["--backbone", BACKBONE, "--repository", str(folder / "repository"), "--dtype", "float32"]
+        repository, port = str(folder / "repository"), free_port()
+        _jpets("task", "add", str(tasks), "--repository", repository)
+        options = ["--backbone", BACKBONE, "--repository", repository, "--dtype", "float32"]
         with serve([*options, "--reserve", "never", "--grpc-port", str(port)]) as server:
-            _jpets("task", "add", str(tasks), "--server", server.url)
             asking = Asking(made, given, server.url, f"127.0.0.1:{port}")
             if not asking.reads_questions:
                 console.log("questions are left out: this transformers has no pipeline for them, one below 5 has")
