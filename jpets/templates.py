@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from jpets.errors import InvalidInput
 from jpets.passage import Context
-from jpets.types import Preprocessing
+from jpets.types import Preprocessing, Query
 
 HOLES = re.compile(r"\{text(?:_pair)?\}")
 """Where a template takes texts."""
@@ -16,15 +16,18 @@ Place = tuple[int, int, int]
 """First and last character of a text, and its number."""
 
 
-def prompted(rule: Preprocessing, prompt: str | None) -> Preprocessing:
-    """The rule for a query that names one of its prompts. Raises ``InvalidInput`` for one that it does not have."""
-    if prompt is None:
+def prompted(rule: Preprocessing, query: Query) -> Preprocessing:
+    """The rule for a query that names one of its prompts. Raises ``InvalidInput`` for one that it does not have, and for
+    token ids."""
+    if query.prompt is None:
         return rule
+    if query.input_ids is not None:
+        raise InvalidInput("prompt: expected none beside token ids, which are taken as they are; leave it out")
     prompts = rule.prompts or {}
-    if prompt not in prompts:
+    if query.prompt not in prompts:
         known = f"one of {sorted(prompts)[:8]}" if prompts else "none, as there are no prompts"
-        raise InvalidInput(f"prompt: expected {known}, found {prompt[:64]!r}")
-    return dataclasses.replace(rule, prefix=prompts[prompt])
+        raise InvalidInput(f"prompt: expected {known}, found {query.prompt[:64]!r}")
+    return dataclasses.replace(rule, prefix=prompts[query.prompt])
 
 
 def filled(template: str, text: str, pair: str | None) -> str:

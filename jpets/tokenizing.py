@@ -136,9 +136,7 @@ class TextEncoder:
         longest = longest or self.longest
         if (query.text is None) == (query.input_ids is None):
             raise InvalidInput("a query needs either text or input_ids, and not both")
-        if query.input_ids is not None and query.prompt is not None:
-            raise InvalidInput("prompt: expected none beside token ids, which are taken as they are; leave it out")
-        rule = prompted(rule, query.prompt)
+        rule = prompted(rule, query)
         if query.input_ids is not None:
             tokens = self._check_ids(query, min(longest, rule.max_length or longest))
             if passage:
@@ -175,7 +173,7 @@ class TextEncoder:
         the first text leaves no room, and for more than ``most`` windows.
         """
         assert query.text is not None
-        rule = prompted(rule, query.prompt)
+        rule = prompted(rule, query)
         if rule.template is not None or (rule.prefix and query.text_pair is None):
             raise InvalidInput("a long text is read in windows only where the task's rule sets nothing around it")
         text, pair = self._prepare(query.text, query.text_pair, rule)
