@@ -106,7 +106,7 @@ def read_sentence(folder: Path, longest: int, problems: list[str], pooling: Pool
         return None
     modules = _modules(folder, problems)
     default, prompts = prompts_of(folder, problems)
-    prompt = prompts.get(default or "")
+    prompt = prompts.get(default) if default is not None else None
     pooled = _pooling_settings(folder, modules, problems)
     if pooled.get("include_prompt") is False:
         if prompt:
@@ -133,6 +133,15 @@ def lowercases(tokenizer_json: str) -> bool:
     """Whether a tokenizer takes texts without their case."""
     normalizer = tokenizers.Tokenizer.from_str(tokenizer_json).normalizer
     return normalizer is not None and normalizer.normalize_str("ABC").islower()
+
+
+def check_case(lowercase: bool, tokenizer_json: str, problems: list[str]) -> None:
+    """A problem for texts that would have to lose their case over a tokenizer that keeps it."""
+    if lowercase and not lowercases(tokenizer_json):
+        problems.append(
+            "do_lower_case: the backbone's tokenizer keeps the case of texts; load this folder itself as a backbone, "
+            "which then lowers it"
+        )
 
 
 def lowered(tokenizer_json: str) -> str:

@@ -17,15 +17,15 @@ Place = tuple[int, int, int]
 
 
 def prompted(rule: Preprocessing, query: Query) -> Preprocessing:
-    """The rule for a query that names one of its prompts. Raises ``InvalidInput`` for one that it does not have, and for
-    token ids."""
+    """The rule for a query that names one of its prompts. Raises ``InvalidInput`` for another prompt, and beside token
+    ids."""
     if query.prompt is None:
         return rule
     if query.input_ids is not None:
         raise InvalidInput("prompt: expected none beside token ids, which are taken as they are; leave it out")
     prompts = rule.prompts or {}
     if query.prompt not in prompts:
-        known = f"one of {sorted(prompts)[:8]}" if prompts else "none, as there are no prompts"
+        known = f"one of {[name[:32] for name in sorted(prompts)[:8]]}" if prompts else "none, as there are no prompts"
         raise InvalidInput(f"prompt: expected {known}, found {query.prompt[:64]!r}")
     return dataclasses.replace(rule, prefix=prompts[query.prompt])
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from checkpoints.backbone import Backbone
 from checkpoints.imports.imported import Imported
 from checkpoints.sentence import (
     MODULES,
     PROMPTS,
+    check_case,
     check_settings,
     listed_modules,
     most_tokens,
@@ -19,7 +21,7 @@ from checkpoints.sentence import (
     prompts_of,
     transformer_settings,
 )
-from checkpoints.settings import read_json
+from checkpoints.settings import expect, read_json
 from jpets.types import Preprocessing, Relevance
 
 KIND = "CrossEncoder"
@@ -42,12 +44,12 @@ def is_cross_encoder(folder: Path) -> bool:
 
 
 def as_cross_encoder(
-    found: Imported, folder: Path, settings: Mapping[str, Any], longest: int, problems: list[str]
+    found: Imported, folder: Path, settings: Mapping[str, Any], backbone: Backbone, problems: list[str]
 ) -> Imported:
     """A classifier that reads pairs as the library does, where the folder is one of its cross-encoders; else ``found``.
 
-    ``settings`` are those of ``config.json``, ``longest`` is the most tokens that the model takes. Texts are cut, and
-    the one output for a pair is ranked by as it is or by its sigmoid.
+    ``settings`` are those of ``config.json``. Texts are cut, and the one output for a pair is ranked by as it is or by
+    its sigmoid.
     """
     own = read_json(folder / PROMPTS) if is_cross_encoder(folder) else {}
     nested = settings.get("sentence_transformers")
@@ -56,7 +58,8 @@ def as_cross_encoder(
     if not own and written is None:
         return found
     notes: tuple[str, ...] = ()
-    transformer = transformer_settings(folder)
+    transformer, longest = transformer_settings(folder), backbone.config.max_positions
+    check_case(expect(transformer, "do_lower_case", bool, False, problems), backbone.tokenizer_json, problems)
     if own:
         default, prompts = prompts_of(folder, problems, KIND)
         if default is not None and prompts.get(default):

@@ -15,6 +15,7 @@ from checkpoints.imports.tensor_files import read_one_of
 from checkpoints.imports.unread import Problems, Unread
 from checkpoints.settings import expect, expect_count, names, read_json, unsupported
 from checkpoints.tensors import SAFETENSORS, TORCH
+from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.types import Tensors
 
 CONFIG = "config.json"
@@ -25,6 +26,8 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType(
 """Classes of ``torch.nn``, which the library writes with the package that they are defined in."""
 DEFAULT = "torch.nn.modules.activation.Tanh"
 VECTOR = "sentence_embedding"
+MOST = 8
+"""Modules of a folder."""
 
 
 class _Layer(NamedTuple):
@@ -39,11 +42,18 @@ def read_dense(folder: Path, places: Sequence[str], inputs: int, problems: list[
 
     A layer without an activation is joined with the next one. Two layers may be left if the last has none.
     """
-    layers: list[_Layer] = []
+    if len(places) > MOST:
+        problems.append(f"modules.json: expected at most {MOST} Dense modules, found {len(places)}")
+        return {}, "identity"
+    every: list[_Layer] = []
     for place in places:
-        layer = _read(folder / place, inputs, problems)
-        inputs = layer.kernel.shape[1]
-        layers = [*layers[:-1], _joined(layers[-1], layer)] if layers and _linear(layers[-1]) else [*layers, layer]
+        every.append(_read(folder / place, inputs, problems))
+        inputs = every[-1].kernel.shape[1]
+    if problems:
+        return {}, "identity"
+    layers = every[:1]
+    for layer in every[1:]:
+        layers = [*layers[:-1], _joined(layers[-1], layer)] if _linear(layers[-1]) else [*layers, layer]
     if len(layers) == 1:
         return {"kernel": layers[0].kernel, "bias": layers[0].bias}, layers[0].activation
     first, last = layers[0], layers[-1]
@@ -55,6 +65,14 @@ def read_dense(folder: Path, places: Sequence[str], inputs: int, problems: list[
 
 
 def _read(folder: Path, inputs: int, problems: list[str]) -> _Layer:
+    try:
+        return _read_files(folder, inputs, problems)
+    except (InvalidTask, InvalidBackbone) as error:
+        problems.append(f"{folder.name}: {error.message}")
+        return _Layer(np.zeros((inputs, 0), np.float32), np.zeros(0, np.float32), "identity")
+
+
+def _read_files(folder: Path, inputs: int, problems: list[str]) -> _Layer:
     settings, file = read_json(folder / CONFIG), f"{folder.name}/{CONFIG}"
     own = list(unsupported(settings, KEYS, "a Dense module"))
     for option, expected in (("module_input_name", VECTOR), ("module_output_name", VECTOR), ("use_residual", False)):

@@ -115,7 +115,7 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
         labels = labels_of(head, settings, wishes, problems.options)
         found = Imported((), head, labels, note_on_labels(labels))
         if kind == "sequence-classification":
-            found = as_cross_encoder(found, folder, settings, config.max_positions, problems.options)
+            found = as_cross_encoder(found, folder, settings, backbone, problems.options)
     rest.refuse_rest(f"not understood in a {family} checkpoint with a {kind} head")
     refuse_idle_wishes(found.head, wishes, problems.options)
     problems.refuse()

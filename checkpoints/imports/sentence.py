@@ -10,7 +10,7 @@ from checkpoints.imports.cross_encoder import is_cross_encoder
 from checkpoints.imports.dense import read_dense
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported
-from checkpoints.sentence import MODULES, lowercases, read_sentence
+from checkpoints.sentence import MODULES, check_case, read_sentence
 from jpets.types import Head
 
 
@@ -29,11 +29,7 @@ def embedding_of(folder: Path, backbone: Backbone, wishes: Wishes, problems: lis
         scale = "normalised" if head.normalize else "not normalised"
         note = f"the folder does not say how it embeds: pooled by {head.pooling}, {scale}; see --pooling, --normalize"
         return Imported((), head, notes=() if said else (note,))
-    if found.lowercase and not lowercases(backbone.tokenizer_json):
-        problems.append(
-            "do_lower_case: the backbone's tokenizer keeps the case of texts; load this folder itself as a backbone, "
-            "which then lowers it"
-        )
+    check_case(found.lowercase, backbone.tokenizer_json, problems)
     normalize = found.rule.normalize if wishes.normalize is None else wishes.normalize
     head = Head("embedding", pooling=found.rule.pooling, normalize=normalize)
     if found.dense and not problems:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from checkpoints.backbone import Backbone
 from checkpoints.imports.adapterhub import is_adapterhub, read_adapterhub
+from checkpoints.imports.cross_encoder import as_cross_encoder
 from checkpoints.imports.full import FullModel, read_full
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported
@@ -16,7 +17,7 @@ from checkpoints.imports.peft import CONFIG, read_peft
 from checkpoints.imports.sentence import cut
 from checkpoints.sentence import model_folder
 from checkpoints.settings import read_json
-from checkpoints.validation import validate
+from checkpoints.validation import refuse, validate
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Preprocessing, Task
 
@@ -27,10 +28,13 @@ def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported |
     if not (inner / CONFIG).is_file():
         return None
     _check_computes(backbone)
-    settings = read_json(inner / CONFIG)
-    if is_adapterhub(settings):
-        return cut(read_adapterhub(folder, backbone, wishes), wishes)
-    return cut(read_peft(folder, backbone, wishes), wishes)
+    read = read_adapterhub if is_adapterhub(read_json(inner / CONFIG)) else read_peft
+    found, problems = read(folder, backbone, wishes), list[str]()
+    if found.head.type == "sequence-classification":
+        config = inner / "config.json"
+        found = as_cross_encoder(found, folder, read_json(config) if config.is_file() else {}, backbone, problems)
+    refuse(problems)
+    return cut(found, wishes)
 
 
 def read_model(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:

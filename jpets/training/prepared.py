@@ -43,8 +43,12 @@ def prepare(
 
     Raises ``InvalidInput``.
     """
-    rule = Preprocessing(
-        max_length=min(training.max_length, config.max_positions), truncation=True, domain=training.domain
+    rule = dataclasses.replace(
+        start.preprocessing if start is not None else Preprocessing(),
+        max_length=min(training.max_length, config.max_positions),
+        truncation=True,
+        thresholds=None,
+        domain=training.domain,
     )
     head, names = _head(training, examples, config, start)
     _check_head(head, training)

@@ -219,11 +219,12 @@ def _outcome(member: Member, best: _Best, at: int, losses: Sequence[float], rate
     )
 
 
-def head_kind(head: Head, rows: Rows) -> tuple[str, str | None, int, str]:
-    """What must be equal for tasks to be trained together: type and problem of the head, the number of values, or of a
-    vector's numbers (0 if outputs are labels), and the kind of the targets."""
-    outputs = head.outputs if head.problem == "regression" or head.type == "embedding" else 0
-    return head.type, head.problem, outputs, rows.targets[0].dtype.kind
+def head_kind(head: Head, rows: Rows) -> tuple[object, ...]:
+    """What must be equal for tasks to be trained together: type and problem of the head, the number of values (0 if
+    outputs are labels), the layers of an embedding, and the kind of the targets."""
+    outputs = head.outputs if head.problem == "regression" else 0
+    layers = (head.dense, head.outputs, head.activation) if head.type == "embedding" and head.tensors else ()
+    return head.type, head.problem, outputs, layers, rows.targets[0].dtype.kind
 
 
 def _check(members: Sequence[Member]) -> None:

@@ -48,7 +48,7 @@ class EmbeddingsRequest(BaseModel):
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule. Token ids are never cut."""
     prompt_name: Text | None = None
-    """Which of the model's prompts stands before each text; `jpets task show` and `jpets backbone show` list them."""
+    """Which of the model's prompts stands before each text; `jpets task check` and `jpets backbone show` list them."""
 
 
 class EmbeddingItem(BaseModel):
@@ -76,7 +76,7 @@ async def embeddings(
     task = await here.find(body.model)
     if task is not None and task.head.type != "embedding":
         raise InvalidInput(f"{body.model!r} has a {task.head.type} head; ask POST /v1/classify")
-    kept = check_dimensions(here, body.model, task, body.dimensions)
+    check_dimensions(here, body.model, task, body.dimensions)
     name = task.id if task is not None else None
     queries = await queries_of(here, body.input, name, truncate=body.truncate, prompt=body.prompt_name)
 
@@ -86,7 +86,7 @@ async def embeddings(
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": encoded(shortened(result.embedding, kept), body.encoding_format),
+                "embedding": encoded(shortened(result.embedding, body.dimensions), body.encoding_format),
             }
             for index, result in enumerate(results)
             if isinstance(result, Embedding)
@@ -106,12 +106,11 @@ async def queries_of(
     return await here.aside.do(numbers, partial(_queries, inputs, task, truncate, prompt))
 
 
-def check_dimensions(here: Context, model: str, task: Task | None, asked: int | None) -> int:
-    """How many numbers of a vector are kept. Raises ``InvalidInput`` for more than there are."""
+def check_dimensions(here: Context, model: str, task: Task | None, asked: int | None) -> None:
+    """Raises ``InvalidInput`` for more numbers of a vector than there are."""
     size = task.vector_size if task is not None else here.services.first.backbone.config.hidden_size
     if asked is not None and asked > size:
         raise InvalidInput(f"dimensions: {model!r} gives {size}, found {asked}; ask for as many or fewer")
-    return asked or size
 
 
 def _inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> Sequence[Any]:

@@ -169,9 +169,7 @@ def _embedding(asked: Asked) -> list[Query]:
 def _embedded(asked: Asked, results: Sequence[Result]) -> list[FloatArray]:
     vectors = vectors_of(results, asked.told.get("normalize"))
     kept, size = asked.told.get("dimensions"), len(vectors[0])
-    if kept is None:
-        return vectors
-    if kept > size:
+    if kept is not None and kept > size:
         raise InvalidInput(f"dimensions: expected at most {size}, the numbers of a vector, found {kept}")
     return [shortened(vector, kept) for vector in vectors]
 

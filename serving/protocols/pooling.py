@@ -85,20 +85,18 @@ async def pooling(
     if body.task not in (None, expected):
         raise InvalidInput(f"task: {body.model!r} has a {head} head, so expected {expected}, found {body.task}")
     if expected == "embed":
-        kept = check_dimensions(here, body.model, task, body.dimensions)
+        check_dimensions(here, body.model, task, body.dimensions)
         if body.use_activation is not None:
             raise InvalidInput("use_activation: vectors have none; leave it out")
-    else:
-        kept = 0
-        if body.dimensions is not None:
-            raise InvalidInput("dimensions: only vectors can be shortened; leave it out")
+    elif body.dimensions is not None:
+        raise InvalidInput("dimensions: only vectors can be shortened; leave it out")
     queries = await queries_of(here, body.input, task.id if task is not None else None, truncate=body.truncate)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         raise_first_error(results)
         if not all(isinstance(result, KINDS[expected]) for result in results):
             raise Saturated(REPLACED)
-        numbers = [_numbers(result, kept, activated=body.use_activation is not False) for result in results]
+        numbers = [_numbers(result, body.dimensions, activated=body.use_activation is not False) for result in results]
         data = [
             {"object": "pooling", "index": index, "data": encoded(each, body.encoding_format)}
             for index, each in enumerate(numbers)
@@ -109,9 +107,9 @@ async def pooling(
     return await ask(request, here, queries, respond)
 
 
-def _numbers(result: Result, kept: int, *, activated: bool) -> FloatArray:
+def _numbers(result: Result, kept: int | None, *, activated: bool) -> FloatArray:
     if isinstance(result, Embedding):
-        return shortened(result.embedding, kept or len(result.embedding))
+        return shortened(result.embedding, kept)
     if isinstance(result, Classification):
         return result.probs if activated else result.logits
     if isinstance(result, Tokens):

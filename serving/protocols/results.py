@@ -58,8 +58,8 @@ def vectors_of(results: Sequence[Result], unit: bool | None) -> list[FloatArray]
     return [np.ascontiguousarray(normalized(vector) if unit else vector) for vector in vectors]
 
 
-def shortened(vector: FloatArray, kept: int) -> FloatArray:
-    """The first numbers of a vector, with the length of the whole."""
-    if kept >= len(vector):
+def shortened(vector: FloatArray, kept: int | None) -> FloatArray:
+    """The first numbers of a vector, by default all, with the length of the whole."""
+    if kept is None or kept >= len(vector):
         return vector
     return normalized(vector[:kept]) * np.float32(np.linalg.norm(vector))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from full_model import write_full
-from sentence_folder import write
-from support import tiny
+from safetensors.numpy import load_file, save_file
+from sentence_folder import cased, sentence_folder, write
+from support import FIXTURES, tiny
 
 from checkpoints.imports.full import FullModel
 from checkpoints.imports.heads import Wishes
-from checkpoints.imports.task import extracted, make_task, read_model
+from checkpoints.imports.task import extracted, make_task, read_adapter, read_model
+from checkpoints.source import load_backbone
 from checkpoints.task_file import read_task, task_to_bytes
 from checkpoints.validation import validate
 from jpets.errors import InvalidTask
@@ -118,3 +121,29 @@ def test_a_relevance_without_one_output_is_refused(tmp_path: Path) -> None:
     ranked = dataclasses.replace(task, head=dataclasses.replace(task.head, relevance="raw"))
     with pytest.raises(InvalidTask, match=r"head\.relevance: expected none but for one output for a text, found raw"):
         validate(ranked, tiny().config, tiny().ref())
+
+
+def test_an_adapter_of_a_cross_encoder(tmp_path: Path) -> None:
+    folder = shutil.copytree(FIXTURES / "imports" / "peft" / "lora", tmp_path / "own")
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    save_file({name: own[:1] if "classifier" in name else own for name, own in tensors.items()}, file)
+    plain = read_adapter(folder, tiny(), Wishes())
+    said = {"model_type": "CrossEncoder", "activation_fn": IDENTITY}
+    write(folder / "config_sentence_transformers.json", said)
+    write(folder / "tokenizer_config.json", {"model_max_length": 40})
+    found = read_adapter(folder, tiny(), Wishes())
+    assert plain is not None and plain.head.relevance is None and plain.preprocessing == Preprocessing()
+    assert found is not None and found.head.relevance == "raw" and found.preprocessing == Preprocessing(40, True)
+    write(folder / "config_sentence_transformers.json", {**said, "prompts": {"q": "a"}, "default_prompt_name": "q"})
+    with pytest.raises(InvalidTask, match="a cross-encoder's default prompt is not supported"):
+        read_adapter(folder, tiny(), Wishes())
+
+
+def test_texts_would_have_to_lose_their_case(tmp_path: Path) -> None:
+    folder = with_modules(tmp_path / "own")
+    write(folder / "sentence_bert_config.json", TRANSFORMER | {"do_lower_case": True})
+    assert read_model(folder, tiny(), Wishes()).head.relevance == "raw"
+    backbone = load_backbone(cased(sentence_folder(tmp_path / "cased")))
+    with pytest.raises(InvalidTask, match="do_lower_case: the backbone's tokenizer keeps the case"):
+        read_model(cased(folder), backbone, Wishes())

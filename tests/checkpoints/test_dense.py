@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from sentence_folder import USUAL, sentence_folder, write
 from support import tiny
 
+from checkpoints.imports.dense import MOST
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.task import extracted, make_task, read_model
 from checkpoints.source import load_backbone
@@ -132,10 +133,26 @@ def test_broken_layers_are_refused_by_name(fault: str, tmp_path: Path) -> None:
     named = {
         "shape": r"2_Dense: linear\.bias: expected \[24\], found \[5\]",
         "numbers": r"2_Dense: linear\.bias: expected finite numbers",
-        "missing": "expected model.safetensors or pytorch_model.bin in the folder",
-        "configuration": r"expected config\.json in the folder, found none",
+        "missing": "2_Dense: expected model.safetensors or pytorch_model.bin in the folder",
+        "configuration": r"2_Dense: expected config\.json in the folder, found none",
     }[fault]
     with pytest.raises(InvalidTask, match=named):
+        dense_task(tmp_path / "own")
+
+
+def test_a_broken_layer_before_another_one(tmp_path: Path) -> None:
+    dense_folder(tmp_path / "own", [("Identity", 40), ("Identity", 24)])
+    (tmp_path / "own" / "2_Dense" / "model.safetensors").unlink()
+    with pytest.raises(InvalidTask, match=r"2_Dense: expected model\.safetensors"):
+        dense_task(tmp_path / "own")
+
+
+def test_very_many_layers_are_not_read(tmp_path: Path) -> None:
+    dense_folder(tmp_path / "own", [("Tanh", 24)])
+    file = tmp_path / "own" / "modules.json"
+    modules = json.loads(file.read_text())
+    write(file, [*modules[:2], *[modules[2]] * (MOST + 1), modules[3]])
+    with pytest.raises(InvalidTask, match=f"expected at most {MOST} Dense modules, found {MOST + 1}"):
         dense_task(tmp_path / "own")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import pathlib
 import random
 import subprocess
@@ -78,7 +79,9 @@ def compared(found: Any, expected: Any) -> Compared:
             return Compared(0, False)
         return _all(compared(*each) for each in zip(found, expected, strict=True))
     if isinstance(expected, float):
-        return Compared(abs(float(found) - expected), True)
+        if not isinstance(found, (int, float)) or not math.isfinite(found):
+            return Compared(0, False)
+        return Compared(abs(found - expected), True)
     return Compared(0, found == expected)
 
 
