@@ -23,6 +23,7 @@ from jpets.training.heads import new_head
 from jpets.training.labels import make_rows
 from jpets.training.methods import continued, rates
 from jpets.training.plan import Training, TrainingPlan
+from jpets.training.prepared import prepare
 from jpets.training.session import run_training
 from jpets.training.tokens import rectangle
 from jpets.types import BackboneRef, Delta, Preprocessing, Task
@@ -98,6 +99,17 @@ def test_what_is_asked_for_otherwise_is_refused(methods: list[str], training: Tr
     start = task_of(*(delta_of(method, settings.get(method, {}), shallow().config) for method in methods))
     with pytest.raises(InvalidInput, match=message):
         run_training("own", shallow(), training, TEXTS, start=start)
+
+
+def test_prompts_stay() -> None:
+    start = task_of(delta_of("lora", {"sites": ["query"], "rank": 2}, shallow().config))
+    rule = dataclasses.replace(start.preprocessing, prefix="query: ", prompts={"passage": "a: "}, thresholds=(0.5,) * 2)
+    start = dataclasses.replace(start, preprocessing=rule)
+    text, training = TextEncoder.of(shallow()), Training("lora", max_length=16)
+    made = prepare(shallow().config, text, training, TEXTS, start=start)
+    assert made.rule == Preprocessing(16, True, prefix="query: ", prompts={"passage": "a: "})
+    plain = prepare(shallow().config, text, training, TEXTS)
+    assert len(made.rows.tokens[0].ids) > len(plain.rows.tokens[0].ids)
 
 
 def test_a_mask_of_some_matrices_is_refused() -> None:
