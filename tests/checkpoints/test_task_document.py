@@ -42,7 +42,7 @@ DOCUMENTS = [
     ({"head": {"type": "sequence-classification", "problem": 1}}, "head.problem"),
     ({"head": {"type": "sequence-classification", "activation": "cosine"}}, "head.activation: expected one of"),
     ({"head": {"type": "sequence-classification", "normalize": "yes"}}, "head.normalize"),
-    ({"head": {"type": "embedding"}}, r"head/bias: unexpected tensor \[3\]"),
+    ({"head": {"type": "embedding"}}, "labels: expected none for a head of type embedding, found 3"),
     ({"labels": ["a", "b"]}, "labels: expected 3, one for each output of head/kernel, found 2"),
     ({"labels": None}, "labels: expected 3"),
     ({"labels": ["a", "b", 3]}, "labels.2"),

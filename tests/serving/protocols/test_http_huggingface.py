@@ -216,7 +216,7 @@ def test_labels_of_ones_own(client: Ask, engine: Engine, service: Service) -> No
         ("/hf/topic", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, 422, "sentence_similarity cannot use"),
         ("/hf/names", {"inputs": "a", "parameters": {"aggregation_strategy": "best"}}, 422, "aggregation_strategy"),
         ("/hf/vectors", {"inputs": [], "normalize": True}, 422, "no inputs"),
-        ("/hf/tiny-bert", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name"),
+        ("/hf/tiny-bert", {"inputs": "a", "prompt_name": "query"}, 422, "there are no prompts"),
         (PATH, {"inputs": ASKED, "parameters": {"doc_stride": 63}}, 422, "windows of 64 tokens leave room"),
         (PATH, {"inputs": ASKED, "parameters": {"doc_stride": -1}}, 422, "doc_stride"),
         (PATH, {"inputs": {**ASKED, "question": "who " * 70}}, 422, "leave room for 0"),
