@@ -17,6 +17,7 @@ from checkpoints.repository import Repository
 from jpets.engine.engine import Engine
 from jpets.engine.queue.response_cache import ResponseCache
 from jpets.errors import Saturated
+from jpets.types import Query, Task
 from serving.app import create_app
 from serving.hosted.repository import TaskRepository
 from serving.hosted.service import Service
@@ -220,7 +221,9 @@ class _Empty:
         return []
 
 
-def test_metrics(call: Call) -> None:
+def test_metrics(call: Call, engine: Engine, tasks: list[Task]) -> None:
+    asked = [Query(own.id, "a", "b" if own.id == "questions" else None) for own in tasks]
+    engine.infer([*asked, Query("broken", "a")])  # some may have left the device in other tests
     before = samples(call)
     call("POST", "/v1/classify", json=BODY)
     call("POST", "/v1/classify", json={"model": "no-such", "input": "a"})
