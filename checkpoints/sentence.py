@@ -118,7 +118,7 @@ def read_sentence(folder: Path, longest: int, problems: list[str], pooling: Pool
         pooling or _pooling(pooled, modules, problems),
         any(module.kind == "Normalize" for module in modules),
         Preprocessing(
-            min(longest, most_tokens(folder, settings, problems) or longest),
+            most_tokens(folder, settings, longest, problems),
             True,
             prefix=prompt or None,
             prompts=prompts or None,
@@ -284,9 +284,20 @@ def check_settings(settings: Mapping[str, Any], expected: Mapping[str, object], 
         problems += [f"{option}: {each}" for each in unsupported(given, HARMLESS, "a Transformer module")]
 
 
-def most_tokens(folder: Path, settings: Mapping[str, Any], problems: list[str]) -> int | None:
-    """Where the library cuts texts: ``max_seq_length``, unless it is handed on as ``model_max_length``, or else the
-    tokenizer's own limit."""
+def most_tokens(folder: Path, settings: Mapping[str, Any], longest: int, problems: list[str]) -> int:
+    """Where the library cuts texts, of at most the ``longest`` that the model takes."""
+    return min(longest, _limit(folder, settings, problems) or longest)
+
+
+def torch_class(reference: object) -> str | None:
+    """The name of a class of ``torch.nn``, which the library writes with the package that it is defined in; None for
+    any other reference."""
+    written = str(reference)
+    return written.rpartition(".")[2] if written.startswith("torch.nn.") else None
+
+
+def _limit(folder: Path, settings: Mapping[str, Any], problems: list[str]) -> int | None:
+    """``max_seq_length``, unless it is handed on as ``model_max_length``, or else the tokenizer's own limit."""
     handed_on = [settings.get(option) for option in ("tokenizer_args", "processor_kwargs")]
     limits = [(own, "model_max_length") for own in handed_on if isinstance(own, dict)] + [(settings, "max_seq_length")]
     for given, option in limits:

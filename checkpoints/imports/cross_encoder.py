@@ -19,6 +19,7 @@ from checkpoints.sentence import (
     most_tokens,
     note_on_prompts,
     prompts_of,
+    torch_class,
     transformer_settings,
 )
 from checkpoints.settings import expect, read_json
@@ -40,25 +41,26 @@ OLDER = "sbert_ce_default_activation_function"
 
 def is_cross_encoder(folder: Path) -> bool:
     """Whether the library's own files say so. Raises ``InvalidTask`` for files that cannot be read."""
-    return (folder / PROMPTS).is_file() and read_json(folder / PROMPTS).get("model_type") == KIND
+    return bool(_said(folder))
 
 
 def as_cross_encoder(
     found: Imported, folder: Path, settings: Mapping[str, Any], backbone: Backbone, problems: list[str]
 ) -> Imported:
-    """A classifier that reads pairs as the library does, where the folder is one of its cross-encoders; else ``found``.
+    """``found``, a classifier, as one that reads pairs as the library does, where the folder is one of its
+    cross-encoders; else as it is.
 
     ``settings`` are those of ``config.json``. Texts are cut, and the one output for a pair is ranked by as it is or by
     its sigmoid.
     """
-    own = read_json(folder / PROMPTS) if is_cross_encoder(folder) else {}
+    own = _said(folder)
     nested = settings.get("sentence_transformers")
     inner = nested if isinstance(nested, dict) else {}
     written = own.get("activation_fn") or inner.get("activation_fn") or settings.get(OLDER)
     if not own and written is None:
         return found
     notes: tuple[str, ...] = ()
-    transformer, longest = transformer_settings(folder), backbone.config.max_positions
+    transformer = transformer_settings(folder)
     check_case(expect(transformer, "do_lower_case", bool, False, problems), backbone.tokenizer_json, problems)
     if own:
         default, prompts = prompts_of(folder, problems, KIND)
@@ -70,11 +72,17 @@ def as_cross_encoder(
         if kinds not in ([], ["Transformer"]):
             problems.append(f"{MODULES}: expected a Transformer alone in a cross-encoder, found {str(kinds)[:80]}")
         check_settings(transformer, EXPECTED, problems)
-    rule = Preprocessing(min(longest, most_tokens(folder, transformer, problems) or longest), True)
+    rule = Preprocessing(most_tokens(folder, transformer, backbone.config.max_positions, problems), True)
     head = found.head
-    if head.type == "sequence-classification" and head.outputs == 1 and written is not None:
-        relevance = RELEVANCES.get(str(written).rpartition(".")[2]) if str(written).startswith("torch.nn.") else None
+    if head.outputs == 1 and written is not None:
+        relevance = RELEVANCES.get(torch_class(written) or "")
         if relevance is None:
             problems.append(f"activation_fn: expected torch.nn's Identity or Sigmoid, found {str(written)[:80]!r}")
         head = dataclasses.replace(head, relevance=relevance)
     return dataclasses.replace(found, head=head, notes=(*found.notes, *notes), preprocessing=rule)
+
+
+def _said(folder: Path) -> Mapping[str, Any]:
+    """The library's settings of a cross-encoder, which name their kind; of another folder none."""
+    found = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
+    return found if found.get("model_type") == KIND else {}

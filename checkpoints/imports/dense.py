@@ -13,6 +13,7 @@ from checkpoints.canonical import FloatArray
 from checkpoints.imports.heads import read_linear
 from checkpoints.imports.tensor_files import read_one_of
 from checkpoints.imports.unread import Problems, Unread
+from checkpoints.sentence import torch_class
 from checkpoints.settings import expect, expect_count, names, read_json, unsupported
 from checkpoints.tensors import SAFETENSORS, TORCH
 from jpets.errors import InvalidBackbone, InvalidTask
@@ -23,7 +24,7 @@ KEYS = names("in_features out_features bias activation_function module_input_nam
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
 )
-"""Classes of ``torch.nn``, which the library writes with the package that they are defined in."""
+"""By their classes in ``torch.nn``."""
 DEFAULT = "torch.nn.modules.activation.Tanh"
 VECTOR = "sentence_embedding"
 MOST = 8
@@ -80,10 +81,10 @@ def _read_files(folder: Path, inputs: int, problems: list[str]) -> _Layer:
             own.append(f"{option} must be {expected}, found {str(settings[option])[:80]!r}")
     if expect_count(settings, "in_features", inputs, own) != inputs:
         own.append(f"in_features must be {inputs}, which comes before it, found {settings['in_features']}")
-    written = str(settings.get("activation_function", DEFAULT))
-    activation = ACTIVATIONS.get(written.rpartition(".")[2]) if written.startswith("torch.nn.") else None
+    written = settings.get("activation_function", DEFAULT)
+    activation = ACTIVATIONS.get(torch_class(written) or "")
     if activation is None:
-        own.append(f"activation_function must be one of torch.nn's {sorted(ACTIVATIONS)}, found {written[:80]!r}")
+        own.append(f"activation_function must be one of torch.nn's {sorted(ACTIVATIONS)}, found {str(written)[:80]!r}")
     biased = expect(settings, "bias", bool, True, own)
     problems += [f"{file}: {each}" for each in own]
     found: list[str] = []

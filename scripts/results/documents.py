@@ -66,17 +66,21 @@ def bench_commands() -> Mapping[str, BenchCommand]:
     return {name: own for name, own in group.commands.items() if isinstance(own, BenchCommand)}
 
 
+MODULES: Mapping[str, tuple[str, Sequence[str]]] = {
+    "infinity": ("benches.service.infinity --infinity COMMAND", ("seconds", "rounds")),
+    "references": ("benches.service.references", ("texts", "threads")),
+}
+"""Reports of modules of their own: how each is called, and which settings are its options."""
+
+
 def command(document: Document, commands: Mapping[str, BenchCommand]) -> str:
     """How to make the file again, as ``FILE``: with the options that differ from ``bench.py``'s defaults."""
     if document.name == "debian-tasks":
         return "PYTHONPATH=scripts python -m experiments.debian_tasks report LINES --json FILE"
-    if document.name == "infinity":
-        return "PYTHONPATH=scripts python -m benches.service.infinity --infinity COMMAND " + _given(
-            {key: document.settings[key] for key in ("seconds", "rounds")} | {"json": "FILE"}
-        )
-    if document.name == "references":
-        given = {key: document.settings[key] for key in ("texts", "threads")} | {"json": "FILE"}
-        return f"PYTHONPATH=scripts python -m benches.service.references {_given(given)}"
+    if document.name in MODULES:
+        module, taken = MODULES[document.name]
+        own = {key: document.settings[key] for key in taken} | {"json": "FILE"}
+        return f"PYTHONPATH=scripts python -m {module} {_given(own)}"
     given = {key: value for key, value in document.settings.items() if value is not None}
     given |= {option: ",".join(values) for option, values in _of_systems(document).items()}
     if "profile" in given:

@@ -34,7 +34,6 @@ HEADS: Mapping[str, tuple[str, Sequence[str], dict[str, Any]]] = {
     "words": ("BertForMaskedLM", (), {}),
 }
 """Task -> class, labels, configuration."""
-ANSWERS = "questions"
 
 
 class Made(NamedTuple):

@@ -92,8 +92,11 @@ def _tensors_of(results: Sequence[Result]) -> dict[str, Array]:
 
 def _layout(result: Result) -> tuple[str, tuple[str, ...], int, bool]:
     names = result.names if isinstance(result, (Classification, Tokens)) else ()
-    values = result.logits.size if isinstance(result, Regression) else 0
-    values = result.embedding.size if isinstance(result, Embedding) else values
+    values = 0
+    if isinstance(result, Regression):
+        values = result.logits.size
+    elif isinstance(result, Embedding):
+        values = result.embedding.size
     return type(result).__name__, names, values, result.students is None
 
 
