@@ -233,8 +233,8 @@ class EngineSettings:
     merged_memory_gb: float = field(
         default=0.0, metadata=about("device memory (10^9 bytes) for merged weights of hot tasks", ge=0)
     )
-    """Device memory (10^9 bytes) for merged weights of hot tasks: tasks with heavy deltas that cost more than a batch
-    of their own; 0: none. They are found by a cost profile."""
+    """Device memory (10^9 bytes) for merged weights of hot tasks: tasks with heavy or low-rank deltas that cost more
+    than a batch of their own; 0: none. They are found by predicted costs."""
     reserved_tasks: Mapping[str, int] = field(
         default_factory=dict, metadata=about("tasks of a tenant that stay on the device: TENANT=NUMBER", ge=0)
     )

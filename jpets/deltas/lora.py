@@ -86,6 +86,10 @@ class Lora(Method):
     standard = True
     course = Course(rate=4e-3, takes=frozenset({"rank", "alpha", "sites", "layers"}), sizes=("rank",))
 
+    @property
+    def in_copies(self) -> bool:
+        return True
+
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers, sites = covered_layers(settings, config), covered_sites(settings, config)
         specs: dict[str, TensorSpec] = {}

@@ -162,6 +162,12 @@ class Method:
     """Whether its operators tell layers apart by ``Bound.entry`` alone. Layers that are alike may then be one compiled
     function, which is traced for the first of them."""
 
+    @property
+    def in_copies(self) -> bool:
+        """Whether a merged copy of a hot task holds its deltas: ``merge`` changes linear weights alone, and rows are
+        computed faster without it."""
+        return self.kind == "heavy"
+
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         """The tensors a task file must hold. Raises ``InvalidTask`` for settings without sense."""
         raise NotImplementedError

@@ -2,54 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
 
 from jpets.engine.batch.rows import Row
-from jpets.engine.programs.network import Params
+from jpets.engine.planning.merged import MergedCopies
+from jpets.engine.planning.placing import WORTHWHILE, Placer
+from jpets.engine.planning.plan import Plan
+from jpets.engine.planning.predictions import Predictions
+from jpets.engine.planning.ready_programs import ReadyPrograms
 from jpets.engine.queue.pending import Pending
 from jpets.engine.tasks.entries import Resident
-from jpets.scheduling.costs.shape import Shape
+from jpets.scheduling.costs.ready_lookup import HOST_SECONDS
 from jpets.scheduling.policies.hot import worth_taking_out
 
+MOST_APART = 4
+"""Most tasks with low-rank deltas that leave a batch at a time."""
+GOOD_PART = 1 / 8
+"""Part of a batch's tokens that such a task must have to leave: a batch of its own costs more than their deltas."""
 
-class Part(NamedTuple):
-    """Queries of a batch that run together, on the weights of ``copy`` if there is one.
 
-    ``saves``: seconds that copies of these tasks would save, or do save.
+class HotTasks:
+    """Tells ``merged`` what copies save or would save, and plans for those that there are.
+
+    A copy holds a task's heavy deltas, which cost a pass over their own weights, and its low-rank ones, for which a
+    program has room that the rows take or not.
     """
 
-    pendings: Sequence[Pending]
-    copy: Params | None
-    saves: Mapping[Resident, float]
+    def __init__(self, merged: MergedCopies, ready: ReadyPrograms, predictions: Predictions, placer: Placer) -> None:
+        self._merged = merged
+        self._ready = ready
+        self._predictions = predictions
+        self._placer = placer
 
+    def plan(self, batch: Sequence[Pending], first: Pending, *, rare: bool) -> Plan:
+        """A plan for ``batch``, or, if hot tasks run faster on merged copies, for the part of it that has ``first``.
+        ``rare`` as ``ReadyPrograms.together`` says. Beside heavy deltas low-rank ones alone are no reason to leave."""
+        if any(pending.row.heavy for pending in batch):
+            return self._without_heavy(batch, first, rare=rare)
+        return self._without_low_rank(self._placer.place(batch), first)
 
-def part_to_run(
-    batch: Sequence[Pending],
-    first: Pending,
-    copies: Mapping[Resident, Params],
-    added: Callable[[Sequence[Row]], float],
-    light: Sequence[Shape],
-    shapes: Sequence[Shape],
-) -> Part:
-    """``batch``, or, if hot tasks run faster on merged copies, the part of it that has ``first``.
+    def serving(self, plan: Plan) -> None:
+        """Is told which plan will be computed."""
+        self._merged.saves(plan.saved)
 
-    ``added`` predicts the cost of heavy rows. ``light`` shapes take queries without heavy deltas, ``shapes`` take all.
-    """
-    owners = [pending.resident if pending.row.heavy else None for pending in batch]
-    rows: dict[Resident, list[Row]] = {}
-    for pending, owner in zip(batch, owners, strict=True):
-        if owner is not None:
-            rows.setdefault(owner, []).append(pending.row)
-    seconds = {owner: added(own) for owner, own in rows.items()}
-    lengths = [pending.row.length for pending in batch]
-    would_save = worth_taking_out(owners, lengths, seconds, light, shapes)
-    held = {owner: cost for owner, cost in seconds.items() if owner in copies}
-    apart = worth_taking_out(owners, lengths, held, light, shapes)
-    mine = first.resident if first.resident in apart else None
-    if mine is not None:
-        part, copy = [p for p in batch if p.resident is mine], copies[mine]
-    else:
-        part, copy = [p for p in batch if p.resident not in apart], None
-    running = {pending.resident for pending in part}
-    return Part(part, copy, {owner: saved for owner, saved in would_save.items() if owner in running})
+    def drop_copies(self) -> None:
+        """Frees their memory."""
+        self._merged.clear()
+
+    def _without_heavy(self, batch: Sequence[Pending], first: Pending, *, rare: bool) -> Plan:
+        """Any number of tasks with heavy deltas may leave: several together may make room for a smaller shape."""
+        light, shapes = (self._ready.shapes(heavy=each, rare=rare) for each in (False, True))
+        owners = [pending.resident if pending.row.heavy else None for pending in batch]
+        rows: dict[Resident, list[Row]] = {}
+        for pending, owner in zip(batch, owners, strict=True):
+            if owner is not None:
+                rows.setdefault(owner, []).append(pending.row)
+        seconds = {owner: self._predictions.certainly_added(own) for owner, own in rows.items()}
+        lengths, copies = [pending.row.length for pending in batch], self._merged.copies
+        would_save = worth_taking_out(owners, lengths, seconds, light, shapes)
+        held = {owner: cost for owner, cost in seconds.items() if owner in copies}
+        apart = worth_taking_out(owners, lengths, held, light, shapes)
+        mine = first.resident if first.resident in apart else None
+        if mine is not None:
+            part, copy = [p for p in batch if p.resident is mine], copies[mine]
+        else:
+            part, copy = [p for p in batch if p.resident not in apart], None
+        running = {pending.resident for pending in part}
+        saved = {owner: saved for owner, saved in would_save.items() if owner in running}
+        return dataclasses.replace(self._placer.place(part, copy), saved=saved)
+
+    def _without_low_rank(self, plan: Plan, first: Pending) -> Plan:
+        """Each of the tasks with a good part of the batch leaves, or that with the largest, or none. Copies would save
+        what they would in the best programs that can come; where those are not ready yet, the plan asks for one."""
+        alone = self._alone(plan)
+        if not alone:
+            return plan
+        largest, *others = alone
+        sets = [[largest], list(alone)] if others else [[largest]]
+        reach = self._placer.reach
+        saved, leaving = max(
+            ((self._gain(plan, [alone[owner] for owner in each], reach), each) for each in sets), key=itemgetter(0)
+        )
+        plan = dataclasses.replace(plan, saved=dict.fromkeys(leaving, saved / len(leaving)) if saved > 0 else {})
+        copies = self._merged.copies
+        held = [owner for owner in leaving if owner in copies]
+        if not held or saved <= 0:
+            return plan
+        if self._gain(plan, [alone[owner] for owner in held], attrgetter("seconds")) > 0:
+            if first.resident in held:
+                return dataclasses.replace(alone[first.resident], saved={first.resident: saved / len(leaving)})
+            kept = [pending for pending in plan.pendings if pending.resident not in held]
+            return self._placer.place(kept)
+        missing = max((alone[owner] for owner in held), key=lambda each: each.seconds - reach(each))
+        if reach(missing) < missing.seconds and saved > plan.missed:
+            return dataclasses.replace(plan, wanted=missing.wanted, missed=saved)
+        return plan
+
+    def _alone(self, plan: Plan) -> dict[Resident, Plan]:
+        """Plans for the queries of tasks that a copy could serve, on the copies that there are or could be; those with
+        most tokens first."""
+        tokens = Counter[Resident]()
+        for pending in plan.pendings:
+            if pending.resident is not None and pending.resident.mergeable:
+                tokens[pending.resident] += pending.row.length
+        least = GOOD_PART * sum(pending.row.length for pending in plan.pendings)
+        found = [owner for owner, count in tokens.most_common(MOST_APART) if count >= least]
+        return {
+            owner: self._placer.place(
+                [pending for pending in plan.pendings if pending.resident is owner], self._merged.copies.get(owner, {})
+            )
+            for owner in found
+            if self._merged.may_have(owner)
+        }
+
+    def _gain(self, plan: Plan, leaving: Sequence[Plan], seconds: Callable[[Plan], float]) -> float:
+        """Seconds that are saved if these parts of a plan run by themselves, beyond what predictions err by and the
+        host takes for more batches; 0 or less where they should not."""
+        gone = {pending.number for each in leaving for pending in each.pendings}
+        rest = [pending for pending in plan.pendings if pending.number not in gone]
+        left = seconds(self._placer.place(rest)) if rest else 0.0
+        more = len(leaving) - (not rest)
+        return seconds(plan) - left - sum(map(seconds, leaving)) / WORTHWHILE - more * HOST_SECONDS

@@ -89,6 +89,10 @@ class MergedCopies:
                 self._saved[resident] = (self._hotness(resident, now) + saved, now)
             self._changed.notify()
 
+    def may_have(self, resident: Resident) -> bool:
+        """Whether there is, or could be, a copy of a task."""
+        return resident not in self._failed and not resident.removed and time.monotonic() >= self._rests_until
+
     def clear(self) -> None:
         """Frees all their memory: something else needs it more."""
         with self._changed:

@@ -12,7 +12,7 @@ from jpets.engine.costs.cost_table import SETTLED
 from jpets.engine.device.replica import Replica
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.needs import Needs
-from jpets.engine.planning.plan import Plan, without_heavy
+from jpets.engine.planning.plan import Plan, row_on_copy
 from jpets.engine.planning.predictions import Predictions
 from jpets.engine.programs.network import Params
 from jpets.engine.programs.program import Program, ProgramKey
@@ -76,10 +76,11 @@ class Placer:
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
         """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
-        needs = Needs([pending.row if copy is None else without_heavy(pending) for pending in pendings])
+        needs = Needs([pending.row if copy is None else row_on_copy(pending) for pending in pendings])
         best, known = self._ready(needs)
         layout = needs.layout(best.key.bucket)
-        compiling = self._compiling if len(pendings) < FEW_QUERIES and not self._static_runs else None
+        many_share = len(pendings) < FEW_QUERIES and not self._static_runs and copy is None
+        compiling = self._compiling if many_share else None
         ideal = self._ideal(needs, (FULL,) if needs.heavy and compiling is not None else COARSE_LEVELS)
         if ideal is None or self._replica.has_program(ideal):
             return Plan(pendings, layout, best, known, copy=copy)
@@ -109,6 +110,11 @@ class Placer:
                 if own >= NEARLY * gain:
                     return key, own
         return ideal, gain
+
+    def reach(self, plan: Plan) -> float:
+        """The time of a plan's queries in the program that it wants, if that can be had."""
+        can_be_had = plan.wanted is not None and self._compiling is not None and not self._compiling.barred(plan.wanted)
+        return plan.seconds - plan.missed if can_be_had else plan.seconds
 
     def ideal(self, rows: Sequence[Row]) -> ProgramKey | None:
         """The best program for these rows, compiled or not; None where the menu has no bucket for them."""

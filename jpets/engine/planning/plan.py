@@ -18,8 +18,8 @@ class Plan:
     """``wanted`` is a program not yet compiled that would run the batch clearly cheaper, by ``missed`` seconds.
 
     ``layout`` is that of the rows in the program's bucket, ``below`` that of their text in the bucket of its trunk, if
-    it has one. ``copy`` holds the weights to run on where the whole batch is one hot task's; the rows then lack their
-    heavy deltas. ``seconds`` is its predicted time.
+    it has one. ``copy`` holds the weights to run on where the whole batch is one hot task's; the rows then lack the
+    deltas that it holds. ``seconds`` is its predicted time.
     """
 
     pendings: Sequence[Pending]
@@ -44,7 +44,7 @@ class Plan:
         return 0 if trunk is None else trunk.layers
 
 
-def without_heavy(pending: Pending) -> Row:
-    """A query's row for weights with its task's heavy deltas merged in."""
+def row_on_copy(pending: Pending) -> Row:
+    """A query's row for its task's merged weights."""
     assert pending.resident is not None
-    return dataclasses.replace(pending.row, slots=pending.resident.light_slots)
+    return dataclasses.replace(pending.row, slots=pending.resident.copy_slots)

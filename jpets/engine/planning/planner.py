@@ -14,7 +14,7 @@ from jpets.engine.costs.cost_table import CostTable
 from jpets.engine.costs.live_profile import LiveProfile
 from jpets.engine.device.replica import Replica
 from jpets.engine.planning.flood import FloodGuard
-from jpets.engine.planning.hot_tasks import part_to_run
+from jpets.engine.planning.hot_tasks import HotTasks
 from jpets.engine.planning.kept_plan import KeptPlan
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.merged import MergedCopies
@@ -73,7 +73,11 @@ class Planner:
         )
         self._kept = KeptPlan()
         self._settings = settings
-        self._merged = merged
+        self._hot = (
+            HotTasks(merged, self.ready, self._predictions, self._placer)
+            if merged is not None and merged.enabled
+            else None
+        )
 
     def next_batch(self, waiting: Sequence[Pending], *, busy: bool = False) -> Plan:
         """The batch with the most urgent query of ``waiting`` (most urgent first), by the engine's policy.
@@ -104,11 +108,7 @@ class Planner:
             lengths = [pending.row.length for pending in waiting]
             chosen = policies.well_filled(chosen, lengths, own, self._settings.max_batch_rows)
         batch = [waiting[q] for q in chosen]
-        if self._merged is None or not self._merged.enabled:
-            return self.place(batch)
-        light, shapes = (self.ready.shapes(heavy=each, rare=rare) for each in (False, True))
-        part = part_to_run(batch, waiting[0], self._merged.copies, self._predictions.certainly_added, light, shapes)
-        return dataclasses.replace(self.place(part.pendings, part.copy), saved=part.saves)
+        return self.place(batch) if self._hot is None else self._hot.plan(batch, waiting[0], rare=rare)
 
     def _fair(self, chosen: list[int], waiting: Sequence[Pending]) -> list[int]:
         """``chosen``, or, for several parties, what keeps each one's part in a shape that takes all of them."""
@@ -149,8 +149,8 @@ class Planner:
 
     def drop_copies(self) -> None:
         """Frees the memory of merged copies."""
-        if self._merged is not None:
-            self._merged.clear()
+        if self._hot is not None:
+            self._hot.drop_copies()
 
     def contended(self) -> bool:
         """Whether batches are kept short now, for tenants that use less than their part of the device."""
@@ -163,8 +163,8 @@ class Planner:
 
     def serving(self, plan: Plan) -> None:
         """Is told which plan will be computed."""
-        if self._merged is not None and self._merged.enabled:
-            self._merged.saves(plan.saved)
+        if self._hot is not None:
+            self._hot.serving(plan)
         self._flood.serving(plan.pendings, plan.seconds)
         if self._wishes is not None:
             self._wishes.ran(plan.seconds)

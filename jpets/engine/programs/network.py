@@ -177,7 +177,8 @@ class Network(abc.ABC):
 
     @abc.abstractmethod
     def merged(self, task: Task, params: Params, dtype: DType) -> Params:
-        """``merge_target`` with the heavy deltas of ``task`` folded in, in the form of the device."""
+        """``merge_target`` with those deltas of ``task`` folded in that copies hold (``Method.in_copies``), in the form
+        of the device."""
 
     @abc.abstractmethod
     def shortened(self, layers: int) -> Self:

@@ -21,7 +21,7 @@ from jpets.engine.residency.fetching import Coming, Fetcher
 from jpets.engine.residency.warming import Warming
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.table import TaskTable
-from jpets.errors import NotFound, OutOfSpace
+from jpets.errors import JpetsError, NotFound, OutOfSpace, Saturated
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ POLL = 0.001
 """Seconds between looks at a device that must not get more work while it computes."""
 STARVING = 0.25
 """Seconds after which a task without a slot takes the slot of a task that is always in use."""
+LONGEST_WAIT = 3600.0
+"""Seconds that it sleeps at a time: a deadline may be further away than a wait may be long."""
 PAUSE = 0.1
 """Seconds before the next try after an unexpected failure."""
 
@@ -183,10 +185,10 @@ class Residency:
         if not self._prefetch:
             return POLL
         deadline = self._pending.earliest_deadline()
-        waits = [STARVING] if self._starved else []
+        waits = [LONGEST_WAIT, *([STARVING] if self._starved else [])]
         if deadline is not None:
             waits.append(max(0.0, deadline - time.monotonic()))
-        return min(waits, default=None)
+        return min(waits)
 
     def _bring(self) -> None:
         """Stages the writes of the most urgent tasks that are not on their way, as far as slots are free."""
@@ -202,7 +204,7 @@ class Residency:
                     delivery.serve(entry, resident)
                     continue
                 if not self._tasks.known(entry):
-                    delivery.refuse(entry, NotFound(f"unknown task {entry.task!r}"))
+                    delivery.refuse(entry, _gone(entry))
                     continue
                 if full.isdisjoint(entry.keys or ()) and not (full and entry.keys is None):
                     try:
@@ -246,3 +248,10 @@ class Residency:
         finally:
             if batch:
                 delivery.stage(batch)
+
+
+def _gone(entry: Entry) -> JpetsError:
+    """For queries that waited for a task which is no longer there."""
+    if entry.replaced:
+        return Saturated(f"task {entry.task!r} was replaced while the query waited; ask again")
+    return NotFound(f"unknown task {entry.task!r}")

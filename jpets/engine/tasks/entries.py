@@ -34,6 +34,8 @@ class Entry:
     resident: Resident | None = None
     turn: int = 0
     """Rises with every new version."""
+    replaced: bool = False
+    """Whether something of another kind, as a group of students, took its name when it was removed."""
     loading: object = field(default_factory=object)
     """Differs from that of any other version, and of any other task that ever has its id: ids and versions can
     recur."""
@@ -73,9 +75,17 @@ class Resident:
         return sort_of(self.slots)
 
     @functools.cached_property
-    def light_slots(self) -> TaskSlots:
-        """Its slots that are still needed when its heavy deltas are merged into the weights."""
-        return TaskSlots({key: slot for key, slot in self.slots.items() if class_method(key.method).kind != "heavy"})
+    def copy_slots(self) -> TaskSlots:
+        """Its slots that are still needed on a merged copy of the weights."""
+        return TaskSlots({key: slot for key, slot in self.slots.items() if not class_method(key.method).in_copies})
+
+    @functools.cached_property
+    def mergeable(self) -> bool:
+        """Whether a copy of the weights can hold some of its deltas: unless one that stays changes the weights, which
+        would then be others."""
+        kept = [class_method(key.method) for key in self.copy_slots]
+        fixed = all(method.kind == "head" or method.step != "weight" for method in kept)
+        return fixed and len(kept) < len(self.slots)
 
     @property
     def pageable(self) -> bool:

@@ -186,8 +186,8 @@ class EncoderNetwork(Network):
         return {"layers": params["layers"]}
 
     def merged(self, task: Task, params: Params, dtype: DType) -> Params:
-        heavy = [delta for delta in task.deltas if METHODS[delta.method].kind == "heavy"]
-        merged = merge_deltas(heavy, self.config, jax.tree.map(jnp.asarray, params))
+        held = [delta for delta in task.deltas if METHODS[delta.method].in_copies]
+        merged = merge_deltas(held, self.config, jax.tree.map(jnp.asarray, params))
         return cast_params(self.merge_target(merged), dtype)
 
     def shortened(self, layers: int) -> Self:

@@ -61,11 +61,17 @@ def make_task(backbone: LoadedBackbone, name: str, students: int = 0, rank: int 
 
 @contextlib.contextmanager
 def started(
-    backbone: LoadedBackbone, tasks: Sequence[Task], queries: Sequence[Sequence[Query]], cache: Any, seconds: float
+    backbone: LoadedBackbone,
+    tasks: Sequence[Task],
+    queries: Sequence[Sequence[Query]],
+    cache: Any,
+    seconds: float,
+    merged_gb: float = 0.0,
 ) -> Any:
     """Whole groups as they are served, after so many seconds of traffic like this. Then nothing is compiled any more:
     it would take cores from the systems that are timed beside this one."""
-    settings = EngineSettings(slots=max(32, sum(len(task.parts) for task in tasks)))
+    slots = max(32, sum(len(task.parts) for task in tasks))
+    settings = EngineSettings(slots=slots, merged_memory_gb=merged_gb)
     shapes = [part for task in tasks for part in task.parts]
     engine = Engine(backbone, (), settings, reserve=shapes, cache_dir=cache)
     with StudentServing(engine, SizingRule(fixed=True)).start() as serving:
@@ -80,7 +86,7 @@ def started(
         report = engine.report().devices[0]
         console.log(
             f"{backbone.name}: {len(engine.replica.programs)} programs after {seconds:.0f} s, "
-            f"{report.fallbacks} of {report.batches} batches in fallbacks"
+            f"{report.fallbacks} of {report.batches} batches in fallbacks, {report.tasks.merged} merged copies"
         )
         yield serving
 
@@ -103,6 +109,7 @@ def students(
     length_std: float = 8.0,
     queries: int = 256,
     rounds: int = 9,
+    merged_gb: Annotated[float, typer.Option(help="device memory for merged weights of hot students")] = 0.25,
     warm_up: Annotated[float, typer.Option(help="seconds of traffic before, of each system")] = 180.0,
     day: Annotated[float, typer.Option(help="seconds of the trace; 0: none")] = 90.0,
     load: Annotated[float, typer.Option(help="mean rate, as a part of what whole groups reach")] = 0.3,
@@ -131,7 +138,7 @@ def students(
         many = [make_task(small, f"one-of-{number}", most) for number in range(groups)]
         asked = batches([task.id for task in sizes], ids)
         asked += [[Query(task.id, input_ids=ids[at % len(ids)]) for at, task in enumerate(many)]]
-        serving = stack.enter_context(started(small, [*sizes, *many], asked, cache / "students", warm_up))
+        serving = stack.enter_context(started(small, [*sizes, *many], asked, cache / "students", warm_up, merged_gb))
         for size, task in enumerate(sizes, 1):
             systems[f"{size} student" + "s" * (size > 1)] = serving, [task.id]
         found = _alone(systems, ids, rounds)
@@ -141,7 +148,7 @@ def students(
             found |= _day(serving, sizes[-1], ids, found, Day(day, 0.0), load, burst, SizingRule(window=window))
     settings = {
         "backbone": backbone, "depths": depths, "layers": layers, "most": most, "groups": groups, "length": length,
-        "length_std": length_std, "queries": queries, "rounds": rounds,
+        "length_std": length_std, "queries": queries, "rounds": rounds, "merged_gb": merged_gb,
         "warm_up": warm_up, "day": day, "load": load, "burst": burst, "window": window,
     }  # fmt: skip
     report("students", settings, found, json_out)

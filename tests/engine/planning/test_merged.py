@@ -26,10 +26,12 @@ from support import (
 
 from jpets.config import EngineSettings
 from jpets.deltas import class_method
+from jpets.engine.batch.bucket import FULL, make_variant
 from jpets.engine.costs.figures import ClassFigures, Figures
 from jpets.engine.device.memory import tree_bytes
 from jpets.engine.engine import Engine
 from jpets.engine.planning.merged import MergedCopies
+from jpets.engine.programs.program import ProgramKey, compile_program
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.scheduling.costs.measured_profile import Grid
 from jpets.types import Query, Task
@@ -95,6 +97,24 @@ def test_answers_stay_when_tasks_are_merged(cache: pathlib.Path, dtype: str) -> 
         assert old.error is None and new.error is None
         if old.task is not None:
             np.testing.assert_allclose(logits_of(new), logits_of(old), atol=scale)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-4), ("bfloat16", 0.1)])
+def test_a_hot_low_rank_task_runs_on_its_copy(cache: pathlib.Path, dtype: str, atol: float) -> None:
+    tasks = [task for task in method_tasks(shallow()) if task.id in ("lora", "bitfit")]
+    query = Query("lora", TEXT)
+    with serving(cache, tasks, 20.5, CHEAP, dtype=dtype) as engine:
+        for program in engine.replica.programs:
+            program.seconds = DEAR
+        heads = {key: FULL for key, _ in engine.family.slots if class_method(key.method).kind == "head"}
+        program = compile_program(engine.family, ProgramKey(ENGINE_BUCKETS[1], make_variant(heads)))
+        program.seconds = 0.1
+        (before,) = engine.infer([query])
+        engine._programs.add(program)
+        wait_until(lambda: bool(engine.infer([query])) and merged_names(engine) == {"lora"}, 20)
+        (after,) = engine.infer([query])
+    assert after.timing is not None and after.timing.program == program.label
+    np.testing.assert_allclose(logits_of(after), logits_of(before), atol=atol)
 
 
 def test_what_is_no_faster_is_not_merged(cache: pathlib.Path) -> None:
