@@ -210,6 +210,8 @@ class BackgroundCompiler:
             try:
                 if needed is not None:
                     problem = self._bring_needed(needed)
+                    if problem is not None:
+                        self._failed(needed)
                 elif whole:
                     self.compiled += self._whole.bring(key, self._spare)
                 else:
@@ -313,6 +315,9 @@ class BackgroundCompiler:
                         self._failed(key)
                     return
                 gone = self.memory.make_room(program, evict=wanted)
+                with self._changed:
+                    for absent in gone or ():
+                        self._wanted.put_off(absent, IDLE_SECONDS)
                 if gone is not None and not self._closed:
                     self._add(program)
                     self.memory.added(program)
@@ -320,8 +325,8 @@ class BackgroundCompiler:
                     if wanted or niceness == HURRIED:
                         with self._changed:
                             self._wanted.brought()
-        with self._changed:
-            for absent in [key] if gone is None else gone:
-                self._wanted.put_off(absent, IDLE_SECONDS)
-            if gone is None and not wanted:
-                self._menu.clear()  # the rest of it comes only if batches miss it
+        if gone is None:
+            with self._changed:
+                self._wanted.put_off(key, IDLE_SECONDS)
+                if not wanted:
+                    self._menu.clear()  # the rest of it comes only if batches miss it

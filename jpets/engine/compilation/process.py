@@ -86,7 +86,7 @@ class CompilingProcess:
             if self._closed or unless.is_set():
                 return None
             process = self._running(niceness)
-            if unless.is_set():  # while it was started
+            if self._closed or unless.is_set():  # while it was started
                 return None
             assert process.stdin is not None and process.stdout is not None
             with contextlib.suppress(OSError):  # the process died

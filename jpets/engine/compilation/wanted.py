@@ -32,7 +32,10 @@ class Wanted:
         or could not be had."""
 
     def miss(self, key: ProgramKey, seconds: float) -> None:
-        """Notes that batches would have been ``seconds`` faster in a program. Each batch may: it takes no search."""
+        """Notes that batches would have been ``seconds`` faster in a program. Each batch may: it takes no search. One
+        that cannot be had for now is no reason to hurry."""
+        if self.barred(key):
+            return
         self._lost, self._at = self.rate * RATE_SECONDS + seconds, time.monotonic()
         if time.monotonic() < self._not_before.get(key, 0.0):
             return

@@ -97,6 +97,8 @@ class Replica:
         """Makes room for more classes. With several devices, owner thread only."""
         with jax.default_device(self.mesh.devices[0]):
             made = {key: self._make_bank(key, count) for key, count in slots.items()}
+            for bank in made.values():
+                bank.read(0)  # compiled before a task of it moves, which queries would wait for
         self.banks = {**self.banks, **made}
         self.family = dataclasses.replace(self.family, slots=tuple(sorted([*self.family.slots, *slots.items()])))
 

@@ -30,7 +30,7 @@ class FloodGuard:
         return self._contention.keeping
 
     def batch(self, waiting: Sequence[Pending], *, rare: bool) -> list[Pending] | None:
-        """The next batch while a flood lasts; None while there is none."""
+        """The next batch while a flood lasts; None while there is none, or no ready shape for it."""
         now, most = time.monotonic(), self._most_rows
         self._contention.rate = self._ready.rate
         parties = [pending.party for pending in waiting if pending.priority == waiting[0].priority]
@@ -42,6 +42,8 @@ class FloodGuard:
         loops = any(heavy[q] for q in first)
         others = [q for q in range(len(waiting)) if q not in first and (loops or not heavy[q])]
         shapes = self._ready.shapes(heavy=loops, rare=rare)
+        if max((shape.longest for shape in shapes), default=0) < max(lengths[q] for q in first):
+            return None  # classes are just coming, and their programs do not take such texts yet
         if modest:
             chosen = own_batch(modest, others, lengths, shapes, most)
         else:

@@ -46,6 +46,10 @@ class Menu:
         first = {*self._fixed, *self._learnt}.difference(later)
         self.buckets = (*sorted(first, key=self._cost), *later)
 
+    def allows(self, bucket: Bucket) -> bool:
+        """Whether a shape of an earlier start is within the limits of this one."""
+        return bucket in self._fixed or bucket.tokens <= self._most_tokens
+
     @property
     def main(self) -> Sequence[Bucket]:
         """The shapes that most batches should have, as far as it is known; all of a menu that was given."""

@@ -130,7 +130,8 @@ def shapes_for(sorts: Set[Sort], programs: Iterable[tuple[Bucket, Variant, float
     }
     any_light: dict[tuple[Bucket, int], Shape] = {}
     looped: dict[tuple[Bucket, int], Shape] = {}
-    """Shapes with loops over heavy classes: light rows of classes that came lately may have no others."""
+    """Shapes with loops over heavy classes: of some buckets, and for light rows of classes that came lately, there may
+    be no others."""
     any_heavy: dict[tuple[Bucket, int], Shape] = {}
     of_kind: dict[int, dict[tuple[Bucket, int], Shape]] = {kind: {} for kind in own}
     for bucket, variant, seconds in programs:
@@ -148,8 +149,10 @@ def shapes_for(sorts: Set[Sort], programs: Iterable[tuple[Bucket, Variant, float
             shared = frozenset.intersection(*(sort.classes for sort in members))
             if has >= needed and (not variant.replaced or _replaces(variant, shared)):
                 _keep(of_kind[kind], bucket, shape)
+    own_buckets = {bucket for bucket, _ in any_light}
+    spare = (shape for (bucket, _), shape in looped.items() if bucket not in own_buckets)
     return ReadyShapes(
-        list((any_light or looped).values()),
+        [*any_light.values(), *spare],
         list(any_heavy.values()),
         {kind: list(each.values()) for kind, each in of_kind.items()},
     )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
 
+from jpets.engine.queue.answers import LATE
 from jpets.engine.queue.pending import Pending
 from jpets.engine.results.results import as_refusal, failure
 from jpets.engine.results.stats import Stats
 from jpets.engine.tasks.entries import Entry, Resident
 from jpets.engine.tasks.table import TaskTable
 from jpets.engine.workloads.workload import Workload
-from jpets.errors import NotFound
+from jpets.errors import DeadlineExceeded, NotFound
 from jpets.types import Query, Result
 
 Acquired = Mapping[tuple[str | None, str | None], Resident | Entry]
@@ -55,6 +57,8 @@ class Intake:
             if query.task is not None:
                 found = acquired.get((query.owner, query.task))
                 found = found or self._tasks.acquire(query.owner or tenant, query.task)
+            if deadline is not None and time.monotonic() > deadline:  # a submission may take long to tokenise
+                raise DeadlineExceeded(LATE.message)
             if isinstance(found, Entry):
                 row = self._workload.stand_in(query)
                 return Pending(query.task, None, row, deadline, priority, tenant, absent=found, query=query)

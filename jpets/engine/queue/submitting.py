@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from jpets.engine.queue.pending_queue import PendingQueue
 from jpets.engine.queue.response_cache import ResponseCache, response_key
 from jpets.engine.queue.sharing import share_texts
 from jpets.engine.results.results import worded
-from jpets.errors import Saturated
+from jpets.errors import InvalidInput, Saturated
 from jpets.types import Query, Result
 
 
@@ -40,7 +41,9 @@ class Submissions:
         self, queries: Sequence[Query], deadline: float | None, priority: int, tenant: str, responses: ResponseCache
     ) -> list[Future[Result]]:
         """One future a query, in order. ``deadline`` is seconds from now; answers that ``responses`` has are given at
-        once. Raises ``Saturated``."""
+        once. Raises ``Saturated``, and ``InvalidInput`` for a deadline that is no number."""
+        if deadline is not None and math.isnan(deadline):
+            raise InvalidInput("deadline: expected seconds from now, found NaN")
         queries = list(queries)  # read twice: an iterator would lose its queries
         until = None if deadline is None else time.monotonic() + deadline
         prepared: list[Pending | Future[Result]] = []

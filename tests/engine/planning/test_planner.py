@@ -17,10 +17,10 @@ from jpets.engine.planning.kept_plan import KeptPlan
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.planner import Planner
 from jpets.engine.planning.ready_programs import kinds_of, shapes_for
-from jpets.engine.planning.window import read_window
+from jpets.engine.planning.window import Pricing, read_window
 from jpets.engine.planning.wishes import possible_variants
 from jpets.scheduling.costs.ready_lookup import MIXED
-from jpets.scheduling.policies.auto import POLICIES
+from jpets.scheduling.policies.auto import POLICIES, auto
 from jpets.scheduling.queue import BARE
 
 
@@ -85,6 +85,19 @@ def test_light_rows_that_only_programs_with_loops_take(engine: Engine) -> None:
     window = read_window(pendings(engine, ["bitfit"]))
     looped = [(p.key.bucket, p.key.variant, 1.0) for p in engine.replica.programs if p.key.variant.has("heavy")]
     assert looped and len(shapes_for(window.sorts, looped).light) == len({bucket for bucket, _, _ in looped})
+
+
+def test_programs_with_loops_take_light_rows_that_no_other_bucket_holds(engine: Engine) -> None:
+    """As where a class came lately, and its first program without loops is for short texts."""
+    window = read_window(pendings(engine, ["bitfit", None], length=20))
+    looped = [(p.key.bucket, p.key.variant, 1.0) for p in engine.replica.programs if p.key.variant.has("heavy")]
+    light = next(p.key.variant for p in engine.replica.programs if not p.key.variant.has("heavy"))
+    small = Bucket(8, ((1, 8),))
+    costs = Pricing(lambda: engine.profile.current, 16).costs(
+        window.sorts, shapes_for(window.sorts, [(small, light, 0.1), *looped])
+    )
+    plan = auto(window.queue, costs).plan
+    assert sorted(q for batch in plan for q in batch.queries.tolist()) == [0, 1]
 
 
 def test_possible_programs_of_a_window(engine: Engine) -> None:

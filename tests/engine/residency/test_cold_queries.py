@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 import time
 from collections import Counter
@@ -151,6 +152,16 @@ def test_cold_queries_have_deadlines_and_can_be_cancelled(paged: Callable[..., E
     assert kept.result(30).error is None
     assert isinstance(late.result(30).error, DeadlineExceeded)
     assert_no_slot_lost(engine)
+
+
+def test_a_deadline_may_be_endless_and_must_be_a_number(paged: Callable[..., Engine]) -> None:
+    engine = paged()
+    for deadline in (math.inf, 1e12):
+        (future,) = engine.submit([Query("task-8", TEXT)], deadline=deadline)
+        assert future.result(30).error is None
+        engine.unload("task-8")
+    with pytest.raises(InvalidInput, match="NaN"):
+        engine.submit([Query("task-8", TEXT)], deadline=math.nan)
 
 
 def test_a_cold_query_is_answered_late_while_nothing_else_happens(paged: Callable[..., Engine]) -> None:
