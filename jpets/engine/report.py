@@ -164,12 +164,13 @@ class BalanceReport:
 
 @dataclass(frozen=True)
 class StudentsReport:
-    """How groups of students answer. ``together`` texts of a group are computed at a time, ``largest`` is the number of
-    students of the largest group, ``answering`` how many of them answer now; ``answers`` counts answers by the number
-    of students that made them."""
+    """How groups of students answer. ``together`` texts of a group are computed at a time, ``side_by_side`` groups of
+    the present size on all devices; ``largest`` is the number of students of the largest group, ``answering`` how many
+    of them answer now; ``answers`` counts answers by the number of students that made them."""
 
     rule: SizingRule
     together: int
+    side_by_side: int
     groups: int
     largest: int
     answering: int

@@ -235,9 +235,10 @@ def train_at_depth(
 
 
 def split_examples(examples: Sequence[Example], share: float, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
-    """(texts to learn from, texts held out), drawn at random. Raises ``InvalidInput`` for fewer than two."""
+    """(texts to learn from, texts held out), drawn at random: at least one of each. Raises ``InvalidInput`` for fewer
+    than two."""
     if len(examples) < 2:
         raise InvalidInput(f"expected two texts or more, one of them to judge by, found {len(examples)}")
     order = np.random.default_rng([seed, len(examples)]).permutation(len(examples))
-    count = max(1, round(share * len(examples)))
+    count = min(len(examples) - 1, max(1, round(share * len(examples))))
     return [examples[at] for at in np.sort(order[count:])], [examples[at] for at in np.sort(order[:count])]

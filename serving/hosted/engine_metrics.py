@@ -179,12 +179,17 @@ def _students(found: Sequence[StudentsReport]) -> Iterator[Metric]:
     answers = sum((Counter({str(size): count for size, count in own.answers.items()}) for own in found), Counter[str]())
     yield _counter("jpets_students_answers", "Answers of groups, by the number of students", "students", answers)
     text = "Students of the largest group that answer now"
-    yield GaugeMetricFamily("jpets_students_answering", text, value=min(own.answering for own in found))
+    yield GaugeMetricFamily("jpets_students_answering", text, value=_of_largest(found).answering)
     yield GaugeMetricFamily("jpets_students_groups", "Groups of students", value=sum(own.groups for own in found))
     text = "Times that one student fewer answered, as queries waited"
     yield CounterMetricFamily("jpets_students_drops", text, value=sum(own.drops for own in found))
     text = "Times that one student more answered, after a quiet while"
     yield CounterMetricFamily("jpets_students_additions", text, value=sum(own.additions for own in found))
+
+
+def _of_largest(found: Sequence[StudentsReport]) -> StudentsReport:
+    """That of the backbone with the largest group; of several, the one where most were dropped."""
+    return max(found, key=lambda own: (own.largest, -own.answering))
 
 
 def _gauge(name: str, text: str, label: str, values: dict[str, float] | Counter[str]) -> Metric:

@@ -50,7 +50,7 @@ def _items(services: Services) -> list[StudentsItem]:
                 additions=own.additions,
                 answers=dict(own.answers),
                 fixed=own.rule.fixed,
-                side_by_side=own.rule.groups,
+                side_by_side=own.side_by_side,
                 together=own.together,
                 window=own.rule.window,
             )

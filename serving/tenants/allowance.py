@@ -67,9 +67,10 @@ class Allowance:
         return count
 
     def settle(self, counted: int, results: Sequence[Result]) -> None:
-        """Replaces what ``queries`` counted by the tokens that were computed."""
+        """Replaces what ``queries`` counted by the tokens that were computed: each student of a group computes them."""
         if self._tokens is not None:
-            self._tokens.give(counted - sum(result.tokens for result in results if result.timing is not None))
+            computed = (result.tokens * (result.students or 1) for result in results if result.timing is not None)
+            self._tokens.give(counted - sum(computed))
 
 
 def _about(query: Query) -> int:

@@ -13,7 +13,9 @@ from groups import Clock, answer, ask, group_task, logits_by_size, sized
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, light_or_mask_task, logits_of, shallow, wait_until
 
 from jpets.config import SizingRule
+from jpets.engine.batch.bucket import Variant
 from jpets.engine.engine import Engine
+from jpets.engine.programs.program import ProgramKey, compile_program
 from jpets.engine.students.combining import combined, when_all
 from jpets.engine.students.serving import StudentServing
 from jpets.errors import InvalidTask, NotFinite, NotFound, Saturated, UnknownClass
@@ -66,6 +68,27 @@ def test_every_student_of_a_group_is_added(serving: Callable[..., StudentServing
     told = engine.report().students
     assert told is not None and (told.groups, told.largest, told.answering) == (1, 3, 3)
     assert told.answers == {3: len(TEXTS)}
+
+
+def test_students_of_a_hot_group_run_on_merged_copies() -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, merged_memory_gb=0.1)
+    shapes = group_task().parts
+    with Engine(shallow(), (), settings, reserve=shapes, buckets=ENGINE_BUCKETS).start() as inner:
+        for program in inner.replica.programs:
+            program.seconds = 10.0
+        bare = compile_program(inner.family, ProgramKey(ENGINE_BUCKETS[1], Variant()))
+        bare.seconds = 0.01
+        inner._programs.add(bare)
+        engine, task = StudentServing(inner, FIXED), group_task()
+        engine.add_task(task)
+        assert_answers(asked(engine, "group"), task, 3)
+        wait_until(lambda: bool(asked(engine, "group")) and len(inner.merged.copies) == 3, 30)
+        found = asked(engine, "group")
+        assert_answers(found, task, 3)
+        assert {own.timing.program for own in found if own.timing is not None} == {bare.label}
+        engine.remove_task("group")
+        engine.infer([Query(None, TEXTS[0])])
+        wait_until(lambda: not inner.merged.copies, 20)
 
 
 def test_groups_of_several_sizes_and_other_tasks_share_a_submission(serving: Callable[..., StudentServing]) -> None:
@@ -260,9 +283,9 @@ def test_a_group_computes_as_many_texts_as_the_device_is_profiled_for(
         return 5
 
     clock, tokens = Clock(), []
+    monkeypatch.setattr(own_engine, "beside", beside)
     engine = serving(SizingRule(), clock)
     engine.add_task(group_task())
-    monkeypatch.setattr(own_engine, "beside", beside)
     assert engine.size.together == 1
     for _ in range(3):
         tokens += [result.tokens for result in engine.infer([Query("group", TEXTS[0])])]
@@ -312,6 +335,36 @@ def test_under_load_fewer_students_answer(serving: Callable[..., StudentServing]
     )
     told = engine.report().students
     assert told is not None and told.drops == 2 and told.additions == 2
+
+
+def test_all_texts_of_a_submission_are_answered_by_as_many_students(serving: Callable[..., StudentServing]) -> None:
+    engine = serving(SizingRule(groups=1, together=1))
+    engine.add_task(group_task())
+    sizes = {own.students for own in asked(engine, "group", [*TEXTS, *TEXTS])}
+    assert len(sizes) == 1 and sizes < {1, 2, 3}
+
+
+def test_the_last_answer_of_a_version_that_left_waits_for_nothing(
+    serving: Callable[..., StudentServing], own_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal may wait for the thread that gives the answer."""
+    engine, removed, may = serving(), threading.Event(), threading.Event()
+    engine.add_task(group_task())
+    remove_task = own_engine.remove_task
+
+    def slow(task: str, *, tenant: str = "default") -> None:
+        assert may.wait(20)
+        remove_task(task, tenant=tenant)
+        removed.set()
+
+    held = engine._hold("group", "default")
+    assert held is not None
+    engine.remove_task("group")
+    monkeypatch.setattr(own_engine, "remove_task", slow)
+    engine._let_go(held)
+    assert not removed.is_set()
+    may.set()
+    wait_until(lambda: not any(own.task.id.startswith("group#") for own in own_engine.tasks.all()))
 
 
 def test_an_engine_for_tasks_takes_groups_among_them() -> None:

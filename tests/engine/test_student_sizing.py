@@ -47,6 +47,43 @@ def test_quiet_takes_more_idle_students_than_occupied_groups() -> None:
     assert size.of(3) == 2, "there is one group of two students, and it is occupied"
 
 
+def test_light_traffic_does_not_keep_students_away() -> None:
+    """One group runs at a time, and some query is computed at almost any moment somebody looks."""
+    clock = Clock()
+    size = sized(clock, groups=1, together=1, window=120)
+    ask(size, 2)
+    answer(size, 2)
+    assert size.answering == 2
+    for second in range(121):  # the group is occupied for half of the time
+        clock.now = second
+        size.asked()
+        clock.now = second + 0.5
+        size.answered()
+    assert size.answering == 3
+
+
+def test_a_busy_group_stays_as_small_as_it_is() -> None:
+    """Two students take 0.8 of the time: three would take more than there is."""
+    clock = Clock()
+    size = sized(clock, groups=1, together=1, window=10)
+    ask(size, 2)
+    answer(size, 2)
+    for second in range(1000):
+        clock.now = second
+        size.asked()
+        clock.now = second + 0.8
+        size.answered()
+    assert size.answering == 2 and size.additions == 0
+    clock.now = 1010
+    assert size.answering == 3
+
+
+def test_texts_that_join_a_waiting_element_drop_no_student() -> None:
+    size = sized(Clock(), groups=1, together=2)
+    ask(size, 4)
+    assert size.answering == 2 and size.drops == 1, "two elements, of which one waits"
+
+
 def test_a_fixed_rule_and_more_room() -> None:
     fixed = sized(Clock(), groups=1, together=1, fixed=True)
     ask(fixed, 100)

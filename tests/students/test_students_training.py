@@ -225,6 +225,9 @@ def test_held_out_texts_are_not_learnt_from() -> None:
     every = examples(20)
     learnt, judged = split_examples(every, 0.25, 3)
     assert len(judged) == 5 and sorted(map(id, [*learnt, *judged])) == sorted(map(id, every))
+    for share in (0.01, 0.9, 0.99):
+        learnt, judged = split_examples(every[:4], share, 3)
+        assert learnt and judged and len(learnt) + len(judged) == 4
 
 
 def test_what_a_group_cannot_learn_is_refused() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -24,19 +23,12 @@ from jpets.engine.report import EngineReport, StudentsReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.students.combining import combined, when_all
 from jpets.engine.students.group import MARK, TIERS, Group, group_of, is_first, with_id
-from jpets.engine.students.sizing import GroupSize
+from jpets.engine.students.sizing import GroupSize, Together
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.workloads.registry import network_of
 from jpets.errors import JpetsError, NotFound, Saturated
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
-
-USUAL_LENGTH = 32.0
-"""Tokens of a text while none was answered."""
-HABIT = 0.05
-"""Weight of the latest text in that."""
-PROFILE_SECONDS = 10.0
-"""Seconds between looks at what the device computes at a time: its costs get better while it serves."""
 
 
 class StudentServing(Serves):
@@ -65,11 +57,12 @@ class StudentServing(Serves):
         self._groups: dict[TaskName, Group] = {}
         self._changes = threading.Lock()
         """Held while groups change."""
+        self._retiring = ThreadPoolExecutor(1, thread_name_prefix="jpets-retire")
+        """Removes groups whose last answer came after they were replaced. Who gives that answer must not: it may be the
+        thread that a removal waits for."""
         self._numbers = itertools.count()
         self._answers: Counter[int] = Counter()
-        self._length = USUAL_LENGTH
-        """Tokens of a text, in the mean of late."""
-        self._clock, self._profiled_at = clock, -math.inf
+        self._together = Together(self.size, engine.beside, clock)
         self._counting = threading.Lock()
 
     @classmethod
@@ -116,7 +109,10 @@ class StudentServing(Serves):
         return self
 
     def close(self) -> None:
-        self.engine.close()
+        try:
+            self.engine.close()
+        finally:
+            self._retiring.shutdown(wait=False, cancel_futures=True)
 
     def submit(
         self,
@@ -132,7 +128,8 @@ class StudentServing(Serves):
             return send(queries)
         held = [self._hold(query.task, query.owner or tenant) for query in queries]
         try:
-            parts = [self._parts(query, group) for query, group in zip(queries, held, strict=True)]
+            answering = self.size.answering  # one number for all texts, whose scores may be compared
+            parts = [self._parts(query, group, answering) for query, group in zip(queries, held, strict=True)]
             futures = iter(self._sent(parts, send))
         except BaseException:
             for group in held:
@@ -144,10 +141,10 @@ class StudentServing(Serves):
             found.append(some[0] if group is None else self._joined(group, some))
         return found
 
-    def _parts(self, query: Query, group: Group | None) -> list[Query]:
+    def _parts(self, query: Query, group: Group | None, answering: int) -> list[Query]:
         """The engine's queries for one query. Its names of students are no tasks of a user."""
         if group is not None:
-            return group.queries(query, self.size.of(len(group.ids)))
+            return group.queries(query, answering)
         hidden = isinstance(query.task, str) and MARK in query.task
         return [dataclasses.replace(query, task=f"{query.task}{MARK}") if hidden else query]
 
@@ -178,17 +175,9 @@ class StudentServing(Serves):
             if group is None:
                 return None
             group.asked += 1
-        self._profile()
+        self._together.look()
         self.size.asked()
         return group
-
-    def _profile(self) -> None:
-        """Learns now and then how many texts a group should compute at a time (section B.4.1)."""
-        now = self._clock()
-        if now < self._profiled_at + PROFILE_SECONDS:
-            return
-        self._profiled_at = now
-        self.size.profiled(self.engine.beside(self.size.largest, math.ceil(self._length)))
 
     def _let_go(self, group: Group | None) -> None:
         if group is None:
@@ -198,23 +187,19 @@ class StudentServing(Serves):
             group.asked -= 1
             leaves = group.leaving and not group.asked
         if leaves:
-            self._remove(group)
+            with contextlib.suppress(RuntimeError):  # closed: all leave with the engine
+                self._retiring.submit(self._remove, group)
 
     def _combine(self, group: Group, found: Sequence[Result]) -> Result:
         result = combined(group.entry.task, group.outline, [group.reworded(own) for own in found])
         if result.students is not None:
             with self._counting:
                 self._answers[result.students] += 1
-                self._length += HABIT * (result.tokens - self._length)
+                self._together.answered(result.tokens)
         return result
 
     def _group(self, task: object, tenant: str) -> Group | None:
         return self._groups.get(TaskName(tenant, task)) if self._groups and isinstance(task, str) else None
-
-    def queries_of(self, query: Query, *, tenant: str = DEFAULT_TENANT) -> list[Query]:
-        """The engine's queries for one query, answered by all students."""
-        group = self._group(query.task, tenant)
-        return [query] if group is None else group.queries(query, len(group.ids))
 
     def lower_task(self, task: Task | LoweredTask) -> LoweredTask:
         if isinstance(task, LoweredTask) or task.students is None:
@@ -339,7 +324,15 @@ class StudentServing(Serves):
         with self._counting:
             answers = dict(self._answers)
         told = StudentsReport(
-            size.rule, size.together, groups, largest, size.of(largest), size.drops, size.additions, answers
+            size.rule,
+            size.together,
+            size.side_by_side,
+            groups,
+            largest,
+            size.of(largest),
+            size.drops,
+            size.additions,
+            answers,
         )
         return dataclasses.replace(found, students=told)
 
@@ -364,7 +357,10 @@ class StudentServing(Serves):
     def _replace(self, name: TaskName, group: Group | None) -> None:
         """From now on queries of ``name`` get this group, or the engine's own task of that name."""
         replaced = self._retire(name, group)
-        if not replaced and group is not None and self.engine.entry(name.id, tenant=name.tenant) is not None:
+        if replaced or group is None:
+            return
+        if (entry := self.engine.entry(name.id, tenant=name.tenant)) is not None:
+            entry.replaced = True
             with contextlib.suppress(NotFound):
                 self.engine.remove_task(name.id, tenant=name.tenant)
 
@@ -375,11 +371,10 @@ class StudentServing(Serves):
             before = self._groups.pop(name, None)
             if following is not None:
                 self._groups[name] = following
-            largest = max((len(group.ids) for group in self._groups.values()), default=1)
+            self.size.resize(max((len(group.ids) for group in self._groups.values()), default=1))
             if before is not None:
                 before.leaving = True
             idle = before is not None and not before.asked
-        self.size.resize(largest)
         if before is not None and idle:
             self._remove(before)
         return before is not None

@@ -3,10 +3,18 @@ B.4.1 to B.4.3)."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
 from jpets.config import SizingRule
+
+USUAL_LENGTH = 32.0
+"""Tokens of a text while none was answered."""
+HABIT = 0.05
+"""Weight of the latest text in that."""
+LOOK_SECONDS = 10.0
+"""Seconds between looks at what the device computes at a time."""
 
 
 class GroupSize:
@@ -23,7 +31,11 @@ class GroupSize:
         self._largest = 1
         self._dropped = 0
         self._outstanding = 0
-        self._quiet_since = clock()
+        self._since = math.inf
+        """When the present window began: nothing waits since then. Infinite while something does, or all answer."""
+        self._occupied_time = 0.0
+        """Seconds of the window times the groups that were occupied, up to ``_at``."""
+        self._at = 0.0
         self.drops = 0
         """How often a student was dropped."""
         self.additions = 0
@@ -47,13 +59,16 @@ class GroupSize:
 
     def asked(self) -> None:
         """A query of a group comes; ``of`` then says how many students answer it. One student is dropped where as many
-        elements wait as there are groups."""
+        elements wait as there are groups. A query that joins an element which waits already makes none longer."""
         with self._lock:
             self._grow()
+            before = self._elements
             self._outstanding += 1
-            if self._dropped < self._largest - 1 and self._waiting >= self._groups and not self.rule.fixed:
+            full = self._elements > before and self._waiting >= self._groups
+            if full and self._dropped < self._largest - 1 and not self.rule.fixed:
                 self._dropped += 1
                 self.drops += 1
+                self._since = math.inf
             self._note()
 
     def answered(self) -> None:
@@ -65,9 +80,21 @@ class GroupSize:
 
     def of(self, students: int) -> int:
         """How many students answer now, of a group that has so many."""
+        return max(1, min(students, self.answering))
+
+    @property
+    def answering(self) -> int:
+        """Students of the largest group that answer now."""
         with self._lock:
             self._grow()
-            return max(1, min(students, self._size))
+            return self._size
+
+    @property
+    def side_by_side(self) -> int:
+        """Groups of the present size that run at the same time on all devices."""
+        with self._lock:
+            self._grow()
+            return self._groups
 
     @property
     def together(self) -> int:
@@ -106,19 +133,57 @@ class GroupSize:
         """Elements in the buffer."""
         return max(0, self._elements - self._groups)
 
+    @property
+    def _occupied(self) -> int:
+        return min(self._groups, self._elements)
+
     def _note(self) -> None:
-        """The present state is quiet if nothing waits and more students are in idle groups than groups are occupied."""
-        occupied = min(self._groups, self._elements)
-        if self._waiting or (self._groups - occupied) * self._size <= occupied:
-            self._quiet_since = float("inf")
-        elif self._quiet_since == float("inf"):
-            self._quiet_since = self._clock()
+        """A window begins when nothing waits any more."""
+        if self._waiting or not self._dropped:
+            self._since = math.inf
+        elif self._since == math.inf:
+            self._begin(self._clock())
+
+    def _begin(self, now: float) -> None:
+        self._since, self._at, self._occupied_time = now, now, 0.0
 
     def _grow(self) -> None:
-        """Adds a student for each whole window that has been quiet."""
+        """Adds a student at the end of each window in whose mean more students were in idle groups than groups were
+        occupied. The paper looks once, when the buffer has been empty for as long: a query that happens to be computed
+        just then, where one group runs at a time, would keep the size as it is."""
+        now, window = self._clock(), self.rule.window
+        while now - self._since >= window:
+            alike, end = self._at == self._since, self._since + window
+            mean = (self._occupied_time + self._occupied * (end - self._at)) / window
+            self._begin(end)
+            if (self._groups - mean) * self._size > mean:
+                self._dropped -= 1
+                self.additions += 1
+                self._note()
+            elif alike:  # so will be all windows until now
+                self._begin(end + (now - end) // window * window)
+        if self._since < math.inf:
+            self._occupied_time += self._occupied * (now - self._at)
+            self._at = now
+
+
+class Together:
+    """How many texts a group should compute at a time (section B.4.1), learned anew now and then: costs of the device
+    get better while it serves. ``beside`` is that of the engine."""
+
+    def __init__(self, size: GroupSize, beside: Callable[[int, int], int], clock: Callable[[], float]) -> None:
+        self._size, self._beside, self._clock = size, beside, clock
+        self._looked_at = -math.inf
+        self._length = USUAL_LENGTH
+        """Tokens of a text, in the mean of late."""
+
+    def answered(self, tokens: int) -> None:
+        """A text of so many tokens has its answer. One thread at a time."""
+        self._length += HABIT * (tokens - self._length)
+
+    def look(self) -> None:
+        """Sets the size's number, if that was not done of late."""
         now = self._clock()
-        while self._dropped and now - self._quiet_since >= self.rule.window:
-            self._dropped -= 1
-            self.additions += 1
-            self._quiet_since += self.rule.window
-            self._note()
+        if now >= self._looked_at + LOOK_SECONDS:
+            self._looked_at = now
+            self._size.profiled(self._beside(self._size.largest, math.ceil(self._length)))

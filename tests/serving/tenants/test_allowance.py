@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +68,15 @@ def test_tokens_are_settled() -> None:
     assert allowance.queries([Query("a", "x" * 190)], 512) == 49
     with pytest.raises(OverQuota):
         allowance.queries([Query("a", "x" * 190)], 512)
+
+
+def test_each_student_of_a_group_counts() -> None:
+    allowance = Allowance(Limits(tokens_per_minute=3000), Clock())
+    counted = allowance.queries([Query("a", "x" * 92)], 512)
+    allowance.settle(counted, [dataclasses.replace(computed(10), students=3)])
+    with pytest.raises(OverQuota):  # of the 100 that may be saved up 70 are left
+        allowance.queries([Query("a", None, input_ids=[1] * 80)], 512)
+    allowance.queries([Query("a", None, input_ids=[1] * 60)], 512)
 
 
 def test_without_limits_nothing_is_counted() -> None:
