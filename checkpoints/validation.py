@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
@@ -21,6 +22,8 @@ AT_ONCE = 1 << 20
 """Numbers that are looked at together: what is computed of them is small beside a large tensor."""
 HEAD_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "identity")
 PLACEHOLDER = re.compile(r"\{text(?:_pair)?\}")
+MOST_HOLES, MOST_AROUND = 8, 1 << 16
+"""Places for texts in a template, and characters around them: it is filled for each query."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "float": ("float32", "float16", "bfloat16"),
     "index": ("uint16", "int32", "uint32", "int64"),
@@ -228,7 +231,8 @@ def name_errors(labels: Sequence[str], option: str) -> Iterator[str]:
     if not all(label.strip() for label in labels):
         yield f"{option}: expected non-empty texts, found an empty one"
     if len(set(labels)) != len(labels):
-        twice = next(label for label in labels if labels.count(label) > 1)
+        counts = Counter(labels)
+        twice = next(label for label in labels if counts[label] > 1)
         yield f"{option}: expected each once, found {twice[:80]!r} more than once"
 
 
@@ -239,8 +243,14 @@ def _preprocessing_errors(task: Task, config: BackboneConfig | None) -> Iterator
         yield f"preprocessing.max_length: expected 2 to {longest} tokens, found {own.max_length}"
     if own.template is not None:
         rest = PLACEHOLDER.sub("", own.template)
+        holes = len(PLACEHOLDER.findall(own.template))
         if "{text}" not in own.template or "{" in rest or "}" in rest:
             yield "preprocessing.template: expected {text}, maybe {text_pair}, and no other braces"
+        elif holes > MOST_HOLES or len(rest) > MOST_AROUND:
+            yield (
+                f"preprocessing.template: expected at most {MOST_HOLES} places for texts and {MOST_AROUND} characters "
+                f"around them, found {holes} and {len(rest)}"
+            )
         elif task.head.type == "question-answering" and "{text_pair}" not in own.template:
             yield "preprocessing.template: expected {text_pair} too, the context of a question, found {text} only"
     if own.prompts is not None and own.template is not None:

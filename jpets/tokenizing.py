@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from jpets.cuts import Cuts
-from jpets.errors import InputTooLong, InvalidInput
+from jpets.errors import InputTooLong, InvalidInput, TooLarge
 from jpets.passage import Passage, passage_of_ids, passage_of_text, trimmed
 from jpets.positions import text_positions
 from jpets.spelling import Spelling, Written
@@ -170,7 +170,7 @@ class TextEncoder:
         else how tokens are spelled.
 
         Raises ``InvalidInput`` for an empty text and for rules that set something around it, ``InputTooLong`` where
-        the first text leaves no room, and for more than ``most`` windows.
+        the first text leaves no room, ``TooLarge`` for more than ``most`` windows.
         """
         assert query.text is not None
         rule = prompted(rule, query)
@@ -193,7 +193,7 @@ class TextEncoder:
         *before, last = parts
         count = 1 + max(0, -(-(len(last.tokens) - room) // (room - stride)))
         if count > most:
-            raise InputTooLong(f"the text makes {count} windows, at most {most} are read at once; shorten it")
+            raise TooLarge(f"a text makes {count} windows, the limit is {most} more; shorten it, or send fewer texts")
         last.tokens.truncate(room, stride=stride)
         found = []
         for piece in (last.tokens, *last.tokens.overflowing):

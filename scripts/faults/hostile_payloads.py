@@ -14,7 +14,6 @@ from operator import mul
 JSON = {"Content-Type": "application/json"}
 SOON = {"X-Request-Timeout": "3"}
 """Of bodies that are right, and would take long to compute."""
-"""Of bodies that are right, and would take long to compute."""
 CLASSIFY, EMBED, INFER = "/v1/classify", "/v1/embeddings", "/v2/models/{task}/infer"
 
 
@@ -30,7 +29,7 @@ class Payload:
 
 
 def payloads() -> Iterator[Payload]:
-    for kind in (_texts, _items, _ids, _tensors, _structures, _numbers, _no_json, _packed, _elsewhere):
+    for kind in (_texts, _items, _ids, _tensors, _structures, _numbers, _no_json, _packed, _multiplied, _elsewhere):
         yield from kind()
 
 
@@ -226,6 +225,30 @@ def _packed() -> Iterator[Payload]:
         gzipped,
     )
     yield Payload("no gzip", CLASSIFY, lambda size: b"a" * size, gzipped)
+
+
+def _multiplied() -> Iterator[Payload]:
+    """Bodies in which one text is asked many times, or filled into another one."""
+    many = json.dumps(["b"] * 1024)
+    soon = {**JSON, **SOON}
+    for name, path, before, after in (
+        (
+            "a query beside 1024 documents",
+            "/v1/rerank",
+            f'{{"model": "{TASK}", "query": "',
+            f'", "documents": {many}}}',
+        ),
+        ("a text for 1024 tasks", "/v1/fanout", f'{{"tasks": {json.dumps([TASK] * 1024)}, "text": "', '"}'),
+        ("a text beside 1024 others", "/v1/score", f'{{"model": "{TASK}", "text_1": "', f'", "text_2": {many}}}'),
+    ):
+        yield Payload(name, path, _filled(before, "a", after, ""), soon)
+    told = '{"inputs": "a", "parameters": {"candidate_labels": '
+    yield Payload(
+        "places for a label", "/hf/{task}", _filled(told + '["b"], "hypothesis_template": "', "{}", '"}}', "")
+    )
+    yield Payload("labels of one's own", "/hf/{task}", _filled(told + "[", '""', "]}}"))
+    window = '{"parameters": {"stride": 60}, "inputs": ['
+    yield Payload("texts of many windows", "/hf/{task}", _filled(window, f'"{"a " * 800}"', "]}"), soon)
 
 
 def _elsewhere() -> Iterator[Payload]:

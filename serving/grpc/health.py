@@ -19,10 +19,12 @@ Status = health_pb2.HealthCheckResponse
 
 
 class Health:
-    """Serving until the server drains, once its programs and most used tasks are there."""
+    """Serving until the server drains, once its programs and most used tasks are there. At most so many ``watchers``
+    are told of changes: the other places are for calls that end."""
 
-    def __init__(self, here: Context) -> None:
+    def __init__(self, here: Context, watchers: int) -> None:
         self._here = here
+        self._watching, self._most = 0, watchers
 
     async def Check(self, request: Any, context: Any) -> Any:
         if request.service not in SERVICES:
@@ -30,13 +32,19 @@ class Health:
         return Status(status=self._status(request.service))
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        told = None
-        while told is None or not self._here.services.first.tasks.closing or told == Status.SERVING:
-            if (now := self._status(request.service)) != told:
-                yield Status(status=now)
-                told = now
-            else:
-                await asyncio.sleep(LOOK)
+        if self._watching >= self._most:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._most} watch already; ask Check")
+        self._watching += 1
+        try:
+            told = None
+            while told is None or not self._here.services.first.tasks.closing or told == Status.SERVING:
+                if (now := self._status(request.service)) != told:
+                    yield Status(status=now)
+                    told = now
+                else:
+                    await asyncio.sleep(LOOK)
+        finally:
+            self._watching -= 1
 
     def _status(self, service: str) -> Any:
         if service not in SERVICES:

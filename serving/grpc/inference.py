@@ -34,6 +34,7 @@ class Parameters(NamedTuple):
 
     truncate: bool | None = None
     timeout: int | None = None
+    prompt: str | None = None
 
 
 def parameters_of(request: Any) -> Parameters:
@@ -44,14 +45,17 @@ def parameters_of(request: Any) -> Parameters:
     for name, values in NOT_GIVEN.items():
         if name in given and given.pop(name) not in values:
             raise InvalidInput(f"parameters.{name}: expected one of {list(values)}, found another value")
-    truncate, timeout = given.pop("truncate", None), given.pop("timeout", None)
+    truncate, timeout, prompt = (given.pop(name, None) for name in ("truncate", "timeout", "prompt_name"))
     if given:
-        raise InvalidInput(f"parameters: expected truncate or timeout, found {[name[:64] for name in given][:4]}")
+        found = [name[:64] for name in given][:4]
+        raise InvalidInput(f"parameters: expected truncate, timeout or prompt_name, found {found}")
     if not (truncate is None or isinstance(truncate, bool)):
         raise InvalidInput("parameters.truncate: expected true or false")
     if not (timeout is None or (type(timeout) is int and timeout > 0)):
         raise InvalidInput("parameters.timeout: expected microseconds, a whole number from 1")
-    return Parameters(truncate, timeout)
+    if not (prompt is None or isinstance(prompt, str)):
+        raise InvalidInput("parameters.prompt_name: expected a text")
+    return Parameters(truncate, timeout, prompt)
 
 
 def check_counts(request: Any, *fields: str) -> None:
@@ -91,7 +95,7 @@ def inference_of(request: Any, parameters: Parameters) -> Inference:
     for each in (*request.inputs, *request.outputs):
         _check_parameters(each)
     outputs = [each.name for each in request.outputs] or None
-    return Inference(_tensors(request), outputs, parameters.truncate)
+    return Inference(_tensors(request), outputs, parameters.truncate, parameters.prompt)
 
 
 def _check_parameters(tensor: Any) -> None:

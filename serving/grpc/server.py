@@ -38,8 +38,8 @@ class GrpcServer:
         self._server = grpc.aio.server(
             options=(*ALONE, *bounds), maximum_concurrent_rpcs=limits.most, interceptors=[KeyInterceptor(here)]
         )
-        self._server.add_generic_rpc_handlers((InferenceService(here).handlers(),))
-        health_pb2_grpc.add_HealthServicer_to_server(Health(here), self._server)
+        self._server.add_generic_rpc_handlers((InferenceService(here, max(1, limits.most // 2)).handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(Health(here, max(1, limits.most // 4)), self._server)
         reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), self._server, pool=POOL)
 
     async def start(self, address: str) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -35,6 +36,7 @@ from serving.protocols.oip.inference import EXTENSIONS, find_model, read_inferen
 from serving.protocols.oip.repository import index, load, unload
 from serving.requests.ask import answer
 from serving.requests.context import Context, server_version
+from serving.tenants.asker import Asker
 from serving.tenants.scopes import METHODS as SCOPES
 
 Call: TypeAlias = Any
@@ -56,7 +58,9 @@ AHEAD = 64
 MOST_UNREAD = 8 << 20
 """Bytes of answers that a stream's client has not read, with which no more of its requests are."""
 PAUSE, LOOK = 0.02, 0.5
-"""Seconds between looks whether they were read, and whether the server drains."""
+"""Seconds between looks whether they were read, and whether a stream has to end."""
+SILENT = 600.0
+"""Seconds after which a stream ends on which nothing comes and nothing is worked on."""
 
 
 def code_of(error: JpetsError) -> grpc.StatusCode:
@@ -64,10 +68,12 @@ def code_of(error: JpetsError) -> grpc.StatusCode:
 
 
 class InferenceService:
-    """One method for each of the protocol's; ``handlers`` has them for a server. Event loop only."""
+    """One method for each of the protocol's; ``handlers`` has them for a server. A tenant has at most ``streams`` open.
+    Event loop only."""
 
-    def __init__(self, here: Context) -> None:
+    def __init__(self, here: Context, streams: int) -> None:
         self._here = here
+        self._streams, self._most_streams = Counter[str](), streams
         self._held = 0
         """Bytes of the messages that are worked on."""
 
@@ -182,14 +188,32 @@ class InferenceService:
             self._held -= counted
 
     async def _stream(self, contents: AsyncIterator[bytes], call: Call) -> None:
+        """A stream counts as a request when it opens. Each of its own counts again."""
+        try:
+            asker = self._admitted("ModelStreamInfer", call).asker
+            tenant = asker.tenant
+            if self._streams[tenant] >= self._most_streams:
+                raise Saturated(f"{self._most_streams} streams of yours are open already; end some")
+        except JpetsError as error:
+            await call.abort(code_of(error), error.message)
+            return
+        self._streams[tenant] += 1
+        try:
+            await self._streamed_all(contents, call, asker)
+        finally:
+            self._streams[tenant] -= 1
+
+    async def _streamed_all(self, contents: AsyncIterator[bytes], call: Call, asker: Asker) -> None:
         """Answers in the order of the requests, of which a few are worked on at a time. One that fails is told so in
         its place, and the stream goes on. No more are read while the client leaves many answers unread, and none once
-        the server drains."""
+        the server drains, the key is revoked, or nothing has come for long."""
         coming: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(AHEAD)
-        unread = 0
+        unread, working, active = 0, 0, time.monotonic()
 
         async def read() -> None:
+            nonlocal working
             async for content in contents:
+                working += 1
                 while unread > MOST_UNREAD:
                     await asyncio.sleep(PAUSE)
                 await coming.put(group.create_task(answered(content)))
@@ -202,7 +226,7 @@ class InferenceService:
             return response
 
         async def end() -> None:
-            while not self._here.services.first.tasks.closing:
+            while (working or time.monotonic() < active + SILENT) and self._goes_on(asker):
                 await asyncio.sleep(LOOK)
             reading.cancel()
             await coming.put(None)
@@ -214,10 +238,19 @@ class InferenceService:
                     response = await task
                     await call.write(response)
                     unread -= response.ByteSize()
+                    working, active = working - 1, time.monotonic()
                 reading.cancel()
                 ending.cancel()
         except BaseExceptionGroup as several:  # gRPC knows what to do with each alone: mostly that the client left
             raise several.exceptions[0] from None
+
+    def _goes_on(self, asker: Asker) -> bool:
+        """Whether a stream may stay open."""
+        try:
+            self._here.keyring.check(asker)
+        except Unauthorized:
+            return False
+        return not self._here.services.first.tasks.closing
 
     async def _streamed(self, content: bytes, call: Call) -> Any:
         name, id = "ModelStreamInfer", ""

@@ -31,7 +31,7 @@ from serving.requests.answers import outcome, render, render_error
 from serving.requests.ask import ask, check_count, raise_first_error
 from serving.requests.context import Context, Here
 from serving.requests.routes import JSONRoute
-from serving.requests.windows import Cut, cut
+from serving.requests.windows import in_windows
 
 Render = Callable[[Result], dict[str, Any]]
 router = APIRouter(tags=["inference"], route_class=JSONRoute)
@@ -60,6 +60,8 @@ class MixedInput(BaseModel):
     model: ModelName | None = None
     text: Text
     text_pair: Text | None = None
+    prompt_name: Text | None = None
+    """Which of the model's prompts stands before the text."""
 
 
 class WrongInput(NamedTuple):
@@ -81,7 +83,9 @@ def _or_wrong(given: object, check: ValidatorFunctionWrapHandler) -> MixedInput 
         return WrongInput(known, InvalidInput(worded(error.errors(include_url=False, include_input=False))))
 
 
-NO_INPUT = WrongInput(None, InvalidInput("expected an object with a text and maybe a model and a text_pair"))
+NO_INPUT = WrongInput(
+    None, InvalidInput("expected an object with a text and maybe a model, a text_pair and a prompt_name")
+)
 
 
 Pair = Annotated[Many[Text], Field(min_length=2, max_length=2)]
@@ -172,16 +176,13 @@ async def _in_windows(
     request: Request, here: Context, task: Task, texts: Sequence[tuple[str, str | None]], body: ClassifyRequest
 ) -> Response:
     passage = task.head.type == "question-answering"
+    if passage and not all(pair for _, pair in texts):
+        raise InvalidInput("windows: a question needs a text that has its answer; send pairs of a question and a text")
     if task.head.type == "fill-mask":
         raise InvalidInput("windows: words for masks are not put together of windows; send shorter texts without it")
 
-    def cut_all() -> list[Cut]:
-        return [cut(here, task, Query(task.id, text, pair), passage=passage) for text, pair in texts]
-
-    effort = sum(len(text) + len(pair or "") for text, pair in texts)
-    windows = await here.aside.do(effort, cut_all)
+    windows = await in_windows(here, task, [Query(task.id, text, pair) for text, pair in texts], passage=passage)
     queries = [query for own in windows for query in own.queries]
-    check_count(len(queries), here)
 
     def respond(results: Sequence[Result]) -> dict[str, Any]:
         left = iter(results)
@@ -217,7 +218,7 @@ async def mixed(
         return _response(None, data, results)
 
     queries = [
-        Query(here.task_id(each.model), each.text, each.text_pair, truncate=truncate)
+        Query(here.task_id(each.model), each.text, each.text_pair, truncate=truncate, prompt=each.prompt_name)
         for each in inputs
         if isinstance(each, MixedInput)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Request, Response
@@ -14,9 +13,9 @@ from jpets.types import Aggregation, Query, Task
 from serving.http.fields import Int64, Many, Text
 from serving.protocols.huggingface_answers import KINDS, Asked, Kind
 from serving.requests.ask import ask, check_count
-from serving.requests.context import Context, Here
+from serving.requests.context import Here
 from serving.requests.routes import JSONRoute
-from serving.requests.windows import Cut, cut
+from serving.requests.windows import in_windows
 
 router = APIRouter(tags=["inference"], route_class=JSONRoute)
 
@@ -106,25 +105,17 @@ async def answer(
     if refused := sorted(told.keys() - kind.takes):
         raise InvalidInput(f"parameters.{refused[0]}: {name} takes {sorted(kind.takes)}; leave it out")
     asked = _asked(found, body, told)
-    check_count(len(asked.texts), here)
+    check_count(max(len(asked.texts), len(told.get("candidate_labels", ()))), here)
     if kind.passage is None or (name == "token_classification" and "stride" not in told):
         return await ask(request, here, kind.queries(asked), lambda results: kind.respond(asked, results))
     assert found is not None
     if told.get("aggregation_strategy") == "none":
         raise InvalidInput("parameters.stride: windows are put together by entities; choose an aggregation_strategy")
-    effort = sum(map(len, [*asked.texts, asked.context or ""]))
-    windows = await here.aside.do(effort, partial(_windows, here, found, asked, passage=kind.passage))
+    stride = told.get("doc_stride" if kind.passage else "stride")
+    texts = [Query(found.id, text, asked.context) for text in asked.texts]
+    windows = await in_windows(here, found, texts, told.get("max_seq_len"), stride, passage=kind.passage)
     queries = [query for own in windows for query in own.queries]
-    check_count(len(queries), here)
     return await ask(request, here, queries, lambda results: kind.respond(asked, results, windows))
-
-
-def _windows(here: Context, task: Task, asked: Asked, *, passage: bool) -> list[Cut]:
-    """The windows of each text."""
-    told = asked.told
-    stride = told.get("doc_stride" if passage else "stride")
-    queries = [Query(task.id, text, asked.context) for text in asked.texts]
-    return [cut(here, task, query, told.get("max_seq_len"), stride, passage=passage) for query in queries]
 
 
 def _asked(task: Task | None, body: HuggingFaceRequest, told: Mapping[str, Any]) -> Asked:

@@ -31,6 +31,8 @@ Kind = Literal[
 TEMPLATE = "This example is {}."
 """The hypothesis of a label, as the pipeline has it by default."""
 HOLE = "{}"
+MOST_ANSWERS = 1000
+"""To a question."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +83,10 @@ def _scores(asked: Asked, result: Classification | Regression) -> FloatArray:
 def _hypotheses(asked: Asked) -> list[Query]:
     """A pair of a text and what a label says of it, for each label. Raises ``InvalidInput``."""
     template = asked.told.get("hypothesis_template", TEMPLATE)
-    if HOLE not in template:
-        raise InvalidInput(f"parameters.hypothesis_template: expected a text with {HOLE} for the label, found none")
+    if (holes := template.count(HOLE)) != 1:
+        raise InvalidInput(
+            f"parameters.hypothesis_template: expected a text with one {HOLE} for the label, found {holes or 'none'}"
+        )
     if not asked.told["candidate_labels"]:
         raise InvalidInput("parameters.candidate_labels: expected at least one label, found none")
     if not asked.alone:
@@ -151,6 +155,8 @@ def _answer(asked: Asked, results: Sequence[Result], windows: Sequence[Cut]) -> 
     """The best answer over all windows of the context; with ``top_k`` above 1 so many of them."""
     (context,) = windows
     count, spans = asked.told.get("top_k", 1), all_of(results, Span)
+    if count > MOST_ANSWERS:
+        raise InvalidInput(f"parameters.top_k: expected at most {MOST_ANSWERS} answers, found {count}")
     best = answers_of(context, spans, count, asked.told.get("max_answer_len", MAX_ANSWER_TOKENS))
     if asked.told.get("handle_impossible_answer"):
         passages = [tokens.passage for tokens in context.tokens if tokens.passage is not None]

@@ -135,8 +135,9 @@ async def score(request: Request, here: Here, body: Annotated[ScoreRequest, Body
 def _pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
     """Raises ``InvalidInput``."""
     others = [second] if isinstance(second, str) else second
-    if isinstance(first, str):
-        return [(first, other) for other in others]
+    if isinstance(first, str) or len(first) == 1:
+        (one,) = [first] if isinstance(first, str) else first
+        return [(one, other) for other in others]
     if len(first) != len(others):
         raise InvalidInput(
             f"text_1 and text_2: expected one and several, or as many of both, found {len(first)} and {len(others)}"

@@ -23,6 +23,7 @@ from serving.http.responses import FastJSONResponse
 from serving.requests.context import Context
 
 TIMEOUT_HEADER = "X-Request-Timeout"
+STUDENTS_HEADER = "X-Students"
 NUMBER = re.compile(r"[+-]?(?:\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE][+-]?\d{1,3})?", re.ASCII)
 Answer = TypeVar("Answer")
 Respond = Callable[[Sequence[Result]], Any]
@@ -33,6 +34,9 @@ FILLED = SHORT + 1
 """Effort of a mask, in characters: it is compared with all tokens."""
 MOST_MASKS = 256
 """Of a request."""
+AT_ONCE, LEAST_BOUND = 8, 1 << 20
+"""Most characters of a request's queries together: so many times the largest body, since one text may be asked of many
+tasks, or beside many others; and never fewer than the second number."""
 EACH = 100
 """Effort of a query apart from its text, in characters."""
 LATE = "the deadline passed before the answer was computed; allow more time or send fewer inputs"
@@ -69,6 +73,11 @@ async def answer(
     allowance = here.asker.allowance
     until = time.monotonic() + seconds
     effort = sum(map(_effort, queries))
+    if effort > (most := max(LEAST_BOUND, AT_ONCE * here.settings.max_body_bytes)):
+        raise TooLarge(
+            f"the texts have {effort} characters, each counted as often as it is asked, the limit is {most}; split the "
+            "request into several"
+        )
 
     def submit() -> list[Future[Result]]:
         if (left := until - time.monotonic()) <= 0:
@@ -76,12 +85,16 @@ async def answer(
         return here.services.submit(queries, deadline=left, priority=here.asker.priority, tenant=here.asker.tenant)
 
     counted = allowance.queries(queries, here.services.longest)
+    loop = asyncio.get_running_loop()
     try:
-        futures = await _submitted(here, effort, submit)
+        async with asyncio.timeout(until - time.monotonic()):
+            futures = await _submitted(here, effort, submit)
+    except TimeoutError as error:  # so is DeadlineExceeded
+        allowance.settle(counted, ())
+        raise DeadlineExceeded(LATE) from error
     except JpetsError:
         allowance.settle(counted, ())
         raise
-    loop = asyncio.get_running_loop()
     end: asyncio.Future[None] = loop.create_future()
     _when_all_done(futures, partial(_finish, end), loop)
     late = loop.call_later(until - time.monotonic(), _finish, end, DeadlineExceeded(LATE))
@@ -124,11 +137,18 @@ def _cancel_submitted(submission: asyncio.Future[list[Future[Result]]]) -> None:
 
 
 def _written(respond: Respond, effort: int, results: Sequence[Result]) -> Response:
-    """In pieces where it is long: writing a piece holds the interpreter's lock to its end."""
+    """In pieces where it is long: writing a piece holds the interpreter's lock to its end. A header says how many
+    students of groups made the answers, at least: not every protocol has a place for it."""
     content = respond(results)
     if isinstance(content, Response):
-        return content
-    return FastJSONResponse(content) if effort <= SHORT * RENDERED else FastJSONResponse.in_pieces(content)
+        response = content
+    elif effort <= SHORT * RENDERED:
+        response = FastJSONResponse(content)
+    else:
+        response = FastJSONResponse.in_pieces(content)
+    if made := [result.students for result in results if result.students is not None]:
+        response.headers[STUDENTS_HEADER] = str(min(made))
+    return response
 
 
 def _finish(end: asyncio.Future[None], error: Exception | None = None) -> None:

@@ -21,7 +21,7 @@ from serving.tenants.gate import Gate
 log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
-UPLOADS = (("PUT", "/v1/tasks/"), ("POST", "/v1/jobs"))
+UPLOADS = (("PUT", "/v1/tasks/"), ("POST", "/v1/jobs"), ("POST", "/v1/students"), ("POST", "/v1/domains"))
 """Bodies under these paths are files, which are limited where they are written."""
 
 

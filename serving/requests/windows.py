@@ -21,20 +21,42 @@ class Cut:
     queries: list[Query]
 
 
-def cut(
-    here: Context, task: Task, query: Query, size: int | None = None, stride: int | None = None, *, passage: bool
-) -> Cut:
-    """The windows of a query's text, or of its pair's second one, which hold ``size`` tokens, by default as many as the
-    task takes, and share ``stride`` of them. ``passage``: of a question's context.
+async def in_windows(
+    here: Context,
+    task: Task,
+    queries: Sequence[Query],
+    size: int | None = None,
+    stride: int | None = None,
+    *,
+    passage: bool,
+) -> list[Cut]:
+    """The windows of each query's text, or of its pair's second one, which hold ``size`` tokens, by default as many as
+    the task takes, and share ``stride`` of them. ``passage``: of a question's context.
 
-    Blocks for as long as tokenising takes. Raises ``InvalidInput``, ``InputTooLong``, also for more windows than a
-    request may have inputs.
+    Raises ``InvalidInput``, ``InputTooLong``, and ``TooLarge`` as soon as there are more windows than a request may
+    have inputs.
     """
+
+    def cut_all() -> list[Cut]:
+        found: list[Cut] = []
+        for query in queries:
+            made = sum(len(own.queries) for own in found)
+            found.append(_cut(here, task, query, size, stride, passage=passage, most=most - made))
+        return found
+
+    most = here.settings.max_inputs
+    effort = sum(len(query.text or "") + len(query.text_pair or "") for query in queries)
+    return await here.aside.do(effort, cut_all)
+
+
+def _cut(
+    here: Context, task: Task, query: Query, size: int | None, stride: int | None, *, passage: bool, most: int
+) -> Cut:
+    """Blocks for as long as tokenising takes."""
     with here.services.owning(here.named(task.id)) as own:
         longest = own.longest(task)
         size = min(longest, size or (USUAL if passage else longest))
         shared = min(size // 2, USUAL_STRIDE) if stride is None else stride
-        most = here.settings.max_inputs
         tokens = own.text.windows(query, task.preprocessing, size, shared, passage=passage, most=most)
     queries = [
         Query(task.id, input_ids=own.ids.tolist(), token_type_ids=own.types.tolist() if own.types.any() else None)

@@ -54,6 +54,8 @@ DOCUMENTS = [
     ({"preprocessing": {"truncation": 1}}, "preprocessing.truncation"),
     ({"preprocessing": {"template": "no place"}}, "template: expected {text}"),
     ({"preprocessing": {"template": "{text.__class__}{text}"}}, "template: expected {text}"),
+    ({"preprocessing": {"template": "{text}" * 9}}, "template: expected at most 8 places"),
+    ({"preprocessing": {"template": "{text}" + "a" * 70_000}}, "template: expected at most 8 places"),
     ({"preprocessing": {"thresholds": [0.5, 0.5, 0.5]}}, "thresholds: expected none"),
     ({"preprocessing": {"speed": 1}}, "preprocessing.speed"),
     ({"created": 2025}, "created"),

@@ -56,6 +56,13 @@ def test_regression_shows_its_value(run: Run, server: str) -> None:
     assert float(row[2]) == pytest.approx(item["values"][0], abs=1e-4)
 
 
+def test_a_prompt_is_named_with_the_texts(run: Run, server: str) -> None:
+    result = run("query", "mood", "a day", "--prompt-name", "passage", "--server", server, "--json")
+    assert result.exit_code == 1
+    (item,) = json.loads(result.stdout)
+    assert "there are no prompts" in item["error"]["message"]
+
+
 def test_token_tasks_show_entities(run: Run, server: str) -> None:
     result = run("query", "names", "one two three", "--server", server)
     (item,) = answers(run, server, "names", "one two three")

@@ -99,6 +99,7 @@ def test_every_kind_of_line(score: Run, engine: Engine, tmp_path: Path) -> None:
         {"task": ["mood", "nobody"], "text": TEXTS[2]},
         {"task": "mood", "text": long},
         {"task": "mood", "id": 9},
+        {"task": "mood", "text": "a", "prompt_name": "passage"},
         {"task": 3, "text": "a"},
         {"task": [], "text": "a"},
         {"task": "mood", "text": "a", "colour": 1},
@@ -110,9 +111,9 @@ def test_every_kind_of_line(score: Run, engine: Engine, tmp_path: Path) -> None:
     ]
     result = score(lines)
     assert result.exit_code == 1
-    assert result.stderr.startswith("17 lines, 12 failed;")
+    assert result.stderr.startswith("18 lines, 13 failed;")
     found = written(tmp_path / "out.jsonl")
-    assert [each["line"] for each in found] == list(range(1, 18))
+    assert [each["line"] for each in found] == list(range(1, 19))
     assert [each.get("id", "none") for each in found[:9]] == [
         lines[0]["id"],
         None,
@@ -143,7 +144,7 @@ def test_every_kind_of_line(score: Run, engine: Engine, tmp_path: Path) -> None:
     assert all("error" in each for each in (found[5], *found[7:]))
     codes = [each["error"]["code"] for each in found[7:]]
     invalid = "invalid_input"
-    assert codes == ["input_too_long", *[invalid] * 4, *["unparseable"] * 2, invalid, *["unparseable"] * 2]
+    assert codes == ["input_too_long", *[invalid] * 5, *["unparseable"] * 2, invalid, *["unparseable"] * 2]
     assert found[8]["error"]["message"] == "text: Field required"
     assert "word" not in (tmp_path / "out.jsonl").read_text()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Float, Int
 from scipy.special import logsumexp
 
 from jpets.passage import Passage
@@ -36,12 +37,13 @@ def best_spans(
     start's times the end's, each a softmax over the passage and the special token before it (``Passage.null``), which
     is never the answer. So a model trained to point there if a context has no answer gives a low probability.
     """
+    longest = min(longest, passage.end - passage.start)
     kept = logits[passage.start : passage.end].astype(np.float64)
     rivals = np.concatenate([logits[: int(passage.null)].astype(np.float64), kept])
     ends = np.pad(kept[:, 1], (0, longest - 1), constant_values=-np.inf)
     spans = kept[:, :1] + np.lib.stride_tricks.sliding_window_view(ends, longest)  # [first token, tokens after it]
     flat = spans.ravel()
-    best = [int(flat.argmax())] if count == 1 else np.argsort(-flat, kind="stable")[:count].tolist()
+    best = [int(flat.argmax())] if count == 1 else _largest(flat, count).tolist()
     norm = logsumexp(rivals, axis=0).sum()
     found = []
     for at in best:
@@ -50,3 +52,12 @@ def best_spans(
             start = passage.start + first
             found.append((start, start + more + 1, float(np.exp(flat[at] - norm))))
     return found
+
+
+def _largest(scores: Float[np.ndarray, " s"], count: int) -> Int[np.ndarray, " c"]:
+    """The places of the ``count`` largest, the first of equal ones first."""
+    if count < len(scores):
+        least = np.partition(scores, -count)[-count]
+        places = np.flatnonzero(scores >= least)
+        return places[np.argsort(-scores[places], kind="stable")[:count]]
+    return np.argsort(-scores, kind="stable")

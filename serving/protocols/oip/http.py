@@ -52,6 +52,8 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule."""
+    prompt_name: Text | None = None
+    """Which of the model's prompts stands before each text."""
     timeout: Annotated[Int64, Field(gt=0)] | None = None
     """Microseconds until the request's deadline."""
     binary_data_output: StrictBool | None = None
@@ -285,7 +287,7 @@ async def infer(
     found = await find_model(here, model, version)
     given, requested = body.parameters or Parameters(), body.outputs
     names = None if requested is None else [each.name for each in requested]
-    inference = Inference(_tensors(body.inputs, behind), names, given.truncate)
+    inference = Inference(_tensors(body.inputs, behind), names, given.truncate, given.prompt_name)
     asked = await read_inference(here, found, inference)
     raw = {name: bool(given.binary_data_output) for name in asked.wanted}
     for each in requested or ():

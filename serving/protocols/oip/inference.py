@@ -47,11 +47,12 @@ class Model(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Inference:
-    """A request: its inputs, and the names of the outputs that are wanted, None for all."""
+    """A request: its inputs, the names of the outputs that are wanted, None for all, and what each ``Query`` says."""
 
     tensors: Sequence[Tensor]
     outputs: Sequence[str] | None = None
     truncate: bool | None = None
+    prompt: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +98,10 @@ async def read_inference(here: Context, model: Model, asked: Inference) -> Asked
     if len(set(wanted)) < len(wanted):
         raise InvalidInput(f"outputs: expected each name once, found {len(wanted)} with {len(set(wanted))} names")
     task, most = model.task.id if model.task is not None else None, here.settings.max_inputs
+    pattern = Query(task, truncate=asked.truncate, prompt=asked.prompt)
     if several:
-        read = partial(several_of, asked.tensors, here.task_id, asked.truncate, most)
+        read = partial(several_of, asked.tensors, here.task_id, pattern, most)
     else:
-        read = partial(queries_of, asked.tensors, task, asked.truncate, most)
+        read = partial(queries_of, asked.tensors, pattern, most)
     queries = await here.aside.do(sum(tensor.values for tensor in asked.tensors), read)
     return Asked(queries, wanted, several)

@@ -36,16 +36,16 @@ def inputs_of(task: Task | None) -> list[dict[str, Any]]:
 
 
 def several_of(
-    tensors: Sequence[Tensor], task_id: Callable[[str], str | None], truncate: bool | None, most: int
+    tensors: Sequence[Tensor], task_id: Callable[[str], str | None], pattern: Query, most: int
 ) -> list[Query]:
-    """One query for each of the tasks that the input ``task`` names, of a row of its own or of the only row. Raises as
+    """``pattern`` for each of the tasks that the input ``task`` names, with a row of its own or the only row. Raises as
     ``queries_of``."""
     names, *others = [tensor for tensor in tensors if tensor.name == TASK]
     if others:
         raise InvalidInput(f"inputs: expected each name once, found {1 + len(others)} of {TASK}")
     _check(names, most)
     tasks = _texts(names)
-    rows = queries_of([tensor for tensor in tensors if tensor is not names], None, truncate, most)
+    rows = queries_of([tensor for tensor in tensors if tensor is not names], pattern, most)
     if len(rows) not in (1, len(tasks)):
         raise InvalidInput(
             f"{TASK}: expected a name for each of {len(rows)} rows, or one row, found {len(tasks)} names"
@@ -54,8 +54,9 @@ def several_of(
     return [dataclasses.replace(row, task=task_id(name)) for row, name in zip(rows, tasks, strict=True)]
 
 
-def queries_of(tensors: Sequence[Tensor], task: str | None, truncate: bool | None, most: int) -> list[Query]:
-    """One query a row. Raises ``InvalidInput`` naming the tensor, what was expected and what was found."""
+def queries_of(tensors: Sequence[Tensor], pattern: Query, most: int) -> list[Query]:
+    """``pattern`` with the text, or the token ids, of each row. Raises ``InvalidInput`` naming the tensor, what was
+    expected and what was found."""
     given = {tensor.name: tensor for tensor in tensors}
     known = [name for name in DATATYPES if name != TASK]
     if unknown := sorted(given.keys() - known):
@@ -65,9 +66,9 @@ def queries_of(tensors: Sequence[Tensor], task: str | None, truncate: bool | Non
     for tensor in tensors:
         _check(tensor, most)
     if given.keys() <= {"text", "text_pair"} and "text" in given:
-        return _text_queries(given, task, truncate)
+        return _text_queries(given, pattern)
     if "input_ids" in given and not given.keys() & {"text", "text_pair"}:
-        return _id_queries(given, task)
+        return _id_queries(given, pattern)
     raise InvalidInput(
         "inputs: expected text (and text_pair), or input_ids (and attention_mask, token_type_ids), "
         f"found {sorted(given)}"
@@ -141,15 +142,15 @@ def _ints(tensor: Tensor) -> Ints:
         raise InvalidInput(f"{tensor.name}: expected 64-bit integers, found a larger one") from error
 
 
-def _text_queries(given: dict[str, Tensor], task: str | None, truncate: bool | None) -> list[Query]:
+def _text_queries(given: dict[str, Tensor], pattern: Query) -> list[Query]:
     texts = _texts(given["text"])
     pairs: Sequence[str | None] = _texts(given["text_pair"]) if "text_pair" in given else [None] * len(texts)
     if len(pairs) != len(texts):
         raise InvalidInput(f"text_pair: expected shape {list(given['text'].shape)} as text, found {len(pairs)} values")
-    return [Query(task, text, pair, truncate=truncate) for text, pair in zip(texts, pairs, strict=True)]
+    return [dataclasses.replace(pattern, text=text, text_pair=pair) for text, pair in zip(texts, pairs, strict=True)]
 
 
-def _id_queries(given: dict[str, Tensor], task: str | None) -> list[Query]:
+def _id_queries(given: dict[str, Tensor], pattern: Query) -> list[Query]:
     arrays = {name: _ints(tensor) for name, tensor in given.items()}
     ids = arrays["input_ids"]
     for name, array in arrays.items():
@@ -158,8 +159,8 @@ def _id_queries(given: dict[str, Tensor], task: str | None) -> list[Query]:
     lengths = _lengths(arrays["attention_mask"]) if "attention_mask" in arrays else [ids.shape[1]] * len(ids)
     types = arrays.get("token_type_ids")
     return [
-        Query(
-            task,
+        dataclasses.replace(
+            pattern,
             input_ids=ids[row, :length].tolist(),
             token_type_ids=None if types is None else types[row, :length].tolist(),
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -10,10 +13,12 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 from remote import Remote
+from support import wait_until
 
 from jpets.engine.engine import Engine
 from jpets.types import Classification, Embedding, Query, Tokens
-from serving.grpc.messages import METHODS, SERVICE, InferResponse, message
+from serving.grpc import service as rpc
+from serving.grpc.messages import METHODS, SERVICE, InferResponse, StreamResponse, message
 from serving.protocols.oip.tensors import raw_of
 
 TEXTS = ["hello world", "a"]
@@ -137,6 +142,8 @@ INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
         ({"parameters": {"temperature": {"double_param": 1.0}}}, INVALID, "temperature"),
         ({"parameters": {"truncate": {"int64_param": 1}}}, INVALID, "parameters.truncate"),
         ({"parameters": {"timeout": {"int64_param": 0}}}, INVALID, "parameters.timeout"),
+        ({"parameters": {"prompt_name": {"int64_param": 1}}}, INVALID, "parameters.prompt_name"),
+        ({"parameters": {"prompt_name": {"string_param": "query"}}}, INVALID, "there are no prompts"),
         ({"parameters": {"priority": {"uint64_param": 3}}}, INVALID, "parameters.priority"),
         ({"inputs": [{**TEXT, "parameters": {"shared_memory_region": {"string_param": "x"}}}]}, INVALID, "shared_mem"),
         ({"id": "x" * 2000}, INVALID, "at most 1024 characters"),
@@ -183,6 +190,41 @@ def test_many_inputs_are_refused_before_they_are_read(remote: Remote, field: str
     with pytest.raises(grpc.RpcError) as refused:
         remote("ModelInfer", model_name="topic", **fields)
     assert refused.value.code() is INVALID and "at most 64, found 100" in refused.value.details()
+
+
+@contextlib.contextmanager
+def silent_streams(address: str, count: int) -> Iterator[list[Any]]:
+    """Calls on which nothing is sent."""
+    request, left = message("ModelInferRequest"), threading.Event()
+
+    def nothing() -> Iterator[Any]:
+        left.wait(60)
+        yield from ()
+
+    with contextlib.ExitStack() as closing:
+        calls = []
+        for _ in range(count):
+            channel = closing.enter_context(grpc.insecure_channel(address))
+            method = channel.stream_stream(
+                f"/{SERVICE}/ModelStreamInfer", request.SerializeToString, StreamResponse.FromString
+            )
+            calls.append(method(nothing()))
+        closing.callback(left.set)
+        yield calls
+
+
+def test_silent_streams_leave_places_for_others(address: str, remote: Remote) -> None:
+    """32 of the 64 places are for streams of one tenant."""
+    with silent_streams(address, 40) as calls:
+        wait_until(lambda: sum(call.done() for call in calls) == 8, 20)
+        assert {call.code() for call in calls if call.done()} == {grpc.StatusCode.UNAVAILABLE}
+        assert remote("ServerLive").live
+
+
+def test_a_silent_stream_ends(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "SILENT", 0.2)
+    with silent_streams(address, 1) as (call,):
+        assert list(call) == [] and call.code() == grpc.StatusCode.OK
 
 
 def test_a_client_that_leaves_a_stream_unread_breaks_nothing(

@@ -143,6 +143,15 @@ def test_a_job_that_trains_in_a_domain_counts_as_one_that_uses_it(server: tuple[
     assert call("DELETE", "/v1/domains/science").status_code == 204
 
 
+def test_a_job_that_goes_on_from_a_task_keeps_the_domain_of_that(server: tuple[Call, Jobs]) -> None:
+    call, _ = server
+    data = b"text,label\n" + b"a,x\nb,y\n" * 8
+    job = call("POST", "/v1/jobs", params={"task": "new", "start": "games"}, content=data).json()["id"]
+    assert call("DELETE", "/v1/tasks/games").status_code == 204
+    refused = call("DELETE", "/v1/domains/games")
+    assert refused.status_code == 409 and f"job {job} trains a task of domain 'games'" in refused.text
+
+
 @pytest.mark.parametrize(
     ("path", "asked"), [("extract", {"task": "new", "method": "lora"}), ("further-pretrain", {"name": "new"})]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import huggingface_hub
@@ -24,6 +25,7 @@ from jpets.types import Classification, Embedding, Preprocessing, Query, Regress
 from serving.app import create_app
 from serving.hosted.service import Service
 from serving.protocols.huggingface_answers import KINDS, Asked
+from serving.requests import windows
 
 PATH = "/hf/questions"
 QUESTION, CONTEXT = "Who plays?", "Anna and her brother play chess."
@@ -144,7 +146,7 @@ def test_answers_from_a_context_longer_than_a_window(client: Ask, engine: Engine
         body = {"inputs": {"question": QUESTION, "context": LONG}, "parameters": {"top_k": 3, **more}}
         several = httpx.post(client("questions").model, json=body).json()  # type: ignore[arg-type]
         assert [each["score"] for each in several] == pytest.approx([score for _, score in best[:3]], rel=1e-3)
-        body["parameters"] = {"top_k": 10_000, "handle_impossible_answer": True, **more}
+        body["parameters"] = {"top_k": 1000, "max_answer_len": 1, "handle_impossible_answer": True, **more}
         all_of_them = httpx.post(client("questions").model, json=body).json()  # type: ignore[arg-type]
         (empty,) = [each for each in all_of_them if not each["answer"]]
         assert empty["score"] == pytest.approx(nothing, rel=1e-3)
@@ -201,6 +203,30 @@ def test_labels_of_ones_own(client: Ask, engine: Engine, service: Service) -> No
     assert [own["score"] for own in found] == sorted((own["score"] for own in found), reverse=True)
 
 
+@pytest.mark.parametrize("longest", [1000, 1 << 33, (1 << 63) - 1])
+def test_no_answer_is_longer_than_the_context(call: Call, longest: int) -> None:
+    usual, more = (
+        call("POST", PATH, json={"inputs": ASKED, "parameters": {"max_answer_len": most}}).json()
+        for most in (512, longest)
+    )
+    assert usual == more and usual["answer"]
+
+
+def test_windows_of_many_texts_are_counted_while_they_are_made(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[windows.Cut] = []
+    whole = windows._cut
+
+    def noted(*given: Any, **more: Any) -> windows.Cut:
+        made.append(whole(*given, **more))
+        return made[-1]
+
+    monkeypatch.setattr(windows, "_cut", noted)
+    texts = ["a " * 3000] * 100
+    refused = call("POST", "/hf/names", json={"inputs": texts, "parameters": {"stride": 50}})
+    assert refused.status_code == 413 and "windows" in refused.text
+    assert sum(len(own.queries) for own in made) <= 1024 and len(made) < 10
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "part"),
     [
@@ -220,7 +246,13 @@ def test_labels_of_ones_own(client: Ask, engine: Engine, service: Service) -> No
         (PATH, {"inputs": ASKED, "parameters": {"doc_stride": 63}}, 422, "windows of 64 tokens leave room"),
         (PATH, {"inputs": ASKED, "parameters": {"doc_stride": -1}}, 422, "doc_stride"),
         (PATH, {"inputs": {**ASKED, "question": "who " * 70}}, 422, "leave room for 0"),
-        (PATH, {"inputs": {**ASKED, "context": "word " * 100_000}}, 422, "windows"),
+        (PATH, {"inputs": {**ASKED, "context": "word " * 100_000}}, 413, "windows"),
+        (PATH, {"inputs": ASKED, "parameters": {"top_k": 1001}}, 422, "at most 1000 answers"),
+        ("/hf/topic", {"inputs": "a", "parameters": {"candidate_labels": ["b"] * 1025}}, 413, "1025 inputs"),
+        *(
+            ("/hf/topic", {"inputs": "a", "parameters": {"candidate_labels": ["b"], **each}}, 422, "one {}")
+            for each in ({"hypothesis_template": text} for text in ("none", "{} is {}", "{}" * 100_000))
+        ),
         ("/hf/names", {"inputs": "a", "parameters": {"stride": 1, "aggregation_strategy": "none"}}, 422, "stride"),
         ("/hf/names", {"inputs": "word " * 100}, 422, "the limit is"),
     ],

@@ -71,7 +71,9 @@ def test_names_and_answers_are_those_of_hugging_faces_client(call: Call) -> None
         ({"inputs": [{"model": "topic", "text": LONG}]}, 422, "windows: send model and input"),
         ({"model": "topic", "input": LONG, "truncate": True}, 422, "without truncate"),
         ({"model": "vectors", "input": LONG}, 422, "embeddings"),
-        ({"model": "topic", "input": [LONG * 40] * 40}, 413, "the limit is 1024"),
+        ({"model": "questions", "input": QUESTION}, 422, "a question needs a text"),
+        ({"model": "questions", "input": [[QUESTION, LONG], [QUESTION, ""]]}, 422, "a question needs a text"),
+        ({"model": "topic", "input": [LONG * 40] * 40}, 413, "windows, the limit is"),
         ({"model": "broken", "input": LONG}, 500, "NaN"),
     ],
 )

@@ -41,7 +41,7 @@ def test_texts_are_ranked_by_a_query(call: Call, logits: np.ndarray) -> None:
 
 def test_pairs_are_scored(call: Call, logits: np.ndarray) -> None:
     for path in ("/v1/score", "/score"):
-        for first in (QUERY, [QUERY] * len(TEXTS)):
+        for first in (QUERY, [QUERY], [QUERY] * len(TEXTS)):
             answer = call("POST", path, json={"model": "price", "text_1": first, "text_2": TEXTS}).json()
             assert [each["index"] for each in answer["data"]] == [0, 1, 2]
             np.testing.assert_allclose([each["score"] for each in answer["data"]], sigmoid(logits), rtol=1e-3)
@@ -99,6 +99,7 @@ def test_the_routes_of_text_embeddings_inference(call: Call, engine: Engine, log
         ("/v1/rerank", {"model": "price", "query": " ", "documents": ["b"]}, 422, "empty"),
         ("/v1/rerank", {"model": "price", "query": "a", "documents": ["b"], "top_n": 0}, 422, "top_n"),
         ("/v1/score", {"model": "price", "text_1": ["a", "b"], "text_2": ["c"]}, 422, "found 2 and 1"),
+        ("/v1/rerank", {"model": "price", "query": "a" * 100_000, "documents": ["b"] * 1000}, 413, "as often as it is"),
         ("/tei/names/predict", {"inputs": "a"}, 422, "no classes"),
         ("/tei/topic/predict", {"inputs": [["a", "b", "c"]]}, 422, "inputs"),
         ("/tei/topic/embed", {"inputs": "a"}, 422, "embeds nothing"),

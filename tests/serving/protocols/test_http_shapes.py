@@ -126,6 +126,13 @@ def test_a_prompt_is_named_with_a_request(call: Call, engine: Engine) -> None:
         for path in ("/tei/short/embed", "/hf/short"):
             (vector,) = call("POST", path, json={"inputs": TEXTS[0], **told}).json()
             np.testing.assert_allclose(vector, found.embedding, atol=1e-5)
+        item = {"model": "short", "text": TEXTS[0], **told}
+        (mixed,) = call("POST", "/v1/classify", json={"inputs": [item]}).json()["data"]
+        np.testing.assert_allclose(mixed["embedding"], found.embedding, atol=1e-5)
+        text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXTS[0]]}
+        body = {"inputs": [text], "outputs": [{"name": "embedding"}], "parameters": told}
+        (output,) = call("POST", "/v2/models/short/infer", json=body).json()["outputs"]
+        np.testing.assert_allclose(output["data"], found.embedding, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,30 @@ def test_versions_and_rollback(call: Call, upload: Upload, service: Service) -> 
     call("DELETE", "/v1/tasks/turn")
 
 
+def test_a_rollback_that_fails_changes_nothing(
+    call: Call, upload: Upload, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        call("PUT", "/v1/tasks/stuck", content=upload("stuck", seed=seed))
+    first = classify(call, "stuck")
+
+    def states() -> list[tuple[int, str, bool]]:
+        found = call("GET", "/v1/tasks/stuck/versions").json()["versions"]
+        return [(each["version"], each["state"], each["served"]) for each in found]
+
+    before = states()
+
+    def refuse(*given: object, **more: object) -> None:
+        raise OutOfSpace("no slot")
+
+    for place, name in ((service.tasks, "read"), (service.changes._preparations, "serve")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, refuse)
+            assert call("POST", "/v1/tasks/stuck/rollback", json={"version": 1}).status_code == 507
+        assert states() == before and classify(call, "stuck") == first
+    call("DELETE", "/v1/tasks/stuck")
+
+
 def test_versions_are_listed_a_page_at_a_time(call: Call, upload: Upload, service: Service) -> None:
     for seed in range(4):
         call("PUT", "/v1/tasks/many", content=upload("many", seed=seed))

@@ -34,6 +34,9 @@ def query(
     text_pair: Annotated[
         str | None, typer.Option(help="second text of each pair; of a question the context, which has the answer")
     ] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(help="which of the model's prompts stands before each text")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="show this many labels of each text")] = None,
     aggregation: Annotated[
         str, typer.Option(help="how labelled tokens become entities: none, simple, first, average or max")
@@ -49,7 +52,8 @@ def query(
         raise InvalidInput("standard input has no text; write one a line")
     shown = top_k if top_k is not None or as_json else ALL_LABELS
     options = {"top_k": shown, "truncate": truncate, "aggregation": aggregation}
-    items = _answers(Server(server), task, asked, text_pair, options)
+    own = {"model": task, "text_pair": text_pair, "prompt_name": prompt_name}
+    items = _answers(Server(server), asked, own, options)
     if as_json:
         documents = [item.model_dump(exclude_unset=True) for item in items]
         print_json([{"text": text, **document} for text, document in zip(asked, documents, strict=True)])
@@ -83,16 +87,17 @@ def _lines(source: BinaryIO) -> Iterator[str]:
 
 
 def _answers(
-    server: Server, task: str, texts: Sequence[str], text_pair: str | None, options: Mapping[str, Any]
+    server: Server, texts: Sequence[str], own: Mapping[str, str | None], options: Mapping[str, Any]
 ) -> list[ClassifyItem]:
-    """One item a text. The mixed form of the request takes every kind of head, and gives each text its own error."""
+    """One item a text, which is asked for with ``own``. The mixed form of the request takes every kind of head, and
+    gives each text its own error."""
     items: list[ClassifyItem] = []
-    more = {name: value for name, value in options.items() if value is not None}
+    own, more = ({name: value for name, value in each.items() if value is not None} for each in (own, options))
     with reporting() as report:
         for start in range(0, len(texts), PER_REQUEST):
             part = texts[start : start + PER_REQUEST]
             report("texts", start, len(texts))
-            body = {"inputs": [{"model": task, "text": text, "text_pair": text_pair} for text in part], **more}
+            body = {"inputs": [{**own, "text": text} for text in part], **more}
             data = server.ask(Answer, "POST", "/v1/classify", body).data
             if len(data) != len(part):
                 raise server.strange()

@@ -46,9 +46,9 @@ def run(
 ) -> None:
     """Score many texts by many tasks, offline. Exit code 1 where a line could not be answered.
 
-    Each line of the input is a JSON object: {"task": ID, "text": "...", "text_pair": "...", "id": ANYTHING}; text_pair
-    and id may be left out. A null task is the plain backbone, which embeds. A list of ids asks each of them, a line
-    without "task" asks every task; the answer is then in "results", by id.
+    Each line of the input is a JSON object: {"task": ID, "text": "...", "text_pair": "...", "prompt_name": "...",
+    "id": ANYTHING}; only text has to be there. A null task is the plain backbone, which embeds. A list of ids asks each
+    of them, a line without "task" asks every task; the answer is then in "results", by id.
 
     Each line of the output answers one of the input, in order: {"line": NUMBER, "id": ..., ANSWER} with the fields of
     POST /v1/classify, or "error" in their place: a line that is wrong stops nothing.

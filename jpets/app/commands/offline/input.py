@@ -33,6 +33,7 @@ class Asked:
     tasks: tuple[str | None, ...] = ()
     alone: bool = False
     """One answer, not ``results`` by task id."""
+    prompt: str | None = None
     error: JpetsError | None = None
 
 
@@ -49,6 +50,7 @@ class _Line(pydantic.BaseModel):
     task: ModelName | Annotated[list[ModelName], pydantic.Field(min_length=1)] | None = None
     text: Text
     text_pair: Text | None = None
+    prompt_name: Text | None = None
     id: Any = None
 
 
@@ -102,7 +104,8 @@ def _asked(number: int, line: bytes | None, every: tuple[str, ...]) -> Asked:
         return Asked(number, echo, error=InvalidInput(_told(error)))
     named, alone = "task" in found.model_fields_set, not isinstance(found.task, list)
     tasks = (found.task,) if not isinstance(found.task, list) else tuple(dict.fromkeys(found.task))
-    return Asked(number, echo, found.text, found.text_pair, tasks if named else every, named and alone)
+    asked_of = tasks if named else every
+    return Asked(number, echo, found.text, found.text_pair, asked_of, named and alone, found.prompt_name)
 
 
 def _told(error: pydantic.ValidationError) -> str:

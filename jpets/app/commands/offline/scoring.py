@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -35,7 +36,8 @@ class Scorer:
         waiting: deque[_Waiting] = deque()
         ahead = 0
         for line in lines:
-            queries = [Query(task, line.text, line.text_pair, truncate=self._truncate) for task in line.tasks]
+            whole = Query(None, line.text, line.text_pair, truncate=self._truncate, prompt=line.prompt)
+            queries = [dataclasses.replace(whole, task=task) for task in line.tasks]
             while waiting and (_done(waiting[0]) or ahead + _weight(line) > IN_FLIGHT):
                 ahead -= _weight(waiting[0].line)
                 yield self._document(waiting.popleft())
