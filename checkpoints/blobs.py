@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from jpets.errors import NotFound
+from jpets.errors import InvalidTask, NotFound, Saturated
 from jpets.files import TEMPORARY, sweep, write_atomic
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -29,7 +29,8 @@ class Blobs(Protocol):
         ...
 
     def read(self, digest: str) -> bytes:
-        """Raises ``NotFound``."""
+        """Raises ``NotFound``, ``InvalidTask`` if the stored bytes do not match the digest, and ``Saturated`` where the
+        storage fails."""
         ...
 
     def exists(self, digest: str) -> bool: ...
@@ -53,11 +54,11 @@ class Blobs(Protocol):
     def own(self, identity: str) -> None: ...
 
 
-def _size(path: Path) -> int | None:
+def _holds(path: Path, data: bytes | memoryview) -> bool:
     try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except OSError:
+        return False
 
 
 class LocalBlobs:
@@ -76,15 +77,21 @@ class LocalBlobs:
     def put(self, data: bytes | memoryview) -> str:
         digest = digest_of(data)
         path = self.path(digest)
-        if _size(path) != len(data):
+        if not _holds(path, data):
             write_atomic(path, data)
         return digest
 
     def read(self, digest: str) -> bytes:
         try:
-            return self.path(digest).read_bytes()
+            found = self.path(digest).read_bytes()
         except FileNotFoundError as error:
             raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
+        except OSError as error:
+            problem = f"blob {digest[:12]} cannot be read now: {error.strerror}; mend its file or disk"
+            raise Saturated(problem) from error
+        if digest_of(found) != digest:
+            raise InvalidTask(f"blob {digest[:12]} was damaged where it is stored; upload the task again")
+        return found
 
     def exists(self, digest: str) -> bool:
         return self.path(digest).is_file()

@@ -62,7 +62,7 @@ class RemoteBlobs:
     def read(self, digest: str) -> bytes:
         """Raises ``NotFound``, and ``InvalidTask`` if the stored bytes do not match the digest."""
         path = self._path(digest)
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFound, Saturated, InvalidTask):  # then it is fetched anew
             found = self._cache.read(digest)
             with contextlib.suppress(OSError):  # another process may have removed it
                 os.utime(self._cache.path(digest))

@@ -148,9 +148,10 @@ class Repository:
             rows.check_match(if_match)
             if not self._blobs.exists(digest):
                 self._blobs.put(content)
+            served = rows.served()  # it serves on if this version cannot be loaded
             version = rows.add(row)
             if version > self._keep:
-                rows.retain(self._keep)
+                rows.retain(self._keep, served)
         known = {**row, "metadata": json.loads(document)}
         return StoredTask(tenant, id, version, served=activate, **known)  # an active version that is new is the newest
 
@@ -284,6 +285,18 @@ class Repository:
             rows.find(version)
             rows.activate(version)
             return rows.find(version)
+
+    def before_served(self, id: str, tenant: str = DEFAULT_TENANT) -> int:
+        """The version to which ``rollback`` goes by default. Raises ``NotFound``."""
+        with self._catalog.read() as connection:
+            return TaskRows(connection, tenant, id).before_served()
+
+    def restore(self, id: str, states: Mapping[int, str], tenant: str = DEFAULT_TENANT) -> None:
+        """Gives versions the states that they had."""
+        with self._catalog.write() as connection:
+            rows = TaskRows(connection, tenant, id)
+            for version, state in states.items():
+                rows.set_state(version, state)
 
     def rollback(self, id: str, to: int | str | None = None, tenant: str = DEFAULT_TENANT) -> StoredTask:
         """Serves version ``to``, by default the active one before the served one; newer ones are withdrawn.

@@ -173,6 +173,8 @@ def _view(
         )
     if not isinstance(storage, np.ndarray) or len(size) != len(stride) or min((offset, *size, *stride)) < 0:
         raise pickle.UnpicklingError("impossible view")
+    if storage.ndim != 1 or storage.strides != (storage.itemsize,):  # a view of a view: it may have fewer elements
+        raise pickle.UnpicklingError("a view of something else than a storage")
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     count = int(np.prod([1, *size], dtype=object))
     if count == 0:

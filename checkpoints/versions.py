@@ -106,7 +106,10 @@ class TaskRows:
             raise Conflict(f"task {self._name} is at version {found}, expected {expected}; read it again and retry")
 
     def activate(self, version: int) -> None:
-        self._set_state(ACTIVE, VERSIONS.c.version == version)
+        self.set_state(version, ACTIVE)
+
+    def set_state(self, version: int, state: str) -> None:
+        self._set_state(state, VERSIONS.c.version == version)
 
     def withdraw_after(self, version: int) -> None:
         self._set_state(WITHDRAWN, VERSIONS.c.version > version)
@@ -119,10 +122,10 @@ class TaskRows:
         self._connection.execute(sa.delete(ALIASES).where(self._mine(ALIASES), ALIASES.c.name == name))
         self._connection.execute(sa.insert(ALIASES).values(**self._key, name=name, version=version))
 
-    def retain(self, keep: int) -> None:
-        """Forgets all but the last ``keep`` versions, the served one and versions with an alias."""
+    def retain(self, keep: int, also: int | None) -> None:
+        """Forgets all but the last ``keep`` versions, the served one, versions with an alias and one that is given."""
         numbers = sorted(stored.version for stored in self.all())
-        wanted = {*numbers[-keep:], self.served(), *self.aliases().values()}
+        wanted = {*numbers[-keep:], self.served(), also, *self.aliases().values()}
         old = [number for number in numbers if number not in wanted]
         self._connection.execute(sa.delete(VERSIONS).where(self._mine(VERSIONS), VERSIONS.c.version.in_(old)))
 

@@ -56,15 +56,19 @@ class Changes:
             return stored
 
     def rollback(self, name: TaskName, to: int | str | None = None) -> StoredTask:
-        """Serves an earlier version; when it returns, the next query gets it. Raises ``NotFound``, ``OutOfSpace``."""
-        tasks, engine = self._tasks, self._tasks.engine
+        """Serves an earlier version; when it returns, the next query gets it. On any error nothing changed. Raises
+        ``NotFound``, ``OutOfSpace``, ``InvalidTask``, ``Saturated``."""
+        tasks, engine, repository = self._tasks, self._tasks.engine, self._tasks.repository
         with tasks.locks.hold(name):
-            before = tasks.repository.get(name.id, name.tenant)
-            stored = tasks.repository.rollback(name.id, to, name.tenant)
+            before = {stored.version: stored.state for stored in repository.versions(name.id, name.tenant)}
+            target = repository.before_served(name.id, name.tenant) if to is None else to
+            found = repository.get(name.id, name.tenant, target)
+            lowered = engine.lower_task(tasks.read(found, name))
+            stored = repository.rollback(name.id, found.version, name.tenant)
             try:
-                self._preparations.serve(engine, name, engine.lower_task(tasks.read(stored, name)), stored)
+                self._preparations.serve(engine, name, lowered, stored)
             except BaseException:
-                tasks.repository.activate(name.id, before.version, name.tenant)
+                repository.restore(name.id, before, name.tenant)
                 raise
             return stored
 

@@ -37,8 +37,8 @@ class Following:
     def refresh(self) -> None:
         """Tells the engine what others than this service changed in the repository since the last call.
 
-        The time it takes grows with the number of changed tasks. A task that this service is changing is looked at
-        again the next time.
+        The time it takes grows with the number of changed tasks. A task that this service is changing, or whose change
+        fails, is looked at again the next time; such an error is raised behind the others.
         """
         engine = self._tasks.engine
         with self._refreshing:
@@ -48,9 +48,16 @@ class Following:
                 changed = [*self._tasks.registered.copy(), *(task.name for task in known)]
             self._changed.update(dict.fromkeys(changed))
             self._seen = number
+            problem: Exception | None = None
             for name in list(self._changed):
-                if self._follow(engine, name):
+                try:
+                    done = self._follow(engine, name)
+                except Exception as error:  # noqa: BLE001 (of one task: the others' changes are seen all the same)
+                    done, problem = False, error
+                if done:
                     del self._changed[name]
+            if problem is not None:
+                raise problem
 
     def follow(self, name: TaskName) -> bool:
         """Tells the engine what the repository holds under ``name`` now. False while this service is changing it."""

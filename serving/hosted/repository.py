@@ -154,8 +154,12 @@ class TaskRepository(Protocol):
         """Every kept version, the oldest first."""
         ...
 
-    def activate(self, id: str, version: int, tenant: str = DEFAULT_TENANT) -> StoredTask:
-        """Makes ``version`` the served one unless a newer one is."""
+    def before_served(self, id: str, tenant: str = DEFAULT_TENANT) -> int:
+        """The version to which ``rollback`` goes by default. Raises ``NotFound``."""
+        ...
+
+    def restore(self, id: str, states: Mapping[int, str], tenant: str = DEFAULT_TENANT) -> None:
+        """Gives versions the states that they had."""
         ...
 
     def rollback(self, id: str, to: int | str | None = None, tenant: str = DEFAULT_TENANT) -> StoredTask:

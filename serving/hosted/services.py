@@ -92,9 +92,9 @@ class Services:
     def refresh(self) -> None:
         """``Following.refresh`` of every backbone that takes queries."""
         self.owned.refresh()
-        with self._roster.reading():
+        with self._roster.reading(), contextlib.ExitStack() as each:
             for service in () if self._roster.closing else self.all:
-                service.following.refresh()
+                each.callback(service.following.refresh)  # an error of one backbone is raised behind the others
 
     def drain(self) -> None:
         """Refuses new requests; running ones are answered."""

@@ -173,6 +173,35 @@ def test_retention(tmp_path: Path, files: list[bytes]) -> None:
         Repository(tmp_path / "repository", keep_versions=0)
 
 
+def test_the_version_that_was_served_stays_until_the_next_one_serves(tmp_path: Path, files: list[bytes]) -> None:
+    """It may be older than the last ones, which were rolled back, and serves on if the new one cannot be loaded."""
+    repository = Repository(tmp_path / "repository", keep_versions=2)
+    for data in files[:2]:
+        repository.put("sample", data)
+    repository.rollback("sample", 1)
+    repository.put("sample", files[2])
+    assert [stored.version for stored in repository.versions("sample")] == [1, 2, 3]
+    repository.discard("sample", 3)
+    assert repository.get("sample").version == 1
+    repository.put("sample", files[2])
+    assert repository.before_served("sample") == 1
+    repository.close()
+
+
+def test_a_damaged_file_is_refused_and_mended_by_an_upload(
+    repository: Repository, files: list[bytes], tmp_path: Path
+) -> None:
+    stored = repository.put("sample", files[0])
+    (path,) = tmp_path.rglob(f"{stored.digest}.safetensors")
+    content = bytearray(files[0])
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InvalidTask, match="was damaged where it is stored"):
+        repository.read(stored)
+    again = repository.put("sample", files[0])
+    assert repository.read(again) == files[0]
+
+
 def test_delete_and_collect(repository: Repository, files: list[bytes], tmp_path: Path) -> None:
     repository.put("sample", files[0])
     repository.put("other", files[0])

@@ -37,7 +37,7 @@ class _Storage:
 
 
 class _Tensor:
-    def __init__(self, storage: _Storage, offset: Any, size: Any, stride: Any, *more: Any) -> None:
+    def __init__(self, storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> None:
         self.arguments: tuple[Any, ...] = (storage, offset, size, stride, False, collections.OrderedDict(), *more)
 
 
@@ -160,6 +160,9 @@ def test_pickle_that_runs_code_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         _Tensor(_Storage("0", FLOATS), 0, (2, 2), (1,)),
         _Tensor(_Storage("0", FLOATS), 0, ("2",), (1,)),
         _Tensor(_Storage("9", FLOATS), 0, (2,), (1,)),
+        _Tensor(_Tensor(_Storage("0", FLOATS), 11, (12,), (0,)), 0, (12,), (1,)),
+        _Tensor(_Tensor(_Storage("0", FLOATS), 0, (6,), (2,)), 0, (6,), (1,)),
+        _Tensor(_Tensor(_Storage("0", FLOATS), 0, (2, 6), (6, 1)), 0, (2,), (1,)),
     ],
 )
 def test_impossible_views_are_refused(tmp_path: Path, tensor: _Tensor) -> None:

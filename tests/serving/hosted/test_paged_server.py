@@ -216,6 +216,25 @@ def test_a_file_that_disappears_costs_no_other(place: Place) -> None:
     assert codes == ["not_found", "invalid_task", None]
 
 
+def test_a_file_that_may_not_be_read_is_told_as_such(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = place.serve()
+    call = place.call(service)
+    away = next(n for n in range(TASKS) if service.tasks.tier(TaskName.of(f"task-{n}")) == "repository")
+    digest = call("GET", f"/v1/tasks/task-{away}").json()["digest"]
+    whole = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if digest in path.name:
+            raise PermissionError(13, "Permission denied")
+        return whole(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refused)
+        (item,) = ask(call, away)
+    assert item["error"]["code"] == "saturated" and "Permission denied" in item["error"]["message"]
+    assert "error" not in ask(call, away)[0]
+
+
 def test_a_task_that_cannot_be_read_does_not_keep_a_server_from_starting(place: Place) -> None:
     repository = place.repository()
     stored = repository.get("task-4")

@@ -116,7 +116,8 @@ def test_a_task_changes_elsewhere_before_it_is_read(
         assert known is not None
         second.service.tasks.register(second.engine, known)  # as a refresh does, but it is not brought yet
         if change == "replace":
-            beside.put("late", upload("late", seed=2))
+            for _ in range(2):  # the version that was served before a last one stays
+                beside.put("late", upload("late", seed=2))
         else:
             beside.delete("late")
             beside.collect()
@@ -140,7 +141,8 @@ def test_a_task_changes_elsewhere_while_it_is_read(
         if not changed.is_set():
             with contextlib.closing(Repository(first.repository.folder, keep_versions=1)) as beside:
                 if change == "replace":
-                    beside.put("late", upload("late", seed=2))
+                    for _ in range(2):
+                        beside.put("late", upload("late", seed=2))
                 else:
                     beside.delete("late")
                 beside.collect()

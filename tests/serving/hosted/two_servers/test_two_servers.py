@@ -108,6 +108,29 @@ def test_a_task_that_is_being_changed_here_is_looked_at_again(servers: tuple[Ser
     assert second.service.tasks.version(TaskName.of("busy")) == 1
 
 
+def test_a_task_whose_change_fails_keeps_no_other_from_being_seen(
+    servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = servers
+    for name in ("bad", "good"):
+        first.put(name, upload(name))
+    following, whole = second.service.following, second.repository.indexed
+
+    def failing(name: TaskName, maker: str) -> Any:
+        if name.id == "bad":
+            raise OSError("a disk fails")
+        return whole(name, maker)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(second.repository, "indexed", failing)
+        with pytest.raises(OSError, match="a disk fails"):
+            following.refresh()
+        assert second.service.tasks.version(TaskName.of("good")) == 1
+        assert second.service.tasks.version(TaskName.of("bad")) is None
+    following.refresh()
+    assert first.tells(["bad", "good"]) == second.tells(["bad", "good"])
+
+
 def test_a_catalogue_that_cannot_be_read_on_the_way_is_read_again(
     servers: tuple[Server, Server], upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
