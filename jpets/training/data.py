@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,8 @@ def _once(pairs: list[tuple[str, Any]]) -> Record:
     """An object in which each name occurs once: of two values, it cannot be known which is meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise InvalidInput(f"expected each name once, found {twice[:SHOWN]!r} more often")
     return found
 
@@ -161,15 +162,19 @@ def _once(pairs: list[tuple[str, Any]]) -> Record:
 def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Record]]:
     del columns
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, parquet, types
     except ModuleNotFoundError as error:
         raise InvalidInput("reading Parquet takes pyarrow; install jpets[train]") from error
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(READ_AT_ONCE):
-            for record in batch.to_pylist():
+        fields = parquet.read_schema(path)
+        texts = [own.name for own in fields if types.is_string(own.type) or types.is_binary(own.type)]
+        file = parquet.ParquetFile(path, read_dictionary=texts)  # equal texts are one until their row is read
+        for batch in file.iter_batches(READ_AT_ONCE):
+            for at in range(batch.num_rows):
                 number += 1
-                yield f"row {number}", record
+                row = {own.name: column[at].as_py() for own, column in zip(batch.schema, batch.columns, strict=True)}
+                yield f"row {number}", row
     except (ArrowException, OSError, ValueError, OverflowError) as error:
         raise InvalidInput(f"{path.name}: expected a Parquet file; it cannot be read after row {number}") from error
 

@@ -72,9 +72,8 @@ def label_names(examples: Sequence[Example], kind: HeadType, problem: Problem) -
     if len(kinds) > 1:
         raise InvalidInput(f"expected labels of one type, found {sorted(kinds)}; write all as texts, or all as numbers")
     numbers = [_value(name) for name in found]
-    if alike := [
-        name for name, value in zip(found, numbers, strict=True) if value is not None and numbers.count(value) > 1
-    ]:
+    counts = Counter(numbers)
+    if alike := [name for name, value in zip(found, numbers, strict=True) if value is not None and counts[value] > 1]:
         raise InvalidInput(f"expected each number written in one way, found the labels {alike[:SHOWN]}")
     if len(found) < (1 if problem == "multi-label" else 2):
         raise InvalidInput(f"expected at least two labels to tell apart, found {found[:SHOWN]}")

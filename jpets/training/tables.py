@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,7 +67,7 @@ def read_table(path: Path, delimiter: str, label: str | None) -> Iterator[tuple[
     plain = delimiter == TAB and not _is_quoted(path, kind)
     rows = _plain_rows(path, kind) if plain else _quoted_rows(path, delimiter, kind)
     names: Sequence[str] = next(rows, Row((), 0, 0)).fields
-    if twice := sorted({name[:SHOWN] for name in names if names.count(name) > 1}):
+    if twice := sorted({name[:SHOWN] for name, count in Counter(names).items() if count > 1}):
         raise InvalidInput(f"{path.name}: expected each column once, found {twice[:20]} more often")
     swallowed = _Swallowed(path, delimiter, names, label)
     for number, row in enumerate(rows, 1):

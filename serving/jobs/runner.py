@@ -16,6 +16,7 @@ from pathlib import Path
 
 from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated
 from serving.jobs.folder import JobFolder, JobFolders
+from serving.jobs.states import DISK_IS_FULL
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,15 @@ class JobRunner:
     def _work(self) -> None:
         with self._lock():
             self._jobs.sweep()
-            while (job := self._next()) is not None:
+            while not self._closed:
+                try:
+                    job = self._next()
+                except OSError:  # as without descriptors: the jobs wait
+                    log.exception("jobs cannot be looked at")
+                    self._pause(self._back_off)
+                    continue
+                if job is None:
+                    return
                 try:
                     self._run(job)
                 except NotFound:
@@ -133,8 +142,10 @@ class JobRunner:
                     self._alone = True
                 except BlockingIOError:
                     self._pause(LOOK)
-            yield
-            self._alone = False
+            try:
+                yield
+            finally:
+                self._alone = False
 
     def _next(self) -> JobFolder | None:
         """The oldest job that has not finished, of the tenant whose last turn is longest ago; waits for one. None at
@@ -150,7 +161,7 @@ class JobRunner:
                             oldest.setdefault(state.tenant, job)
                             continue
                         job.free()  # a kill may have come before that
-                    self._finished.add(job.id)
+                        self._finished.add(job.id)
                 if oldest:
                     tenant = min(oldest, key=lambda each: self._turns.get(each, 0))
                     self._turns[tenant] = max(self._turns.values(), default=0) + 1
@@ -180,8 +191,10 @@ class JobRunner:
             except JpetsError as error:
                 job.finish("failed", problem=error.message)
                 return
-            if self._closed:  # not the job's fault
+            if self._closed or status == DISK_IS_FULL:  # not the job's fault
                 job.change(state="queued", attempts=state.attempts)
+                if not self._closed:
+                    raise OutOfSpace("the disk is full")
             elif status:
                 log.warning("the process of a job ended early", extra={"job": job.id, "status": status})
 

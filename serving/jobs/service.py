@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jpets.errors import Conflict, InvalidInput, NotFound, Saturated
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Task, TaskName
@@ -98,9 +98,14 @@ class Jobs:
         else:
             self._check_task(TaskName(tenant, request.task), own)
         if isinstance(request, FineTune):
+            start = self._start(request.start, own, tenant)
+            methods = [delta["method"] for delta in start.get("deltas", ())]
+            named = {
+                "method": request.method or next(iter(methods), DEFAULT_METHOD),
+                "domain": request.domain or start.get("preprocessing", {}).get("domain"),
+            }
+            request = request.model_copy(update=named)
             _check_known(request.domain, own.backbone)
-            methods = self._methods(request.start, own, tenant)
-            request = request.model_copy(update={"method": request.method or next(iter(methods), DEFAULT_METHOD)})
             own.engine.check_task(self._outline(request, own.backbone, methods), stays=False)
         if isinstance(request, MakeStudents):
             teacher = _teacher_service(self._services, self._services.resolve(TaskName(tenant, request.teacher)))
@@ -156,17 +161,17 @@ class Jobs:
         """How many jobs there are in each state."""
         return Counter(state.state for state in self.folders.states())
 
-    def _methods(self, start: str | None, own: Service, tenant: str) -> Sequence[str]:
-        """The methods of the task that training is to continue."""
+    def _start(self, start: str | None, own: Service, tenant: str) -> Mapping[str, Any]:
+        """The document of the task that training is to continue; empty without one."""
         if start is None:
-            return ()
+            return {}
         name = self._services.resolve(TaskName(tenant, start))
         if not own.tasks.knows(name):
             raise InvalidInput(f"start: expected a task of backbone {own.backbone.name!r}, found {start!r}")
         known = self._services.repository.get(name.id, name.tenant).metadata
         if known.get("students"):
             raise InvalidInput(f"start: {start!r} is a group of students, which training cannot go on from")
-        return [delta["method"] for delta in known["deltas"]]
+        return known
 
     def _check_task(self, name: TaskName, own: Service) -> None:
         if self._is_backbone(name.id):

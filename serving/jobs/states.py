@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+DISK_IS_FULL = 75
+"""Exit status of a job's process that found no space on the disk: it is started again later (``EX_TEMPFAIL``)."""
 JobStateName = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 

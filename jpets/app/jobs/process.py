@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jpets.app.jobs.work import do
-from jpets.errors import JpetsError
+from jpets.errors import JpetsError, OutOfSpace
+from jpets.files import DISK_FULL
 from jpets.training.process import set_up_training
 from serving.http.logs import FieldFormatter, places
 from serving.jobs.folder import JobFolder, JobResult
-from serving.jobs.states import JobProgress
+from serving.jobs.states import DISK_IS_FULL, JobProgress
 
 if TYPE_CHECKING:
     from jpets.training.run import UpdateReport
@@ -48,22 +49,27 @@ def main() -> None:
         lock.write(str(os.getpid()))
         lock.flush()
         _set_up_log(job)
-        if job.result is None and not _work(job, places):
-            sys.exit(1)
+        if job.result is None:
+            sys.exit(_work(job, places))
 
 
-def _work(job: JobFolder, places_of: Sequence[str]) -> bool:
-    """False where another process should try again."""
+def _work(job: JobFolder, places_of: Sequence[str]) -> int:
+    """The exit status: 0 where there is a result."""
     try:
-        result = do(job, places_of, _Reporter(job))
-    except JpetsError as error:
-        log.warning("failed: %s", error.message)
-        result = JobResult(problem=error.message)
+        try:
+            result = do(job, places_of, _Reporter(job))
+        except JpetsError as error:
+            log.warning("failed: %s", error.message)
+            if error.message == DISK_FULL:
+                return DISK_IS_FULL
+            result = JobResult(problem=error.message)
+        job.write_result(result)
+    except OutOfSpace:
+        return DISK_IS_FULL
     except Exception as error:  # noqa: BLE001 (the text of an unforeseen exception may quote the data)
         log.error("unexpected error", extra={"type": type(error).__name__, "at": places(error)})
-        return False
-    job.write_result(result)
-    return True
+        return 1
+    return 0
 
 
 class _Reporter:
@@ -78,7 +84,8 @@ class _Reporter:
         loss = step.loss if math.isfinite(step.loss) else None
         if last or now - self._told >= TOLD_EVERY:
             self._told = now
-            self._job.write_progress(JobProgress(step=step.number, of=step.of, loss=loss))
+            with contextlib.suppress(OutOfSpace):
+                self._job.write_progress(JobProgress(step=step.number, of=step.of, loss=loss))
         if last or now - self._logged >= LOGGED_EVERY:
             self._logged = now
             log.info("step", extra={"step": f"{step.number}/{step.of}", "loss": loss})

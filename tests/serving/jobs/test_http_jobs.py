@@ -231,6 +231,15 @@ def test_data_are_bounded(
     assert post(b"x") == 503
 
 
+@pytest.mark.parametrize("path", ["/v1/students", "/v1/domains"])
+def test_other_jobs_take_data_that_are_larger_than_a_request(
+    service: Service, settings: ServingSettings, jobs: Jobs, path: str
+) -> None:
+    call = client_of(service, ServingSettings(max_data_bytes=1000, max_body_bytes=10), jobs)
+    asked = {"task": "new", "teacher": "topic"} if path == "/v1/students" else {"domain": "new"}
+    assert call("POST", path, params=asked, content=b"x" * 900).status_code not in (413, 500)
+
+
 def test_jobs_are_listed_shown_and_cancelled(call: Call, jobs: Jobs) -> None:
     asked = {"task": "new", "settings": '{"rank": 4}', "format": "jsonl"}
     ids = [call("POST", "/v1/jobs", params=asked, content=b"{}").json()["id"] for _ in range(3)]

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -32,6 +32,8 @@ what = (job / "data.csv").read_text()
 (job / "pid").write_text(str(os.getpid()))
 if what == "crash once" and steps == 0 or what == "crash":
     os.kill(os.getpid(), signal.SIGKILL)
+if what == "disk full" and steps < 7:
+    sys.exit(75)
 if what.startswith("outline"):
     (job / "outline.safetensors").write_text(what)
 if what in ("wait", "outline wide") and steps == 0:
@@ -331,6 +333,28 @@ def test_a_job_waits_for_space_on_the_disk(
     monkeypatch.setattr(JobFolder, "begin", full)
     item = finished(add(jobs, runner=make_runner()))
     assert (item.state, item.attempts, left) == ("succeeded", 1, [-1])
+
+
+def test_a_process_that_finds_the_disk_full_is_started_again(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner]
+) -> None:
+    item = finished(add(jobs, "disk full", runner=make_runner()))
+    assert (item.state, item.attempts) == ("succeeded", 1)
+
+
+def test_a_folder_that_cannot_be_listed_for_a_while_ends_nothing(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, left = jobs.all, [3]
+
+    def failing() -> Sequence[JobFolder]:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(24, "Too many open files")
+        return whole()
+
+    monkeypatch.setattr(jobs, "all", failing)
+    assert finished(add(jobs, runner=make_runner())).state == "succeeded"
 
 
 def test_one_server_of_several_runs_the_jobs(
