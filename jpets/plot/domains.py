@@ -46,7 +46,8 @@ class _View:
 
     tree: Tree
     lookups: Mapping[str | None, Lookup]
-    """By domain; None is the root alone. A domain without one could not be opened."""
+    """By domain; None is the root alone. A domain without one could not be opened. None at all if the root's file was
+    cut off while it was open."""
     problems: Mapping[str, str]
     """Why a domain could not be opened, or not in its newest version."""
     first: Mapping[str, int]
@@ -102,7 +103,8 @@ class DomainTables:
             name = domain.partition("@")[0]
         lookup = view.lookups.get(name)
         if lookup is None:
-            raise EngineFailure(f"the table of domain {name!r} is damaged or missing; build it again")
+            whose = "root" if name is None or None not in view.lookups else f"table of domain {name!r}"
+            raise EngineFailure(f"the {whose} is damaged or missing; build it again")
         found = lookup.find(ngrams(ids, text_of_token, view.tree.window))
         rows = np.empty(len(ids), np.int32)
         try:
@@ -201,7 +203,16 @@ class DomainTables:
     def _opened(self, tree: Tree, before: _View | None) -> _View:
         if before is not None and tree.trunk != before.tree.trunk:
             raise InvalidTable("the root of the tables changed: load the backbone again")
-        root = self._place(tree, tree.root)
+        try:
+            root = self._place(tree, tree.root)
+        except InvalidTable as error:
+            lookup = before.lookups.get(None) if before is not None else None
+            if before is None or (lookup is not None and not lookup.root.is_cut):
+                raise
+            log.error("the root of the tables cannot be used any more", extra={"problem": error.message})
+            self._placed = {name: own for name, own in self._placed.items() if not own.table.is_cut}
+            nothing: Mapping[str | None, Lookup] = MappingProxyType({})
+            return _View(tree, nothing, MappingProxyType({ROOT_NAME: error.message}), before.first)
         lookups: dict[str | None, Lookup] = {None: Lookup(root.table, None, self._words, self._forms)}
         first, problems = {root.table.name: root.first}, dict[str, str]()
         for name, branch in tree.domains.items():

@@ -142,8 +142,10 @@ class Table:
         return np.where(self.keys[rows] == keys, rows, -1)
 
     def check(self, rows: Int[np.ndarray, " k"]) -> None:
-        """Raises ``InvalidTable`` where the vectors of these rows are not those that were written."""
-        assert (rows >= 0).all()
+        """Raises ``InvalidTable`` where the vectors of these rows are not those that were written, and for a token that
+        the table should have and has not (-1)."""
+        if (rows < 0).any():
+            raise InvalidTable("the table lacks a token that it was written with; build it again")
         start = rows.astype(np.int64) * self.info.row_bytes
         first, last = start // BLOCK_BYTES, (start + self.info.row_bytes - 1) // BLOCK_BYTES
         if not (self._sound[first].all() and self._sound[last].all()):

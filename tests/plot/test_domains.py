@@ -322,6 +322,37 @@ def test_a_table_that_is_cut_off_while_it_is_open_is_not_read(
         own.rows(IDS, "games")
 
 
+def test_a_root_that_is_cut_off_while_it_is_open_is_not_read_until_it_is_whole_again(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = DomainTables(folder, WORDS)
+    before = own.values[own.rows(IDS, None)]
+    path = table_path(folder, own.tree.root)
+    whole = path.read_bytes()
+    path.chmod(0o644)
+    os.truncate(path, HEADER_BYTES)
+    monkeypatch.setattr(domains, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(domains, "AGAIN_SECONDS", 0.1)
+    own._looks_at = 0.0
+
+    def refused() -> bool:
+        try:
+            own.rows(np.array([], np.int32), None)  # reads nothing, and looks
+        except EngineFailure as error:
+            return "the root is damaged" in error.message
+        return False
+
+    wait_until(refused)
+    with pytest.raises(EngineFailure, match="the root is damaged"):
+        own.rows(IDS, "games")
+    root, *_ = own.report()
+    assert root.problem is not None and root.entries == 0
+    (other := path.with_suffix(".whole")).write_bytes(whole)
+    os.replace(other, path)
+    wait_until(lambda: not refused())
+    np.testing.assert_array_equal(own.values[own.rows(IDS, None)], before)
+
+
 def test_tasks_that_came_meanwhile_keep_the_layers_that_they_learnt_from(folder: pathlib.Path) -> None:
     own = DomainTables(folder, WORDS)
     same, other = (Branch(written(folder, layers, grams(), 3), layers) for layers in (GAMES, "c" * 64))
