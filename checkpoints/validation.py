@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
@@ -15,13 +14,13 @@ from jpets.deltas import method_named
 from jpets.deltas.fold import folds_pooler
 from jpets.deltas.protocol import TensorSpec
 from jpets.errors import InvalidTask
+from jpets.templates import HOLES
 from jpets.types import QA_OUTPUTS, UNLABELLED, BackboneRef, Delta, Head, HeadType, Preprocessing, Task, Tensors
 
 SHOWN_ERRORS = 12
 AT_ONCE = 1 << 20
 """Numbers that are looked at together: what is computed of them is small beside a large tensor."""
 HEAD_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "identity")
-PLACEHOLDER = re.compile(r"\{text(?:_pair)?\}")
 MOST_HOLES, MOST_AROUND = 8, 1 << 16
 """Places for texts in a template, and characters around them: it is filled for each query."""
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -242,8 +241,7 @@ def _preprocessing_errors(task: Task, config: BackboneConfig | None) -> Iterator
     if own.max_length is not None and not 2 <= own.max_length <= longest:
         yield f"preprocessing.max_length: expected 2 to {longest} tokens, found {own.max_length}"
     if own.template is not None:
-        rest = PLACEHOLDER.sub("", own.template)
-        holes = len(PLACEHOLDER.findall(own.template))
+        rest, holes = HOLES.subn("", own.template)
         if "{text}" not in own.template or "{" in rest or "}" in rest:
             yield "preprocessing.template: expected {text}, maybe {text_pair}, and no other braces"
         elif holes > MOST_HOLES or len(rest) > MOST_AROUND:

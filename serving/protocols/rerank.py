@@ -134,15 +134,14 @@ async def score(request: Request, here: Here, body: Annotated[ScoreRequest, Body
 
 def _pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
     """Raises ``InvalidInput``."""
-    others = [second] if isinstance(second, str) else second
-    if isinstance(first, str) or len(first) == 1:
-        (one,) = [first] if isinstance(first, str) else first
-        return [(one, other) for other in others]
-    if len(first) != len(others):
+    ones, others = ([own] if isinstance(own, str) else own for own in (first, second))
+    if len(ones) == 1:
+        return [(ones[0], other) for other in others]
+    if len(ones) != len(others):
         raise InvalidInput(
-            f"text_1 and text_2: expected one and several, or as many of both, found {len(first)} and {len(others)}"
+            f"text_1 and text_2: expected one and several, or as many of both, found {len(ones)} and {len(others)}"
         )
-    return list(zip(first, others, strict=True))
+    return list(zip(ones, others, strict=True))
 
 
 for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
