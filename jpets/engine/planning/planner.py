@@ -127,7 +127,7 @@ class Planner:
         costs = self._pricing.costs(window.sorts, self.ready.shapes_for(window.sorts))
         plan = self._policy(window.queue, costs)
         if self._wishes is not None:
-            self._wishes.planned(window, costs.device_seconds(window.queue, plan))
+            self._wishes.planned(window, len(plan), costs.device_seconds(window.queue, plan))
         return [batch.queries.tolist() for batch in plan]
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:

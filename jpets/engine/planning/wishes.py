@@ -4,7 +4,7 @@ the shapes that were learnt from the traffic."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -60,21 +60,29 @@ class Wishes:
         """Is told of the predicted time of a batch that runs."""
         self._unseen += seconds
 
-    def planned(self, window: Window, seconds: float) -> None:
-        """Is told of a window and of the device's predicted time for its plan in the programs that are ready."""
+    def planned(self, window: Window, batches: int, seconds: float) -> None:
+        """Is told of a window, and of the number of batches and the device's predicted time of its plan in the programs
+        that are ready. One batch of few queries asks for its program itself, when it is placed."""
         now = time.monotonic()
-        if len(window.queue) < FEW_QUERIES or now < self._next:
+        if now < self._next:
             return
-        self._menu.saw(window.queue.lengths)
-        self._compare(window, seconds)
+        if len(window.queue) >= FEW_QUERIES:
+            self._menu.saw(window.queue.lengths)
+            self._compare(window, seconds, self._menu.main)
+        elif batches > 1:
+            together = next((bucket for bucket in self._menu.buckets if bucket.holds(window.queue.lengths)), None)
+            self._compare(window, seconds, [] if together is None else [together])
         self._unseen = 0.0
         self._next = now + (time.monotonic() - now) / SHARE
 
-    def _compare(self, window: Window, seconds: float) -> None:
+    def _compare(self, window: Window, seconds: float, buckets: Sequence[Bucket]) -> None:
+        """Asks for the programs with which a window's plan would take clearly less than ``seconds``."""
         ready = [(p.key.bucket, p.key.variant, p.seconds) for p in self._replica.for_mixtures]
         variants = possible_variants(window, static_runs=self._replica.family.operators.static_runs)
-        possible = {ProgramKey(bucket, own): sort for own, sort in variants.items() for bucket in self._menu.main}
+        possible = {ProgramKey(bucket, own): sort for own, sort in variants.items() for bucket in buckets}
         new = {key: sort for key, sort in possible.items() if not self._replica.has_program(key)}
+        if not new:
+            return
         priced = [(key.bucket, key.variant, self._predictions.estimate(key)) for key in new]
         costs = self._pricing.made(window.sorts, shapes_for(window.sorts, [*ready, *priced]))
         plan = self._policy(window.queue, costs)

@@ -115,6 +115,22 @@ def _heavy(method: str) -> bool:
     return class_method(method).kind == "heavy"
 
 
+@pytest.mark.parametrize(("batches", "seconds", "asks"), [(3, 1e-9, True), (3, 60.0, False), (1, 1e-9, False)])
+def test_few_queries_that_run_one_by_one_ask_for_a_program_that_takes_them_together(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, *, batches: int, seconds: float, asks: bool
+) -> None:
+    together, compiling = Bucket(96, ((8, 16),)), FakeCompiling()
+    menu = Menu([together], lambda bucket: 1.0, 8, 256)
+    planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, menu, compiling=compiling)
+    assert planner._wishes is not None
+    monkeypatch.setattr(planner._predictions, "estimate", lambda key: seconds)
+    planner._wishes.ran(3.0)
+    planner._wishes.planned(read_window(pendings(engine, [None, "bitfit", None])), batches, 1.0)
+    assert [key.bucket for key, _ in compiling.wanted] == [together] * asks
+    assert sum(lost for _, lost in compiling.wanted) == pytest.approx(3.0 * asks)
+    assert not menu.main, "lengths of so few queries are no mixture"
+
+
 def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     compiling = FakeCompiling()
     wanted = compiling.wanted
