@@ -33,7 +33,7 @@ from jpets.types import BackboneRef, LoadedBackbone, Preprocessing, Query, Stude
 
 STUDENT_METHOD = "lora"
 STUDENT_SETTINGS: Mapping[str, Any] = {"rank": 64}
-"""What makes one student of the shallow backbone by default: enough to change all of its few layers."""
+"""What makes one student of the shallow backbone by default, beside the method's usual settings."""
 PRUNING = "pruning"
 
 

@@ -32,6 +32,7 @@ from jpets.deltas import METHODS
 from jpets.engine.engine import Engine
 from jpets.engine.students.serving import StudentServing
 from jpets.model.encoder import random_params
+from jpets.students.session import STUDENT_METHOD, default_settings
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Query, Students, Task
 from jpets.xla_flags import set_xla_flags
 
@@ -49,12 +50,14 @@ def make_backbone(config: BackboneConfig, layers: int) -> RandomBackbone:
     return RandomBackbone(f"layers-{layers}", own, jax.tree.map(np.asarray, random_params(own)))
 
 
-def make_task(backbone: LoadedBackbone, name: str, students: int = 0, rank: int = 64) -> Task:
-    """A group, or a model of its own: the backbone with a head."""
+def make_task(backbone: LoadedBackbone, name: str, students: int = 0) -> Task:
+    """A group of students as they are trained by default, or a model of its own: the backbone with a head."""
     rng, config = np.random.default_rng(len(name)), backbone.config
     kernel = rng.standard_normal((config.hidden_size, LABELS), np.float32) * 0.02
     head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)}, pooling="mean")
-    deltas: Sequence[Delta] = [METHODS["lora"].init(rng, {"rank": rank}, config, 0.02) for _ in range(students)]
+    method = METHODS[STUDENT_METHOD]
+    settings = {**method.usual, **default_settings(STUDENT_METHOD)}
+    deltas: Sequence[Delta] = [method.init(rng, settings, config, 0.02) for _ in range(students)]
     group = Students((1.0,) * students) if students else None
     return Task(name, BackboneRef.of(backbone), tuple(deltas), head, tuple("abcd"), students=group)
 
