@@ -270,7 +270,8 @@ class Engine(Serves):
         return self._submissions.submit(queries, deadline, priority, tenant, self.responses)
 
     def specialise(self, queries: Sequence[Query], *, tenant: str = DEFAULT_TENANT) -> ProgramKey | None:
-        """Compiles the best program for a batch of exactly these queries, for traffic that is known in advance.
+        """Compiles the best program for a batch of exactly these queries, as one function, for traffic that is known in
+        advance.
 
         Their tasks must be on the device. Raises ``InvalidInput`` where one is not.
         """
@@ -282,7 +283,7 @@ class Engine(Serves):
         self._submissions.share(waiting)
         key = self._planner.ideal(waiting)
         if key is not None:
-            self._programs.add(self._programs.get(key))
+            self._programs.add(self._programs.get_whole(key))
         return key
 
     def lower_task(self, task: Task | LoweredTask) -> LoweredTask:

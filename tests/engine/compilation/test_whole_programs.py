@@ -69,6 +69,15 @@ def test_the_program_that_took_most_time_becomes_one_function(own: Engine, tmp_p
         np.testing.assert_allclose(logits(again), before, atol=1e-5)
 
 
+def test_a_program_for_known_traffic_is_one_function_from_the_start(own: Engine) -> None:
+    queries = [Query(TASK.id, text) for text in TEXTS[:2]]
+    before = logits(own)
+    key = own.specialise(queries)
+    (program,) = [each for each in own.replica.programs if each.key == key]
+    assert not program.chained
+    np.testing.assert_allclose([logits_of(each) for each in own.infer(queries)], before[:2], atol=1e-5)
+
+
 def test_a_program_is_not_compiled_anew_before_that_pays(own: Engine) -> None:
     logits(own)
     own.compiler.compile_seconds = 1e6
