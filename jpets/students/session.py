@@ -26,7 +26,7 @@ from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.labels import make_rows
 from jpets.training.methods import checked_settings, first_stage, is_direct
-from jpets.training.metrics import main_name, scores
+from jpets.training.metrics import check_can_score, main_name, scores
 from jpets.training.predict import group_logits
 from jpets.training.run import Keeper, UpdateReport
 from jpets.types import BackboneRef, LoadedBackbone, Preprocessing, Query, Students, Task
@@ -75,6 +75,7 @@ def train_group(
 
     ``folder`` keeps what the teacher said and checkpoints, from which a killed run resumes. Raises ``InvalidInput``.
     """
+    check_can_score()
     settings = default_settings(method) if settings is None else settings
     check_method(method, settings, backbone)
     if not held_out:

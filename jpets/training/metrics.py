@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ from jpets.types import Head
 
 MAIN = ("rmse", "entity_f1", "f1_micro", "accuracy", "exact", "accuracy_at_1")
 """The main scores: each kind of head has one of them; tags have the first."""
+
+
+def check_can_score() -> None:
+    """Raises ``InvalidInput`` where scikit-learn or seqeval is not installed: better before a training than after."""
+    if not all(map(find_spec, ("sklearn", "seqeval"))):
+        raise InvalidInput("scores take scikit-learn and seqeval; install jpets[train]")
 
 
 def scores(
@@ -32,13 +39,12 @@ def scores(
     Single label: accuracy, macro and (of two labels) binary F1, Matthews. Multi-label: F1 micro and macro, exact match.
     Regression: Pearson, Spearman, root mean square error. Tags: accuracy, and F1 of entities. Questions: exact spans.
     Pairs, with all first texts' vectors before all second ones': Pearson and Spearman of their cosines, or how often
-    the second text is the nearest of all, and the mean reciprocal rank. Raises ``InvalidInput`` if scikit-learn or
-    seqeval is not installed.
+    the second text is the nearest of all, and the mean reciprocal rank. Raises ``InvalidInput`` as
+    ``check_can_score`` does.
     """
-    try:
-        from sklearn import metrics
-    except ModuleNotFoundError as error:
-        raise InvalidInput("scores take scikit-learn and seqeval; install jpets[train]") from error
+    check_can_score()
+    from sklearn import metrics
+
     if head.type == "embedding":
         return _pair_scores(np.stack(logits), np.asarray(targets))
     if head.type == "question-answering":

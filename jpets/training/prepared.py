@@ -14,6 +14,7 @@ from jpets.training.batches import Rows
 from jpets.training.data import Example
 from jpets.training.heads import at_the_usual_answer, new_head, usual_answer
 from jpets.training.labels import kind_of, label_names, make_rows
+from jpets.training.metrics import check_can_score
 from jpets.training.plan import Training
 from jpets.types import Head, LoadedBackbone, Preprocessing, Task
 
@@ -43,6 +44,7 @@ def prepare(
 
     Raises ``InvalidInput``.
     """
+    check_can_score()
     rule = dataclasses.replace(
         start.preprocessing if start is not None else Preprocessing(),
         max_length=min(training.max_length, config.max_positions),

@@ -22,7 +22,7 @@ from jpets.training.data import Example
 from jpets.training.labels import make_rows
 from jpets.training.linear import FrozenFeatures
 from jpets.training.methods import check_continued, checked_settings, continued, first_stage
-from jpets.training.metrics import scores
+from jpets.training.metrics import check_can_score, scores
 from jpets.training.plan import SettledPlan, Training, settled
 from jpets.training.predict import Answer, Predictor, group_logits
 from jpets.training.prepared import Prepared, domain_of, prepare
@@ -120,6 +120,7 @@ def concluded(
 
 def evaluate_task(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> dict[str, float]:
     """Scores of a task on labelled texts. Raises ``InvalidInput``, also for labels that the task does not know."""
+    check_can_score()
     rows, logits = _answered(task, backbone, examples)
     return scores(task.head, task.labels, logits, rows.targets, task.preprocessing.thresholds or (), rows.cut)
 

@@ -233,5 +233,5 @@ KINDS: Mapping[Kind, Answering] = {
         "embedding", frozenset({"dimensions", "normalize", "prompt_name", "truncate"}), _embedding, _embedded
     ),
     "fill_mask": Answering("fill-mask", frozenset({"targets", "top_k", "truncate"}), _texts, _filled),
-    "sentence_similarity": Answering("embedding", frozenset({"truncate"}), _texts, _similar),
+    "sentence_similarity": Answering("embedding", frozenset({"prompt_name", "truncate"}), _texts, _similar),
 }

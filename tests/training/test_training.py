@@ -26,6 +26,7 @@ from jpets.engine.engine import Engine
 from jpets.errors import InvalidInput, OutOfSpace
 from jpets.model.encoder import random_params, split
 from jpets.tokenizing import TextEncoder
+from jpets.training import metrics
 from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.forward import task_outputs
@@ -235,6 +236,14 @@ def test_a_trained_task_learns_is_scored_and_served(tmp_path: Path) -> None:
         start=task,
     )
     assert resumed.losses[0] < found.losses[0] / 2
+
+
+def test_a_training_that_could_not_be_scored_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "find_spec", lambda name: None if name == "seqeval" else object())
+    began: list[UpdateReport] = []
+    with pytest.raises(InvalidInput, match=r"install jpets\[train\]"):
+        run_training("own", shallow(), Training("lora", {}, PLAN), examples(16), report=began.append)
+    assert not began
 
 
 def test_a_folder_is_one_runs(tmp_path: Path) -> None:

@@ -126,6 +126,11 @@ def test_a_prompt_is_named_with_a_request(call: Call, engine: Engine) -> None:
         for path in ("/tei/short/embed", "/hf/short"):
             (vector,) = call("POST", path, json={"inputs": TEXTS[0], **told}).json()
             np.testing.assert_allclose(vector, found.embedding, atol=1e-5)
+        each = engine.infer([Query("short", text, prompt=prompt) for text in TEXTS])
+        first, *others = (own.embedding / np.linalg.norm(own.embedding) for own in each if isinstance(own, Embedding))
+        alike = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}, **told}
+        found_alike = call("POST", "/hf/short", json=alike).json()
+        np.testing.assert_allclose(found_alike, np.stack(others) @ first, atol=1e-4)
         item = {"model": "short", "text": TEXTS[0], **told}
         (mixed,) = call("POST", "/v1/classify", json={"inputs": [item]}).json()["data"]
         np.testing.assert_allclose(mixed["embedding"], found.embedding, atol=1e-5)

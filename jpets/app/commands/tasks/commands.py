@@ -215,11 +215,16 @@ def remove(
     typer.echo(f"removed {id}")
 
 
+def _version(number: int | None) -> str:
+    return "no version" if number is None else f"version {number}"
+
+
 def _fields(task: TaskDetail) -> list[tuple[str, object]]:
     return [
         ("id", task.id),
         ("version", task.version),
-        ("served", "no version" if task.loaded is None else f"version {task.loaded}"),
+        ("served", _version(task.served)),
+        ("loaded", _version(task.loaded)),
         ("versions", ", ".join(map(str, task.versions))),
         ("backbone", f"{task.backbone} {task.metadata.get('backbone', {}).get('fingerprint', '')}"),
         ("methods", task.methods or "none"),
