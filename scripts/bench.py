@@ -1,7 +1,7 @@
 """Benchmarks: ``python scripts/bench.py NAME [options] --json OUT``.
 
 Systems that are compared run interleaved in one process, warm; rates are medians, and a ratio comes with the 95 %
-interval of the median of the paired ratios (bootstrap).
+interval of the median of the paired ratios (bootstrap; of three to five rounds their range).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pathlib
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -20,12 +21,17 @@ from rich.table import Table
 
 from jpets.config import NAMED_BACKBONES, BackboneConfig
 from jpets.deltas import METHODS
+from jpets.deltas.operators import usual_operators
+from jpets.deltas.protocol import ClassKey
+from jpets.engine.programs.program import Family
+from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.model.encoder import Params, random_params
 from jpets.types import BY_MEAN, BackboneRef, EmbeddingRule, Head, LoadedBackbone, RowSource, Task
 
 console = Console(stderr=True)
 
 LABELS = 4
+NO_SLOTS: Mapping[ClassKey, int] = MappingProxyType({})
 MOST_WARM_UPS = 5
 
 
@@ -43,6 +49,15 @@ class RandomBackbone:
     embeds: EmbeddingRule = BY_MEAN
     kind: str = "encoder"
     tables: RowSource | None = None
+
+
+def usual_family(config: BackboneConfig, slots: Mapping[ClassKey, int] = NO_SLOTS, *, chained: bool = False) -> Family:
+    """Programs in bf16 with the operators that an engine has here before it tries any, for what a bench puts beside
+    an engine."""
+    banks = tuple(sorted(slots.items()))
+    return Family(
+        EncoderNetwork(config), "bfloat16", banks, operators=usual_operators(jax.default_backend()), chained=chained
+    )
 
 
 def named_backbone(name: str) -> BackboneConfig:

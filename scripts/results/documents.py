@@ -33,6 +33,12 @@ class Document:
         return self.path.relative_to(RESULTS).with_suffix("").as_posix()
 
     @property
+    def gpu(self) -> str | None:
+        """The kind of the machine's GPU; None where a CPU was measured."""
+        kind = str(self.machine.get("device", "cpu"))
+        return None if kind == "cpu" else kind
+
+    @property
     def cpu(self) -> str:
         """The machine as tables name it."""
         return "Xeon" if "Xeon" in self.machine["cpu"] else "EPYC" if "EPYC" in self.machine["cpu"] else "?"

@@ -176,12 +176,17 @@ def operators(found: Sequence[Document]) -> str:
     rows = [
         [
             f"{each.settings['tasks']} x {each.settings['length']}",
-            *(f"{each.systems[name]['qps']:.0f}" for name in ("fifo", "scheduled")),
-            ratio(each.systems["scheduled"]["fifo_ratio"]),
+            name,
+            f"{each.systems['fifo']['qps']:.0f}",
+            f"{own['qps']:.0f}",
+            ratio(own["fifo_ratio"]),
         ]
         for each in found
+        for name, own in each.systems.items()
+        if name != "fifo"
     ]
-    return markdown_table(["tasks x tokens", "in the classes' order, queries/s", "scheduled, queries/s", "ratio"], rows)
+    head = ["tasks x tokens", "order", "queries/s in the classes' order", "queries/s in this one", "ratio"]
+    return markdown_table(head, rows, left=2)
 
 
 def programs(found: Sequence[Document]) -> str:
@@ -225,7 +230,11 @@ def fanout(found: Sequence[Document]) -> str:
     return markdown_table(["asked", "beside", "layers shared, ms", "beside it, ms", "times as long"], rows, left=2)
 
 
-OTHERS = {"ordinary": "one ordinary batch", "transformers": "whole models of transformers in turn"}
+OTHERS = {
+    "ordinary": "one ordinary batch",
+    "transformers float32": "whole models of transformers in turn, f32",
+    "transformers bfloat16": "whole models of transformers in turn, bf16",
+}
 
 
 def lookup(found: Sequence[Document]) -> str:

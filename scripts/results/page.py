@@ -58,6 +58,8 @@ OF_REPORTS: Mapping[str, Tables] = {
     "traffic": device_tables.traffic,
 }
 """Tables of what ``bench.py`` and the experiments report, by the reports' names."""
+NAME_DEVICES = ("trace", "kernels", "choice", "traffic", "programs")
+"""Blocks whose tables say of which device each row is."""
 OF_FILES: Mapping[str, Callable[[], str]] = {
     "kernel-tests": device_tables.kernel_tests,
     "soak": service_tables.soak,
@@ -115,10 +117,20 @@ def fill_page(page: str) -> str:
     written = {"machines": _machines(documents), "headlines": headlines(documents, commands)}
     for name in [*OF_REPORTS, *OF_FILES]:
         own = named(documents, name)
-        tables = OF_REPORTS[name](own) if name in OF_REPORTS else OF_FILES[name]()
+        found = tables(name, own) if name in OF_REPORTS else OF_FILES[name]()
         made = {_place(each.path): command(each, commands) for each in own} | dict(WRITERS.get(name, {}))
-        written[name] = f"{tables}\n\nMade by:\n\n{_made(made)}" if made else NOT_RUN.format(name=name)
+        written[name] = f"{found}\n\nMade by:\n\n{_made(made)}" if made else NOT_RUN.format(name=name)
     return fill_blocks(page, written)
+
+
+def tables(name: str, documents: Sequence[Document]) -> str:
+    """A block's tables: those of CPUs, and below them those of each kind of GPU, which is named."""
+    write = OF_REPORTS[name]
+    if name in NAME_DEVICES:
+        return write(documents)
+    kinds = {each.gpu: [own for own in documents if own.gpu == each.gpu] for each in documents}
+    parts = [write(kinds.pop(None, []))] if None in kinds or not kinds else []
+    return "\n\n".join([*parts, *(f"On an {gpu}:\n\n{write(own)}" for gpu, own in kinds.items())])
 
 
 def _place(path: pathlib.Path) -> str:

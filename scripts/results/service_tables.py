@@ -30,14 +30,13 @@ def serving(found: Sequence[Document]) -> str:
                 max((point["rate"] for point in own["curve"] if point["p99"] <= limit), default=None)
                 for limit in TARGETS
             ]
-            compared = name != "pets" and kept["pets"] and kept[name]
             rows.append(
                 [
                     SYSTEMS[name],
                     each.cpu,
                     each.settings["lengths"] + (", five methods" if each.settings.get("mix") else ""),
                     f"{own['qps']:.0f}" if kept[name] else f"under {first[name]['rate']:.0f}",
-                    f"{each.systems['pets']['qps'] / own['qps']:.2f}" if compared else MISSING,
+                    _times_as_many(each, name, kept) if name != "pets" else MISSING,
                     *(f"{rate:.0f}" if rate is not None else MISSING for rate in most[1:]),
                     f"{own['most_responses']:.0f}",
                 ]
@@ -45,6 +44,16 @@ def serving(found: Sequence[Document]) -> str:
     head = ["system", "machine", "lengths", "requests/s with p99 in 100 ms", "jpets has times as many"]
     head += ["highest rate tried with p99 in 200 ms", "most answers/s at the rates tried"]
     return markdown_table(head, rows, left=3)
+
+
+def _times_as_many(document: Document, name: str, kept: Mapping[str, bool]) -> str:
+    """jpets's rate over another system's, or a limit where one of them kept no rate that was tried."""
+    pets, other = document.systems["pets"], document.systems[name]
+    if not kept["pets"]:
+        return f"under {pets['curve'][0]['rate'] / other['qps']:.2f}" if kept[name] else MISSING
+    if not kept[name]:
+        return f"over {pets['qps'] / other['curve'][0]['rate']:.2f}"
+    return f"{pets['qps'] / other['qps']:.2f}"
 
 
 def infinity(found: Sequence[Document]) -> str:
@@ -164,7 +173,8 @@ def registered(found: Sequence[Document]) -> str:
         for each in found
         for name, own in each.systems.items()
     ]
-    head = ["", "start to ready, s", "median query, ms", "slowest query, ms", "tasks brought at start", "resident, GB"]
+    head = ["", "start to ready, s", "median query, ms", "slowest query, ms"]
+    head += ["tasks brought at start and for the queries", "resident after them, GB"]
     return markdown_table(head, rows)
 
 

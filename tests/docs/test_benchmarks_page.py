@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import re
 import shlex
 
 import pytest
-from results.documents import RESULTS, bench_commands, read_documents
-from results.page import OF_FILES, OF_REPORTS, PAGES, fill_page
+from results.documents import RESULTS, bench_commands, named, read_documents
+from results.page import OF_FILES, OF_REPORTS, PAGES, fill_page, tables
 
 COMMAND = re.compile(r"`python scripts/bench\.py (.*?)`")
 
@@ -47,6 +48,15 @@ def test_a_block_without_tables_is_refused() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(README.read_text().split()) < 900
+
+
+def test_figures_of_a_gpu_stand_apart_from_those_of_cpus() -> None:
+    own = named(read_documents(RESULTS), "operators")
+    systems = {("fifo" if name == "fifo" else "streams-4"): figures for name, figures in own[0].systems.items()}
+    gpu = dataclasses.replace(own[0], machine={**own[0].machine, "device": "NVIDIA H200"}, systems=systems)
+    of_cpus, of_gpu = tables("operators", [gpu, *own]).split("\n\nOn an NVIDIA H200:\n\n")
+    assert of_cpus == tables("operators", own) and "streams-4" in of_gpu
+    assert tables("operators", [gpu]).startswith("On an NVIDIA H200:")
 
 
 def test_documents_are_reports_only() -> None:

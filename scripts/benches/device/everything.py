@@ -27,6 +27,8 @@ PARALLEL = ("-n", "4", "--dist", "loadfile", "-p", "no:benchmark")
 """How tests run; that plugin warns of company, and a warning is an error."""
 ON_GPU = {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Variables of tests there: by default they run on the CPU, and each process would take most of the memory."""
+RAN = (0, 1)
+"""What pytest returns where all tests ran, whether some failed or not."""
 SHOWN = ("qps", "tasks", "new_mb", "backbone_of_dense", "loops", "shared_scatters", "reference_ratio", "ratio")
 FIND_DEVICE = "import jax; d = jax.local_devices()[0]; print(d.platform, d.device_kind)"
 """In a process of its own: one that holds a GPU leaves no memory for others."""
@@ -99,7 +101,8 @@ def command(step: Measurement, result: pathlib.Path) -> list[str]:
 
 
 def run(step: Measurement, result: pathlib.Path, seconds: float, platform: str) -> str:
-    """What became of the measurement, in words. Tests leave a result too, so that they are not run again."""
+    """What became of the measurement, in words. Tests leave a result too, so that they are not run again; where some
+    failed, their log stays beside it."""
     env = os.environ | (ON_GPU if step.tests and platform != "cpu" else {})
     start = time.monotonic()
     log = result.with_suffix(".log")
@@ -111,11 +114,11 @@ def run(step: Measurement, result: pathlib.Path, seconds: float, platform: str) 
         except subprocess.TimeoutExpired:
             return f"stopped after {seconds:.0f} s, see {log.name}"
     took = f"{time.monotonic() - start:.0f} s"
-    if done.returncode:
-        return f"failed after {took}, see {log.name}"
-    if step.tests:
+    if step.tests and done.returncode in RAN:
         summary = log.read_text().strip().splitlines()[-1]
         result.write_text(json.dumps({"name": step.name, "summary": summary}) + "\n")
+    if done.returncode:
+        return f"failed after {took}, see {log.name}"
     log.unlink()
     return took
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import typer
 
-from benches.shared import RandomBackbone, console, random_backbone, random_tasks, report
+from benches.shared import RandomBackbone, console, random_backbone, random_tasks, report, usual_family
 from jpets.config import BackboneConfig, DType
 from jpets.deltas.bank import lower_task
 from jpets.deltas.protocol import ClassKey
@@ -25,7 +25,7 @@ from jpets.engine.batch.rows import Row
 from jpets.engine.device.memory import GIGABYTE, DeviceMemory, banks_bytes, param_bytes, slot_bytes, tree_bytes
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program
+from jpets.engine.programs.program import Program, ProgramKey, compile_program
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.scheduling.costs.memory_chunks import encoder_usages, greedy_by_size, place_in_chunks
 from jpets.xla_flags import set_xla_flags
@@ -62,8 +62,7 @@ def classes_by_method(backbone: RandomBackbone, methods: Sequence[str]) -> dict[
 
 
 def replica_of(backbone: RandomBackbone, slots: dict[ClassKey, int]) -> Replica:
-    family = Family(EncoderNetwork(backbone.config), DTYPE, tuple(sorted(slots.items())))
-    return Replica(family, backbone.params, first_device())
+    return Replica(usual_family(backbone.config, slots), backbone.params, first_device())
 
 
 def run_once(replica: Replica, program: Program, cycle: Cycle, rows: int, length: int) -> float:
@@ -178,7 +177,7 @@ def memory(
         arena = needed
     singles = [bucket for bucket in bucket_menu(512, 1024, 32) if bucket.rectangular and bucket.rows == 1]
     needs: dict[int, int] = {}
-    family = Family(EncoderNetwork(config), DTYPE, ())
+    family = usual_family(config)
     for bucket in singles:
         console.log(f"compiling {bucket}")
         found_by_compiler = compile_program(family, ProgramKey(bucket, Variant())).memory

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benches.engine.runtimes import bert_config
+from benches.engine.runtimes import DTYPES, bert_config, torch_device
 from benches.engine.throughput import task_queries
 from benches.shared import console, interleave, paired_ratio, random_backbone, random_tasks, report
 from jpets.config import BackboneConfig, EngineSettings, Policy
@@ -26,20 +26,20 @@ POLICIES: dict[str, Policy] = {"fanout": "auto", "ordinary": "packed"}
 """Only ``auto`` has texts share layers; both run all queries as one batch."""
 
 
-def whole_models(config: BackboneConfig, count: int, ids: Sequence[int]) -> Callable[[], object]:
-    """A run of so many fine-tuned models of this size in turn, with PyTorch."""
+def whole_models(config: BackboneConfig, count: int, ids: Sequence[int], dtype: str) -> Callable[[], object]:
+    """A run of so many fine-tuned models of this size in turn, with PyTorch, on a GPU where jpets has one."""
     if importlib.util.find_spec("torch") is None:
         raise typer.BadParameter("--systems transformers: expected PyTorch (pip install torch==2.13.0)")
     import torch
     import transformers
 
-    shape = bert_config(config, num_labels=4)
-    models = [transformers.BertForSequenceClassification(shape).eval() for _ in range(count)]
-    tokens = torch.tensor([list(ids)])
+    shape, where = bert_config(config, num_labels=4), (torch_device(), getattr(torch, dtype))
+    models = [transformers.BertForSequenceClassification(shape).eval().to(*where) for _ in range(count)]
+    tokens = torch.tensor([list(ids)]).to(where[0])
 
     def run() -> object:
         with torch.inference_mode():
-            return [model(input_ids=tokens).logits.numpy() for model in models]
+            return [model(input_ids=tokens).logits.float().cpu().numpy() for model in models]
 
     return run
 
@@ -90,8 +90,9 @@ def fanout(
             engine.specialise(queries)
             running[name] = answered(engine, queries, shared=name == "fanout")
         if "transformers" in chosen:
-            running["transformers"] = whole_models(loaded.config, tasks, ids)
-        seconds = interleave({name: running[name] for name in chosen}, rounds)
+            for dtype in DTYPES:
+                running[f"transformers {dtype}"] = whole_models(loaded.config, tasks, ids, dtype)
+        seconds = interleave(running, rounds)
     figures: dict[str, Any] = {
         name: {"seconds": float(np.median(own)), "times_fanout": paired_ratio(seconds["fanout"], own)}
         for name, own in seconds.items()

@@ -12,17 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benches.shared import RandomBackbone
+from benches.shared import RandomBackbone, usual_family
 from jpets.deltas import METHODS, class_method, merge_deltas, task_lead
 from jpets.deltas.bank import Bank, lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.assembly import Assembled, assemble
 from jpets.engine.batch.bucket import FULL, Bucket, make_variant
 from jpets.engine.batch.rows import Row, led
-from jpets.engine.programs.delta_order import ORDERED
 from jpets.engine.programs.mesh import first_device
 from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program
-from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
+from jpets.engine.workloads.encoder_network import INPUTS
 from jpets.model.encoder import Params, cast_params
 from jpets.types import Task
 
@@ -45,7 +44,6 @@ class MergedCopies:
 
     def __init__(self, backbone: RandomBackbone, tasks: Sequence[Task]) -> None:
         self._config = backbone.config
-        self._network = EncoderNetwork(backbone.config)
         self._mesh = first_device()
         self._base_bias = np.asarray(backbone.params["bias"])
         shared = jax.device_put(cast_params(backbone.params, "bfloat16"), self._mesh.everywhere)
@@ -61,7 +59,7 @@ class MergedCopies:
         for at, first in enumerate(range(0, len(lengths), per_task)):
             task, params = self._copies[at]
             calls.append(self._call(task, params, per_task, max(lengths[first : first + per_task])))
-        return CopiesBatch(self._network, [(self._programs[call.key], call) for call in calls])
+        return CopiesBatch(usual_family(self._config), [(self._programs[call.key], call) for call in calls])
 
     def _call(self, task: Task, params: Params, rows: int, length: int) -> Call:
         banks: dict[ClassKey, Bank] = {}
@@ -72,8 +70,7 @@ class MergedCopies:
         padded, lead, slots = -(-length // 8) * 8, task_lead(task), dict.fromkeys(banks, 1)
         key = ProgramKey(Bucket(rows * padded, ((rows, padded),)), make_variant(dict.fromkeys(banks, FULL)))
         if key not in self._programs:
-            family = Family(self._network, "bfloat16", tuple((each, 2) for each in banks))
-            self._programs[key] = compile_program(family, key)
+            self._programs[key] = compile_program(usual_family(self._config, dict.fromkeys(banks, 2)), key)
         ids = np.arange(1000, 1000 + length - lead.tokens, dtype=np.int32)
         row = led(Row.of_tokens(ids, np.zeros_like(ids), slots, 0), lead, INPUTS)
         arrays = {each: bank.arrays for each, bank in banks.items()}
@@ -92,8 +89,8 @@ class MergedCopies:
 class CopiesBatch:
     """The queries of one batch, split by task: a call for each copy."""
 
-    def __init__(self, network: EncoderNetwork, calls: Sequence[tuple[Program, Call]]) -> None:
-        self._network = network
+    def __init__(self, family: Family, calls: Sequence[tuple[Program, Call]]) -> None:
+        self._family = family
         self._calls = calls
 
     def in_turn(self) -> None:
@@ -136,7 +133,8 @@ class CopiesBatch:
             jax.tree.map(stack, *(getattr(c.assembled, part) for c in calls)) for part in ("batch", "views")
         )
         function = jax.vmap(
-            functools.partial(self._network.run, key.bucket, key.variant, ORDERED), (axes, 0, None, 0, 0)
+            functools.partial(self._family.network.run, key.bucket, key.variant, self._family.execution),
+            (axes, 0, None, 0, 0),
         )
         arguments = (params, banks, (), batch, views)
         return jax.jit(function).lower(*arguments).compile(), arguments

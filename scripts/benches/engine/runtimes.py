@@ -92,12 +92,17 @@ def bert_config(config: BackboneConfig, **more: Any) -> Any:
     )
 
 
+def torch_device() -> str:
+    """Where PyTorch runs beside jpets."""
+    return "cuda" if jax.default_backend() == "gpu" else "cpu"
+
+
 def torch_model(config: BackboneConfig, dtype: str) -> Callable[[int, int, int], object]:
     """A call of ``transformers.BertModel`` with random weights of these sizes: (vocabulary, rows, tokens)."""
     import torch
     import transformers
 
-    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    device = torch_device()
     model = transformers.BertModel(bert_config(config), add_pooling_layer=False)
     model = model.eval().to(device, getattr(torch, dtype))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benches.shared import RandomBackbone
+from benches.shared import RandomBackbone, usual_family
 from jpets.deltas import class_method
 from jpets.deltas.bank import lower_task, slot_arrays
 from jpets.deltas.protocol import ClassKey
@@ -16,8 +16,7 @@ from jpets.engine.batch.layout import Layout, all_replaced, best_run
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import Family, Program, ProgramKey, chained_on, compile_programs
-from jpets.engine.workloads.encoder_network import EncoderNetwork
+from jpets.engine.programs.program import Program, ProgramKey, chained_on, compile_programs
 from jpets.model.forward import Outputs
 from jpets.scheduling.queue import Batch, Batches
 from jpets.types import Task
@@ -42,8 +41,7 @@ class PlanRunner:
             for part in own:
                 counts[part.key] += 1
         self.mesh = first_device()
-        banks = tuple(sorted(counts.items()))
-        self.family = Family(EncoderNetwork(config), "bfloat16", banks, chained=chained_on(self.mesh))
+        self.family = usual_family(config, counts, chained=chained_on(self.mesh))
         self.replica = Replica(self.family, backbone.params, self.mesh)
         base_bias = np.asarray(backbone.params["bias"], np.float32)
         for own, slots in zip(parts, self.slots, strict=True):
@@ -59,7 +57,7 @@ class PlanRunner:
 
     def prepare(self, plan: Batches, rows: Sequence[Row]) -> list[PreparedBatch]:
         """Compiles what the plan needs: a program for each shape and length of heavy runs (none, short, long), and as
-        much room for light classes as any of its batches needs."""
+        much room for classes as any of its batches needs."""
         needs: dict[Shape, dict[ClassKey, int]] = defaultdict(dict)
         kept: list[tuple[Shape, Batch]] = []
         for batch in plan:
@@ -68,7 +66,8 @@ class PlanRunner:
             layout = Layout(members, bucket)
             heavy = any(class_method(key.method).kind == "heavy" for key in layout.needs)
             shape = bucket, best_run(layout.run_work) if heavy else 0, all_replaced(members)
-            for key, level in layout.needs.items():
+            static = heavy and self.family.operators.static_runs  # then all runs that there is room for are computed
+            for key, level in {**layout.needs, **(layout.run_levels(shape[1]) if static else {})}.items():
                 needs[shape][key] = max(level, needs[shape].get(key, 0))
             kept.append((shape, batch))
         keys = {

@@ -21,12 +21,12 @@ import numpy as np
 import typer
 
 from benches.engine.paging import serving, touch, write_tasks
-from benches.shared import RandomBackbone, console, random_backbone, report
+from benches.shared import RandomBackbone, console, random_backbone, report, usual_family
 from jpets.engine.batch.assembly import assemble
 from jpets.engine.batch.bucket import Bucket, make_variant
 from jpets.engine.batch.rows import Row
-from jpets.engine.programs.program import Family, ProgramKey, compile_program
-from jpets.engine.workloads.encoder_network import INPUTS, EncoderNetwork
+from jpets.engine.programs.program import ProgramKey, compile_program
+from jpets.engine.workloads.encoder_network import INPUTS
 from jpets.model.encoder import cast_params
 from jpets.types import Query
 from jpets.xla_flags import set_xla_flags
@@ -76,7 +76,7 @@ class ModelSwapping:
         self._room = max(1, room // self.nbytes)
         self._kept: OrderedDict[int, Any] = OrderedDict()
         key = ProgramKey(Bucket(LENGTH, ((1, LENGTH),)), make_variant({}))
-        self._program = compile_program(Family(EncoderNetwork(backbone.config), "bfloat16", ()), key)
+        self._program = compile_program(usual_family(backbone.config), key)
         ids = np.arange(1000, 1000 + LENGTH, dtype=np.int32)
         self._batch = assemble([Row.of_tokens(ids, np.zeros_like(ids), {}, 0)], key.bucket, key.variant, INPUTS)
         self._waiting: queue.SimpleQueue[tuple[int, Future[Any]] | None] = queue.SimpleQueue()
