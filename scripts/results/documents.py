@@ -124,7 +124,8 @@ def _of_systems(document: Document) -> dict[str, Sequence[str]]:
         case "interval":
             return {"systems": names, "redraws": [f"{point['redraw']:g}" for point in series[0]]}
         case "fanout":
-            return {"systems": names} if "transformers" in names else {}
+            systems = list(dict.fromkeys(name.split()[0] for name in names))
+            return {"systems": systems} if "transformers" in systems else {}
         case "migration":
             return {"systems": names}
         case "tenants":

@@ -6,11 +6,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -41,6 +40,10 @@ STILL = 0.02
 """Seconds between looks."""
 ALONE = 48
 """Texts of a round that come one by one."""
+FEW, EACH_FEW = (2, 3, 5, 8), 8
+"""Texts that come at once, as under a moderate load, and how often so many do before anything is timed."""
+FEW_MISS = 0.05
+"""Share of the batches that may miss their programs when timing begins."""
 TARGET = 3.0
 """Times the median response of an idle server within which 95 % of the answers are to come."""
 
@@ -70,9 +73,10 @@ def started(
     cache: Any,
     seconds: float,
     merged_gb: float = 0.0,
-) -> Any:
-    """Whole groups as they are served, after so many seconds of traffic like this. Then nothing is compiled any more:
-    it would take cores from the systems that are timed beside this one."""
+) -> Iterator[tuple[StudentServing, Mapping[str, float]]]:
+    """Whole groups as they are served, after traffic like this until hardly a batch of it misses its program, or for so
+    many seconds. Then nothing is compiled any more: that would take cores from the systems that are timed beside it.
+    Yields the server, and what became of the traffic before."""
     slots = max(32, sum(len(task.parts) for task in tasks))
     settings = EngineSettings(slots=slots, merged_memory_gb=merged_gb)
     shapes = [part for task in tasks for part in task.parts]
@@ -80,24 +84,31 @@ def started(
     with StudentServing(engine, SizingRule(fixed=True)).start() as serving:
         for task in tasks:
             serving.add_task(task)
-        until = time.monotonic() + seconds
-        for some in itertools.cycle(queries):
-            if time.monotonic() >= until:
-                break
-            serving.infer(some)
+        began, missed = time.monotonic(), 1.0
+        while missed > FEW_MISS and time.monotonic() < began + seconds:
+            before = engine.report().devices[0]
+            for some in queries:
+                serving.infer(some)
+            after = engine.report().devices[0]
+            missed = (after.fallbacks - before.fallbacks) / (after.batches - before.batches)
         engine.compiler.close()
-        report = engine.report().devices[0]
-        console.log(
-            f"{backbone.name}: {len(engine.replica.programs)} programs after {seconds:.0f} s, "
-            f"{report.fallbacks} of {report.batches} batches in fallbacks, {report.tasks.merged} merged copies"
-        )
-        yield serving
+        told = {
+            "warm_up_seconds": time.monotonic() - began,
+            "fallback_share": missed,
+            "programs": len(engine.replica.programs),
+            "merged": engine.report().devices[0].tasks.merged,
+        }
+        console.log(backbone.name, told)
+        yield serving, told
 
 
 def batches(tasks: Sequence[str], ids: Sequence[list[int]]) -> list[list[Query]]:
-    """Texts of each task: some one by one, then all at once."""
+    """Texts of each task: some one by one, some a few at a time, then all at once."""
+    rng = np.random.default_rng(0)
+    few = [rng.choice(len(ids), count) for count in FEW for _ in range(EACH_FEW)]
     return [
         *([Query(task, input_ids=own)] for own in ids[:ALONE] for task in tasks),
+        *([Query(task, input_ids=ids[at]) for at in some] for some in few for task in tasks),
         *([Query(task, input_ids=own) for own in ids] for task in tasks),
     ]
 
@@ -113,7 +124,7 @@ def students(
     queries: int = 256,
     rounds: int = 9,
     merged_gb: Annotated[float, typer.Option(help="device memory for merged weights of hot students")] = 0.25,
-    warm_up: Annotated[float, typer.Option(help="seconds of traffic before, of each system")] = 180.0,
+    warm_up: Annotated[float, typer.Option(help="most seconds of traffic before, of each system")] = 480.0,
     day: Annotated[float, typer.Option(help="seconds of the trace; 0: none")] = 90.0,
     load: Annotated[float, typer.Option(help="mean rate, as a part of what whole groups reach")] = 0.3,
     burst: Annotated[float, typer.Option(help="times that rate in a burst")] = 5.0,
@@ -130,18 +141,21 @@ def students(
     with tempfile.TemporaryDirectory(prefix="jpets-students-") as folder, contextlib.ExitStack() as stack:
         cache = pathlib.Path(folder)
         systems: dict[str, tuple[StudentServing, Sequence[str]]] = {}
+        before: dict[str, Mapping[str, float]] = {}
         for depth in [int(each) for each in depths.split(",")]:
             own = make_backbone(config, depth)
             task = make_task(own, "teacher")
             asked = batches([task.id], ids)
-            engine = stack.enter_context(started(own, [task], asked, cache / f"{depth}", warm_up))
+            engine, before[own.name] = stack.enter_context(started(own, [task], asked, cache / f"{depth}", warm_up))
             systems[f"teacher of {depth} layers"] = engine, [task.id]
         small = make_backbone(config, layers)
         sizes = [make_task(small, f"group-of-{size}", size) for size in range(1, most + 1)]
         many = [make_task(small, f"one-of-{number}", most) for number in range(groups)]
         asked = batches([task.id for task in sizes], ids)
         asked += [[Query(task.id, input_ids=ids[at % len(ids)]) for at, task in enumerate(many)]]
-        serving = stack.enter_context(started(small, [*sizes, *many], asked, cache / "students", warm_up, merged_gb))
+        serving, before[small.name] = stack.enter_context(
+            started(small, [*sizes, *many], asked, cache / "students", warm_up, merged_gb)
+        )
         for size, task in enumerate(sizes, 1):
             systems[f"{size} student" + "s" * (size > 1)] = serving, [task.id]
         found = _alone(systems, ids, rounds)
@@ -153,6 +167,7 @@ def students(
         "backbone": backbone, "depths": depths, "layers": layers, "most": most, "groups": groups, "length": length,
         "length_std": length_std, "queries": queries, "rounds": rounds, "merged_gb": merged_gb,
         "warm_up": warm_up, "day": day, "load": load, "burst": burst, "window": window,
+        "before": before,
     }  # fmt: skip
     report("students", settings, found, json_out)
 
