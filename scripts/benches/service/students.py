@@ -42,6 +42,8 @@ ALONE = 48
 """Texts of a round that come one by one."""
 FEW, EACH_FEW = (2, 3, 5, 8), 8
 """Texts that come at once, as under a moderate load, and how often so many do before anything is timed."""
+IDLE = 120.0
+"""Most seconds with nothing to do between that traffic and what is timed."""
 FEW_MISS = 0.05
 """Share of the batches that may miss their programs when timing begins."""
 TARGET = 3.0
@@ -75,8 +77,9 @@ def started(
     merged_gb: float = 0.0,
 ) -> Iterator[tuple[StudentServing, Mapping[str, float]]]:
     """Whole groups as they are served, after traffic like this until hardly a batch of it misses its program, or for so
-    many seconds. Then nothing is compiled any more: that would take cores from the systems that are timed beside it.
-    Yields the server, and what became of the traffic before."""
+    many seconds, and after a while with nothing to do, in which programs are made one function. Then nothing is compiled
+    any more: that would take cores from the systems that are timed beside it. Yields the server, and what became of the
+    traffic before."""
     slots = max(32, sum(len(task.parts) for task in tasks))
     settings = EngineSettings(slots=slots, merged_memory_gb=merged_gb)
     shapes = [part for task in tasks for part in task.parts]
@@ -91,11 +94,16 @@ def started(
                 serving.infer(some)
             after = engine.report().devices[0]
             missed = (after.fallbacks - before.fallbacks) / (after.batches - before.batches)
+        served = time.monotonic()
+        while engine.compiler.waiting and time.monotonic() < served + IDLE:
+            time.sleep(STILL)
         engine.compiler.close()
         told = {
-            "warm_up_seconds": time.monotonic() - began,
+            "warm_up_seconds": served - began,
+            "idle_seconds": time.monotonic() - served,
             "fallback_share": missed,
             "programs": len(engine.replica.programs),
+            "in_parts": sum(program.chained for program in engine.replica.programs),
             "merged": engine.report().devices[0].tasks.merged,
         }
         console.log(backbone.name, told)
