@@ -77,9 +77,8 @@ def started(
     merged_gb: float = 0.0,
 ) -> Iterator[tuple[StudentServing, Mapping[str, float]]]:
     """Whole groups as they are served, after traffic like this until hardly a batch of it misses its program, or for so
-    many seconds, and after a while with nothing to do, in which programs are made one function. Then nothing is compiled
-    any more: that would take cores from the systems that are timed beside it. Yields the server, and what became of the
-    traffic before."""
+    many seconds, and after a while with nothing to do, in which programs become one function. Then nothing is compiled
+    any more, as it would take cores from the other systems. Yields the server, and what became of the traffic."""
     slots = max(32, sum(len(task.parts) for task in tasks))
     settings = EngineSettings(slots=slots, merged_memory_gb=merged_gb)
     shapes = [part for task in tasks for part in task.parts]
