@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
 from jpets.deltas import METHODS
-from jpets.types import BackboneRef, Head, HeadType, LoadedBackbone, Pooling, Task
+from jpets.errors import InvalidTask
+from jpets.types import BackboneRef, Delta, Head, HeadType, LoadedBackbone, Pooling, Task
 
+log = logging.getLogger(__name__)
 SCALE = 0.02
 
 
@@ -19,7 +22,8 @@ def standard_methods() -> Sequence[str]:
 
 
 def standard_tasks(backbone: LoadedBackbone) -> list[Task]:
-    """One random task of each method, with the common heads: 8 and 32 labels, 32 labels on tokens, two layers.
+    """One random task of each method that the backbone can have, with the common heads: 8 and 32 labels, 32 labels on
+    tokens, two layers.
 
     Heads that answer questions fit where those of labels on tokens do.
     They are meant for ``Engine(reserve=...)``, which uses only their shapes.
@@ -34,11 +38,15 @@ def standard_tasks(backbone: LoadedBackbone) -> list[Task]:
         _head(8, config.hidden_size, two_layers=True),
         Head("embedding"),
     ]
+    deltas: dict[str, Delta] = {}
+    for name in standard_methods():
+        try:
+            deltas[name] = METHODS[name].init(rng, METHODS[name].usual, config, SCALE)
+        except InvalidTask as error:
+            log.warning("no room is made for a method: %s", error)
     return [
-        Task(
-            f"standard-{name}", ref, (METHODS[name].init(rng, METHODS[name].usual, config, SCALE),), head, _labels(head)
-        )
-        for name, head in zip(standard_methods(), itertools.cycle(heads), strict=False)
+        Task(f"standard-{name}", ref, (delta,), head, _labels(head))
+        for (name, delta), head in zip(deltas.items(), itertools.cycle(heads), strict=False)
     ]
 
 

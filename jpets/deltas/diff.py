@@ -57,9 +57,10 @@ from pallas_kernels.sparse_matmul import BLOCKS, SPARSE, block_sparse_matmul, sp
 
 
 def count_step(count: int, block: int = 1) -> int:
-    """Entries a layer, rounded up so that tasks of similar density share a class: a sixteenth of a power of two."""
+    """Entries a layer, rounded up so that tasks of similar density share a class: a sixteenth of a power of two. A site
+    without entries has room for some, as operators read arrays of at least one."""
     step = max(1, 64 // block**2, 2 ** max(0, count.bit_length() - 4))
-    return -(-count // step) * step
+    return max(1, -(-count // step)) * step
 
 
 RATE = 5e-3

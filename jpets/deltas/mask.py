@@ -30,6 +30,7 @@ from jpets.deltas.protocol import (
     covered_sites,
     full_shape,
     layer_bytes,
+    plane_bytes,
     plane_spec,
     site_layers,
     weight_places,
@@ -127,8 +128,8 @@ class Mask(Method):
         layers = covered_layers(settings, config)
         specs: dict[str, TensorSpec] = {}
         for site in covered_sites(settings, config):
-            inputs, outputs = config.dims(site)
-            specs[f"{site}/bits"] = TensorSpec((len(site_layers(site, layers)), inputs, outputs // 8), "bits")
+            planes = len(site_layers(site, layers)), *plane_bytes("mask", site, config)
+            specs[f"{site}/bits"] = TensorSpec(planes, "bits")
         return specs
 
     def init(

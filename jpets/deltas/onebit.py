@@ -31,6 +31,7 @@ from jpets.deltas.protocol import (
     covered_sites,
     layer_bytes,
     layers_of,
+    plane_bytes,
     plane_spec,
     site_layers,
     weight_places,
@@ -88,15 +89,15 @@ class Onebit(Method):
         layers = covered_layers(settings, config)
         specs: dict[str, TensorSpec] = {}
         for site in covered_sites(settings, config):
-            inputs, outputs = config.dims(site)
             covered = len(site_layers(site, layers))
-            specs[f"{site}/signs"] = TensorSpec((covered, inputs, outputs // 8), "bits")
+            specs[f"{site}/signs"] = TensorSpec((covered, *plane_bytes("onebit", site, config)), "bits")
             specs[f"{site}/scale"] = TensorSpec((covered,))
         return specs
 
     def init(
         self, rng: np.random.Generator, settings: Mapping[str, Any], config: BackboneConfig, scale: float
     ) -> Delta:
+        self.tensors(settings, config)  # refuses a backbone whose signs fill no whole bytes
         layers = covered_layers(settings, config)
         drawn = {
             site: {at: rng.normal(0, scale, config.dims(site)) for at in site_layers(site, layers)}

@@ -312,6 +312,14 @@ def plane_spec(site: str, shape: tuple[int, int, int], fill: int = 0) -> ArraySp
     return ArraySpec(shape, "uint8", fill, split=1 if site in BY_INPUTS else 2, planes=True)
 
 
+def plane_bytes(method: str, site: str, config: BackboneConfig) -> tuple[int, int]:
+    """Inputs of a site and bytes of its outputs' bits. Raises ``InvalidTask`` where the outputs fill no whole bytes."""
+    inputs, outputs = config.dims(site)
+    if outputs % 8:
+        raise InvalidTask(f"{method}: expected a backbone with outputs of {site} in multiples of 8, found {outputs}")
+    return inputs, outputs // 8
+
+
 def layer_bytes(specs: Mapping[str, ArraySpec]) -> int:
     """Bytes that one slot holds for one layer; the arrays have a leading layer axis."""
     return sum(spec.nbytes // spec.shape[0] for spec in specs.values())

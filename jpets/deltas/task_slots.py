@@ -23,9 +23,11 @@ def class_number(key: ClassKey) -> int:
     number = _NUMBERS.get(key)
     if number is None:
         with _LOCK:
-            number = _NUMBERS.setdefault(key, len(_KEYS))
-            if number == len(_KEYS):
+            number = _NUMBERS.get(key)
+            if number is None:
+                number = len(_KEYS)
                 _KEYS.append(key)
+                _NUMBERS[key] = number  # last: other threads look it up without the lock
     return number
 
 

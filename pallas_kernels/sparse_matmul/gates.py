@@ -22,8 +22,9 @@ def _blocks(x: Any, y: Any, rows: Any, cols: Any, ends: Any, blocks: Any, *rest:
     return takes(y, blocks.shape[-1])
 
 
+SIDES = "outputs in multiples of 8, and blocks with a side that divides a strip of 32, 16 or 8 columns"
 GATES: Mapping[str, Mapping[str, Gate]] = {
     "sparse_matmul": {"mosaic": hopper(_sparse, "outputs in multiples of 8")},
-    "block_sparse_matmul": {"mosaic": hopper(_blocks, "outputs in multiples of 32, which blocks divide")},
+    "block_sparse_matmul": {"mosaic": hopper(_blocks, SIDES)},
 }
 """By operator and candidate."""

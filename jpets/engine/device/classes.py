@@ -15,7 +15,7 @@ from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.network import Network, Params
 from jpets.types import Task
 
-LOWERING = 1
+LOWERING = 2
 """Rises when a task's classes change: servers then compute again what they remember of their tasks."""
 MOST_PADDING = 2
 """A class is merged into one that covers it unless that makes its rows cost more than this many times as much."""

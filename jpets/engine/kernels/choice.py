@@ -69,7 +69,9 @@ class Choice:
         tried = [self.found.get(call.name, {}).get(usual) for call in calls]
         if usual not in seconds and not any(outcome is not None and outcome.out for outcome in tried):
             return usual
-        best = min(seconds, key=lambda name: seconds[name], default=operator.reference)
+        if not seconds:  # the usual one is out, and with one left there was nothing to measure
+            return operator.reference
+        best = min(seconds, key=lambda name: seconds[name])
         return best if BETTER * seconds[best] < seconds.get(usual, math.inf) else usual
 
     def _seconds(self, name: str, usual: str, calls: Sequence[Call], table: Table, device: Device) -> float | None:

@@ -76,13 +76,8 @@ class Trials:
 
     @property
     def dtype(self) -> str:
-        """The least precise number format among the operands: products are computed in it."""
-        kinds = {
-            str(jnp.dtype(leaf.dtype))
-            for leaf in jax.tree.leaves((self._call.operands, dict(self._call.settings)))
-            if is_array(leaf)
-        }
-        return "bfloat16" if kinds & {"bfloat16", "uint16"} else "float32"
+        """The number format of what comes in, the first operand: products are computed in it."""
+        return "float32" if jnp.dtype(self._call.operands[0].dtype) == jnp.float32 else "bfloat16"
 
     def compiled(self, name: str) -> Callable[[Sample], jax.Array]:
         candidate = self._operator.candidates[name].compute

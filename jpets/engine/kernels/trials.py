@@ -65,6 +65,7 @@ def _follow(
     assert process.stdout is not None
     lines = _lines_of(process.stdout)
     trying: Name | None = None
+    began = False
     until = min(end, clock() + START_SECONDS)
     while True:
         try:
@@ -72,7 +73,7 @@ def _follow(
         except queue.Empty:
             if trying is not None and until < end:
                 found[trying] = Outcome(out=f"was not done within {try_seconds:g} s")
-            elif trying is None:
+            elif not began:
                 log.warning("the process that tries kernels did not start in time; they are tried at the next start")
             return
         if line is None:
@@ -85,6 +86,7 @@ def _follow(
         told = _told(line)
         if told is None:
             continue
+        began = True
         name, what = told
         if what == TRYING:
             trying, until = name, min(end, clock() + try_seconds)

@@ -39,7 +39,8 @@ def start_child(
     ``settings`` are those of ``settings_as_variables``. The process finds this code and these devices; their memory
     belongs to this process.
     """
-    numbers = [jax.local_devices().index(device) for device in devices]
+    local = jax.local_devices(backend=devices[0].platform)  # those of the default platform alone without a name
+    numbers = [local.index(device) for device in devices]
     root = str(pathlib.Path(__file__).parents[3])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(

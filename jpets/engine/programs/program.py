@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -317,14 +318,39 @@ def compile_programs(family: Family, keys: Iterable[ProgramKey], mesh: MeshSlice
 
 @contextlib.contextmanager
 def _no_compilation_cache() -> Iterator[None]:
-    """Turns JAX's own cache off: an executable from it lacks its code when it is serialised again."""
-    if not (jax.config.values["jax_enable_compilation_cache"] and jax.config.values["jax_compilation_cache_dir"]):
-        yield
-        return
-    compilation_cache.reset_cache()
-    jax.config.update("jax_enable_compilation_cache", False)
+    """Turns JAX's own cache off: an executable from it lacks its code when it is serialised again. The switch is the
+    process's: of several threads the first turns it off, the last on again."""
+    _without_cache.enter()
     try:
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", True)
-        compilation_cache.reset_cache()
+        _without_cache.leave()
+
+
+class _WithoutCache:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._was_on = False
+
+    def enter(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                values = jax.config.values
+                self._was_on = values["jax_enable_compilation_cache"] and bool(values["jax_compilation_cache_dir"])
+                self._switch(on=False)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._switch(on=True)
+
+    def _switch(self, *, on: bool) -> None:
+        if self._was_on:
+            jax.config.update("jax_enable_compilation_cache", on)
+            compilation_cache.reset_cache()
+
+
+_without_cache = _WithoutCache()

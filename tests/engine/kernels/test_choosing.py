@@ -83,6 +83,15 @@ def test_on_a_cpu_there_is_nothing_to_choose(tmp_path: pathlib.Path) -> None:
     assert not start.wanted and not list(tmp_path.iterdir())
 
 
+def test_references_compute_where_no_other_candidate_takes_the_numbers(tmp_path: pathlib.Path) -> None:
+    """The usual shared product and attention of a GPU take 16 bits; with a reference alone nothing is measured."""
+    usual = FAMILY.operators.replaced(packed_attention="cudnn")
+    family, start = dataclasses.replace(FAMILY, dtype="float32", operators=usual), Pretends({"batched": 8.0})
+    found = choose(family, PROGRAM, first_device(), AUTO, tmp_path, device=HOPPER, start=start).operators
+    assert found["linear"] == found["packed_attention"] == "reference"
+    assert found["masked_matmul"] == "batched"
+
+
 def test_the_fastest_candidates_are_chosen_and_kept(tmp_path: pathlib.Path) -> None:
     start = Pretends({"batched": 8.0, "dense": 8.0, "mosaic": 16.0, "cudnn": 0.5})
     first = chosen(tmp_path, HOPPER, start)

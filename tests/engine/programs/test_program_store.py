@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 
 import jax
@@ -14,7 +15,15 @@ from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu
 from jpets.engine.costs.cost_table import CostTable, full_rows
 from jpets.engine.engine import Engine
 from jpets.engine.programs.mesh import first_device
-from jpets.engine.programs.program import Family, Program, ProgramKey, compile_program, key_from_json, key_to_json
+from jpets.engine.programs.program import (
+    Family,
+    Program,
+    ProgramKey,
+    _no_compilation_cache,
+    compile_program,
+    key_from_json,
+    key_to_json,
+)
 from jpets.engine.programs.store import ProgramStore, platforms_variable
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.engine.workloads.registry import family_from_json
@@ -61,6 +70,20 @@ def test_programs_do_not_come_from_jaxs_own_cache(tmp_path: pathlib.Path) -> Non
             store.save(FAMILY, compile_program(FAMILY, KEY))
             loaded = store.load(FAMILY, KEY)
             assert isinstance(loaded, Program)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+
+
+def test_jaxs_own_cache_stays_off_while_any_thread_compiles(tmp_path: pathlib.Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        first, second = contextlib.ExitStack(), contextlib.ExitStack()
+        first.enter_context(_no_compilation_cache())
+        second.enter_context(_no_compilation_cache())
+        first.close()
+        assert not jax.config.values["jax_enable_compilation_cache"]
+        second.close()
+        assert jax.config.values["jax_enable_compilation_cache"]
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
 

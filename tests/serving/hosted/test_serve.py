@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,11 +28,13 @@ from remote import Remote
 
 from jpets.app.hosting import make_engine
 from jpets.app.standard import standard_methods, standard_tasks
+from jpets.config import NAMED_BACKBONES
+from jpets.deltas import METHODS
 from jpets.deltas.bank import lower_task, tightest
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.students.serving import StudentServing
-from jpets.errors import InvalidInput
+from jpets.errors import InvalidInput, InvalidTask
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
 from jpets.types import Head, Task
 from serving.app import create_app
@@ -235,6 +239,19 @@ def test_the_interval_of_balancing_is_the_operators(backbone: Any, tmp_path: Pat
         assert (group.balancer.interval, group.balancer.watches) == (interval, migrate)
     with pytest.raises(InvalidInput, match="least <= start <= most"):
         read_options({"demo": True, "balance_start": 0.1})
+
+
+def test_no_room_is_made_for_a_method_that_the_backbone_cannot_have() -> None:
+    """Bits of 300 outputs fill no whole bytes."""
+    config = dataclasses.replace(NAMED_BACKBONES["minilm-l6"], hidden_size=300, layers=1)
+    backbone = types.SimpleNamespace(name="odd", config=config, fingerprint="sha256:0")
+    made = standard_tasks(backbone)
+    assert [task.id for task in made] == [f"standard-{name}" for name in standard_methods() if name != "mask"]
+    for method in ("mask", "onebit"):
+        with pytest.raises(InvalidTask, match=f"{method}: expected a backbone with outputs of query in multiples of 8"):
+            METHODS[method].init(np.random.default_rng(0), METHODS[method].usual, config, 0.1)
+        with pytest.raises(InvalidTask, match="multiples of 8, found 300"):
+            METHODS[method].tensors({}, config)
 
 
 def test_standard_tasks_make_room_for_the_methods_of_pets(backbone: Any) -> None:
