@@ -53,26 +53,30 @@ class Wishes:
         self._want = want
         self._next = 0.0
         """When another window may be looked at (``time.monotonic``)."""
-        self._unseen = 0.0
-        """Predicted seconds of batches since a window was looked at."""
+        self._few = False
+        """Whether the last window that was planned had few queries."""
+        self._unseen = {True: 0.0, False: 0.0}
+        """Predicted seconds of batches since a window was looked at: of windows of few queries, and of others. A single
+        query that comes between large windows must not take from what these lose."""
 
     def ran(self, seconds: float) -> None:
         """Is told of the predicted time of a batch that runs."""
-        self._unseen += seconds
+        self._unseen[self._few] += seconds
 
     def planned(self, window: Window, batches: int, seconds: float) -> None:
         """Is told of a window, and of the number of batches and the device's predicted time of its plan in the programs
         that are ready. One batch of few queries asks for its program itself, when it is placed."""
         now = time.monotonic()
+        self._few = len(window.queue) < FEW_QUERIES
         if now < self._next:
             return
-        if len(window.queue) >= FEW_QUERIES:
+        if not self._few:
             self._menu.saw(window.queue.lengths)
             self._compare(window, seconds, self._menu.main)
         elif batches > 1:
             together = next((bucket for bucket in self._menu.buckets if bucket.holds(window.queue.lengths)), None)
             self._compare(window, seconds, [] if together is None else [together])
-        self._unseen = 0.0
+        self._unseen[self._few] = 0.0
         self._next = now + (time.monotonic() - now) / SHARE
 
     def _compare(self, window: Window, seconds: float, buckets: Sequence[Bucket]) -> None:
@@ -95,7 +99,7 @@ class Wishes:
             key = next((k for k, own in new.items() if own == sort and _is_shape(batch, k.bucket)), None)
             if key is not None:
                 missing[key] = missing.get(key, 0.0) + batch.seconds
-        lost = self._unseen * (1 - best / seconds)
+        lost = self._unseen[self._few] * (1 - best / seconds)
         for key, share in missing.items():
             self._want(key, lost * share / sum(missing.values()))
 

@@ -124,11 +124,30 @@ def test_few_queries_that_run_one_by_one_ask_for_a_program_that_takes_them_toget
     planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, menu, compiling=compiling)
     assert planner._wishes is not None
     monkeypatch.setattr(planner._predictions, "estimate", lambda key: seconds)
+    few = read_window(pendings(engine, [None, "bitfit", None]))
+    planner._wishes.planned(few, 1, 1.0)
     planner._wishes.ran(3.0)
-    planner._wishes.planned(read_window(pendings(engine, [None, "bitfit", None])), batches, 1.0)
+    planner._wishes._next = 0.0
+    planner._wishes.planned(few, batches, 1.0)
     assert [key.bucket for key, _ in compiling.wanted] == [together] * asks
     assert sum(lost for _, lost in compiling.wanted) == pytest.approx(3.0 * asks)
     assert not menu.main, "lengths of so few queries are no mixture"
+
+
+def test_what_large_windows_lose_is_not_forgotten_for_a_single_query(engine: Engine) -> None:
+    compiling = FakeCompiling()
+    menu = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
+    planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, menu, compiling=compiling)
+    wishes, window = planner._wishes, read_window(pendings(engine, [None, "bitfit"] * 150))
+    assert wishes is not None
+    wishes.planned(window, 10, 1e-9)
+    wishes.ran(5.0)
+    wishes._next = 0.0
+    wishes.planned(read_window(pendings(engine, [None])), 1, 1.0)
+    wishes.ran(0.5)
+    wishes._next = 0.0
+    wishes.planned(window, 10, 1e9)
+    assert sum(lost for _, lost in compiling.wanted) == pytest.approx(5.0)
 
 
 def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +171,7 @@ def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine, monkeypat
         wanted.clear()
         planner._wishes._next = 0.0
         planner._kept.forget()
-        ran = planner._wishes._unseen
+        ran = planner._wishes._unseen[False]
         planner.serving(planner.next_batch(waiting))
         assert bool(wanted) == expected
         assert all(key.bucket in menu.main and not key.variant.has("heavy") for key, _ in wanted)
