@@ -29,7 +29,9 @@ LIMITS = ConnectionLimits(
     linger_seconds=0.3,
     look_seconds=0.02,
 )
-PATIENT = dataclasses.replace(LIMITS, most=100, keep_alive=30, header_seconds=30.0, rate_seconds=30.0)
+PATIENT = dataclasses.replace(
+    LIMITS, most=100, keep_alive=30, header_seconds=30.0, rate_seconds=30.0, linger_seconds=30.0
+)
 Answer = tuple[int, Any, dict[str, str]]
 """Status, JSON and headers."""
 
