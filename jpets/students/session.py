@@ -151,6 +151,7 @@ def best_size(found: Sequence[float], *, lower: bool = False) -> int:
 
 def group_scores(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> list[dict[str, float]]:
     """Scores of the first 1, 2, ... students of a group on labelled texts. Raises ``InvalidInput``."""
+    check_can_score()
     if task.students is None:
         raise InvalidInput(f"task {task.id!r} is no group of students")
     text = TextEncoder.of(backbone)

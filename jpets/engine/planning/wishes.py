@@ -3,6 +3,7 @@ the shapes that were learnt from the traffic."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -53,36 +54,40 @@ class Wishes:
         self._want = want
         self._next = 0.0
         """When another window may be looked at (``time.monotonic``)."""
-        self._few = False
-        """Whether the last window that was planned had few queries."""
+        self._few: bool | None = False
+        """Whether the last window that was planned had few queries; None where one batch takes them."""
         self._unseen = {True: 0.0, False: 0.0}
         """Predicted seconds of batches since a window was looked at: of windows of few queries, and of others. A single
         query that comes between large windows must not take from what these lose."""
 
     def ran(self, seconds: float) -> None:
         """Is told of the predicted time of a batch that runs."""
-        self._unseen[self._few] += seconds
+        if self._few is not None:
+            self._unseen[self._few] += seconds
 
     def planned(self, window: Window, batches: int, seconds: float) -> None:
         """Is told of a window, and of the number of batches and the device's predicted time of its plan in the programs
         that are ready. One batch of few queries asks for its program itself, when it is placed."""
         now = time.monotonic()
-        self._few = len(window.queue) < FEW_QUERIES
-        if now < self._next:
+        few = len(window.queue) < FEW_QUERIES
+        self._few = None if few and batches == 1 else few
+        if now < self._next or self._few is None:
             return
-        if not self._few:
+        if not few:
             self._menu.saw(window.queue.lengths)
             self._compare(window, seconds, self._menu.main)
-        elif batches > 1:
+        else:
             together = next((bucket for bucket in self._menu.buckets if bucket.holds(window.queue.lengths)), None)
             self._compare(window, seconds, [] if together is None else [together])
-        self._unseen[self._few] = 0.0
+        self._unseen[few] = 0.0
         self._next = now + (time.monotonic() - now) / SHARE
 
     def _compare(self, window: Window, seconds: float, buckets: Sequence[Bucket]) -> None:
         """Asks for the programs with which a window's plan would take clearly less than ``seconds``."""
         ready = [(p.key.bucket, p.key.variant, p.seconds) for p in self._replica.for_mixtures]
         variants = possible_variants(window, static_runs=self._replica.family.operators.static_runs)
+        if len(window.queue) < FEW_QUERIES:  # shares of so few rows say little of the room that their tokens take
+            variants = {_with_all_room(own): sort for own, sort in variants.items()}
         possible = {ProgramKey(bucket, own): sort for own, sort in variants.items() for bucket in buckets}
         new = {key: sort for key, sort in possible.items() if not self._replica.has_program(key)}
         if not new:
@@ -99,9 +104,13 @@ class Wishes:
             key = next((k for k, own in new.items() if own == sort and _is_shape(batch, k.bucket)), None)
             if key is not None:
                 missing[key] = missing.get(key, 0.0) + batch.seconds
-        lost = self._unseen[self._few] * (1 - best / seconds)
+        lost = self._unseen[len(window.queue) < FEW_QUERIES] * (1 - best / seconds)
         for key, share in missing.items():
             self._want(key, lost * share / sum(missing.values()))
+
+
+def _with_all_room(variant: Variant) -> Variant:
+    return dataclasses.replace(variant, light=tuple((key, FULL) for key, _ in variant.light))
 
 
 def _is_shape(batch: Batch, bucket: Bucket) -> bool:

@@ -125,7 +125,8 @@ def test_few_queries_that_run_one_by_one_ask_for_a_program_that_takes_them_toget
     assert planner._wishes is not None
     monkeypatch.setattr(planner._predictions, "estimate", lambda key: seconds)
     few = read_window(pendings(engine, [None, "bitfit", None]))
-    planner._wishes.planned(few, 1, 1.0)
+    planner._wishes.planned(few, batches, 1.0)
+    compiling.wanted.clear()
     planner._wishes.ran(3.0)
     planner._wishes._next = 0.0
     planner._wishes.planned(few, batches, 1.0)
