@@ -124,6 +124,11 @@ class Mask(Method):
     standard = True
     course = Course(None, first=_scores, again=_scores_again)
 
+    def check_training(self, settings: Mapping[str, Any], config: BackboneConfig) -> None:
+        super().check_training(settings, config)
+        for site in LINEAR_SITES:
+            plane_bytes("mask", site, config)
+
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers = covered_layers(settings, config)
         specs: dict[str, TensorSpec] = {}
@@ -151,10 +156,9 @@ class Mask(Method):
         return [Contribution(key, {f"{site}/bits": delta.tensors[f"{site}/bits"] for site in sites})]
 
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
-        dims = {site: config.dims(site) for site, _ in key.sites}
         return {
-            f"{site}/bits": plane_spec(site, (len(key.layers), inputs, outputs // 8), fill=255)
-            for site, (inputs, outputs) in dims.items()
+            f"{site}/bits": plane_spec(site, (len(key.layers), *plane_bytes("mask", site, config)), fill=255)
+            for site, _ in key.sites
         }
 
     def work(self, key: ClassKey, config: BackboneConfig, tokens: int, tasks: int) -> Work:

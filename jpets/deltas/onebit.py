@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float
 
-from jpets.config import BackboneConfig
+from jpets.config import LINEAR_SITES, BackboneConfig
 from jpets.deltas.bitfit import Bitfit
 from jpets.deltas.merge import Params, map_kernels, weights_of
 from jpets.deltas.parts import own_part, spread
@@ -85,6 +85,11 @@ class Onebit(Method):
     step = "sums"
     course = Course(RATE, first=_whole_then_scales)
 
+    def check_training(self, settings: Mapping[str, Any], config: BackboneConfig) -> None:
+        super().check_training(settings, config)
+        for site in LINEAR_SITES:
+            plane_bytes("onebit", site, config)
+
     def tensors(self, settings: Mapping[str, Any], config: BackboneConfig) -> Mapping[str, TensorSpec]:
         layers = covered_layers(settings, config)
         specs: dict[str, TensorSpec] = {}
@@ -117,8 +122,7 @@ class Onebit(Method):
     def bank_arrays(self, key: ClassKey, config: BackboneConfig) -> Mapping[str, ArraySpec]:
         specs: dict[str, ArraySpec] = {}
         for site, _ in key.sites:
-            inputs, outputs = config.dims(site)
-            specs[f"{site}/signs"] = plane_spec(site, (len(key.layers), inputs, outputs // 8))
+            specs[f"{site}/signs"] = plane_spec(site, (len(key.layers), *plane_bytes("onebit", site, config)))
             specs[f"{site}/scale"] = ArraySpec((len(key.layers), 1), "float32")
         return specs
 

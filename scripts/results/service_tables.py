@@ -47,13 +47,15 @@ def serving(found: Sequence[Document]) -> str:
 
 
 def _times_as_many(document: Document, name: str, kept: Mapping[str, bool]) -> str:
-    """jpets's rate over another system's, or a limit where one of them kept no rate that was tried."""
+    """jpets's rate over another system's, or a limit where one of them kept no rate that was tried. Loads are compared
+    where there are any: each round's rates are shares of what the machine did then."""
     pets, other = document.systems["pets"], document.systems[name]
+    unit, least = ("load", "load") if "load" in pets else ("qps", "rate")
     if not kept["pets"]:
-        return f"under {pets['curve'][0]['rate'] / other['qps']:.2f}" if kept[name] else MISSING
+        return f"under {pets['curve'][0][least] / other[unit]:.2f}" if kept[name] else MISSING
     if not kept[name]:
-        return f"over {pets['qps'] / other['curve'][0]['rate']:.2f}"
-    return f"{pets['qps'] / other['qps']:.2f}"
+        return f"over {pets[unit] / other['curve'][0][least]:.2f}"
+    return f"{pets[unit] / other[unit]:.2f}"
 
 
 def infinity(found: Sequence[Document]) -> str:

@@ -50,7 +50,7 @@ class Programs:
                 self._store.forget(whole_family(self._replica.family), key)
                 program = None
         if program is None:
-            program = self._compile(key, self._replica.family)
+            program = self._compile(self._replica.family, key)
             seconds = measure(self._replica, program, repeats)
         program.seconds = seconds if known is None else known
         self._costs.set(key, program.seconds)
@@ -58,12 +58,12 @@ class Programs:
 
     def get(self, key: ProgramKey) -> Program:
         """The program, compiled now if it is not stored."""
-        return self._store.load_best(self._replica.family, key) or self._compile(key, self._replica.family)
+        return self._store.load_best(self._replica.family, key) or self._compile(self._replica.family, key)
 
     def get_whole(self, key: ProgramKey) -> Program:
         """The program as one function, compiled so now if it is not stored."""
         family = whole_family(self._replica.family)
-        return self._store.load(family, key) or self._compile(key, family)
+        return self._store.load(family, key) or self._compile(family, key)
 
     def exchange(self, program: Program) -> None:
         """A program as one function takes the place of the one that is served, unless that has left."""
@@ -95,7 +95,7 @@ class Programs:
             run = partial(self._replica.try_out, program, assembled)
             self._wait(self._replica.staging.stage(lambda: jax.block_until_ready(run())))
 
-    def _compile(self, key: ProgramKey, family: Family) -> Program:
+    def _compile(self, family: Family, key: ProgramKey) -> Program:
         """Compiles a program here and stores it. A loaded program must not be stored again: it would lack its code."""
         program = compile_program(family, key, self._replica.mesh)
         self._store.save(family, program)

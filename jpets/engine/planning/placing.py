@@ -24,8 +24,9 @@ WORTHWHILE = 0.9
 NEARLY = 0.9
 """A program is asked for in the place of the best one if it gains at least this share of what that would."""
 FEW_QUERIES = 8
-"""Batches of fewer queries differ most, and ask for programs that many of them can use. What larger windows miss is
-seen when they are planned. Where all room for runs is computed, only a program with as little as possible will do."""
+"""Batches of fewer queries differ most, and ask for programs that many of them can use. What larger windows miss, and
+few queries that run in several batches, is seen when they are planned. Where all room for runs is computed, only a
+program with as little as possible will do."""
 COARSE_LEVELS = (2, 4, FULL)
 """Room that programs for coming traffic give light classes, in eighths: few steps, so that few programs are enough.
 Beside heavy classes of few queries they get all: it costs little beside loops."""

@@ -1,9 +1,8 @@
 """Which programs the traffic deserves: those of the plan that a window would have if it could choose among programs of
-the shapes that were learnt from the traffic."""
+the shapes that were learnt from the traffic, or, for a few queries that run one by one, of one that takes them all."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -73,21 +72,21 @@ class Wishes:
         self._few = None if few and batches == 1 else few
         if now < self._next or self._few is None:
             return
-        if not few:
-            self._menu.saw(window.queue.lengths)
-            self._compare(window, seconds, self._menu.main)
-        else:
+        if few:
             together = next((bucket for bucket in self._menu.buckets if bucket.holds(window.queue.lengths)), None)
-            self._compare(window, seconds, [] if together is None else [together])
+            buckets: Sequence[Bucket] = [] if together is None else [together]
+        else:
+            self._menu.saw(window.queue.lengths)
+            buckets = self._menu.main
+        self._compare(window, seconds, buckets, self._unseen[few])
         self._unseen[few] = 0.0
         self._next = now + (time.monotonic() - now) / SHARE
 
-    def _compare(self, window: Window, seconds: float, buckets: Sequence[Bucket]) -> None:
-        """Asks for the programs with which a window's plan would take clearly less than ``seconds``."""
+    def _compare(self, window: Window, seconds: float, buckets: Sequence[Bucket], unseen: float) -> None:
+        """Asks for the programs of ``buckets`` with which a window's plan would take clearly less than ``seconds``, for
+        what was lost of the ``unseen`` seconds."""
         ready = [(p.key.bucket, p.key.variant, p.seconds) for p in self._replica.for_mixtures]
         variants = possible_variants(window, static_runs=self._replica.family.operators.static_runs)
-        if len(window.queue) < FEW_QUERIES:  # shares of so few rows say little of the room that their tokens take
-            variants = {_with_all_room(own): sort for own, sort in variants.items()}
         possible = {ProgramKey(bucket, own): sort for own, sort in variants.items() for bucket in buckets}
         new = {key: sort for key, sort in possible.items() if not self._replica.has_program(key)}
         if not new:
@@ -104,13 +103,9 @@ class Wishes:
             key = next((k for k, own in new.items() if own == sort and _is_shape(batch, k.bucket)), None)
             if key is not None:
                 missing[key] = missing.get(key, 0.0) + batch.seconds
-        lost = self._unseen[len(window.queue) < FEW_QUERIES] * (1 - best / seconds)
+        lost = unseen * (1 - best / seconds)
         for key, share in missing.items():
             self._want(key, lost * share / sum(missing.values()))
-
-
-def _with_all_room(variant: Variant) -> Variant:
-    return dataclasses.replace(variant, light=tuple((key, FULL) for key, _ in variant.light))
 
 
 def _is_shape(batch: Batch, bucket: Bucket) -> bool:
@@ -131,7 +126,11 @@ def possible_variants(window: Window, *, static_runs: bool = False) -> dict[Vari
     if light:
         count = {key: sum(int(rows[kinds.index(s.kind)]) for s in light if key in s.classes) for key in _classes(light)}
         total = max(1, sum(int(rows[kinds.index(kind)]) for kind in {s.kind for s in light}))
-        found[make_variant({key: _level(key, count[key] / total) for key in count})] = BARE
+        if len(window.queue) < FEW_QUERIES:  # shares of so few rows say little of the room that their tokens take
+            room = dict.fromkeys(count, FULL)
+        else:
+            room = {key: _level(key, count[key] / total) for key in count}
+        found[make_variant(room)] = BARE
     for at, kind in enumerate(kinds):
         own = [sort for sort in sorts if sort.kind == kind]
         if any(sort.heavy for sort in own):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -289,7 +288,7 @@ def compile_program(family: Family, key: ProgramKey, mesh: MeshSlice | None = No
     Raises ``OutOfSpace`` where the process may not map another program's code.
     """
     left = spare_mappings()
-    with _no_compilation_cache():
+    with _no_compilation_cache:
         compiled = _compile(family, key, mesh or first_device())
     return Program(key, compiled, mappings=left - mappings_left())
 
@@ -312,28 +311,20 @@ def load_program(family: Family, key: ProgramKey, payload: bytes, mesh: MeshSlic
 
 def compile_programs(family: Family, keys: Iterable[ProgramKey], mesh: MeshSlice | None = None) -> Iterator[Program]:
     """``compile_program`` of each, in order, ``COMPILERS`` at a time."""
-    with _no_compilation_cache(), ThreadPoolExecutor(COMPILERS) as pool:
+    with _no_compilation_cache, ThreadPoolExecutor(COMPILERS) as pool:
         yield from pool.map(functools.partial(compile_program, family, mesh=mesh), keys)
 
 
-@contextlib.contextmanager
-def _no_compilation_cache() -> Iterator[None]:
+class _NoCompilationCache:
     """Turns JAX's own cache off: an executable from it lacks its code when it is serialised again. The switch is the
     process's: of several threads the first turns it off, the last on again."""
-    _without_cache.enter()
-    try:
-        yield
-    finally:
-        _without_cache.leave()
 
-
-class _WithoutCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
         self._was_on = False
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             self._inside += 1
             if self._inside == 1:
@@ -341,7 +332,7 @@ class _WithoutCache:
                 self._was_on = values["jax_enable_compilation_cache"] and bool(values["jax_compilation_cache_dir"])
                 self._switch(on=False)
 
-    def leave(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
@@ -353,4 +344,4 @@ class _WithoutCache:
             compilation_cache.reset_cache()
 
 
-_without_cache = _WithoutCache()
+_no_compilation_cache = _NoCompilationCache()

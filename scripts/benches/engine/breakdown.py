@@ -24,7 +24,7 @@ from jpets.engine.batch.layout import Layout
 from jpets.engine.batch.rows import Row
 from jpets.engine.device.replica import Replica
 from jpets.engine.engine import Engine
-from jpets.engine.programs.program import ProgramKey, compile_program
+from jpets.engine.programs.program import ProgramKey, compile_program, whole_family
 from jpets.model.encoder import Params
 from jpets.types import DEFAULT_TENANT, Query
 from jpets.xla_flags import set_xla_flags
@@ -77,8 +77,10 @@ def attention_alone(config: BackboneConfig, rows: int, length: int) -> Run:
 
 
 def program_run(replica: Replica, rows: Sequence[Row], bucket: Bucket) -> Run:
-    """These rows in the program that fits them best."""
-    program = compile_program(replica.family, ProgramKey(bucket, make_variant(Layout(rows, bucket).needs)))
+    """These rows in the program that fits them best, as one function, which the engine's is too."""
+    program = compile_program(
+        whole_family(replica.family), ProgramKey(bucket, make_variant(Layout(rows, bucket).needs))
+    )
     assembled = replica.assemble(rows, program)
     return lambda: jax.block_until_ready(replica.dispatch(program, assembled))
 

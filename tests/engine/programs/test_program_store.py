@@ -78,8 +78,8 @@ def test_jaxs_own_cache_stays_off_while_any_thread_compiles(tmp_path: pathlib.Pa
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     try:
         first, second = contextlib.ExitStack(), contextlib.ExitStack()
-        first.enter_context(_no_compilation_cache())
-        second.enter_context(_no_compilation_cache())
+        first.enter_context(_no_compilation_cache)
+        second.enter_context(_no_compilation_cache)
         first.close()
         assert not jax.config.values["jax_enable_compilation_cache"]
         second.close()

@@ -36,6 +36,7 @@ from jpets.engine.group.group import EngineGroup
 from jpets.engine.students.serving import StudentServing
 from jpets.errors import InvalidInput, InvalidTask
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
+from jpets.training.methods import checked_settings
 from jpets.types import Head, Task
 from serving.app import create_app
 from serving.hosted.service import Service
@@ -252,6 +253,8 @@ def test_no_room_is_made_for_a_method_that_the_backbone_cannot_have() -> None:
             METHODS[method].init(np.random.default_rng(0), METHODS[method].usual, config, 0.1)
         with pytest.raises(InvalidTask, match="multiples of 8, found 300"):
             METHODS[method].tensors({}, config)
+        with pytest.raises(InvalidTask, match="multiples of 8, found 300"):
+            checked_settings(method, {}, config)  # before any training
 
 
 def test_standard_tasks_make_room_for_the_methods_of_pets(backbone: Any) -> None:
