@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jpets.errors import InvalidTask, NotFound, Saturated
-from jpets.files import TEMPORARY, sweep, write_atomic
+from jpets.files import TEMPORARY, sweep, write_atomic, write_first
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SUFFIX = ".safetensors"
@@ -51,7 +52,9 @@ class Blobs(Protocol):
         """The identity of the catalogue that the blobs belong to; None if they belong to none."""
         ...
 
-    def own(self, identity: str) -> None: ...
+    def own(self, identity: str) -> None:
+        """Does nothing where there is an owner: two may come at once."""
+        ...
 
 
 def _holds(path: Path, data: bytes | memoryview) -> bool:
@@ -113,4 +116,5 @@ class LocalBlobs:
             return None
 
     def own(self, identity: str) -> None:
-        write_atomic(self._folder / OWNER, identity.encode())
+        with contextlib.suppress(FileExistsError):
+            write_first(self._folder / OWNER, identity.encode())

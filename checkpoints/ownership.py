@@ -13,32 +13,49 @@ from jpets.errors import InvalidInput
 OWN = sa.MetaData()
 IDENTITY = sa.Table("identity", OWN, sa.Column("name", sa.String(32), primary_key=True))
 """One row. It exists only for a catalogue or blobs with a URL: a folder has a single repository."""
+ADVICE = "give each catalogue a storage of its own (--blobs), and a storage its own catalogue (--catalogue)"
 
 
 def claim(catalog: Catalog, blobs: Blobs) -> None:
-    """Marks a storage as that of this catalogue. Raises ``InvalidInput`` if it is another one's."""
-    with catalog.read() as connection:
-        named = sa.inspect(connection).has_table(IDENTITY.name)
-        identity = connection.execute(sa.select(IDENTITY.c.name)).scalar() if named else None
-        has_tasks = connection.execute(sa.select(VERSIONS.c.digest).limit(1)).scalar() is not None
-    if identity is None:
-        identity = _named(catalog)
-    owner = blobs.owner()
-    if owner is None and (has_tasks or next(iter(blobs.list()), None) is None):
+    """Makes a storage that has no owner that of this catalogue, if the catalogue knows all files in it."""
+    identity = _named(catalog)
+    if blobs.owner() is None:
+        with catalog.read() as connection:
+            known = set(connection.execute(sa.select(VERSIONS.c.digest).distinct()).scalars())
+        unknown = sum(digest not in known for digest in blobs.list())
+        if unknown:
+            raise InvalidInput(
+                f"the storage of task files has files that the catalogue does not know ({unknown}), and that would be "
+                f"removed; {ADVICE}"
+            )
         blobs.own(identity)
-        owner = blobs.owner()  # another catalogue may have been as fast
-    if owner != identity:
+
+
+def check_owner(connection: sa.Connection, blobs: Blobs) -> None:
+    """Raises ``InvalidInput`` for a storage of another catalogue than the one that is connected."""
+    owner = blobs.owner()
+    if owner is not None and owner != _identity(connection):
         raise InvalidInput(
-            "the storage of task files belongs to another catalogue, whose files would be removed as unknown; "
-            "give each catalogue a storage of its own (--blobs)"
+            "the storage of task files belongs to another catalogue, whose files would be removed as unknown; " + ADVICE
         )
 
 
+def _identity(connection: sa.Connection) -> str | None:
+    if not sa.inspect(connection).has_table(IDENTITY.name):
+        return None
+    found: str | None = connection.execute(sa.select(IDENTITY.c.name)).scalar()
+    return found
+
+
 def _named(catalog: Catalog) -> str:
-    """The catalogue's identity, made now unless another process has just made it."""
+    """The catalogue's identity, made now unless it has one."""
+    with catalog.read() as connection:
+        found = _identity(connection)
+    if found is not None:
+        return found
     with catalog.write() as connection:
         OWN.create_all(connection)
-        found: str | None = connection.execute(sa.select(IDENTITY.c.name)).scalar()
+        found = _identity(connection)
         if found is None:
             found = uuid.uuid4().hex
             connection.execute(IDENTITY.insert().values(name=found))

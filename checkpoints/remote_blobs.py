@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from checkpoints.blobs import DIGEST, OWNER, SUFFIX, Blobs, LocalBlobs, digest_of
 from jpets.errors import InvalidInput, InvalidTask, JpetsError, NotFound, Saturated
-from jpets.files import TEMPORARY, space_errors, sweep
+from jpets.files import TEMPORARY, space_errors
 
 COPY_SECONDS = 30 * 24 * 3600.0
 """Seconds after which a copy that was not read is removed."""
@@ -41,7 +41,6 @@ class RemoteBlobs:
     def __init__(self, system: fsspec.AbstractFileSystem, root: str, cache: Path) -> None:
         self._system = system
         self._root = root.rstrip("/")
-        self._cache_folder = cache
         self._cache = LocalBlobs(cache)
         self._renames = type(system).mv is not fsspec.AbstractFileSystem.mv
         """Whether a move is more than a copy. If it is not, as in object stores, a file appears only when it is
@@ -112,8 +111,8 @@ class RemoteBlobs:
         return found.decode("ascii")
 
     def own(self, identity: str) -> None:
-        with _reached():
-            self._write(f"{self._root}/{OWNER}", identity.encode())
+        with _reached(), contextlib.suppress(FileExistsError):
+            self._system.pipe_file(f"{self._root}/{OWNER}", identity.encode(), mode="create")
 
     def _path(self, digest: str) -> str:
         return f"{self._root}/{self._cache.path(digest).name}"
@@ -153,7 +152,12 @@ class RemoteBlobs:
             self._cache.put(data)
 
     def _sweep_copies(self) -> None:
-        sweep(self._cache_folder, "", COPY_SECONDS)
+        self._cache.sweep(COPY_SECONDS)
+        limit = time.time() - COPY_SECONDS
+        for digest in self._cache.list():
+            with contextlib.suppress(OSError):  # another process may have removed it
+                if self._cache.path(digest).stat().st_mtime < limit:
+                    self._cache.delete(digest)
 
 
 @contextlib.contextmanager
@@ -163,5 +167,5 @@ def _reached() -> Iterator[None]:
             yield
     except (JpetsError, FileNotFoundError):
         raise
-    except OSError as error:
+    except Exception as error:  # the clients of clouds have errors of their own, such as botocore's
         raise Saturated("the storage of task files cannot be reached, or refuses; try again") from error

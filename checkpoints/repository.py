@@ -27,7 +27,7 @@ from checkpoints.copying import copy
 from checkpoints.dialects import insert
 from checkpoints.ids import LATEST, check_alias, check_id
 from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, index_tasks, keep_layouts, last_change
-from checkpoints.ownership import claim
+from checkpoints.ownership import check_owner, claim
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
 from checkpoints.versions import ACTIVE, UPLOADED, StoredTask, TaskRows, list_tasks
@@ -107,12 +107,14 @@ class Repository:
             blobs=None if blobs is None else open_blobs(blobs, cache or place / "cache"),
             catalog=None if catalogue is None else Catalog(catalogue),
         )
-        if catalogue is not None or blobs is not None:
-            try:
+        try:
+            if catalogue is not None or blobs is not None:
                 claim(opened._catalog, opened._blobs)
-            except BaseException:
-                opened.close()
-                raise
+            with opened._catalog.read() as connection:
+                check_owner(connection, opened._blobs)
+        except BaseException:
+            opened.close()
+            raise
         return opened
 
     def put(
@@ -332,12 +334,16 @@ class Repository:
             TaskRows(connection, tenant, id).discard(version)
 
     def delete(self, id: str, tenant: str = DEFAULT_TENANT, if_match: int | None = None) -> None:
-        """Removes every version and alias; ``collect`` frees the space. Raises ``NotFound``, ``Conflict``."""
+        """Removes every version and alias, and their blobs; blobs that cannot be removed now ``collect`` removes.
+        Raises ``NotFound``, ``Conflict``."""
         with self._catalog.write() as connection:
             rows = TaskRows(connection, tenant, id)
             rows.find(None)
             rows.check_match(if_match)
+            digests = {stored.digest for stored in rows.all()}
             rows.delete()
+        with contextlib.suppress(JpetsError, OSError, sa.exc.SQLAlchemyError):  # the task is deleted all the same
+            self._remove(tuple(digests))
 
     def copy_to(self, target: Repository) -> int:
         """Makes the tasks of another repository those of this one, while both are in use; returns how many versions
@@ -347,7 +353,8 @@ class Repository:
     def collect(self, stale_seconds: float = STALE_SECONDS) -> int:
         """Removes blobs that no version names and files that dead writers left; returns how many.
 
-        A catalogue that has never had a task removes no blob: it may stand in the place of one that was lost.
+        A catalogue that has never had a task removes no blob: it may stand in the place of one that was lost. Raises
+        ``InvalidInput`` where another catalogue has come to own the blobs.
         """
         stored = list(self._blobs.list())
         with self._catalog.read() as connection:
@@ -364,13 +371,17 @@ class Repository:
         self._catalog.close()
 
     def _remove(self, digests: Sequence[str]) -> int:
-        """Removes the blobs that no version names, while none can be added; returns how many."""
+        """Removes the blobs that no version names, while none can be added; returns how many.
+
+        Each is looked up by itself: that fails once the connection, and with it the lock, is lost."""
+        removed = 0
         with self._catalog.write() as connection:
-            named = sa.select(VERSIONS.c.digest).where(VERSIONS.c.digest.in_(digests))
-            unused = set(digests).difference(connection.execute(named).scalars())
-            for digest in unused:
-                self._blobs.delete(digest)
-        return len(unused)
+            check_owner(connection, self._blobs)
+            for digest in digests:
+                if connection.execute(sa.select(VERSIONS.c.id).where(VERSIONS.c.digest == digest)).first() is None:
+                    self._blobs.delete(digest)
+                    removed += 1
+        return removed
 
     @contextlib.contextmanager
     def _stored_blob(self, content: bytes | memoryview, digest: str) -> Iterator[None]:

@@ -77,11 +77,23 @@ def space_errors() -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Makes renames in ``folder`` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Makes all files below ``folder`` survive a power cut."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            _sync(Path(parent) / name)
+        _sync(Path(parent))
 
 
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
@@ -91,6 +103,18 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
         with space_errors():
             _write_synced(temporary, data)
             os.replace(temporary, path)
+            sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_first(path: Path, data: bytes) -> None:
+    """Temp file, fsync, hard link, fsync of the folder. Raises ``FileExistsError``, also if two come at once."""
+    temporary = temporary_sibling(path)
+    try:
+        with space_errors():
+            _write_synced(temporary, data)
+            os.link(temporary, path)
             sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)

@@ -249,7 +249,7 @@ def opened_repository(options: Options, backbone: Backbone) -> Iterator[Reposito
             folder = stack.enter_context(scratch_folder())
             lost = "tasks" if catalogue is None else "jobs"
             log.warning(f"{lost} are gone when the server ends; give --repository DIR to keep them")
-        cache = options.cache_dir and options.cache_dir / "blobs"
+        cache = options.cache_dir and options.cache_dir / "task-files"
         repository = _opened(options, partial(Repository.open, folder, cache=cache, validator=validator_of(backbone)))
         stack.callback(repository.close)
         yield repository

@@ -41,7 +41,7 @@ from jpets.scratch import scratch_folder
 from jpets.xla_flags import set_xla_flags
 from serving.app import create_app
 from serving.grpc.server import GrpcServer
-from serving.hosted.follower import Follower
+from serving.hosted.repeated import Repeated
 from serving.hosted.services import Services
 from serving.http.connections import Connections
 from serving.jobs.service import Jobs
@@ -84,7 +84,7 @@ def _serve(options: Options) -> None:
         repository = stack.enter_context(opened_repository(options, backbone))
         keyring = Keyring(repository.access)
         check_open_to_all(options, keyring)
-        follower = Follower(keyring.refresh)
+        follower = Repeated(keyring.refresh, "following the keys")
         stack.callback(follower.close)
         if options.demo:
             add_demo_tasks(repository)

@@ -171,9 +171,9 @@ class TaskRepository(Protocol):
         ...
 
     def delete(self, id: str, tenant: str = DEFAULT_TENANT, if_match: int | None = None) -> None:
-        """Raises ``Conflict``."""
+        """Also frees its space, now or at ``collect``. Raises ``Conflict``."""
         ...
 
     def collect(self) -> int:
-        """Frees the space of what was deleted."""
+        """Frees the space of versions that were replaced, and what else no task has."""
         ...

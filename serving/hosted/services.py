@@ -15,14 +15,17 @@ from jpets.engine.results.stats import BatchObserver
 from jpets.errors import Conflict, InvalidTask
 from jpets.types import DEFAULT_TENANT, Progress, Query, Result, TaskName
 from serving.hosted.backbones import Backbones, OpenBackbone, engines_of
-from serving.hosted.follower import Follower
 from serving.hosted.locks import NamedLocks
 from serving.hosted.owned import OwnedTasks
 from serving.hosted.preparations import Preparation
+from serving.hosted.repeated import Repeated
 from serving.hosted.repository import StoredTask
 from serving.hosted.roster import Roster
 from serving.hosted.service import MakeEngine, Service
 from serving.hosted.usage import AGEING
+
+COLLECT_SECONDS = 3600.0
+"""Between two looks for files of versions that newer ones have replaced: a look lists the whole storage."""
 
 
 class Services:
@@ -51,7 +54,8 @@ class Services:
         self.backbones = Backbones(self._roster, self.owned, available, open_backbone, share_memory, grace)
         self._backbone_of = backbone_of
         self._locks = NamedLocks[TaskName]()
-        self._follower = Follower(self.refresh)
+        self._follower = Repeated(self.refresh)
+        self._collector = Repeated(self.repository.collect, "freeing space in the repository", COLLECT_SECONDS)
 
     @property
     def all(self) -> Sequence[Service]:
@@ -88,6 +92,7 @@ class Services:
         self.first.start(make_engine, progress)
         self.backbones.load_kept()
         self._follower.start()
+        self._collector.start()
 
     def refresh(self) -> None:
         """``Following.refresh`` of every backbone that takes queries."""
@@ -108,6 +113,7 @@ class Services:
             for service in self.all:
                 closing.callback(service.close)
             closing.callback(self._follower.close)
+            closing.callback(self._collector.close)
 
     def observe(self, observer: BatchObserver) -> None:
         """Calls ``observer`` with every batch of every backbone."""

@@ -186,7 +186,8 @@ def test_a_repository_of_several_machines(url: str, tmp_path: Path, files: list[
     assert names(tmp_path / "a") == names(tmp_path / "b") == ["cache"]
     second.put("a", files[1])
     first.delete("a")
-    assert second.collect() == 2 and first.collect() == 0
+    assert first.collect() == second.collect() == 0
+    assert not list(second._blobs.list())
     assert first.put("a", files[0]).version == 3
     assert second.read(second.get("a")) == files[0]
     for repository in (first, second):
@@ -209,6 +210,69 @@ def test_blobs_of_another_catalogue_are_refused(url: str, tmp_path: Path, files:
 def test_blobs_of_a_folder_belong_to_its_own_catalogue(tmp_path: Path, files: list[bytes]) -> None:
     with contextlib.closing(Repository(tmp_path / "first")) as first:
         stored = first.put("a", files[0])
-        with pytest.raises(InvalidInput, match="belongs to another catalogue"):
-            Repository.open(tmp_path / "second", blobs=f"file://{tmp_path}/first/blobs")
+        for name in ("empty", "used"):
+            with contextlib.closing(Repository(tmp_path / name)) as other:
+                if name == "used":
+                    other.put("b", files[1])
+            with pytest.raises(InvalidInput, match=r"files that the catalogue does not know \(1\)"):
+                Repository.open(tmp_path / name, blobs=f"file://{tmp_path}/first/blobs")
         assert first.read(stored) == files[0]
+
+
+def test_a_folder_with_the_blobs_of_another_catalogue_is_refused(tmp_path: Path, files: list[bytes]) -> None:
+    """As by a command that was not told of the catalogue: it would remove all files as unknown."""
+    catalogue = f"sqlite:///{tmp_path}/elsewhere.sqlite"
+    with contextlib.closing(Repository.open(tmp_path / "own", catalogue=catalogue)) as shared:
+        stored = shared.put("a", files[0])
+        with pytest.raises(InvalidInput, match="belongs to another catalogue"):
+            Repository.open(tmp_path / "own")
+        assert shared.collect() == 0 and shared.read(stored) == files[0]
+
+
+def test_blobs_that_came_to_belong_to_another_catalogue_are_not_removed(tmp_path: Path, files: list[bytes]) -> None:
+    with contextlib.closing(Repository.open(tmp_path / "plain")) as plain:
+        catalogue, blobs = f"sqlite:///{tmp_path}/b.sqlite", f"file://{tmp_path}/plain/blobs"
+        with contextlib.closing(Repository.open(tmp_path / "b", catalogue=catalogue, blobs=blobs)) as other:
+            stored = other.put("a", files[0])
+            plain.put("b", files[1])
+            plain.delete("b")
+            with pytest.raises(InvalidInput, match="belongs to another catalogue"):
+                plain.collect()
+            assert other.read(stored) == files[0]
+
+
+def test_two_catalogues_that_come_at_once_do_not_share_blobs(url: str, tmp_path: Path) -> None:
+    for kind, where in (("local", f"file://{tmp_path}/blobs"), ("remote", url)):
+        first, second = (open_blobs(where, tmp_path / f"{kind}-{name}") for name in "ab")
+        first.own("1" * 32)
+        second.own("2" * 32)
+        assert first.owner() == second.owner() == "1" * 32
+
+
+@pytest.mark.parametrize("error", [RuntimeError("EndpointConnectionError"), TimeoutError(), PermissionError()])
+def test_errors_of_clouds_are_told_as_a_storage_that_cannot_be_reached(
+    error: Exception, blobs: RemoteBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their clients have errors that are not of the operating system."""
+    digest = blobs.put(b"one")
+
+    def fail(*of: Any, **how: Any) -> Any:
+        raise error
+
+    for name in ("info", "pipe_file", "ls", "rm_file"):
+        monkeypatch.setattr(MemoryFileSystem, name, fail)
+    for call in (lambda: blobs.put(b"two"), lambda: blobs.exists(digest), lambda: list(blobs.list())):
+        with pytest.raises(Saturated, match="cannot be reached"):
+            call()
+
+
+def test_copies_alone_are_removed_from_the_cache(url: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    blobs = remote(url, cache)
+    digest = blobs.put(b"one")
+    (cache / "notes.txt").write_text("mine")
+    (cache / "folder").mkdir()
+    for path in [*cache.iterdir(), cache / "folder"]:
+        os.utime(path, (time.time() - COPY_SECONDS - 60,) * 2)
+    remote(url, cache)
+    assert names(cache) == ["folder", "notes.txt"] and blobs.read(digest) == b"one"

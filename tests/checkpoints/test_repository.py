@@ -6,12 +6,13 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from checkpoints.blobs import OWNER, digest_of
+from checkpoints.blobs import OWNER, LocalBlobs, digest_of
 from checkpoints.catalog import Catalog
 from checkpoints.repository import Repository
 from checkpoints.task_file import read_task
@@ -202,14 +203,19 @@ def test_a_damaged_file_is_refused_and_mended_by_an_upload(
     assert repository.read(again) == files[0]
 
 
-def test_delete_and_collect(repository: Repository, files: list[bytes], tmp_path: Path) -> None:
+def test_delete_and_collect(
+    repository: Repository, files: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository.put("sample", files[0])
     repository.put("other", files[0])
     repository.put("other", files[1])
     repository.alias("sample", "stable", 1)
     repository.delete("sample")
-    assert repository.collect() == 0
-    repository.delete("other")
+    assert len(blob_names(tmp_path)) == 2, "the other task has the same file"
+    with monkeypatch.context() as failing:
+        failing.setattr(LocalBlobs, "delete", Mock(side_effect=Saturated("no storage")))
+        repository.delete("other")  # it is deleted, whatever becomes of its files
+    assert repository.list() == ([], None) and len(blob_names(tmp_path)) == 2
     (tmp_path / "repository" / "blobs" / ".tmp-dead").touch()
     assert repository.collect() == 2
     assert repository.collect(stale_seconds=-1) == 1

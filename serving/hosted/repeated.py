@@ -1,0 +1,60 @@
+"""What a server does again and again beside its requests, such as following what others change in the repository:
+another server, or ``jpets task add --repository`` beside this one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from jpets.errors import JpetsError
+
+log = logging.getLogger(__name__)
+
+FOLLOWING = "following the repository"
+FOLLOWING_SECONDS = 0.25
+PATIENCE = 2.0
+"""Seconds that an end waits for a call which a locked catalogue delays."""
+
+
+class Repeated:
+    """Calls ``call`` every ``period`` seconds in a thread of its own. An error of it is logged once, with ``what`` it
+    is for, and it is called again."""
+
+    def __init__(self, call: Callable[[], object], what: str = FOLLOWING, period: float = FOLLOWING_SECONDS) -> None:
+        self._call = call
+        self._what = what
+        self._period = period
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="jpets-repeated", daemon=True)
+        self._done: float | None = None
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the last call that succeeded began; None before the first."""
+        return None if self._done is None else time.monotonic() - self._done
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE)
+
+    def _work(self) -> None:
+        failing = False
+        while not self._end.wait(self._period):
+            began = time.monotonic()
+            try:
+                self._call()
+            except Exception as error:  # noqa: BLE001 (a locked catalogue must not end the thread for good)
+                if not failing and not self._end.is_set():
+                    why = error.code if isinstance(error, JpetsError) else type(error).__name__
+                    log.warning(f"{self._what} fails; trying again", extra={"why": why})
+                failing = True
+            else:
+                if failing:
+                    log.info(f"{self._what} works again")
+                failing, self._done = False, began
