@@ -29,6 +29,8 @@ from jpets.types import BY_MEAN
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 MOST_PROBLEMS = 6
+MOST_LAYERS = 1000
+"""Their tensors are named before any file is read."""
 """Problems that are shown of a Sentence-Transformers folder."""
 
 
@@ -99,6 +101,9 @@ def read_config(settings: Mapping[str, Any], family: str, pooler: bool) -> Backb
     for key in spec.sizes.values():
         if type(settings.get(key)) is not int or settings[key] < 1:
             errors.append(f"{key} must be a positive number, found {settings.get(key)!r}")
+    layers = settings.get(spec.sizes["layers"])
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        errors.append(f"{spec.sizes['layers']} must be at most {MOST_LAYERS}, found {layers}")
     pad = settings.get("pad_token_id", 1)
     if spec.positions_follow_pad and (type(pad) is not int or pad < 0):
         errors.append(f"pad_token_id must be a number, as positions begin behind it, found {pad!r}")

@@ -24,7 +24,7 @@ from checkpoints.canonical import PADDING_POSITION, Params, canonical_shapes, fr
 from checkpoints.finite import check_finite
 from jpets.config import BackboneConfig
 from jpets.errors import Conflict, InvalidBackbone, InvalidInput
-from jpets.files import space_errors, sync_folder, temporary_sibling
+from jpets.files import space_errors, sync_folder, sync_tree, temporary_sibling
 from jpets.plot.domains import DomainTables
 from jpets.types import BY_MEAN, EmbeddingRule
 
@@ -69,10 +69,25 @@ def write_native(backbone: Backbone, folder: Path, plot: Path | None = None) -> 
             (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             if plot is not None:
                 shutil.move(plot, temporary / PLOT)
-            temporary.rename(folder)
-            sync_folder(folder.parent)
+            sync_tree(temporary)
+            _publish(temporary, folder)
+    except BaseException:
+        if plot is not None and (temporary / PLOT).exists():  # they took hours to make
+            shutil.move(temporary / PLOT, plot)
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    """Raises ``Conflict`` where ``folder`` came meanwhile."""
+    try:
+        temporary.rename(folder)
+    except OSError as error:
+        if folder.exists():
+            raise Conflict(f"{folder.name} exists already; remove it or choose another name") from error
+        raise
+    sync_folder(folder.parent)
 
 
 def read_native(folder: Path, name: str | None = None, *, verify: bool = True) -> Backbone:

@@ -68,13 +68,27 @@ def read_tokenizer(folder: Path, settings: Mapping[str, Any], config: BackboneCo
         raise InvalidBackbone(f"{CONFIG}: split_special_tokens must be false, found true")
     raw = _read_text(folder)
     document = _checked(raw) if raw is not None else None
-    if raw is None and not any((folder / name).is_file() for name in OTHER):
+    if not has_tokenizer(folder):
         raise InvalidBackbone(f"expected {JSON} or {' or '.join(OTHER)} in the folder; save the tokenizer there")
     if document is not None and raw is not None:
         alone = not (folder / CONFIG).is_file()
         if (alone and _kind(document) not in CONVERTED) or _agrees(folder, document, beside, settings):
             return ReadTokenizer(raw, _usual_length(beside.get("model_max_length"), config))
     return _converted(folder, raw, config)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (JSON, *OTHER))
+
+
+def differences(own: str, other: str, types: int) -> list[str]:
+    """The parts of a ``tokenizer.json`` that make something else of a text than those of another one, apart from the
+    tokens' numbers. ``types``: how many token types the model has."""
+    texts = [json.loads(text) for text in (own, other)]
+    sides = [(text.get("truncation") or {}).get("direction", "Right") for text in texts]
+    same = _same_parts(Tokenizer.from_str(own), Tokenizer.from_str(other), types)
+    found = [part for part in ("normalizer", "pre_tokenizer", "post_processor") if not same[part]]
+    return [*found, *(["truncation's direction"] if sides[0] != sides[1] else [])]
 
 
 def _read_json(path: Path) -> Document:
@@ -225,15 +239,20 @@ def _converted(folder: Path, raw: str | None, config: BackboneConfig) -> ReadTok
 def _merged(own: Tokenizer, theirs: Tokenizer, types: int) -> tuple[Document, bool]:
     """``own`` with those parts of ``theirs`` that act differently; also whether there are any."""
     document, other = json.loads(own.to_str()), json.loads(theirs.to_str())
-    same = {
+    changed = {part: other[part] for part, equal in _same_parts(own, theirs, types).items() if not equal}
+    return {**document, **changed}, bool(changed)
+
+
+def _same_parts(own: Tokenizer, theirs: Tokenizer, types: int) -> dict[str, bool]:
+    """Which parts act alike."""
+    document, other = json.loads(own.to_str()), json.loads(theirs.to_str())
+    return {
         "normalizer": _local(document) == _local(other),
         "pre_tokenizer": document["pre_tokenizer"] == other["pre_tokenizer"],
         "model": _told(document["model"]) == _told(other["model"]),
         "added_tokens": sorted(document["added_tokens"], key=str) == sorted(other["added_tokens"], key=str),
         "post_processor": _around(own, theirs, types) == _around(theirs, theirs, types),
     }
-    changed = {part: other[part] for part, equal in same.items() if not equal}
-    return {**document, **changed}, bool(changed)
 
 
 def _told(model: Document) -> Document:

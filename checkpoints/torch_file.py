@@ -39,6 +39,9 @@ STORAGES: Mapping[str, np.dtype[Any]] = MappingProxyType(
 )
 BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What a damaged or hostile pickle makes the unpickler raise."""
+TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
+MOST_SHARED = 16
+"""Times that a pickle may come back to a tuple: PyTorch makes each anew."""
 METADATA = "_metadata"
 """Versions of modules, which some keep among the tensors; PyTorch itself hangs them on the state dict."""
 
@@ -113,7 +116,7 @@ class _Reader(pickle.Unpickler):
         if f"{root}byteorder" in archive.namelist() and self._bytes("byteorder") != b"little":
             raise InvalidBackbone("expected little-endian tensors; save the model again as safetensors")
         described = self._bytes("data.pkl")
-        _check_memo(described)
+        _check_described(described)
         super().__init__(io.BytesIO(described))
 
     def _bytes(self, name: str) -> bytes:
@@ -139,18 +142,33 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Array:
         kind, storage, key, _location, numel = pid
-        if kind != "storage" or not isinstance(key, str) or not isinstance(numel, int):
+        if kind != "storage" or not isinstance(numel, int) or not all(isinstance(each, str) for each in (storage, key)):
             raise pickle.UnpicklingError("unknown persistent id")
         if key not in self._storages:
             self._storages[key] = np.frombuffer(self._bytes(f"data/{key}"), np.uint8)
         return self._storages[key][: numel * STORAGES[storage].itemsize].view(STORAGES[storage])
 
 
-def _check_memo(described: bytes) -> None:
-    """The unpickler makes room up to the highest number of its memo: no pickle needs one beyond its own length."""
+def _check_described(described: bytes) -> None:
+    """Refuses what the unpickler, which is C and cannot be interrupted, would take too much memory or time for.
+
+    It makes room up to the highest number of its memo: no pickle needs one beyond its own length. And it hashes keys:
+    a tuple of tuples that are shared takes a time that doubles with every one.
+    """
+    tuples: dict[int, bool] = {}  # number in the memo -> whether it is a tuple
+    shared, before = 0, ""
     for opcode, argument, _ in pickletools.genops(described):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(described):
-            raise pickle.UnpicklingError("impossible memo")
+        name = opcode.name
+        if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            number = len(tuples) if name == "MEMOIZE" else int(argument or 0)
+            if number > len(described):
+                raise pickle.UnpicklingError("impossible memo")
+            tuples[number] = before in TUPLES
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            shared += tuples.get(int(argument or 0), False)
+        if name == "DUP" or shared > MOST_SHARED:
+            raise pickle.UnpicklingError("too many tuples in tuples")
+        before = name
 
 
 def _view(
@@ -171,7 +189,10 @@ def _view(
             "expected tensors as they are stored, found one whose values PyTorch has yet to negate or conjugate; save "
             "it after tensor.resolve_neg().resolve_conj()"
         )
-    if not isinstance(storage, np.ndarray) or len(size) != len(stride) or min((offset, *size, *stride)) < 0:
+    numbers = (offset, *size, *stride)
+    if not isinstance(storage, np.ndarray) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise pickle.UnpicklingError("impossible view")
+    if len(size) != len(stride):
         raise pickle.UnpicklingError("impossible view")
     if storage.ndim != 1 or storage.strides != (storage.itemsize,):  # a view of a view: it may have fewer elements
         raise pickle.UnpicklingError("a view of something else than a storage")

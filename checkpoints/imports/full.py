@@ -17,11 +17,11 @@ from checkpoints.families import FAMILIES, encoder_prefix, tensor_names
 from checkpoints.huggingface import convert, family_of, read_config, read_settings, unused_positions
 from checkpoints.imports.cross_encoder import as_cross_encoder
 from checkpoints.imports.heads import (
-    PROBLEMS,
     Wishes,
     head_of_names,
     labels_of,
     note_on_labels,
+    problem_of,
     read_head,
     refuse_idle_wishes,
 )
@@ -29,12 +29,13 @@ from checkpoints.imports.imported import PLAIN, Imported
 from checkpoints.imports.masked import read_masked_head
 from checkpoints.imports.sentence import cut, embedding_of, is_sentence_folder
 from checkpoints.imports.unread import Problems, Unread
-from checkpoints.sentence import model_folder
+from checkpoints.sentence import lowered, model_folder, transformer_settings
 from checkpoints.tensors import read_tensors
+from checkpoints.tokenizer import differences, has_tokenizer, read_tokenizer
 from checkpoints.validation import refuse
 from checkpoints.wrappers import unwrapped
 from jpets.config import BackboneConfig
-from jpets.errors import InvalidTask
+from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.types import Head, HeadType, Preprocessing
 
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -83,7 +84,7 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
             if mine[key] != theirs[key]
         ]
     )
-    _check_vocabulary(inner, backbone)
+    _check_tokenizer(folder, settings, config, backbone)
     stored = unwrapped(read_tensors(inner))
     prefix = encoder_prefix(stored, family)
     pooled = all(f"{prefix}{module}.weight" in stored for _, module, _ in FAMILIES[family].pooler)
@@ -97,11 +98,7 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     )
     rest = Unread(_without_known(stored, config, prefix), problems)
     kind = wishes.head or ("embedding" if is_sentence_folder(folder) else _head_type(settings, rest, config))
-    problem = wishes.problem or PROBLEMS.get(str(settings.get("problem_type")), None)
-    if problem is None and settings.get("problem_type") is not None:
-        problems.options.append(
-            f"problem_type: expected one of {sorted(PROBLEMS)}, found {str(settings['problem_type'])[:80]!r}"
-        )
+    problem = problem_of(settings, wishes, problems.options)
     if kind == "embedding":
         found = embedding_of(folder, backbone, wishes, problems.options)
         if wishes.head is None and not is_sentence_folder(folder):
@@ -123,22 +120,34 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     return FullModel(tensors, found.head, found.labels, found.notes, found.preprocessing)
 
 
-def _check_vocabulary(folder: Path, backbone: Backbone) -> None:
-    """Raises ``InvalidTask`` for a model whose own tokenizer gives tokens other numbers than the backbone's."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
+def _check_tokenizer(folder: Path, settings: Mapping[str, Any], config: BackboneConfig, backbone: Backbone) -> None:
+    """Raises ``InvalidTask`` for a model whose own tokenizer makes other tokens of a text than the backbone's."""
+    inner = model_folder(folder)
+    if not has_tokenizer(inner):
         return
     try:
-        own = tokenizers.Tokenizer.from_file(str(file)).get_vocab()
+        own = read_tokenizer(inner, settings, config).text
+        ids = tokenizers.Tokenizer.from_str(own).get_vocab()
+    except InvalidBackbone as error:
+        raise InvalidTask(error.message) from error
     except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
         raise InvalidTask("tokenizer.json cannot be read; save the fast tokenizer again") from error
     theirs = tokenizers.Tokenizer.from_str(backbone.tokenizer_json).get_vocab()
-    others = [token for token, id in own.items() if theirs.get(token) != id]
+    others = [token for token, id in ids.items() if theirs.get(token) != id]
     if others:
         listed = ", ".join(repr(token[:40]) for token in sorted(others)[:3])
         raise InvalidTask(
             f"tokenizer.json: {len(others)} tokens have other numbers than in the backbone {backbone.name!r}, such as "
             f"{listed}; give the backbone that the model was trained on"
+        )
+    parts = differences(own, backbone.tokenizer_json, config.type_vocab_size)
+    if parts and transformer_settings(folder).get("do_lower_case") is True:  # the library does it before the tokenizer
+        parts = differences(lowered(own), backbone.tokenizer_json, config.type_vocab_size)
+    if parts:
+        raise InvalidTask(
+            f"the tokenizer's {', '.join(parts)}: expected what the backbone {backbone.name!r} has, found another, so "
+            "that texts would become other tokens (as of a model for lower-case texts); give the backbone that the "
+            "model was trained on, with the model's own tokenizer files"
         )
 
 

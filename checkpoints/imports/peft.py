@@ -16,10 +16,11 @@ from checkpoints.imports.heads import (
     head_of_names,
     labels_of,
     note_on_labels,
+    problem_of,
     read_head,
     refuse_idle_wishes,
 )
-from checkpoints.imports.imported import Imported, notes_on_base
+from checkpoints.imports.imported import Imported, notes_on_base, revision_of
 from checkpoints.imports.peft_linear import ia3_deltas, lora_deltas
 from checkpoints.imports.peft_virtual import prefix_deltas, prompt_deltas
 from checkpoints.imports.sentence import embedding_of
@@ -125,7 +126,7 @@ def read_peft(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported:
     found = _head(folder, settings, tensors, backbone, wishes)
     tensors.refuse_rest(f"not understood in a {backbone.config.family} checkpoint of peft_type {kind}")
     problems.refuse()
-    notes = (*notes_on_base(settings.get("base_model_name_or_path"), backbone), *found.notes)
+    notes = (*notes_on_base(settings.get("base_model_name_or_path"), backbone, revision_of(settings)), *found.notes)
     return dataclasses.replace(found, deltas=tuple(deltas), notes=notes)
 
 
@@ -180,9 +181,11 @@ def _head(folder: Path, settings: Mapping[str, Any], tensors: Unread, backbone: 
         found = embedding_of(folder, backbone, wishes, problems)
         refuse_idle_wishes(found.head, wishes, problems)
         return found
-    head = read_head(tensors, backbone.config, kind, wishes.problem)
+    file = model_folder(folder) / "config.json"  # of the model that was tuned; many folders have none
+    model = read_json(file) if file.is_file() else {}
+    head = read_head(tensors, backbone.config, kind, problem_of(model, wishes, problems))
     refuse_idle_wishes(head, wishes, problems)
-    labels = labels_of(head, settings, wishes, problems)
+    labels = labels_of(head, {**model, **settings}, wishes, problems)
     return Imported((), head, labels, note_on_labels(labels))
 
 

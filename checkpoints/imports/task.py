@@ -12,7 +12,7 @@ from checkpoints.imports.adapterhub import is_adapterhub, read_adapterhub
 from checkpoints.imports.cross_encoder import as_cross_encoder
 from checkpoints.imports.full import FullModel, read_full
 from checkpoints.imports.heads import Wishes
-from checkpoints.imports.imported import Imported
+from checkpoints.imports.imported import Imported, revision_of
 from checkpoints.imports.peft import CONFIG, read_peft
 from checkpoints.imports.sentence import cut
 from checkpoints.sentence import model_folder
@@ -68,6 +68,11 @@ def base_model(folder: Path) -> str:
     found = settings.get("base_model_name_or_path") or settings.get("model_name")
     if not isinstance(found, str) or not found:
         raise InvalidTask("the folder does not say which backbone it was trained on: give --backbone")
+    if (revision := revision_of(settings)) is not None:
+        raise InvalidTask(
+            f"revision: expected none, or main, for a backbone that is found by its name, found {revision!r}; download "
+            f"that revision of {found!r}, and give its folder as --backbone"
+        )
     return found
 
 

@@ -276,3 +276,23 @@ def test_shards_are_read_and_stay_in_their_folder(tmp_path: Path) -> None:
     for name in ("../b.safetensors", "/etc/passwd", "missing.safetensors"):
         with pytest.raises(InvalidBackbone, match=r"index\.json: expected"):
             read_model(shard(write_full(tmp_path / "bad", biases), second=name), tiny(), Wishes())
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "named"),
+    [
+        ("tokenizer_config.json", {"do_lower_case": False}, "normalizer"),
+        ("tokenizer_config.json", {"truncation_side": "left"}, "truncation's direction"),
+        ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "normalizer"),
+    ],
+)
+def test_a_model_whose_tokenizer_acts_differently_is_refused(
+    tmp_path: Path, file: str, change: dict[str, Any], named: str
+) -> None:
+    """Its vocabulary is the backbone's, and so was every number compared."""
+    folder = write_full(tmp_path, biases)
+    path = folder / file
+    document = json.loads(path.read_text()) if path.is_file() else {"tokenizer_class": "BertTokenizer"}
+    path.write_text(json.dumps(document | change))
+    with pytest.raises(InvalidTask, match=f"the tokenizer's {named}: expected what the backbone"):
+        read_model(folder, tiny(), Wishes())

@@ -132,6 +132,7 @@ def test_every_wrong_tensor_is_listed(bert: Any, save_hf: Callable[..., Path]) -
         ({"hidden_act": "quick_gelu"}, "hidden_act must be one of"),
         ({"layer_norm_eps": "small"}, "layer_norm_eps must be a number"),
         ({"num_hidden_layers": None}, "num_hidden_layers must be a positive number, found None"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 1000, found 1000000000"),
         ({"num_attention_heads": 3}, "hidden_size must be a multiple of num_attention_heads"),
         ({"vocab_size": 41}, r"word_embeddings.weight: expected \[41, 16\], found \[40, 16\]"),
     ],

@@ -63,6 +63,23 @@ def test_existing_folder_is_kept(backbone: Backbone, tmp_path: Path) -> None:
         write_native(backbone, tmp_path / "native")
 
 
+def test_a_folder_that_comes_meanwhile_is_kept_and_the_tables_are_not_lost(
+    backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks_up = dataclasses.replace(backbone, config=dataclasses.replace(backbone.config, window=(1, 1)))
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "table").write_text("hours of work")
+
+    def come(*_: object) -> None:
+        (tmp_path / "native" / "other").mkdir(parents=True)
+
+    monkeypatch.setattr(native, "_save", come)
+    with pytest.raises(Conflict, match="exists already"):
+        write_native(looks_up, tmp_path / "native", tmp_path / "made")
+    assert (tmp_path / "made" / "table").read_text() == "hours of work"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "model", "native"]
+
+
 def test_full_disk_leaves_nothing(backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "no space")

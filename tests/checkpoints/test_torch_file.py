@@ -213,6 +213,21 @@ def test_a_pickle_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
     assert most < 8 * many.nbytes
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("end", [b"N" + pickle.SETITEM, pickle.POP + pickle.EMPTY_SET + pickle.MARK + pickle.ADDITEMS])
+def test_a_pickle_that_would_be_hashed_for_ever_is_refused(tmp_path: Path, numbered: bool, end: bytes) -> None:
+    """A tuple of the same tuple twice, sixty deep: hashing it takes 2^60 steps, which no signal interrupts."""
+    body, path = pickle.EMPTY_TUPLE, tmp_path / "model.bin"
+    for depth in range(60):
+        number = bytes([depth])
+        kept = pickle.BINPUT + number if numbered else pickle.MEMOIZE
+        body += kept + pickle.BINGET + number + pickle.TUPLE2
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + body + end + pickle.STOP)
+    with pytest.raises(InvalidBackbone, match="damaged"):
+        read_torch(path)
+
+
 def test_damaged_pickles_are_refused(tmp_path: Path) -> None:
     path = write_torch(tmp_path / "model.bin", {"weight": whole(0, FLOATS)}, [FLOATS])
     with zipfile.ZipFile(path) as archive:
