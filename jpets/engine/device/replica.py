@@ -147,7 +147,8 @@ class Replica:
     def dispatch(self, program: Program, assembled: Assembled, params: Params | None = None) -> Outputs:
         """Starts the program, on other parameters of the same shapes if given, and returns before it is done. Owner
         thread only."""
-        self._state, outputs = self._start(program, assembled, params or self.params, self._state)
+        own = self.params if params is None else params
+        self._state, outputs = self._start(program, assembled, own, self._state)
         return outputs
 
     def try_out(self, program: Program, assembled: Assembled) -> Outputs:

@@ -35,6 +35,8 @@ from jpets.errors import SHUTTING_DOWN, EngineFailure, JpetsError, Saturated
 
 log = logging.getLogger(__name__)
 
+LOST = 8
+"""Batches in a row that a device fails before it is taken for lost: what one left there may fail all others."""
 PrefetchHook = Callable[[Sequence[Pending]], None]
 
 
@@ -77,6 +79,8 @@ class HostLoop:
         """Parts of batches that failed as a whole."""
         self._ended = False
         self._progress = time.monotonic()
+        self._lost = 0
+        """Batches in a row that the device failed."""
         self._trigger = Trigger(planner, pending, settings)
         self._completion = Completion(workload, planner, pending, answers, stats)
         self._owner = threading.Thread(target=self._own, name="jpets-device", daemon=True)
@@ -102,8 +106,9 @@ class HostLoop:
 
     @property
     def live(self) -> bool:
-        """Both threads run, and if there is work, some of it was done within ``stall_seconds``."""
-        if not (self._owner.is_alive() and self._completer.is_alive()):
+        """Both threads run, and if there is work, some of it was done within ``stall_seconds``; the device did not fail
+        ``LOST`` batches in a row."""
+        if not (self._owner.is_alive() and self._completer.is_alive()) or self._lost >= LOST:
             return False
         if not (self.busy or self._pending.ready):
             return True
@@ -236,6 +241,7 @@ class HostLoop:
             self._stats.had_no_memory()
             self._planner.drop_copies()
         device_failed = isinstance(error, jax.errors.JaxRuntimeError) and not full
+        self._lost += device_failed
         if not device_failed and (len(pendings) > 1 or not alone):
             middle = len(pendings) // 2
             self._split([part for part in (pendings[:middle], pendings[middle:]) if part])
@@ -278,6 +284,7 @@ class HostLoop:
             pendings, alone, problem = batch.plan.pendings, batch.alone, None
             try:
                 self._completion.complete(batch, jax.tree.map(np.asarray, batch.outputs))
+                self._lost = 0
             except Exception as error:  # the device failed; the queries are answered, the loop goes on
                 log.exception("a batch failed on the device")
                 problem = error.with_traceback(None)

@@ -38,7 +38,7 @@ class FloodGuard:
         if not self._contention.lasts(now):
             return None
         lengths, heavy = [p.row.length for p in waiting], [p.row.heavy for p in waiting]
-        first = modest or [0]
+        first = set(modest or [0])
         loops = any(heavy[q] for q in first)
         others = [q for q in range(len(waiting)) if q not in first and (loops or not heavy[q])]
         shapes = self._ready.shapes(heavy=loops, rare=rare)

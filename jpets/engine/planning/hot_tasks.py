@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 
 from jpets.engine.batch.rows import Row
@@ -15,6 +15,7 @@ from jpets.engine.planning.predictions import Predictions
 from jpets.engine.planning.ready_programs import ReadyPrograms
 from jpets.engine.queue.pending import Pending
 from jpets.engine.tasks.entries import Resident
+from jpets.model.encoder import Params
 from jpets.scheduling.costs.ready_lookup import HOST_SECONDS
 from jpets.scheduling.policies.hot import worth_taking_out
 
@@ -77,7 +78,8 @@ class HotTasks:
     def _without_low_rank(self, plan: Plan, first: Pending) -> Plan:
         """Each of the tasks with a good part of the batch leaves, or that with the largest, or none. Copies would save
         what they would in the best programs that can come; where those are not ready yet, the plan asks for one."""
-        alone = self._alone(plan)
+        copies = self._merged.copies  # others come meanwhile: a plan without one would run on the bare backbone
+        alone = self._alone(plan, copies)
         if not alone:
             return plan
         largest, *others = alone
@@ -87,7 +89,6 @@ class HotTasks:
             ((self._gain(plan, [alone[owner] for owner in each], reach), each) for each in sets), key=itemgetter(0)
         )
         plan = dataclasses.replace(plan, saved=dict.fromkeys(leaving, saved / len(leaving)) if saved > 0 else {})
-        copies = self._merged.copies
         held = [owner for owner in leaving if owner in copies]
         if not held or saved <= 0:
             return plan
@@ -101,9 +102,9 @@ class HotTasks:
             return dataclasses.replace(plan, wanted=missing.wanted, missed=saved)
         return plan
 
-    def _alone(self, plan: Plan) -> dict[Resident, Plan]:
-        """Plans for the queries of tasks that a copy could serve, on the copies that there are or could be; those with
-        most tokens first."""
+    def _alone(self, plan: Plan, copies: Mapping[Resident, Params]) -> dict[Resident, Plan]:
+        """Plans for the queries of tasks that a copy could serve, on the ``copies`` that there are or, to be weighed
+        alone, on one that could be; those with most tokens first."""
         tokens = Counter[Resident]()
         for pending in plan.pendings:
             if pending.resident is not None and pending.resident.mergeable:
@@ -112,7 +113,7 @@ class HotTasks:
         found = [owner for owner, count in tokens.most_common(MOST_APART) if count >= least]
         return {
             owner: self._placer.place(
-                [pending for pending in plan.pendings if pending.resident is owner], self._merged.copies.get(owner, {})
+                [pending for pending in plan.pendings if pending.resident is owner], copies.get(owner, {})
             )
             for owner in found
             if self._merged.may_have(owner)

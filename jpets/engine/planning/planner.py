@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import partial
 
 from jpets.config import EngineSettings
@@ -22,8 +22,8 @@ from jpets.engine.planning.needs import Needs
 from jpets.engine.planning.placing import Compiling, Placer
 from jpets.engine.planning.plan import Plan
 from jpets.engine.planning.predictions import Predictions
-from jpets.engine.planning.ready_programs import ReadyPrograms
-from jpets.engine.planning.steady import steady_plan
+from jpets.engine.planning.ready_programs import ReadyPrograms, Takers
+from jpets.engine.planning.steady import steady_part, steady_plan
 from jpets.engine.planning.trunks import Trunks, shares_trunks
 from jpets.engine.planning.window import Pricing, read_window
 from jpets.engine.planning.wishes import Wishes
@@ -87,9 +87,7 @@ class Planner:
         """
         waiting, rare = self.ready.together(waiting)
         if self._settings.policy == "steady":
-            return steady_plan(
-                waiting, lambda heavy: self.ready.takers(heavy=heavy, rare=rare), self._predictions.seconds
-            )
+            return steady_plan(waiting, self._takers(rare=rare), self._predictions.seconds)
         if (contended := self._flood.batch(waiting, rare=rare)) is not None:
             self._kept.forget()
             return self.place(contended)
@@ -109,6 +107,9 @@ class Planner:
             chosen = policies.well_filled(chosen, lengths, own, self._settings.max_batch_rows)
         batch = [waiting[q] for q in chosen]
         return self.place(batch) if self._hot is None else self._hot.plan(batch, waiting[0], rare=rare)
+
+    def _takers(self, *, rare: bool) -> Callable[[bool], Takers]:
+        return lambda heavy: self.ready.takers(heavy=heavy, rare=rare)
 
     def _fair(self, chosen: list[int], waiting: Sequence[Pending]) -> list[int]:
         """``chosen``, or, for several parties, what keeps each one's part in a shape that takes all of them."""
@@ -131,7 +132,11 @@ class Planner:
         return [batch.queries.tolist() for batch in plan]
 
     def place(self, pendings: Sequence[Pending], copy: Params | None = None) -> Plan:
-        """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights."""
+        """The cheapest ready program for exactly these queries; ``copy`` holds their task's merged weights. By the
+        policy ``steady`` their own one."""
+        if self._settings.policy == "steady":
+            _, rare = self.ready.together(pendings)
+            return steady_part(pendings, self._takers(rare=rare), self._predictions.seconds)
         return self._placer.place(pendings, copy)
 
     def narrowed(self, plan: Plan, pendings: Sequence[Pending]) -> Plan:

@@ -27,6 +27,16 @@ def steady_plan(
     return Plan(taken, layout, program, predicted(layout.table, program))
 
 
+def steady_part(
+    pendings: Sequence[Pending], takers: Callable[[bool], Takers], predicted: Callable[[RowTable, Program], float]
+) -> Plan:
+    """The plan of queries that were together in a steady plan, some of which are gone: in the same program."""
+    rows = [pending.row for pending in pendings]
+    program = own_program(max(row.length for row in rows), takers(any(row.heavy for row in rows)))
+    layout = Layout(rows, program.key.bucket)
+    return Plan(pendings, layout, program, predicted(layout.table, program))
+
+
 def own_program(length: int, takers: Takers) -> Program:
     """Of the programs for any mixture the one with the shortest rows that fit, without heavy classes if possible. Costs
     play no part: every start measures them anew."""

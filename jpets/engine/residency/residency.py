@@ -168,7 +168,7 @@ class Residency:
         now = time.monotonic()
         if deadline is not None and deadline <= now:
             return True
-        if self._starved and now - self._looked >= STARVING:
+        if self._starved and now - self._looked >= STARVING and self._may_bring():
             return True
         return (self._look or self._delivery.look_again) and self._may_bring()
 
@@ -214,7 +214,7 @@ class Residency:
                         if self._tasks.slots.hopeless(keys):
                             delivery.refuse(entry, error)
                             continue
-                        full.update(keys)
+                        full.update(self._tasks.slots.lacking(keys, entry.tenant) or keys)
                     else:
                         batch += [placed] if placed else []
                         if len(batch) == TOGETHER:
@@ -240,7 +240,8 @@ class Residency:
                     if warming.may_come(entry, delivery.coming):
                         placed = self._fetcher.place(entry, evict=False)
                 except OutOfSpace:
-                    warming.found_full(entry.keys or ())
+                    keys = entry.keys or ()
+                    warming.found_full(self._tasks.slots.lacking(keys, entry.tenant, evict=False) or keys)
                 finally:
                     if placed is None:
                         warming.settled(entry)

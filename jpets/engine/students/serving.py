@@ -55,6 +55,8 @@ class StudentServing(Serves):
         self._start_groups = list(groups)
         self.size = GroupSize(rule or SizingRule(), devices, clock)
         self._groups: dict[TaskName, Group] = {}
+        self._sizes = Counter[int]()
+        """Groups by their number of students."""
         self._changes = threading.Lock()
         """Held while groups change."""
         self._retiring = ThreadPoolExecutor(1, thread_name_prefix="jpets-retire")
@@ -371,9 +373,12 @@ class StudentServing(Serves):
             before = self._groups.pop(name, None)
             if following is not None:
                 self._groups[name] = following
-            self.size.resize(max((len(group.ids) for group in self._groups.values()), default=1))
+                self._sizes[len(following.ids)] += 1
             if before is not None:
+                self._sizes[len(before.ids)] -= 1
                 before.leaving = True
+            if before is not None or following is not None:
+                self.size.resize(max((size for size, count in self._sizes.items() if count), default=1))
             idle = before is not None and not before.asked
         if before is not None and idle:
             self._remove(before)

@@ -68,6 +68,12 @@ class Slots:
         with self.lock:
             self._victims(list(keys), tenant)
 
+    def lacking(self, keys: Iterable[ClassKey], tenant: str, *, evict: bool = True) -> set[ClassKey]:
+        """Those of the classes in which ``reserve`` finds no slot now."""
+        with self.lock:
+            full = [key for key in keys if not self.pools[key].free]
+            return {key for key in full if not evict or self._victim(key, tenant, self._counts) is None}
+
     def hopeless(self, keys: Iterable[ClassKey]) -> bool:
         """Whether one of these classes has only tasks that never leave."""
         with self.lock:

@@ -135,9 +135,11 @@ def improved(
     fixed = _standing(placement, standing)
     own = _State(placement, calls, room, fixed)
     own.descend(copies, slack)
+    if own.gap <= slack:
+        return own.result()
     other = _State(placement, calls, room, fixed)
     moves = greedy(placement, calls, standing=standing).moves
-    if own.gap <= slack or not all(other.try_move(move) for move in moves):
+    if not all(other.try_move(move) for move in moves):
         return own.result()
     plain = other.loads
     other.descend(copies, slack)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import jax
 import pytest
 from support import paused
 
@@ -116,3 +117,20 @@ def test_an_engine_that_gets_nothing_done_is_not_live(engine: Engine, monkeypatc
         assert engine.live
         assert not engine.live
     assert engine.infer([GOOD])[0].error is None
+
+
+def test_a_device_that_fails_every_batch_is_lost(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is answered with an error at once, which a balancer would take for a fast server."""
+
+    def lost(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(engine.replica, "dispatch", lost)
+        for number in range(host_loop.LOST):
+            assert engine.live, number
+            assert isinstance(engine.infer([GOOD])[0].error, EngineFailure)
+        assert not engine.live
+        failing.undo()
+        engine.submit([GOOD])[0].result(30)
+    assert engine.live, "it may come back"

@@ -53,6 +53,7 @@ def planned(
     merged: Sequence[Resident | None] = (),
     ready: bool = True,
     barred: bool = False,
+    copies: Any = None,
 ) -> tuple[Plan, Program, Program]:
     """The plan for a batch whose first query is the most urgent one; ``merged`` have copies, and programs for them are
     ``ready``, or on their way unless ``barred``. Then the program for all classes and that for heads alone."""
@@ -63,7 +64,7 @@ def planned(
     predictions = Estimates(engine.costs, engine.profile)
     compiling: Any = types.SimpleNamespace(missed=lambda: (), barred=lambda key: barred)
     placer = Placer(replica, predictions, Menu([wide.key.bucket], lambda bucket: 1.0, 8, 0), compiling)
-    copies: Any = types.SimpleNamespace(copies=dict.fromkeys(merged, COPY), may_have=lambda resident: True)
+    copies = copies or types.SimpleNamespace(copies=dict.fromkeys(merged, COPY), may_have=lambda resident: True)
     hot = HotTasks(copies, ReadyPrograms(engine.replica), predictions, placer)
     return hot.plan(batch, batch[0], rare=False), wide, bare
 
@@ -88,6 +89,26 @@ def test_rows_on_a_copy_need_no_low_rank_class(engine: Engine) -> None:
     assert plan.copy is COPY and plan.program is bare and len(plan.rows) == 2
     assert {key.method for row in plan.rows for key in row.slots} == {"head"}
     assert saved_by(plan) == pytest.approx({"lora": WIDE - BARE / WORTHWHILE})
+
+
+def test_a_copy_that_comes_while_a_batch_is_planned_is_for_the_next_one(engine: Engine) -> None:
+    """The rows were laid out without their deltas to weigh a copy that there could be: they cannot run like that."""
+    batch = pendings(engine, ["lora", "lora"])
+
+    class Coming:
+        reads = 0
+
+        @property
+        def copies(self) -> dict[Any, Any]:
+            self.reads += 1
+            return {} if self.reads == 1 else {lora(batch): COPY}
+
+        def may_have(self, resident: Resident) -> bool:
+            return True
+
+    plan, wide, _ = planned(engine, batch, copies=Coming())
+    assert plan.copy is None and plan.program is wide
+    assert all(any(key.method == "lora" for key in row.slots) for row in plan.rows)
 
 
 def test_a_task_stays_in_a_batch_that_costs_as_much_without_it(engine: Engine) -> None:

@@ -45,6 +45,15 @@ def test_light_and_heavy_rows_have_programs_of_their_own(engine: Engine, planner
         assert plan.wanted is None
 
 
+def test_what_is_left_of_a_batch_runs_in_the_same_program(engine: Engine, planner: Planner) -> None:
+    """Clients leave, and batches are split that found no memory."""
+    for task in ("mask", "bitfit"):
+        waiting = [pending(engine, task, 9)]
+        plan = planner.next_batch(waiting)
+        assert planner.place(waiting).program is plan.program
+        assert planner.narrowed(plan, waiting).program is plan.program
+
+
 def test_a_length_that_no_rectangular_bucket_takes(engine: Engine, planner: Planner) -> None:
     with pytest.raises(EngineFailure, match="40 tokens"):
         planner.next_batch([pending(engine, "bitfit", 40)])

@@ -138,3 +138,18 @@ def test_everything_in_use() -> None:
     assert not idle
     table.done(resident)
     assert idle and bring(table, other, (A,)) is not None
+
+
+def test_only_the_class_that_is_full_is_lacking() -> None:
+    """A task of another one, which shares the class of its head with these, may come."""
+    table = TaskTable(SLOTS)
+    slots = table.slots
+    assert slots.lacking([A, B], "default") == set()
+    taken = [slots.reserve([B]) for _ in range(2)]
+    assert slots.lacking([A, B], "default") == {B}
+    slots.release(taken.pop())
+    entry = table.register("default", "own", lambda: task("own"), keys=(B,))
+    resident = bring(table, entry, (B,))
+    assert resident is not None
+    assert slots.lacking([B], "default") == set(), "a task without queries leaves"
+    assert slots.lacking([A, B], "default", evict=False) == {B}
