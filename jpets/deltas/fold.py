@@ -57,6 +57,11 @@ def folds_pooler(task: Task) -> bool:
     return True
 
 
+def pooler_weight(delta: Delta) -> Delta | None:
+    """The part of a delta that changes the pooler's weight, as a delta of its own."""
+    return pooler_part(delta) if _changes_weight(delta) else None
+
+
 def pooler_part(delta: Delta) -> Delta | None:
     """The part of a delta that acts at the pooler, as a delta of its own."""
     tensors = {name: array for name, array in delta.tensors.items() if name.startswith("pooler/")}

@@ -73,7 +73,8 @@ def train_group(
 ) -> GroupResult:
     """Trains a group on the shallow ``backbone``. Labels are only read to judge; ``more`` are texts without labels.
 
-    ``folder`` keeps what the teacher said and checkpoints, from which a killed run resumes. Raises ``InvalidInput``.
+    Those of ``more`` that are held out are left out. ``folder`` keeps what the teacher said and checkpoints, from which
+    a killed run resumes. Raises ``InvalidInput``.
     """
     check_can_score()
     settings = default_settings(method) if settings is None else settings
@@ -89,7 +90,9 @@ def train_group(
         thresholds=None,
         domain=None,
     )
-    every = [*examples, *more]
+    make_rows(held_out, own.head, own.labels, text, rule)  # labels that the teacher does not know are refused first
+    kept_out = {(each.text, each.text_pair) for each in held_out}
+    every = [*examples, *(each for each in more if (each.text, each.text_pair) not in kept_out)]
     every += augmented(every, Thesaurus(backbone), plan.copies, plan.training.seed) if plan.copies else []
     recipe = first_stage(method, settings, config, dict(backbone.params), 1, plan.training.seed).recipe
     student = Student(split(config), dict(backbone.params), recipe, text)

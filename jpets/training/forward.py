@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jpets.config import BackboneConfig
 from jpets.deltas import HEAD, METHODS
+from jpets.deltas.fold import pooler_weight
 from jpets.deltas.protocol import NO_LEAD, Lead
 from jpets.deltas.sites import BoundClass
 from jpets.deltas.view import HeadView, RowView, SlotView
@@ -212,6 +213,8 @@ def _bind(
         if not acts_beside(delta):
             params = method.merge(delta, config, params)
             continue
+        if (at_pooler := pooler_weight(delta)) is not None:  # an operator has none; a server folds it into the head
+            params = method.merge(at_pooler, config, params)
         for part in method.lower(delta, config):
             specs = method.bank_arrays(part.key, config)
             bank = {name: _bank(jnp.asarray(array), specs[name].fill, dtype) for name, array in part.arrays.items()}

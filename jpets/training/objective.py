@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jpets.errors import InvalidInput
 from jpets.training.fit import Pace, State, Trained, optimiser, rate_at, stepped
 from jpets.training.plan import SettledPlan
-from jpets.training.run import Keeper, TrainingProgress, UpdateReport, judged
+from jpets.training.run import DIVERGED, Keeper, TrainingProgress, UpdateReport, judged
 
 Batch = TypeVar("Batch")
 Objective = Callable[[Any, Any, Batch, PRNGKeyArray], Float[Array, ""]]
@@ -38,6 +39,8 @@ def fit_batches(
 
     ``judge`` gives the held-out loss after each epoch: then the best parameters are returned, and training stops after
     ``plan.patience`` epochs without better ones. A killed run resumes from ``keeper``'s progress, with the same result.
+
+    Raises ``InvalidInput`` where no held-out loss is finite.
     """
     rule, pace = optimiser(plan), Pace.of(plan, rate)
     total = plan.epochs * per_epoch
@@ -66,5 +69,7 @@ def fit_batches(
                 break
         if keeper is not None and (ends or (step + 1) % save_every == 0):
             keeper.save(progress)
+    if judge is not None and not np.isfinite(progress.best_loss):
+        raise InvalidInput(DIVERGED)
     final = progress.state.trained if judge is None else progress.best
     return final, progress.losses[: progress.state.step].tolist()

@@ -23,6 +23,7 @@ FEW_TEXTS = 4096
 """Number of texts below which batches are small, so that there are more updates for the same work."""
 SMALL_BATCH, BATCH = 16, 32
 LEAST_PATIENCE = 3
+DEFAULT_LENGTH = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,9 @@ class Training:
     plan: TrainingPlan = dataclasses.field(default_factory=TrainingPlan)
     held_out: float = 0.1
     """Share of the texts that is held out if no others are given, to stop early and to choose the best."""
-    max_length: int = 128
+    max_length: int | None = None
+    """Tokens that texts are cut to, in training and when the task is asked; None: those of the task that training goes
+    on from, else ``DEFAULT_LENGTH``."""
     pooling: Pooling = "mean"
     balanced: bool = False
     """Whether classes count equally, however often they occur."""

@@ -15,7 +15,7 @@ from jpets.training.data import Example
 from jpets.training.heads import at_the_usual_answer, new_head, usual_answer
 from jpets.training.labels import kind_of, label_names, make_rows
 from jpets.training.metrics import check_can_score
-from jpets.training.plan import Training
+from jpets.training.plan import DEFAULT_LENGTH, Training
 from jpets.types import Head, LoadedBackbone, Preprocessing, Task
 
 
@@ -47,7 +47,7 @@ def prepare(
     check_can_score()
     rule = dataclasses.replace(
         start.preprocessing if start is not None else Preprocessing(),
-        max_length=min(training.max_length, config.max_positions),
+        max_length=min(_most_tokens(training, config, start), config.max_positions),
         truncation=True,
         thresholds=None,
         domain=training.domain,
@@ -56,12 +56,18 @@ def prepare(
     _check_head(head, training)
     rows = make_rows(examples, head, names, text, rule, balanced=training.balanced)
     if held_out:
-        judged = make_rows(held_out, head, names, text, rule)
+        judged = make_rows(held_out, head, names, text, rule, balanced=training.balanced)
     else:
         rows, judged = _split(rows, training)
     if start is None:
         head = at_the_usual_answer(head, rows)
     return Prepared(head, names, rule, rows, judged, usual_answer(head, rows))
+
+
+def _most_tokens(training: Training, config: BackboneConfig, start: Task | None) -> int:
+    if training.max_length is not None:
+        return training.max_length
+    return DEFAULT_LENGTH if start is None else start.preprocessing.max_length or config.max_positions
 
 
 def domain_of(training: Training, backbone: LoadedBackbone, start: Task | None = None) -> str | None:

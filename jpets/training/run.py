@@ -82,6 +82,7 @@ def train(
     plan: TrainingPlan,
     *,
     held_out: Rows | None = None,
+    from_task: bool = False,
     keeper: Keeper | None = None,
     save_every: int = 100,
     pad_id: int = 0,
@@ -89,7 +90,7 @@ def train(
     report: Callable[[UpdateReport], None] = lambda step: None,
 ) -> Outcome:
     """Trains ``recipe`` and ``head`` on ``rows``, and keeps the parameters that were best on ``held_out``, or else the
-    last ones.
+    last ones. ``from_task``: they begin as a task's, which stay if none are better.
 
     The same rows, plan and machine give the same numbers, also if the run was killed and resumed. Batches at the end
     that do not fill an update are left out.
@@ -106,6 +107,9 @@ def train(
     if keeper is not None:
         progress = keeper.load(progress)
         progress = progress._replace(state=trainer.placed(progress.state))
+    if from_task and held_out is not None and progress.state.step == 0:
+        losses = partial(trainer.losses, progress.state.trained)
+        progress = judged(progress, mean_held_out(losses, held_out, plan.batch, pad_id))
     order: list[Any] = []
     while (step := progress.state.step) < total:
         epoch, at = divmod(step, per_epoch)

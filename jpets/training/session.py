@@ -91,7 +91,9 @@ def run_training(
     features = FrozenFeatures(split(config), text, base, made.head)
     rows, judged = (_lasting(own, backbone) for own in (made.rows, made.judged))
     with claimed(folder, backbone.fingerprint, training, rows, judged, made.head, before):
-        outcome = _Stages(training, config, base, made, text.pad_id, folder, devices, report).run(going_on)
+        outcome = _Stages(training, config, base, made, text.pad_id, folder, devices, report).run(
+            going_on, from_task=start is not None
+        )
     params: Params = outcome.trained["own"] if training.method == FULL else base
     predictor = Predictor(split(config), text, outcome.head, outcome.deltas)
     return concluded(id, backbone, made, outcome, predictor, params, features, plan)
@@ -169,19 +171,19 @@ class _Stages:
         self._pad_id, self._folder, self._devices, self._report = pad_id, folder, devices, report
         self._number = 0
 
-    def run(self, going_on: Recipe | None) -> Outcome:
+    def run(self, going_on: Recipe | None, from_task: bool) -> Outcome:
         own, epochs = self._training, self._plan.epochs
         if going_on is not None:
             stage = Stage(going_on, epochs)
         else:
             stage = first_stage(own.method, own.settings, self._encoder.config, self._base, epochs, own.plan.seed)
-        outcome = self._one(stage, self._made.head)
+        outcome = self._one(stage, self._made.head, from_task)
         while stage.then is not None:
             stage = stage.then(outcome.trained["own"])
             outcome = self._one(stage, outcome.head)
         return outcome
 
-    def _one(self, stage: Stage, head: Head) -> Outcome:
+    def _one(self, stage: Stage, head: Head, from_task: bool = False) -> Outcome:
         plan = dataclasses.replace(self._plan, epochs=stage.epochs)
         keeper = Checkpoints(self._folder / str(self._number)) if self._folder is not None else None
         self._number += 1
@@ -194,6 +196,7 @@ class _Stages:
                 self._made.rows,
                 plan,
                 held_out=self._made.judged,
+                from_task=from_task,
                 keeper=keeper,
                 pad_id=self._pad_id,
                 devices=self._devices,

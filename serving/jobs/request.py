@@ -120,7 +120,7 @@ class FineTune(_Asked):
     warm_up: Annotated[Number, Field(ge=0, le=1)] = 0.1
     patience: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     balanced: bool = False
-    max_length: Annotated[int, Field(ge=2, le=8192)] = 128
+    max_length: Annotated[int, Field(ge=2, le=8192)] | None = None
     pooling: Literal["mean", "cls", "pooler"] = "mean"
     domain: Annotated[Text, Field(max_length=256)] | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"

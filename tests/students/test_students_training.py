@@ -85,9 +85,9 @@ def test_a_run_goes_on_from_what_it_kept(made) -> None:  # type: ignore[no-untyp
     steps = []
     again = train_group(
         "group", shallow(), teacher, examples(48), examples(24, 1), PLAN, settings=SETTINGS, max_length=16,
-        folder=folder, report=lambda what, step: steps.append(what),
+        folder=folder, more=examples(24, 1), report=lambda what, step: steps.append(what),
     )  # fmt: skip
-    assert not steps, "all updates were done"
+    assert not steps, "all updates were done, as texts that are held out are not learnt from"
     assert again.scores == found.scores
     for one, other in zip(again.task.deltas, found.task.deltas, strict=True):
         jax.tree.map(np.testing.assert_array_equal, dict(one.tensors), dict(other.tensors))
@@ -230,7 +230,7 @@ def test_held_out_texts_are_not_learnt_from() -> None:
         assert learnt and judged and len(learnt) + len(judged) == 4
 
 
-def test_what_a_group_cannot_learn_is_refused() -> None:
+def test_what_a_group_cannot_learn_is_refused(tmp_path: Path) -> None:
     for kind in ("token-classification", "question-answering"):
         head = make_head(np.random.default_rng(0), 64, 2, kind=kind)
         with pytest.raises(InvalidInput, match="whole text"):
@@ -240,6 +240,10 @@ def test_what_a_group_cannot_learn_is_refused() -> None:
         train_group("g", shallow(), teacher, examples(8), examples(8), PLAN, method="mask")
     with pytest.raises(InvalidInput, match="held-out"):
         train_group("g", shallow(), teacher, examples(8), [], PLAN)
+    unknown = [dataclasses.replace(each, label="spam") for each in examples(8)]
+    with pytest.raises(InvalidInput, match="row 1: expected one of"):  # before anything is trained
+        train_group("g", shallow(), teacher, examples(8), unknown, PLAN, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(InvalidTask, match="group of students"):
         Teacher(group_task(), shallow())
     with pytest.raises(InvalidInput, match="no group"):

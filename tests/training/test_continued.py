@@ -12,6 +12,7 @@ import pytest
 from support import shallow
 
 from jpets.deltas import METHODS
+from jpets.deltas.fold import fold_pooler, pooler_weight
 from jpets.deltas.mask import MaskScores
 from jpets.deltas.recipe import Recipe
 from jpets.errors import InvalidInput
@@ -22,7 +23,8 @@ from jpets.training.forward import task_outputs
 from jpets.training.heads import new_head
 from jpets.training.labels import make_rows
 from jpets.training.methods import continued, rates
-from jpets.training.plan import Training, TrainingPlan
+from jpets.training.objective import fit_batches
+from jpets.training.plan import Training, TrainingPlan, settled
 from jpets.training.prepared import prepare
 from jpets.training.session import run_training
 from jpets.training.tokens import rectangle
@@ -144,3 +146,74 @@ def test_a_heavy_task_is_trained_on(method: Literal["mask", "diff"]) -> None:
 def test_no_option_is_passed_over(examples: list[Example], training: Training, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         run_training("own", shallow(), training, examples)
+
+
+def test_a_delta_at_the_pooler_acts_in_training_as_when_it_is_served() -> None:
+    """A server folds it into the head; an operator of it does not exist."""
+    base = jax.tree.map(np.asarray, random_params(CONFIG))
+    encoder, params = split(CONFIG), jax.tree.map(jnp.asarray, base)
+    delta = delta_of("lora", {"sites": ["query", "pooler"], "rank": 2})
+    head = new_head("sequence-classification", "single-label", 2, CONFIG.hidden_size, "pooler")
+    folded = fold_pooler(Task("own", BackboneRef.of(shallow()), (delta,), head, NAMES, RULE), CONFIG, params)
+    rows = make_rows(TEXTS[:2], head, NAMES, TextEncoder.of(shallow()), RULE)
+    batch = rectangle(rows.tokens, 16, 0)
+
+    def logits(head: Any, tensors: Any, deltas: Any) -> Any:
+        return task_outputs(encoder, params, deltas, head, tensors, batch).logits
+
+    served = logits(folded.head, {name: jnp.asarray(array) for name, array in folded.head.tensors.items()}, (delta,))
+    kernel = {name: jnp.asarray(array) for name, array in head.tensors.items()}
+    np.testing.assert_allclose(logits(head, kernel, (delta,)), served, atol=1e-5)
+    without = pooler_weight(delta)
+    assert without is not None and float(np.abs(logits(head, kernel, ()) - served).max()) > 1e-3
+    recipe = recipe_of(delta, base)
+    tree = recipe.start(np.random.default_rng(0))
+
+    def loss(tree: Any) -> Any:
+        own, deltas = recipe.vary(params, tree, None)
+        return (task_outputs(encoder, own, deltas, head, kernel, batch).logits ** 2).sum()
+
+    slopes = recipe.finish(jax.grad(loss)(tree))[0].tensors
+    assert all(np.abs(slopes[f"pooler/{name}"]).max() > 0 for name in "AB")
+
+
+def test_a_task_keeps_its_length_unless_another_is_asked_for() -> None:
+    start, text = (
+        task_of(delta_of("lora", {"sites": ["query"], "rank": 2}, shallow().config)),
+        TextEncoder.of(shallow()),
+    )
+
+    def length(training: Training, start: Task | None) -> int | None:
+        return prepare(shallow().config, text, training, TEXTS, start=start).rule.max_length
+
+    longest = shallow().config.max_positions
+    whole = dataclasses.replace(start, preprocessing=Preprocessing())
+    assert [length(Training("lora"), own) for own in (start, whole, None)] == [16, longest, min(128, longest)]
+    assert length(Training("lora", max_length=9), start) == 9
+
+
+def test_a_task_that_nothing_improves_stays_as_it_is() -> None:
+    """Held-out texts choose among all epochs, and what there was before the first."""
+    plan = TrainingPlan(epochs=4, batch=8, dtype="float32", head_rate=5e-2)
+    first = run_training("own", shallow(), Training("lora", plan=plan, max_length=16), TEXTS * 4)
+    worse = dataclasses.replace(plan, epochs=2, rate=10.0, head_rate=10.0)
+    second = run_training("own", shallow(), Training("lora", plan=worse, max_length=16), TEXTS * 4, start=first.task)
+    assert second.held_out == pytest.approx(first.held_out, abs=1e-5)
+    assert first.held_out < min(second.losses[1:])
+    for name, array in first.task.deltas[0].tensors.items():
+        np.testing.assert_array_equal(second.task.deltas[0].tensors[name], array)
+
+
+def test_an_objective_that_never_has_a_finite_loss_is_refused() -> None:
+    plan = settled(TrainingPlan(epochs=2, batch=4), 4)
+
+    def objective(frozen: Any, own: Any, batch: Any, key: Any) -> Any:
+        return (own["own"]["w"] * batch).sum()
+
+    def fit(judge: Any) -> Any:
+        first = {"own": {"w": jnp.ones(2)}, "head": {}}
+        return fit_batches(objective, {}, first, lambda epoch, at: jnp.ones(2), 1, plan, rate=1e-3, judge=judge)
+
+    with pytest.raises(InvalidInput, match="not finite"):
+        fit(lambda own: float("nan"))
+    assert len(fit(lambda own: 1.0)[1]) == 2

@@ -96,7 +96,9 @@ def train(
         ),
     ] = None,
     balanced: Annotated[bool, typer.Option("--balanced", help="let classes count alike, however rare")] = False,
-    max_length: Annotated[int, typer.Option(min=2, help="tokens that texts are cut to")] = 128,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="tokens that texts are cut to: 128, or the length of the task of --from")
+    ] = None,
     pooling: Annotated[str, typer.Option(help="mean, cls or pooler")] = "mean",
     sweep: Annotated[str | None, typer.Option(help="rate=LOW..HIGH: the best of four rates on held-out texts")] = None,
     start: Annotated[
