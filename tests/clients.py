@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,9 +74,6 @@ def samples(call: Call) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def wait_for_preparations() -> None:
-    """Waits until the threads that wait for classes of tasks have finished."""
-    end = time.monotonic() + 60
-    while "jpets-prepare" in [thread.name for thread in threading.enumerate()]:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def wait_for_preparations(service: Service) -> None:
+    """Waits until the versions have been looked at whose classes have come, or could not."""
+    service.preparations._finishing.submit(lambda: None).result(60)

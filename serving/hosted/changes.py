@@ -27,6 +27,11 @@ class Changes:
         ``OutOfSpace`` where it cannot."""
         return self._checked(self._tasks.engine, content, name).task
 
+    def check_shape(self, task: Task) -> None:
+        """Raises ``UnknownClass``, ``OutOfSpace`` where a task of its shape cannot be served, now or, by an engine that
+        grows, soon."""
+        self._check_shape(self._tasks.engine, task)
+
     def put(self, name: TaskName, file: Path, if_match: int | None = None) -> StoredTask:
         """Checks, stores and loads a task file; when it returns, the next query gets it. Except where its classes are
         not there yet (``Preparations``): then an older version is served until they are. On any error nothing changed.
@@ -83,15 +88,17 @@ class Changes:
                 raise
             self._preparations.forget(engine, name)
             self._preparations.drop(name)
-        tasks.repository.collect()
 
     def _checked(self, engine: Serves, content: bytes | memoryview, name: TaskName) -> LoweredTask:
         if name.id == self._tasks.backbone.name:
             raise InvalidTask(f"{name.id!r} is the name of the backbone; choose another id")
         task = engine.lower_task(self._tasks.check(content, name))
+        self._check_shape(engine, task)
+        return task
+
+    def _check_shape(self, engine: Serves, task: Task | LoweredTask) -> None:
         try:
             engine.check_task(task, stays=False)
         except (UnknownClass, Preparing):
             if not self._preparations.growing:
                 raise
-        return task

@@ -73,7 +73,7 @@ class Following:
             return
         elif version is not None and name not in tasks.registered:
             log.warning("a stored task has the name of a backbone, which goes before it", extra={"task": name.id})
-        else:
+        elif waits is None or waits.problem is None or version != known.version:  # else an update failed: it is told
             preparations.drop(name)
             if version != known.version:
                 preparations.take(engine, self._with_layout(known))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from jpets.engine.interface import Serves
@@ -37,6 +37,8 @@ class Preparations:
         self._tasks = tasks
         self._waiting: dict[TaskName, Preparation] = {}
         """Tasks that were taken in and wait for their classes, or that failed to get them."""
+        self._finishing = ThreadPoolExecutor(1, "jpets-prepare")
+        """One at a time: thousands may wait for one class, and each is read whole."""
 
     def get(self, name: TaskName) -> Preparation | None:
         """The state of a version that waits for classes which the engine does not have yet."""
@@ -73,10 +75,13 @@ class Preparations:
         """A version that others stored: an older version is served until the engine has its classes."""
         done = engine.prepare(known.classes or ()) if self.growing else None
         if done is None or done.done():
-            self._tasks.register(engine, known)
-            engine.warm([known.name.id], tenant=known.name.tenant)
+            self._register(engine, known)
         else:
             self._wait_for(engine, known, done, own=False)
+
+    def _register(self, engine: Serves, known: Known) -> None:
+        self._tasks.register(engine, known)
+        engine.warm([known.name.id], tenant=known.name.tenant)
 
     def add_standard(self, engine: Serves, standard: Callable[[], Sequence[Task]]) -> None:
         """Gives the engine the classes of the usual task shapes, if it is ``growing``; in a thread of its own."""
@@ -99,17 +104,18 @@ class Preparations:
         self._waiting[known.name] = Preparation(known.version)
         if not self._tasks.knows(known.name):
             self._tasks.register(engine, known)
-        wait = threading.Thread(target=self._finish, args=(engine, known, done, own), name="jpets-prepare", daemon=True)
-        wait.start()
+        done.add_done_callback(lambda done: self._finishing.submit(self._finish, engine, known, done.exception(), own))
 
-    def _finish(self, engine: Serves, known: Known, done: Future[None], own: bool) -> None:
-        problem: BaseException | None = done.exception()
+    def _finish(self, engine: Serves, known: Known, problem: BaseException | None, own: bool) -> None:
         name, version = known.name, known.version
         with self._tasks.locks.hold(name):
             if self._waiting.get(name) != Preparation(version):
                 return  # another version came, or it was deleted
             try:
-                if problem is None:
+                if problem is None and not own:
+                    self._register(engine, known)
+                    self.drop(name)
+                elif problem is None:
                     stored = self._tasks.repository.get(name.id, name.tenant, version)
                     self.serve(engine, name, engine.lower_task(self._tasks.read(stored, name)), stored)
             except Exception as error:  # noqa: BLE001 (any error is the answer to the task's queries)

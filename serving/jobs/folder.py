@@ -44,8 +44,9 @@ Parsed = TypeVar("Parsed")
 
 
 class JobState(BaseModel):
-    """``tenant`` owns the job and what it makes. ``attempts``: processes that were started for it. ``publishing``: a
-    task may have been published, as a version above ``above``."""
+    """``tenant`` owns the job and what it makes. ``attempts``: processes that were started for it; the last
+    ``fruitless`` of them got no further than ``reached``. ``publishing``: a task may have been published, as a version
+    above ``above``. ``kept``: what it made could not be published, and stays in its folder."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,10 +56,13 @@ class JobState(BaseModel):
     started: str | None = None
     finished: str | None = None
     attempts: int = 0
+    fruitless: int = 0
+    reached: JobProgress | None = None
     publishing: bool = False
     above: int | None = None
     version: int | None = None
     problem: str | None = None
+    kept: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -177,23 +181,35 @@ class JobFolder:
         self.scratch.mkdir()
         return self.scratch
 
-    def begin(self, attempts: int) -> None:
-        self.change(state="running", attempts=attempts, started=self.state.started or _now())
+    def begin(self, attempts: int, fruitless: int = 1) -> None:
+        started = self.state.started or _now()
+        counts = {"attempts": attempts, "fruitless": fruitless}
+        self.change(state="running", reached=self.progress, started=started, **counts)
 
     def finish(self, state: JobStateName, **changes: Any) -> None:
-        """Keeps the description and the log, and deletes the rest."""
+        """Keeps the description and the log, and deletes the rest; of a job that is cancelled first the rest, as the
+        disk may be full."""
+        if state == "cancelled":
+            self._delete_work()
         self.change(state=state, finished=_now(), **changes)
         self.free()
 
     def free(self) -> None:
-        """Deletes everything of a finished job except its description, result and log."""
+        """Deletes everything of a finished job except its description, result and log, and what could not be
+        published."""
+        self._delete_work(keep_made=self.state.kept)
+        (self.path / "cancel").unlink(missing_ok=True)
+
+    def _delete_work(self, keep_made: bool = False) -> None:
         half_written = list(self.path.glob(f"{TEMPORARY}*"))  # by a process that was killed
-        folders = [self.checkpoints, self.backbone, self.scratch, *(each for each in half_written if each.is_dir())]
-        files = [self.data, self.start_file, self.outline_file, self.task_file, self.lock_file, self.path / "cancel"]
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
-        for path in (*files, *(each for each in half_written if each not in folders)):
-            path.unlink(missing_ok=True)
+        made = [] if keep_made else [self.task_file, self.backbone]
+        data = self.path.glob("data.*")  # by its name: a request of another version of jpets cannot be read
+        work = [*data, self.checkpoints, self.scratch, self.start_file, self.outline_file, self.lock_file]
+        for path in (*work, *made, *half_written):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def log(self) -> bytes:
         """The end of its log."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jpets.errors import Conflict, JpetsError, NotFound, OutOfSpace, Saturated
-from serving.jobs.folder import JobFolder, JobFolders
+from serving.jobs.folder import JobFolder, JobFolders, JobState
 from serving.jobs.states import DISK_IS_FULL
 
 log = logging.getLogger(__name__)
@@ -123,6 +123,9 @@ class JobRunner:
                 except OutOfSpace:
                     log.warning("a job waits for space on the disk", extra={"job": job.id})
                     self._pause(self._back_off)
+                except OSError:  # as without descriptors or processes: the job waits
+                    log.exception("a job cannot be run now", extra={"job": job.id})
+                    self._pause(self._back_off)
                 except Exception:  # the other jobs go on
                     log.exception("a job failed", extra={"job": job.id})
                     try:
@@ -180,19 +183,20 @@ class JobRunner:
             if (result := job.result) is not None:
                 self._end(job, result.problem)
                 return
-            if state.attempts >= self._attempts:
-                job.finish("failed", problem=f"its process ended {state.attempts} times before it was done")
+            fruitless = 0 if _has_got_further(job, state) else state.fruitless
+            if fruitless >= self._attempts:
+                job.finish("failed", problem=f"its process ended {fruitless} times without getting any further")
                 return
-            if state.attempts and self._pause(self._back_off * state.attempts):
+            if fruitless and self._pause(self._back_off * fruitless):
                 return
-            job.begin(state.attempts + 1)
+            job.begin(state.attempts + 1, fruitless + 1)
             try:
                 status = self._process(job)
             except JpetsError as error:
                 job.finish("failed", problem=error.message)
                 return
             if self._closed or status == DISK_IS_FULL:  # not the job's fault
-                job.change(state="queued", attempts=state.attempts)
+                job.change(state="queued", attempts=state.attempts, fruitless=fruitless)
                 if not self._closed:
                     raise OutOfSpace("the disk is full")
             elif status:
@@ -240,7 +244,7 @@ class JobRunner:
         if problem is not None:
             job.finish("failed", problem=problem)
             return
-        again = job.state.publishing
+        again, failures = job.state.publishing, 0
         while not self._closed:
             with self._changed, job.deciding():  # from here on it cannot be cancelled
                 if job.is_to_end and not again:
@@ -258,6 +262,16 @@ class JobRunner:
             except JpetsError as error:
                 job.finish("failed", problem=error.message)
                 return
+            except Exception as error:  # such as a folder that may not be written: the work of days is not thrown away
+                log.exception("what a job made cannot be published", extra={"job": job.id})
+                failures += 1
+                if failures == self._attempts:
+                    why = f"what it made could not be published ({type(error).__name__}), and is in the job's folder"
+                    job.finish("failed", problem=f"{why}; the server's log has the details", kept=True)
+                    return
+                job.change(publishing=again)
+                self._pause(self._back_off * 4**failures)
+                continue
             job.finish("succeeded", version=version)
             log.info(
                 "a job published what it made", extra={"job": job.id, "kind": job.request.kind, "version": version}
@@ -269,3 +283,9 @@ class JobRunner:
         with self._changed:
             self._changed.wait_for(lambda: self._closed, timeout=seconds)
             return self._closed
+
+
+def _has_got_further(job: JobFolder, state: JobState) -> bool:
+    """Whether the last process got further than the one before it: a job of days may see its server killed often."""
+    now, before = job.progress, state.reached
+    return now is not None and (before is None or now.of != before.of or now.step > before.step)

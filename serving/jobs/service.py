@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,9 +41,10 @@ where another backbone has that name, ``OutOfSpace``."""
 Asked = TypeVar("Asked", FineTune, Extract, FurtherPretrain, MakeDomain, MakeStudents)
 
 
-def _check_waiting(folders: JobFolders, tenant: str) -> None:
-    """Raises ``Saturated`` where there is no place for one more job of the tenant."""
-    waiting = Counter(state.tenant for state in folders.states() if not state.is_finished)
+def _check_waiting(folders: JobFolders, tenant: str, coming: Counter[str]) -> None:
+    """Raises ``Saturated`` where there is no place for one more job of the tenant, besides those whose data are
+    ``coming``."""
+    waiting = Counter(state.tenant for state in folders.states() if not state.is_finished) + coming
     if waiting.total() >= MOST_WAITING:
         raise Saturated(f"{MOST_WAITING} jobs wait already; cancel some, or try again when one has finished")
     if tenant != DEFAULT_TENANT and waiting[tenant] >= MOST_OF_ONE:
@@ -52,7 +53,9 @@ def _check_waiting(folders: JobFolders, tenant: str) -> None:
 
 class Jobs:
     """Jobs in ``folder`` that make tasks and domains of ``services``, and backbones where there is a place to keep
-    them. Methods block; thread-safe."""
+    them. Methods block; thread-safe.
+
+    It has more than 20 methods, as every kind of job is checked when it comes and again when it is published."""
 
     def __init__(
         self,
@@ -70,6 +73,8 @@ class Jobs:
         self._outline = outline
         self._keep_backbone = keep_backbone
         self._committing = threading.Lock()
+        self._coming = Counter[str]()
+        """Jobs by tenant whose data are on their way."""
 
     def accept(self, request: Asked, tenant: str = DEFAULT_TENANT) -> Asked:
         """A tenant's request with its backbone named, if all but the data is right: errors are reported before the data
@@ -106,17 +111,30 @@ class Jobs:
             }
             request = request.model_copy(update=named)
             _check_known(request.domain, own.backbone)
-            own.engine.check_task(self._outline(request, own.backbone, methods), stays=False)
+            own.changes.check_shape(self._outline(request, own.backbone, methods))
         if isinstance(request, MakeStudents):
             teacher = _teacher_service(self._services, self._services.resolve(TaskName(tenant, request.teacher)))
             request = request.model_copy(update={"teacher_backbone": teacher.backbone.name})
-            own.engine.check_task(self._outline(request, own.backbone, ()), stays=False)
-        _check_waiting(self.folders, tenant)
+            own.changes.check_shape(self._outline(request, own.backbone, ()))
         return request
+
+    @contextlib.contextmanager
+    def draft(self, request: Asked, tenant: str = DEFAULT_TENANT) -> Iterator[JobFolder]:
+        """``JobFolders.draft``. Raises ``Saturated`` where too many jobs wait or are on their way: each of these may
+        have written as much as a job's data may have."""
+        with self._committing:
+            _check_waiting(self.folders, tenant, self._coming)
+            self._coming[tenant] += 1
+        try:
+            with self.folders.draft(request, tenant) as draft:
+                yield draft
+        finally:
+            with self._committing:
+                self._coming[tenant] -= 1
 
     def commit(self, draft: JobFolder) -> JobFolder:
         """Queues the draft, with all that it needs, as a job. Raises ``NotFound``, ``Saturated`` where too many wait by
-        now: several may have been accepted at once."""
+        now: another server may have taken some in."""
         request = draft.request
         needed = request.start if isinstance(request, FineTune) else None
         needed = request.teacher if isinstance(request, MakeStudents) else needed
@@ -124,7 +142,8 @@ class Jobs:
             repository, name = self._services.repository, self._services.resolve(draft.task_name(needed))
             draft.start_file.write_bytes(repository.read(repository.get(name.id, name.tenant)))
         with self._committing:
-            _check_waiting(self.folders, draft.state.tenant)
+            tenant = draft.state.tenant
+            _check_waiting(self.folders, tenant, self._coming - Counter({tenant: 1}))
             job = self.folders.commit(draft)
         self.runner.wake()
         return job

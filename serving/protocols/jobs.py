@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import JSONResponse
 
 from jpets.errors import InvalidInput, NotFound
+from jpets.files import space_errors
 from serving.http.uploads import FILE_BODY, receive
 from serving.jobs.folder import JobFolder
 from serving.jobs.request import Extract, FineTune, FurtherPretrain
@@ -100,20 +103,34 @@ async def delete_job(here: Here, jobs: HereJobs, id: str) -> Response:
         return None if jobs.delete(job) else job
 
     job = await asyncio.to_thread(delete)
-    return Response(status_code=204) if job is None else JSONResponse(JobItem.of(job).model_dump(), 202)
+    if job is None:
+        return Response(status_code=204)
+    return JSONResponse((await asyncio.to_thread(JobItem.of, job)).model_dump(), 202)
 
 
 async def create(request: Request, here: Context, jobs: Jobs, asked: Asked, what: str) -> JobItem:
     """A new job, with the body as its data; ``what`` names that to people."""
     tenant = here.asker.tenant
     asked = await asyncio.to_thread(jobs.accept, asked, tenant)
-    with jobs.folders.draft(asked, tenant) as draft:
+    async with _draft(jobs, asked, tenant) as draft:
         with draft.data.open("xb") as file:
             got = await receive(request, file, here.settings.max_data_bytes, "training data")
         if not got:
             raise InvalidInput(f"expected {what} as the body, found nothing")
         here.keyring.check(here.asker)  # it may have been revoked while the data came
-        return JobItem.of(await asyncio.to_thread(jobs.commit, draft))
+        return await asyncio.to_thread(lambda: JobItem.of(jobs.commit(draft)))
+
+
+@contextlib.asynccontextmanager
+async def _draft(jobs: Jobs, asked: Asked, tenant: str) -> AsyncIterator[JobFolder]:
+    """``Jobs.draft``, whose files are made and removed beside the event loop. Raises ``OutOfSpace``, ``Saturated``."""
+    stack = contextlib.ExitStack()
+    draft = await asyncio.to_thread(stack.enter_context, jobs.draft(asked, tenant))
+    try:
+        with space_errors():
+            yield draft
+    finally:
+        await asyncio.to_thread(stack.close)
 
 
 def _whose(here: Context) -> str | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from jpets.app.jobs.work import do
 from jpets.errors import JpetsError, OutOfSpace
-from jpets.files import DISK_FULL
+from jpets.files import DISK_FULL, space_errors
 from jpets.training.process import set_up_training
 from serving.http.logs import FieldFormatter, places
 from serving.jobs.folder import JobFolder, JobResult
@@ -44,20 +44,24 @@ def main() -> None:
     set_up_training()
     threading.Thread(target=_end_with_server, daemon=True).start()
     job, places = JobFolder(Path(sys.argv[1])), sys.argv[2:]
-    with job.lock_file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a server that was killed may not have ended yet
-        lock.write(str(os.getpid()))
-        lock.flush()
-        _set_up_log(job)
-        if job.result is None:
-            sys.exit(_work(job, places))
+    try:
+        with space_errors(), job.lock_file.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a server that was killed may not have ended yet
+            lock.write(str(os.getpid()))
+            lock.flush()
+            _set_up_log(job)
+            if job.result is None:
+                sys.exit(_work(job, places))
+    except OutOfSpace:
+        sys.exit(DISK_IS_FULL)
 
 
 def _work(job: JobFolder, places_of: Sequence[str]) -> int:
     """The exit status: 0 where there is a result."""
     try:
         try:
-            result = do(job, places_of, _Reporter(job))
+            with space_errors():
+                result = do(job, places_of, _Reporter(job))
         except JpetsError as error:
             log.warning("failed: %s", error.message)
             if error.message == DISK_FULL:

@@ -48,7 +48,7 @@ def test_copies_are_in_the_cache_folder(tmp_path: Path, backbone: Backbone, uplo
     told = options(tmp_path, repository=tmp_path / "own", blobs="memory://copied/tasks")
     with opened_repository(told, backbone) as repository:
         stored = repository.put("a", upload("a", seed=1))
-    assert (tmp_path / "cache" / "blobs" / f"{stored.digest}.safetensors").is_file()
+    assert (tmp_path / "cache" / "task-files" / f"{stored.digest}.safetensors").is_file()
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["catalog.sqlite"]
 
 

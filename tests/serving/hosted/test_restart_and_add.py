@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from jpets.config import EngineSettings
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.compilation.growth import Growth
 from jpets.engine.engine import Engine
-from jpets.errors import OutOfSpace
+from jpets.errors import OutOfSpace, UnknownClass
 from jpets.types import Task
 from serving.hosted.repository import Validator
 from serving.hosted.service import Service
@@ -137,9 +138,11 @@ def test_a_shape_without_room_is_told_and_not_kept(
     monkeypatch.setattr(Growth, "_open", full)
     assert put(call, make_task("topic", outputs=9)).status_code == 202
     state(call, "topic")
-    wait_for_preparations()
+    wait_for_preparations(service)
+    service.following.refresh()  # what was not kept is a change of the repository too
     answer = call("GET", "/v1/tasks/topic")
     assert "--device-memory-gb" in answer.text
+    assert not before or answer.json()["state"] == "failed"
     assert answer.status_code == (200 if before else 507)
     assert ask(call, "topic").status_code == (200 if before else 404)
     assert len(list(call("GET", "/v1/tasks").json()["tasks"])) == before
@@ -172,9 +175,37 @@ def test_what_others_add_is_served_too(start: Start, make_task: Callable[..., Ta
         time.sleep(0.02)
 
 
+def test_many_tasks_of_a_new_class_are_read_one_at_a_time(
+    start: Start, make_task: Callable[..., Task], settings: ServingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands may wait for one class; those that others stored are read when they are asked for."""
+    service = start()
+    call, opened, threads = client(service, settings), Growth._open, []
+
+    def slow(growth: Growth, keys: Any) -> None:
+        for number in range(20):
+            service.repository.put(f"beside-{number}", memoryview(task_to_bytes(make_task(f"beside-{number}"))))
+        service.following.refresh()
+        threads.append(threading.active_count())
+        opened(growth, keys)
+
+    before = threading.active_count()
+    monkeypatch.setattr(Growth, "_open", slow)
+    assert put(call, make_task("topic")).status_code == 202
+    assert state(call, "topic").json()["state"] == "ready"
+    wait_for_preparations(service)
+    assert threads[0] < before + 10
+    assert [ask(call, f"beside-{number}").status_code for number in (0, 19)] == [200, 200]
+
+
 def test_a_server_that_does_not_grow_names_the_option(
     start: Start, make_task: Callable[..., Task], settings: ServingSettings
 ) -> None:
-    answer = put(client(start(growing=False), settings), make_task("topic"))
+    service = start()
+    service.changes.check_shape(make_task("topic"))  # it would get the class, so a job may make such a task
+    service = start(growing=False)
+    with pytest.raises(UnknownClass):
+        service.changes.check_shape(make_task("topic"))
+    answer = put(client(service, settings), make_task("topic"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unknown_class")
     assert "--reserve" in answer.text

@@ -15,6 +15,7 @@ from jpets.errors import Saturated
 from serving.hosted.service import Service
 from serving.hosted.services import Services
 from serving.http.settings import ServingSettings
+from serving.jobs.request import FineTune
 from serving.jobs.service import Jobs
 from serving.tenants.keyring import Keyring
 
@@ -53,3 +54,21 @@ def test_jobs_are_their_tenants(
     with pytest.raises(Saturated), jobs.folders.draft(jobs.folders.get(id).request, "acme") as draft:
         jobs.commit(draft)  # accepted while there was a place, and its data took longer
     assert call("operator", "DELETE", f"/v1/jobs/{id}").status_code == 202
+
+
+def test_jobs_whose_data_are_on_their_way_count_too(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may write as much as a job's data may have before it is committed."""
+    monkeypatch.setattr("serving.jobs.service.MOST_OF_ONE", 1)
+    request = jobs.accept(FineTune(task="new", settings={"rank": 4}), "acme")
+    with jobs.draft(request, "acme") as draft:
+        with pytest.raises(Saturated, match="jobs of yours wait"), jobs.draft(request, "acme"):
+            pass
+        with jobs.draft(request, "globex"):
+            pass
+        draft.data.write_text("text,label\na,b\n")
+        job = jobs.commit(draft)
+    with pytest.raises(Saturated), jobs.draft(request, "acme"):
+        pass
+    jobs.folders.remove(job)
+    with jobs.draft(request, "acme"):
+        pass

@@ -41,7 +41,7 @@ def test_an_old_version_serves_until_the_classes_of_one_from_elsewhere_are_there
     detail = second.call("GET", "/v1/tasks/shape").json()
     assert (detail["state"], len(preparations)) == ("preparing", 1)
     preparations.pop().set_result(None)
-    wait_for_preparations()
+    wait_for_preparations(second.service)
     old = second.ask("shape")
     assert old == first.ask("shape")
     first.put("shape", upload("shape", seed=2))
@@ -49,7 +49,7 @@ def test_an_old_version_serves_until_the_classes_of_one_from_elsewhere_are_there
         second.service.following.refresh()
         assert second.ask("shape") == old and len(preparations) == 1
     preparations.pop().set_result(None)
-    wait_for_preparations()
+    wait_for_preparations(second.service)
     assert second.ask("shape") == first.ask("shape") != old
 
 
@@ -61,7 +61,7 @@ def test_what_waits_for_its_classes_does_not_come_after_a_later_change(
     first.put("late", upload("late", seed=1))
     second.service.following.refresh()
     preparations[0].set_result(None)
-    wait_for_preparations()
+    wait_for_preparations(second.service)
     first.put("late", upload("late", seed=2))
     second.service.following.refresh()
     if change == "replace":
@@ -73,7 +73,7 @@ def test_what_waits_for_its_classes_does_not_come_after_a_later_change(
     second.service.following.refresh()
     for done in preparations[:0:-1]:
         done.set_result(None)
-    wait_for_preparations()
+    wait_for_preparations(second.service)
     assert second.service.preparations.get(TaskName.of("late")) is None
     assert second.service.tasks.version(TaskName.of("late")) == first.service.tasks.version(TaskName.of("late"))
     assert second.ask("late") == first.ask("late")
@@ -87,12 +87,12 @@ def test_a_server_without_room_takes_nothing_of_others_away(
     first.put("large", upload("large", seed=1))
     second.service.following.refresh()
     preparations.pop().set_exception(OutOfSpace("no room; raise --device-memory-gb"))
-    wait_for_preparations()
+    wait_for_preparations(second.service)
     assert second.call("GET", "/v1/tasks/large").json()["state"] == "failed"
     version = first.put("large", upload("large", seed=2))
     second.service.following.refresh()
     preparations.pop().set_exception(OutOfSpace("no room; raise --device-memory-gb"))
-    wait_for_preparations()
+    wait_for_preparations(second.service)
     assert second.call("GET", "/v1/tasks/large").json()["state"] == "failed"
     second.service.following.refresh()
     first.service.following.refresh()

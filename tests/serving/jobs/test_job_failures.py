@@ -1,0 +1,79 @@
+"""What a server, its disk or its system fail to do costs no job its work."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+from fake_jobs import KEPT, Published, add, command_of, finished, wait_for
+
+from jpets.errors import OutOfSpace
+from serving.jobs.folder import JobFolder, JobFolders, JobState
+from serving.jobs.runner import JobRunner
+
+
+def test_what_a_server_fails_to_publish_is_tried_again_and_kept(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
+) -> None:
+    """As where a folder may not be written: training may have taken days."""
+    published.errors = [PermissionError("secret")]  # type: ignore[list-item]
+    runner = make_runner()
+    assert finished(add(jobs, runner=runner)).state == "succeeded"
+    published.errors = [RuntimeError("secret")] * 3  # type: ignore[list-item]
+    item = finished(job := add(jobs, runner=runner))
+    assert (
+        item.state == "failed" and "is in the job's folder" in str(item.problem) and "secret" not in str(item.problem)
+    )
+    runner.close()
+    make_runner()
+    assert finished(add(jobs)).state == "succeeded"
+    assert {path.name for path in job.path.iterdir()} == KEPT | {"task.safetensors"}
+
+
+def test_a_job_waits_for_what_the_system_lacks(jobs: JobFolders, published: Published) -> None:
+    errors = [OSError(errno.EMFILE, "no descriptors"), OSError(errno.EAGAIN, "no processes")]
+
+    def command(job: JobFolder) -> list[str]:
+        if errors:
+            raise errors.pop()
+        return command_of(job)
+
+    runner = JobRunner(jobs, command, published, attempts=3, back_off=0.01)
+    runner.start()
+    assert finished(add(jobs, runner=runner)).state == "succeeded"
+    runner.close()
+
+
+def test_a_job_that_gets_further_each_time_is_not_given_up(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], published: Published
+) -> None:
+    """Its server may be killed as often as it likes."""
+    runner = make_runner()
+    assert finished(add(jobs, "crash further on", runner)).state == "succeeded"
+    assert published.files == ["trained in 7 processes"]
+
+
+def test_a_full_disk_is_freed_by_a_cancellation(
+    jobs: JobFolders, make_runner: Callable[[], JobRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, change = make_runner(), JobFolder.change
+    running, waiting = add(jobs, "wait", runner), add(jobs)
+    wait_for(lambda: (running.path / "pid").exists())
+
+    def full(job: JobFolder, **changes: object) -> JobState:
+        if changes.get("state") == "cancelled" and list(job.path.glob("data.*")):
+            raise OutOfSpace("the disk is full")
+        return change(job, **changes)
+
+    monkeypatch.setattr(JobFolder, "change", full)
+    runner.cancel(waiting)
+    assert waiting.state.state == "cancelled"
+
+
+def test_a_finished_job_of_another_version_is_freed(jobs: JobFolders, make_runner: Callable[[], JobRunner]) -> None:
+    old = add(jobs)
+    old.change(state="failed")
+    (old.path / "request.json").write_text('{"kind": "of another version"}')
+    make_runner()
+    wait_for(lambda: not list(old.path.glob("data.*")))
