@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -176,6 +177,8 @@ def test_tasks_from_a_file_and_from_a_repository(
     repository = Repository(tmp_path / "repository")
     for task in tasks.values():
         repository.put(task.id, task_to_bytes(task))
+    other = dataclasses.replace(task, backbone=dataclasses.replace(task.backbone, fingerprint="sha256:" + "0" * 64))
+    repository.put("of-another-backbone", task_to_bytes(other))
     repository.close()
     lines = [{"text": text} for text in TEXTS]
     outputs = [tmp_path / name for name in ("folder", "repository.out", "one")]

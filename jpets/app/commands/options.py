@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from jpets.config import EngineSettings
+from jpets.errors import Conflict
 
 SUFFIX = ".safetensors"
 TextColumn = Annotated[str, typer.Option(help="column of the texts")]
@@ -51,6 +52,15 @@ def check_tasks_output(folder: Path, ids: Sequence[str]) -> None:
     _check_folder(folder if folder.is_dir() else folder.parent)
     for id in ids:
         _check_file(folder / f"{id}{SUFFIX}")
+
+
+def check_new_folder(folder: Path) -> None:
+    """What would keep a folder from being made in the end. Raises ``Conflict``, ``typer.BadParameter``."""
+    if folder.exists():
+        raise Conflict(f"{folder} exists already; remove it or choose another folder")
+    above = next(each for each in folder.absolute().parents if each.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise typer.BadParameter(f"nothing may be written into {above.name!r}, where {folder.name!r} is to be")
 
 
 def _check_folder(folder: Path) -> None:

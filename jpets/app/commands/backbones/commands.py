@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,8 +13,10 @@ import typer
 from jpets.app.commands.app import App
 from jpets.app.commands.backbones.pretrain import pretrain
 from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
+from jpets.app.commands.client.waiting import looks
+from jpets.app.commands.options import check_new_folder
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
-from jpets.errors import Conflict, InvalidBackbone
+from jpets.errors import InvalidBackbone
 from serving.protocols.schemas import BackboneItem, BackboneList
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ app = App(no_args_is_help=True, help="Shared models, from a folder, an installed
 app.command()(pretrain)
 
 PATH = "/v1/backbones"
-WAIT = 0.2
-"""Seconds between looks at a backbone that starts."""
 Name = Annotated[str, typer.Argument(help="name of the backbone, as the list shows it")]
 Source = Annotated[str, typer.Argument(help="folder (Hugging Face or native), installed package or hub id")]
 
@@ -43,8 +42,7 @@ def import_backbone(
     from checkpoints.native import write_native
     from checkpoints.source import load_backbone
 
-    if destination.exists():
-        raise Conflict(f"{destination} exists already; remove it or choose another folder")
+    check_new_folder(destination)
     with reporting() as report:
         report("import", 0, 2)
         backbone = load_backbone(source, name)
@@ -92,9 +90,9 @@ def load(name: Name, server: ServerUrl = DEFAULT_SERVER) -> None:
     here = Server(server)
     item = here.ask(BackboneItem, "PUT", _path(name))
     with busy(f"load {name}"):
+        seen = looks(lambda: here.ask(BackboneList, "GET", PATH).backbones)
         while item.state == "starting":
-            time.sleep(WAIT)
-            item = next(each for each in here.ask(BackboneList, "GET", PATH).backbones if each.name == name)
+            item = next((each for each in next(seen) if each.name == name), item.model_copy(update={"state": "gone"}))
     if item.state != "ready":
         raise InvalidBackbone(f"{name} is {item.state}: {item.problem or 'it is being unloaded'}")
     typer.echo(f"{name} is ready, with {item.tasks} tasks")

@@ -7,9 +7,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from jpets.app.commands.options import Seed, TextColumn, TrainingDType, check_training_dtype
+from jpets.app.commands.options import Seed, TextColumn, TrainingDType, check_new_folder, check_training_dtype
 from jpets.app.commands.output import busy, print_fields, progress_bars
-from jpets.errors import Conflict
 
 
 def pretrain(
@@ -40,8 +39,7 @@ def pretrain(
     from jpets.training.plan import TrainingPlan
     from jpets.training.process import set_up_training
 
-    if destination.exists():
-        raise Conflict(f"{destination} exists already; remove it or choose another folder")
+    check_new_folder(destination)
     check_training_dtype(dtype)
     set_up_training()
     with busy("read texts"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 import urllib.parse
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ import typer
 
 from jpets.app.commands.app import App
 from jpets.app.commands.client.client import DEFAULT_SERVER, Server, ServerUrl
+from jpets.app.commands.client.waiting import looks
 from jpets.app.commands.options import named
 from jpets.app.commands.output import (
     JsonOption,
@@ -37,8 +37,6 @@ app = App(no_args_is_help=True, help="Jobs of a running server; jpets train --ta
 PATH, DOMAINS, STUDENTS = "/v1/jobs", "/v1/domains", "/v1/students"
 EXTRACT, PRETRAIN = f"{PATH}/extract", f"{PATH}/further-pretrain"
 PAGE = 500
-WAIT = 0.3
-"""Seconds between looks at a job that runs."""
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 FORMATS_OF = {
     PATH: FORMATS | {".zip": "zip"},
@@ -176,10 +174,16 @@ def pack(source: Path, texts: Path | None, target: Path) -> Path:
                 "--texts: an archive is sent as it is; put the texts into it and name them by --set texts="
             )
         return source
-    files = [path for path in sorted(source.iterdir()) if path.is_file() and path.suffix in PACKED]
+    from checkpoints.sentence import MODULES
+
+    files = [path for path in sorted(source.glob("*")) if path.suffix in PACKED]
+    if (source / MODULES).is_file():  # of Sentence-Transformers, which has a folder for each module
+        files += [path for path in sorted(source.glob("*/*")) if path.suffix in PACKED]
     with zipfile.ZipFile(target, "w") as archive:  # tensors hardly shrink
-        for path in [*files, *([texts] if texts is not None else [])]:
-            archive.write(path, path.name)
+        for path in filter(Path.is_file, files):
+            archive.write(path, path.relative_to(source))
+        if texts is not None:
+            archive.write(texts, texts.name)
     return target
 
 
@@ -239,9 +243,9 @@ def follow(server: Server, item: JobItem) -> JobItem:
     where it fails."""
     with progress_bars() as bars:
         bar = bars.add_task(item.id, total=None)
+        seen = looks(lambda: _job(server, item.id))
         while not item.is_finished:
-            time.sleep(WAIT)
-            item = _job(server, item.id)
+            item = next(seen)
             if (at := item.progress) is not None:
                 bars.update(
                     bar, completed=at.step, total=at.of, description=f"{item.method or item.kind}, {_done(item)}"

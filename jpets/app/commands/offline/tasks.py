@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from jpets.access import DEFAULT_TENANT
 from jpets.app.commands.tasks.repository_store import CATALOG, open_folder
 from jpets.errors import JpetsError, NotFound
 from jpets.types import Task
+from serving.options.sources import PREFIX
 
 PATTERN = "*.safetensors"
 
@@ -27,9 +29,10 @@ class TaskSet(NamedTuple):
 
 
 def load_tasks(place: Path, backbone: Backbone) -> TaskSet:
-    """Every task of ``place``. Raises ``NotFound`` where there is none, ``InvalidTask`` naming the task."""
+    """Every task of ``place``; of a repository those of the backbone, as others may have tasks there too. Raises
+    ``NotFound`` where there is none, ``InvalidTask`` naming the task."""
     tasks, digests = {}, {}
-    for id, read in _files(place):
+    for id, read in _files(place, backbone.fingerprint):
         try:
             content = read()
             tasks[id] = read_task(content, id=id, config=backbone.config, backbone=backbone.fingerprint)
@@ -37,16 +40,19 @@ def load_tasks(place: Path, backbone: Backbone) -> TaskSet:
             raise type(error)(f"task {id}: {error.message}") from error
         digests[id] = digest_of(content)
     if not tasks:
-        raise NotFound(f"{place} holds no tasks; expected task files ({PATTERN}) or a repository")
+        raise NotFound(
+            f"{place} holds no tasks of backbone {backbone.name!r}; expected task files ({PATTERN}) or a repository"
+        )
     return TaskSet(MappingProxyType(tasks), MappingProxyType(digests))
 
 
-def _files(place: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _files(place: Path, fingerprint: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """(id, what reads the task file), by id."""
     if (place / CATALOG).is_file():
-        with open_folder(place) as repository:
+        with open_folder(place, blobs=os.environ.get(f"{PREFIX}BLOBS") or None) as repository:
             for stored in repository.every(DEFAULT_TENANT):
-                yield stored.id, partial(repository.read, stored)
+                if stored.metadata["backbone"]["fingerprint"] == fingerprint:
+                    yield stored.id, partial(repository.read, stored)
     else:
         for file in sorted(place.glob(PATTERN)) if place.is_dir() else [place]:
             yield file.stem, partial(read_bytes, file)

@@ -15,6 +15,7 @@ from jpets.app.commands.options import (
     Seed,
     TextColumn,
     TrainingDType,
+    check_new_folder,
     check_task_output,
     check_training_dtype,
 )
@@ -28,7 +29,6 @@ from jpets.app.commands.output import (
     size,
 )
 from jpets.app.commands.training.command import settings_of
-from jpets.errors import Conflict
 
 if TYPE_CHECKING:
     from jpets.students.session import GroupResult
@@ -72,8 +72,7 @@ def backbone(
     from jpets.training.plan import TrainingPlan
     from jpets.training.process import set_up_training
 
-    if destination.exists():
-        raise Conflict(f"{destination} exists already; remove it or choose another folder")
+    check_new_folder(destination)
     check_training_dtype(dtype)
     set_up_training()
     with busy("read texts"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from jpets.app.commands.app import App
-from jpets.app.commands.options import Kept, Seed, TextColumn, TrainingDType, check_training_dtype
+from jpets.app.commands.options import Kept, Seed, TextColumn, TrainingDType, check_new_folder, check_training_dtype
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table, reporting, size
 from jpets.errors import InvalidInput
 
@@ -70,6 +70,7 @@ def root(
     """
     if kept_as not in ("bfloat16", "float8"):
         raise typer.BadParameter(f"--values must be bfloat16 or float8, found {kept_as!r}")
+    check_new_folder(destination)
     from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import make_root
 

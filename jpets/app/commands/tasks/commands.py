@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from jpets.app.commands.app import App
+from jpets.app.commands.client.waiting import looks
 from jpets.app.commands.output import JsonOption, busy, print_fields, print_json, print_table, report_error, size
 from jpets.app.commands.tasks.eval import evaluate
 from jpets.app.commands.tasks.files import TaskFiles, for_each, task_files
@@ -20,8 +20,6 @@ from jpets.errors import EngineFailure, InvalidInput, InvalidTask
 from serving.protocols.schemas import TaskDetail, TaskSummary
 
 CONTENT = ("methods", "head", "labels", "size")
-LOOK = 0.5
-"""Seconds between two questions whether a task is served by now."""
 
 app = App(no_args_is_help=True, help="The tasks of a repository's folder or of a running server.")
 
@@ -102,8 +100,7 @@ def _wait_until_served(store: TaskStore, id: str) -> None:
     made."""
     typer.echo(f"{id} is the first of its shape: the server compiles programs for it", err=True)
     with busy("compile programs"):
-        while (task := store.get(id)).state == "preparing":
-            time.sleep(LOOK)
+        task = next(task for task in looks(lambda: store.get(id)) if task.state != "preparing")
     if task.state == "failed":
         raise EngineFailure(f"{id} cannot be served: {task.problem}")
     typer.echo(f"{id} is served")
