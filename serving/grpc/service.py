@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from jpets.errors import (
+    SHUTTING_DOWN,
     Conflict,
     DeadlineExceeded,
     Forbidden,
@@ -206,9 +207,11 @@ class InferenceService:
     async def _streamed_all(self, contents: AsyncIterator[bytes], call: Call, asker: Asker) -> None:
         """Answers in the order of the requests, of which a few are worked on at a time. One that fails is told so in
         its place, and the stream goes on. No more are read while the client leaves many answers unread, and none once
-        the server drains, the key is revoked, or nothing has come for long."""
+        the server drains, the key is revoked, or nothing has come for long: then it ends with an error, as clients take
+        another end for one that they asked for, and wait for answers to what they send."""
         coming: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(AHEAD)
         unread, working, active = 0, 0, time.monotonic()
+        ended: JpetsError | None = None
 
         async def read() -> None:
             nonlocal working
@@ -226,7 +229,8 @@ class InferenceService:
             return response
 
         async def end() -> None:
-            while (working or time.monotonic() < active + SILENT) and self._goes_on(asker):
+            nonlocal ended
+            while (ended := self._end_of(asker, None if working else active)) is None:
                 await asyncio.sleep(LOOK)
             reading.cancel()
             await coming.put(None)
@@ -243,14 +247,20 @@ class InferenceService:
                 ending.cancel()
         except BaseExceptionGroup as several:  # gRPC knows what to do with each alone: mostly that the client left
             raise several.exceptions[0] from None
+        if ended is not None:
+            await call.abort(code_of(ended), ended.message)
 
-    def _goes_on(self, asker: Asker) -> bool:
-        """Whether a stream may stay open."""
+    def _end_of(self, asker: Asker, idle_since: float | None) -> JpetsError | None:
+        """Why a stream may not stay open."""
         try:
             self._here.keyring.check(asker)
-        except Unauthorized:
-            return False
-        return not self._here.services.first.tasks.closing
+        except Unauthorized as error:
+            return error
+        if self._here.services.first.tasks.closing:
+            return Saturated(SHUTTING_DOWN)
+        if idle_since is not None and time.monotonic() > idle_since + SILENT:
+            return Saturated(f"nothing came for {SILENT:g} seconds; open a new stream")
+        return None
 
     async def _streamed(self, content: bytes, call: Call) -> Any:
         name, id = "ModelStreamInfer", ""

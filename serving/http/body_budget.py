@@ -17,6 +17,8 @@ from serving.http.errors import retry_headers
 FREE = 1 << 16
 """Bytes of a body that are not counted: a connection may hold as many in its buffers, and small requests shall pass
 when large ones fill the budget."""
+BODY = "jpets.body"
+"""A request's ``Body`` in its ASGI scope."""
 MUCH = 32 << 20
 """Bytes of bodies after which freed memory is given back to the system: the C library keeps most of it."""
 PATIENCE = 5.0
@@ -118,6 +120,10 @@ class Body:
         if came > free:
             self._budget.take(self, came - free)
         return message
+
+    def unpacked(self, size: int) -> None:
+        """Counts a packed body's bytes once they are unpacked, until its request has its answer. Raises ``NoRoom``."""
+        self._budget.take(self, max(0, size - FREE))
 
     def give_way(self) -> bool:
         """Refuses the body if more of it is still to come."""

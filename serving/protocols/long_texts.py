@@ -27,7 +27,9 @@ def render_whole(
     if task.head.type == "token-classification":
         tagged = all_of(results, Tokens)
         found = entities_of(windows, tagged, how)
-        return {"entities": [dataclasses.asdict(each) for each in found], "num_classes": len(tagged[0].names)}
+        whole = len(windows.tokens) == 1  # else an entity's tokens are counted in its window
+        entities = [dataclasses.asdict(each) | ({} if whole else {"tokens": None}) for each in found]
+        return {"entities": entities, "num_classes": len(tagged[0].names)}
     return render(averaged(task, scored(results)), top_k)
 
 

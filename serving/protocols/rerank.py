@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool
 
 from jpets.errors import InvalidInput
 from jpets.types import Query, Result
@@ -46,6 +46,7 @@ class RerankRequest(BaseModel):
     """Whether the answer repeats the texts."""
     truncate: StrictBool | None = None
     """Cut texts that are too long, whatever the task's own rule."""
+    user: Text | None = None
 
 
 class Ranked(BaseModel):
@@ -68,9 +69,11 @@ class ScoreRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: ModelName
-    text_1: Text | Many[Text]
-    text_2: Text | Many[Text]
+    text_1: Annotated[Text | Many[Text], Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))]
+    text_2: Annotated[Text | Many[Text], Field(validation_alias=AliasChoices("text_2", "documents", "items", "data_2"))]
+    """vLLM has had several names for both."""
     truncate: StrictBool | None = None
+    user: Text | None = None
 
 
 class ScoreItem(BaseModel):

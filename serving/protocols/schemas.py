@@ -121,8 +121,8 @@ class LabelProb(BaseModel):
 
 class EntityItem(BaseModel):
     """What carries a label: ``text``, which stands at characters ``start`` to ``end`` (exclusive) of the input, of a
-    pair's second text where ``in_pair`` is set. ``tokens`` are the positions of its tokens, ``word`` is what they
-    spell."""
+    pair's second text where ``in_pair`` is set. ``tokens`` are the positions of its tokens, except in a text that was
+    read in windows, and ``word`` is what they spell."""
 
     label: str
     score: float
@@ -131,7 +131,7 @@ class EntityItem(BaseModel):
     text: str | None
     word: str | None
     in_pair: bool
-    tokens: tuple[int, int]
+    tokens: tuple[int, int] | None = None
 
 
 class ItemError(BaseModel):

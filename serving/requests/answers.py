@@ -32,8 +32,8 @@ def _render(result: Result, top_k: int | None, how: Aggregation) -> dict[str, An
         found = [dataclasses.asdict(each) for each in aggregated(result, how)]
         return {"entities": found, "num_classes": len(result.names)}
     if isinstance(result, Span):
-        assert result.answer is not None, "asked by texts"
-        answer = result.answer
+        if (answer := result.answer) is None:  # asked by ids: there is no text to count characters in
+            return {"answer": "", "score": result.score, "tokens": [result.start, result.end]}
         return {"answer": answer.text, "score": result.score, "start": answer.start, "end": answer.end}
     if isinstance(result, Fills):
         return {"fills": [[each._asdict() for each in own] for own in best_fills(result, top_k)]}
@@ -46,8 +46,12 @@ def outcome(result: Result, rendered: Callable[[Result], dict[str, Any]]) -> dic
     error."""
     if result.error is not None:
         return render_error(result.error)
+    try:
+        item = rendered(result)
+    except JpetsError as error:  # of an option that suits other tasks' heads
+        return render_error(error)
     shared = shared_layers(result)
-    return {**rendered(result), "shared_layers": shared} if shared else rendered(result)
+    return {**item, "shared_layers": shared} if shared else item
 
 
 def shared_layers(result: Result) -> int:

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from jpets.errors import InvalidInput, TooLarge, Unparseable, UnsupportedMedia
 from serving.http.aside import SHORT
 from serving.http.body_bounds import Bounds, check_bounds
+from serving.http.body_budget import BODY
 from serving.http.errors import worded
 from serving.requests.context import Context
 
@@ -37,7 +38,7 @@ async def read_body(
     """The body as ``adapter``'s type; ``default`` for an empty one, or ``...`` where it has to be there. Also the bytes
     behind the JSON, which only a route with ``bytes_behind`` takes.
 
-    Raises ``InvalidInput``, ``Unparseable``, ``TooLarge``, ``UnsupportedMedia``.
+    Raises ``InvalidInput``, ``Unparseable``, ``TooLarge``, ``UnsupportedMedia``, and ``NoRoom`` for what was packed.
     """
     headers = request.headers
     length = headers.get(HEADER_LENGTH)
@@ -56,14 +57,18 @@ async def read_body(
         return default, b""
     limit, bounds = here.settings.max_body_bytes, Bounds.of(here.settings.max_inputs)
 
-    def read() -> tuple[Any, bytes]:
+    def read() -> tuple[Any, bytes, int]:
         content = body if encoding is None else _inflated(body, encoding, limit)
         ends = len(content) if length is None else _header_length(length, len(content))
         document = content[:ends]
         check_bounds(document, bounds)
-        return _parsed(document.removeprefix(BOM), adapter), content[ends:]
+        return _parsed(document.removeprefix(BOM), adapter), content[ends:], len(content)
 
-    return await here.aside.do(SHORT + 1 if encoding else len(body) // PER_CHARACTER, read)
+    effort = SHORT + 1 if encoding else len(body) // PER_CHARACTER
+    found, behind, size = await here.aside.do(effort, read)
+    if encoding:
+        request.scope[BODY].unpacked(size)
+    return found, behind
 
 
 def _encoding(given: str) -> str | None:
@@ -118,6 +123,8 @@ def _parsed(body: bytes, adapter: TypeAdapter[Any]) -> Any:
         return adapter.validate_json(body)
     except ValidationError as error:
         problem = error
+    if (less := _without_unknown_nulls(body, problem)) is not None:
+        return _parsed(less, adapter)
     if problem.error_count() == 1 and (found := problem.errors(include_url=False)[0])["type"] == "json_invalid":
         document = _lenient(body, found["ctx"]["error"])
         try:
@@ -125,6 +132,18 @@ def _parsed(body: bytes, adapter: TypeAdapter[Any]) -> Any:
         except ValidationError as error:
             problem = error
     raise InvalidInput(worded(problem.errors(include_url=False, include_context=False, include_input=False)))
+
+
+def _without_unknown_nulls(body: bytes, problem: ValidationError) -> bytes | None:
+    """The body without the options at its top that are unknown and null, as some clients send for what their caller
+    left out; None if it has none."""
+    errors = problem.errors(include_url=False, include_context=False)
+    names = {str(e["loc"][-1]) for e in errors if e["type"] == "extra_forbidden" and e["input"] is None}
+    document = json.loads(body) if names else None
+    if not isinstance(document, dict):
+        return None
+    left = {name: value for name, value in document.items() if name not in names or value is not None}
+    return json.dumps(left).encode() if len(left) < len(document) else None
 
 
 def _lenient(body: bytes, problem: str) -> Any:

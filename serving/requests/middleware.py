@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jpets.errors import TooLarge
-from serving.http.body_budget import BodyBudget
+from serving.http.body_budget import BODY, BodyBudget
 from serving.http.descriptors import shortage
 from serving.http.errors import error_response, log_unexpected, retry_headers
 from serving.http.fields import declared_length
@@ -101,6 +101,7 @@ class RequestMiddleware:
             return
         with self._budget.body(receive) as body:
             got = 0
+            scope[BODY] = body
 
             async def counted() -> Message:
                 nonlocal got

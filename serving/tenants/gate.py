@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from starlette.responses import Response
 from starlette.types import Scope
 
-from jpets.errors import JpetsError, Unauthorized
+from jpets.errors import Forbidden, JpetsError, Unauthorized
 from serving.http.errors import error_response, retry_headers
 from serving.tenants.keyring import Keyring
 
@@ -33,6 +33,8 @@ class Gate:
         page = scope["path"] in PAGES and scope["method"] in ("GET", "HEAD")
         try:
             asker = self._keyring.asker(key_of(headers, basic=page))
+            if asker.key is None and scope["method"] not in ("GET", "HEAD"):
+                _check_site(headers)
             asker.allowance.request()
         except JpetsError as error:
             more = retry_headers(error)
@@ -41,6 +43,21 @@ class Gate:
             return error_response(scope, error.status, error.code, error.message, more)
         scope["state"]["asker"] = asker
         return None
+
+
+def _check_site(headers: Mapping[bytes, bytes]) -> None:
+    """Raises ``Forbidden`` for what a page of another site sends: browsers let any page send to this machine, and a
+    server without keys would take it for its owner's."""
+    site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+    if site is not None:  # browsers alone send it, over HTTPS and to this machine
+        other = site not in (b"same-origin", b"none")
+    else:
+        other = origin is not None and origin.lower().partition(b"://")[2] != headers.get(b"host", b"").lower()
+    if other:
+        raise Forbidden(
+            "this comes from a page of another site, which a server without keys does not take; make a key (jpets key "
+            "create), and have the page send it"
+        )
 
 
 def is_open(path: str) -> bool:

@@ -286,7 +286,7 @@ async def infer(
     """
     found = await find_model(here, model, version)
     given, requested = body.parameters or Parameters(), body.outputs
-    names = None if requested is None else [each.name for each in requested]
+    names = [each.name for each in requested or ()] or None  # none named: all, as over gRPC
     inference = Inference(_tensors(body.inputs, behind), names, given.truncate, given.prompt_name)
     asked = await read_inference(here, found, inference)
     raw = {name: bool(given.binary_data_output) for name in asked.wanted}

@@ -9,28 +9,43 @@ from collections.abc import Mapping
 from typing import Any
 
 from jpets.errors import DeadlineExceeded, InvalidInput
+from jpets.types import TaskName
 from serving.protocols.oip.inference import BACKBONE_VERSION, find_model
 from serving.requests.context import Context
 
 PAGE = 1000
 LOOK = 0.01
 """Seconds between looks whether a task has come."""
-READY = "READY"
+READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 
 
 async def index(here: Context, *, ready: bool = False) -> list[dict[str, str]]:
-    """Name, version and state of every task that the tenant may ask for, by name, behind those of the backbones. All
-    are ready: a task that is not on the device comes with its next query. ``ready``: none while the server is not."""
+    """Name, version and state of every task that the tenant may ask for, by name, behind those of the backbones. They
+    are ready where their backbone is loaded: a task that is not on the device comes with its next query. ``ready``:
+    those alone, and none while the server is not."""
     services = here.services
     if ready and not services.first.ready:
         return []
-    found = [{"name": service.backbone.name, "version": BACKBONE_VERSION} for service in services.all]
+    found = [_ready(service.backbone.name, BACKBONE_VERSION) for service in services.all]
     after: str | None = None
     while True:
         page, after = await asyncio.to_thread(here.listed, PAGE, after)
-        found += [{"name": stored.id, "version": str(stored.version)} for stored in page]
+        found += [_entry(here, stored.name, stored.version) for stored in page]
         if after is None:
-            return [{**each, "state": READY, "reason": ""} for each in found]
+            return [each for each in found if each["state"] == READY or not ready]
+
+
+def _entry(here: Context, task: TaskName, newest: int) -> dict[str, str]:
+    with here.services.owning(task) as own:
+        version = own.tasks.version(task)
+    if version is not None:
+        return _ready(task.id, str(version))
+    why = "its backbone is not loaded, or the server compiles its first program"
+    return {"name": task.id, "version": str(newest), "state": UNAVAILABLE, "reason": why}
+
+
+def _ready(name: str, version: str) -> dict[str, str]:
+    return {"name": name, "version": version, "state": READY, "reason": ""}
 
 
 async def load(here: Context, model: str, parameters: Mapping[str, Any]) -> None:

@@ -224,7 +224,9 @@ def test_silent_streams_leave_places_for_others(address: str, remote: Remote) ->
 def test_a_silent_stream_ends(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "SILENT", 0.2)
     with silent_streams(address, 1) as (call,):
-        assert list(call) == [] and call.code() == grpc.StatusCode.OK
+        with pytest.raises(grpc.RpcError):  # of an end without one clients would not notice
+            list(call)
+        assert call.code() == grpc.StatusCode.UNAVAILABLE and "open a new stream" in call.details()
 
 
 def test_a_client_that_leaves_a_stream_unread_breaks_nothing(

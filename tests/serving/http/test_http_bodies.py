@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from listening import listening
 
 from serving.app import create_app
 from serving.hosted.service import Service
+from serving.http.body_budget import FREE, Body, BodyBudget, NoRoom
 from serving.http.responses import FastJSONResponse
 from serving.http.settings import ServingSettings
 
@@ -49,6 +52,36 @@ def told(call: Call, path: str, content: bytes, **headers: str) -> tuple[int, st
 )
 def test_packed_bodies_are_read(call: Call, encoding: str, pack: Any) -> None:
     assert told(call, CLASSIFY, pack(ASKED), content_encoding=encoding, content_type=JSON) == (200, "")
+
+
+def test_packed_bodies_count_as_what_they_unpack_to(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def count(body: Body, size: int) -> None:
+        sizes.append(size)
+        if len(sizes) > 1:
+            raise NoRoom
+
+    monkeypatch.setattr(Body, "unpacked", count)
+    packed = gzip.compress(ASKED)
+    assert told(call, CLASSIFY, packed, content_encoding="gzip", content_type=JSON) == (200, "")
+    status, message = told(call, CLASSIFY, packed, content_encoding="gzip", content_type=JSON)
+    assert status == 503 and "memory" in message
+    assert told(call, CLASSIFY, ASKED, content_type=JSON) == (200, "")
+    assert sizes == [len(ASKED)] * 2
+
+
+def test_unpacked_bytes_are_counted_until_the_answer() -> None:
+    async def run() -> None:
+        budget = BodyBudget(1 << 20)
+        with budget.body(Mock()) as one:
+            one.unpacked(FREE + (1 << 19))
+            with budget.body(Mock()) as other, pytest.raises(NoRoom):
+                other.unpacked(FREE + (1 << 19) + 1)
+            assert budget.held == 1 << 19
+        assert budget.held == 0
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -279,3 +280,32 @@ def test_repository(call: Call, engine: Engine) -> None:
 
 def test_loaded_version_is_the_repositorys(service: Service) -> None:
     assert service.tasks.version(TaskName.of("topic")) == service.repository.get("topic").version
+
+
+def test_a_question_by_ids_among_other_tasks_is_answered_in_tokens(call: Call, service: Service) -> None:
+    """There is no text to find the answer in; the other tasks' answers are not lost."""
+    tasks = {"name": "task", "shape": [2], "datatype": "BYTES", "data": ["topic", "questions"]}
+    one = {"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [2, 9, 3]}
+    answer = call("POST", f"/v2/models/{service.backbone.name}/infer", json={"inputs": [tasks, one]})
+    outputs = {each["name"]: each["data"] for each in answer.json()["outputs"]}
+    topic, question = map(json.loads, outputs["answer"])
+    assert "label" in topic and question["answer"] == "" and len(question["tokens"]) == 2
+
+
+def test_no_output_named_is_all_outputs(call: Call) -> None:
+    asked = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["hello"]}]}
+    every = call("POST", "/v2/models/topic/infer", json=asked).json()["outputs"]
+    assert call("POST", "/v2/models/topic/infer", json=asked | {"outputs": []}).json()["outputs"] == every
+
+
+def test_a_task_that_is_not_served_is_not_ready(call: Call, service: Service, upload: Callable[..., bytes]) -> None:
+    """As where its backbone is not loaded."""
+    service.repository.put("elsewhere", memoryview(upload("elsewhere")))
+    try:
+        index = {each["name"]: each for each in call("POST", "/v2/repository/index").json()}
+        assert index["elsewhere"]["state"] == "UNAVAILABLE" and "not loaded" in index["elsewhere"]["reason"]
+        assert index["topic"]["state"] == "READY"
+        ready = call("POST", "/v2/repository/index", json={"ready": True}).json()
+        assert [each["name"] for each in ready] == [name for name in index if name != "elsewhere"]
+    finally:
+        service.repository.delete("elsewhere")

@@ -49,6 +49,32 @@ def test_pairs_are_scored(call: Call, logits: np.ndarray) -> None:
     assert len(answer["data"]) == 1
 
 
+@pytest.mark.parametrize(("one", "other"), [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
+def test_vllms_names_of_both_sides_are_known(call: Call, logits: np.ndarray, one: str, other: str) -> None:
+    answer = call("POST", "/score", json={"model": "price", one: QUERY, other: TEXTS, "user": "me"}).json()
+    np.testing.assert_allclose([each["score"] for each in answer["data"]], sigmoid(logits), rtol=1e-3)
+    both = call("POST", "/score", json={"model": "price", one: QUERY, other: TEXTS, "text_1": QUERY})
+    assert both.status_code == 422 and one in both.text
+
+
+def test_an_unknown_option_may_be_null(call: Call) -> None:
+    """Clients of Cohere send one for what their caller left out, and newer clients know more options."""
+    asked = {"model": "price", "query": QUERY, "documents": TEXTS}
+    plain = call("POST", "/v2/rerank", json=asked).json()["results"]
+    nulls = {"max_tokens_per_doc": None, "user": None, "top_n": None, "later": None}
+    assert call("POST", "/v2/rerank", json=asked | nulls).json()["results"] == plain
+    for wrong in ({"max_tokens_per_doc": 4}, {"later": False}, {"documents": [{"text": "a", "later": None}]}):
+        refused = call("POST", "/v2/rerank", json=asked | nulls | wrong)
+        assert (refused.status_code == 422 and "later" in refused.text) or "max_tokens_per_doc" in refused.text
+    for path, body in (
+        ("/v1/classify", {"model": "price", "input": QUERY}),
+        ("/v1/embeddings", {"model": "vectors", "input": QUERY}),
+        ("/tei/vectors/embed", {"inputs": QUERY}),
+        ("/hf/topic", {"inputs": QUERY}),
+    ):
+        assert call("POST", path, json=body | {"later": None}).status_code == 200, path
+
+
 def test_the_routes_of_text_embeddings_inference(call: Call, engine: Engine, logits: np.ndarray) -> None:
     order = np.argsort(-logits).tolist()
     asked = {"query": QUERY, "texts": TEXTS}

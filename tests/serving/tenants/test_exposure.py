@@ -11,14 +11,18 @@ import grpc
 import httpx
 import pytest
 import trustme
+from clients import Call, client_of
 from fastapi import FastAPI
 from listening import listening as listening_http
 from listening_grpc import listening
 from remote import Remote
 
+from checkpoints.access import Access
 from checkpoints.repository import Repository
 from jpets.app.exposure import check_open_to_all, is_loopback, tls_files
 from jpets.errors import InvalidInput
+from serving.hosted.service import Service
+from serving.http.settings import ServingSettings
 from serving.options.options import Options, read_options
 from serving.tenants.keyring import Keyring
 
@@ -96,3 +100,35 @@ def test_certificates_that_are_none(tls: Options) -> None:
     tls.tls_key.unlink()
     with pytest.raises(OSError, match="cannot be read"):
         tls_files(tls)
+
+
+def _sent(call: Call, **headers: str) -> int:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return int(call("POST", "/v1/classify", json={"model": "topic", "input": "hello"}, headers=named).status_code)
+
+
+def test_a_page_of_another_site_does_nothing_on_a_server_without_keys(
+    service: Service, settings: ServingSettings, access: Access
+) -> None:
+    """Browsers let any page post to this machine, though it cannot read the answer."""
+    keyring = Keyring(access)
+    call = client_of(service, settings, None, keyring)
+    for headers in (
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site", "Origin": "http://server:3000"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+    ):
+        assert _sent(call, **headers) == 403, headers
+        assert call("POST", "/v1/keys", content=b"{}", headers={"Origin": "https://evil.example"}).status_code == 403
+    for headers in (
+        {},
+        {"Sec_Fetch_Site": "same-origin", "Origin": "https://behind.a.proxy"},
+        {"Sec_Fetch_Site": "none"},
+        {"Origin": "http://server"},
+    ):
+        assert _sent(call, **headers) == 200, headers
+    assert call("GET", "/v1/tasks", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200  # a link
+    _, key = access.create("default", ("infer",))
+    keyring.refresh()
+    assert _sent(call, X_API_Key=key, Origin="https://page.with.a.key") == 200
