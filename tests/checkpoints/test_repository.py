@@ -6,7 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -203,17 +203,14 @@ def test_a_damaged_file_is_refused_and_mended_by_an_upload(
     assert repository.read(again) == files[0]
 
 
-def test_delete_and_collect(
-    repository: Repository, files: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_delete_and_collect(repository: Repository, files: list[bytes], tmp_path: Path) -> None:
     repository.put("sample", files[0])
     repository.put("other", files[0])
     repository.put("other", files[1])
     repository.alias("sample", "stable", 1)
     repository.delete("sample")
     assert len(blob_names(tmp_path)) == 2, "the other task has the same file"
-    with monkeypatch.context() as failing:
-        failing.setattr(LocalBlobs, "delete", Mock(side_effect=Saturated("no storage")))
+    with mock.patch.object(LocalBlobs, "delete", side_effect=Saturated("no storage")):
         repository.delete("other")  # it is deleted, whatever becomes of its files
     assert repository.list() == ([], None) and len(blob_names(tmp_path)) == 2
     (tmp_path / "repository" / "blobs" / ".tmp-dead").touch()

@@ -21,6 +21,8 @@ class Slots:
     chooses it: a use sets a task's rank to the rank of the last task that left, plus the cost of bringing the task
     again. With equal costs, this is least recently used. Up to ``reserved`` tasks of a tenant never leave for
     another tenant's. ``on_idle`` is called, without the lock, when a slot may have become free.
+
+    It has more than 20 methods, as whatever counts slots changes under one lock.
     """
 
     def __init__(self, slots: Mapping[ClassKey, int], reserved: Mapping[str, int] | None = None) -> None:

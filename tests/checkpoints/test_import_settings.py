@@ -1,0 +1,43 @@
+"""What an adapter's folder says of the model that it was trained on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from imported_tasks import IMPORTS, imported
+from support import tiny
+
+from checkpoints.imports.heads import Wishes
+from checkpoints.imports.task import base_model, read_adapter
+from jpets.errors import InvalidTask
+
+
+def test_a_revision_of_the_base_model_is_not_taken_for_the_newest(tmp_path: Path) -> None:
+    folder = shutil.copytree(IMPORTS / "peft/lora", tmp_path / "lora")
+
+    def notes(revision: str) -> tuple[str, ...]:
+        file = folder / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"revision": revision}))
+        found = read_adapter(folder, tiny(), Wishes())
+        assert found is not None
+        return found.notes
+
+    assert any("revision 'v1.0'" in note for note in notes("v1.0"))
+    with pytest.raises(InvalidTask, match="revision: expected none, or main"):
+        base_model(folder)
+    assert not any("revision" in note for note in notes("main")) and base_model(folder)
+
+
+def test_the_models_own_settings_say_what_a_classifier_decides(tmp_path: Path) -> None:
+    folder = shutil.copytree(IMPORTS / "peft/lora", tmp_path / "lora")
+    labels = {str(at): f"own-{at}" for at in range(imported(folder).head.outputs)}
+    own = {"problem_type": "multi_label_classification", "id2label": labels}
+    (folder / "config.json").write_text(json.dumps(own))
+    found = imported(folder)
+    assert found.head.problem == "multi-label" and found.labels == tuple(labels.values())
+    (folder / "config.json").write_text(json.dumps({"problem_type": "guess"}))
+    with pytest.raises(InvalidTask, match="problem_type: expected one of"):
+        imported(folder)
