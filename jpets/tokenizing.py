@@ -166,8 +166,8 @@ class TextEncoder:
         self, query: Query, rule: Preprocessing, limit: int, stride: int, *, passage: bool = False, most: int = 1024
     ) -> list[Tokens]:
         """The tokens of a text, or of a pair's second text behind the whole first one, in as many windows of ``limit``
-        tokens as it takes; neighbours have ``stride`` tokens in common. With ``passage`` where an answer may stand,
-        else how tokens are spelled.
+        tokens as it takes; neighbours have ``stride`` tokens in common. With ``passage`` where an answer may stand, and
+        no window of white space alone, else how tokens are spelled.
 
         Raises ``InvalidInput`` for an empty text and for rules that set something around it, ``InputTooLong`` where
         the first text leaves no room, ``TooLarge`` for more than ``most`` windows.
@@ -195,16 +195,16 @@ class TextEncoder:
         if count > most:
             raise TooLarge(f"a text makes {count} windows, the limit is {most} more; shorten it, or send fewer texts")
         last.tokens.truncate(room, stride=stride)
-        found = []
-        for piece in (last.tokens, *last.tokens.overflowing):
+        found, pieces = [], [last.tokens, *last.tokens.overflowing]
+        if passage:  # no answer stands in white space
+            pieces = [each for each in pieces if any(last.text[b:e].strip() for b, e in each.offsets)] or pieces[:1]
+        for piece in pieces:
             own = dataclasses.replace(last, tokens=piece)
             first, second = (before[0], own) if before else (own, None)
             whole = self.tokenizer.post_process(first.tokens, second.tokens if second else None, True)
-            types = np.array(whole.type_ids, np.int32) % self._type_limit
-            tokens = Tokens(np.array(whole.ids, np.int32), types)
+            tokens = Tokens(np.array(whole.ids, np.int32), np.array(whole.type_ids, np.int32) % self._type_limit)
             if passage:
-                context = context_of(query.text, query.text_pair, rule)
-                place = passage_of_text(context, own.text, own.tokens, whole)
+                place = passage_of_text(context_of(query.text, query.text_pair, rule), own.text, own.tokens, whole)
                 found.append(tokens._replace(passage=place))
             else:
                 found.append(tokens._replace(spelling=self._spelling(whole, first, second, query, rule)))
