@@ -84,11 +84,28 @@ def has_tokenizer(folder: Path) -> bool:
 def differences(own: str, other: str, types: int) -> list[str]:
     """The parts of a ``tokenizer.json`` that make something else of a text than those of another one, apart from the
     tokens' numbers. ``types``: how many token types the model has."""
-    texts = [json.loads(text) for text in (own, other)]
-    sides = [(text.get("truncation") or {}).get("direction", "Right") for text in texts]
-    same = _same_parts(Tokenizer.from_str(own), Tokenizer.from_str(other), types)
-    found = [part for part in ("normalizer", "pre_tokenizer", "post_processor") if not same[part]]
+    documents = [json.loads(text) for text in (own, other)]
+    sides = [(document.get("truncation") or {}).get("direction", "Right") for document in documents]
+    plain = [json.dumps({**document, "truncation": None, "padding": None}) for document in documents]  # they act too
+    same = _same_parts(Tokenizer.from_str(plain[0]), Tokenizer.from_str(plain[1]), types)
+    found = [part for part in ("normalizer", "post_processor") if not same[part]]
+    if _divider(documents[0]) != _divider(documents[1]):
+        found.append("pre_tokenizer")
     return [*found, *(["truncation's direction"] if sides[0] != sides[1] else [])]
+
+
+def sets_space(tokenizer_json: str) -> bool:
+    """Whether a byte-level tokenizer sets a space before a text, as those for texts that were divided into words do."""
+    return '"add_prefix_space":true' in json.dumps(json.loads(tokenizer_json)["pre_tokenizer"], separators=(",", ":"))
+
+
+def _divider(document: Document) -> Document | None:
+    """What divides texts into words, but for ``sets_space``, which concerns a text's first word alone."""
+    found = document["pre_tokenizer"]
+    parts = [found] if found is None or "pretokenizers" not in found else found["pretokenizers"]
+    less = ("add_prefix_space", "trim_offsets")
+    plain = [part and {key: value for key, value in part.items() if key not in less} for part in parts]
+    return {"parts": plain}
 
 
 def _read_json(path: Path) -> Document:

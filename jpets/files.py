@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jpets.errors import InvalidInput, OutOfSpace
@@ -16,6 +16,8 @@ from jpets.errors import InvalidInput, OutOfSpace
 TEMPORARY = ".tmp-"
 """Prefix of files and folders that are being written; what a killed process left behind can be told by it."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Errors of file systems without hard links, as mounts of object stores are."""
 DISK_FULL = "the disk is full; free space or remove tasks, then try again"
 STALE_SECONDS = 24 * 3600.0
 """Age at which a folder that is being written can only be a dead process's."""
@@ -98,23 +100,31 @@ def sync_tree(folder: Path) -> None:
 
 def write_atomic(path: Path, data: bytes | memoryview) -> None:
     """Temp file, fsync, rename, fsync of the folder. Raises ``OutOfSpace``; then ``path`` is as it was."""
+    _write(path, data, os.replace)
+
+
+def write_first(path: Path, data: bytes | memoryview) -> None:
+    """``write_atomic`` where there is no such file. Raises ``FileExistsError``, also if two come at once."""
+    _write(path, data, lambda temporary, path: _link(temporary, path, data))
+
+
+def _link(temporary: Path, path: Path, data: bytes | memoryview) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _write_synced(path, data)
+
+
+def _write(path: Path, data: bytes | memoryview, name: Callable[[Path, Path], None]) -> None:
     temporary = temporary_sibling(path)
     try:
         with space_errors():
             _write_synced(temporary, data)
-            os.replace(temporary, path)
-            sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_first(path: Path, data: bytes) -> None:
-    """Temp file, fsync, hard link, fsync of the folder. Raises ``FileExistsError``, also if two come at once."""
-    temporary = temporary_sibling(path)
-    try:
-        with space_errors():
-            _write_synced(temporary, data)
-            os.link(temporary, path)
+            name(temporary, path)
             sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ from checkpoints.imports.sentence import cut, embedding_of, is_sentence_folder
 from checkpoints.imports.unread import Problems, Unread
 from checkpoints.sentence import lowered, model_folder, transformer_settings
 from checkpoints.tensors import read_tensors
-from checkpoints.tokenizer import differences, has_tokenizer, read_tokenizer
+from checkpoints.tokenizer import differences, has_tokenizer, read_tokenizer, sets_space
 from checkpoints.validation import refuse
 from checkpoints.wrappers import unwrapped
 from jpets.config import BackboneConfig
@@ -84,7 +84,7 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
             if mine[key] != theirs[key]
         ]
     )
-    _check_tokenizer(folder, settings, config, backbone)
+    compared = _check_tokenizer(folder, settings, config, backbone)
     stored = unwrapped(read_tensors(inner))
     prefix = encoder_prefix(stored, family)
     pooled = all(f"{prefix}{module}.weight" in stored for _, module, _ in FAMILIES[family].pooler)
@@ -117,18 +117,22 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     refuse_idle_wishes(found.head, wishes, problems.options)
     problems.refuse()
     found = cut(found, wishes)
-    return FullModel(tensors, found.head, found.labels, found.notes, found.preprocessing)
+    return FullModel(tensors, found.head, found.labels, (*compared, *found.notes), found.preprocessing)
 
 
-def _check_tokenizer(folder: Path, settings: Mapping[str, Any], config: BackboneConfig, backbone: Backbone) -> None:
-    """Raises ``InvalidTask`` for a model whose own tokenizer makes other tokens of a text than the backbone's."""
+def _check_tokenizer(
+    folder: Path, settings: Mapping[str, Any], config: BackboneConfig, backbone: Backbone
+) -> tuple[str, ...]:
+    """Notes. Raises ``InvalidTask`` for a model whose tokenizer makes other tokens of a text than the backbone's."""
     inner = model_folder(folder)
     if not has_tokenizer(inner):
-        return
+        return ()
     try:
         own = read_tokenizer(inner, settings, config).text
         ids = tokenizers.Tokenizer.from_str(own).get_vocab()
     except InvalidBackbone as error:
+        if not (inner / "tokenizer.json").is_file():  # of a kind that needs another library
+            return ("its tokenizer could not be compared with the backbone's",)
         raise InvalidTask(error.message) from error
     except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
         raise InvalidTask("tokenizer.json cannot be read; save the fast tokenizer again") from error
@@ -149,6 +153,9 @@ def _check_tokenizer(folder: Path, settings: Mapping[str, Any], config: Backbone
             "that texts would become other tokens (as of a model for lower-case texts); give the backbone that the "
             "model was trained on, with the model's own tokenizer files"
         )
+    if sets_space(own) != sets_space(backbone.tokenizer_json):
+        return ("its tokenizer and the backbone's differ in whether a space is set before a text's first word",)
+    return ()
 
 
 def _expect_no_labels(settings: Mapping[str, Any], problems: list[str]) -> None:

@@ -191,6 +191,7 @@ class _Course:
             plan,
             rate=self._student.recipe.rate,
             judge=judge,
+            must_improve=first,  # without it there is no answer; what comes later may add nothing
             keeper=keeper,
             report=report,
         )

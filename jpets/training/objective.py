@@ -30,6 +30,7 @@ def fit_batches(
     *,
     rate: float,
     judge: Callable[[Trained], float] | None = None,
+    must_improve: bool = False,
     keeper: Keeper | None = None,
     save_every: int = 100,
     report: Callable[[UpdateReport], None] = lambda step: None,
@@ -40,7 +41,7 @@ def fit_batches(
     ``judge`` gives the held-out loss after each epoch: then the best parameters are returned, and training stops after
     ``plan.patience`` epochs without better ones. A killed run resumes from ``keeper``'s progress, with the same result.
 
-    Raises ``InvalidInput`` where no held-out loss is finite.
+    Where no held-out loss is finite, what training began with is returned; ``must_improve``: raises ``InvalidInput``.
     """
     rule, pace = optimiser(plan), Pace.of(plan, rate)
     total = plan.epochs * per_epoch
@@ -69,7 +70,7 @@ def fit_batches(
                 break
         if keeper is not None and (ends or (step + 1) % save_every == 0):
             keeper.save(progress)
-    if judge is not None and not np.isfinite(progress.best_loss):
+    if must_improve and not np.isfinite(progress.best_loss):
         raise InvalidInput(DIVERGED)
     final = progress.state.trained if judge is None else progress.best
     return final, progress.losses[: progress.state.step].tolist()

@@ -177,6 +177,7 @@ class _Stages:
             stage = Stage(going_on, epochs)
         else:
             stage = first_stage(own.method, own.settings, self._encoder.config, self._base, epochs, own.plan.seed)
+        from_task &= stage.then is None  # a second stage needs a trained first one
         outcome = self._one(stage, self._made.head, from_task)
         while stage.then is not None:
             stage = stage.then(outcome.trained["own"])

@@ -212,14 +212,16 @@ class InferenceService:
         coming: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(AHEAD)
         unread, working, active = 0, 0, time.monotonic()
         ended: JpetsError | None = None
+        whole = False
 
         async def read() -> None:
-            nonlocal working
+            nonlocal working, whole
             async for content in contents:
                 working += 1
                 while unread > MOST_UNREAD:
                     await asyncio.sleep(PAUSE)
                 await coming.put(group.create_task(answered(content)))
+            whole = True
             await coming.put(None)
 
         async def answered(content: bytes) -> Any:
@@ -247,7 +249,7 @@ class InferenceService:
                 ending.cancel()
         except BaseExceptionGroup as several:  # gRPC knows what to do with each alone: mostly that the client left
             raise several.exceptions[0] from None
-        if ended is not None:
+        if ended is not None and not whole:
             await call.abort(code_of(ended), ended.message)
 
     def _end_of(self, asker: Asker, idle_since: float | None) -> JpetsError | None:

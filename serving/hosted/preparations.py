@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -104,10 +105,21 @@ class Preparations:
         self._waiting[known.name] = Preparation(known.version)
         if not self._tasks.knows(known.name):
             self._tasks.register(engine, known)
-        done.add_done_callback(lambda done: self._finishing.submit(self._finish, engine, known, done.exception(), own))
+
+        def finish(done: Future[None]) -> None:
+            with contextlib.suppress(RuntimeError):  # it was closed
+                self._finishing.submit(self._finish, engine, known, done.exception(), own)
+
+        done.add_done_callback(finish)
+
+    def close(self) -> None:
+        """What waits is not looked at any more."""
+        self._finishing.shutdown(wait=False, cancel_futures=True)
 
     def _finish(self, engine: Serves, known: Known, problem: BaseException | None, own: bool) -> None:
         name, version = known.name, known.version
+        if self._tasks.closing:
+            return
         with self._tasks.locks.hold(name):
             if self._waiting.get(name) != Preparation(version):
                 return  # another version came, or it was deleted

@@ -143,6 +143,7 @@ class Service:
 
     def close(self) -> None:
         self.drain()
+        self.preparations.close()
         try:
             if self.started is not None:
                 self.started.close()

@@ -183,8 +183,14 @@ class JobFolder:
 
     def begin(self, attempts: int, fruitless: int = 1) -> None:
         started = self.state.started or _now()
-        counts = {"attempts": attempts, "fruitless": fruitless}
-        self.change(state="running", reached=self.progress, started=started, **counts)
+        self.change(state="running", attempts=attempts, fruitless=fruitless, reached=self.furthest, started=started)
+
+    @property
+    def furthest(self) -> JobProgress | None:
+        """The most progress of all its processes: where one ends differs a little each time."""
+        now, before = self.progress, self.state.reached
+        same = now is not None and before is not None and now.of == before.of
+        return before if now is None or (same and before is not None and before.step >= now.step) else now
 
     def finish(self, state: JobStateName, **changes: Any) -> None:
         """Keeps the description and the log, and deletes the rest; of a job that is cancelled first the rest, as the
@@ -204,8 +210,8 @@ class JobFolder:
         half_written = list(self.path.glob(f"{TEMPORARY}*"))  # by a process that was killed
         made = [] if keep_made else [self.task_file, self.backbone]
         data = self.path.glob("data.*")  # by its name: a request of another version of jpets cannot be read
-        work = [*data, self.checkpoints, self.scratch, self.start_file, self.outline_file, self.lock_file]
-        for path in (*work, *made, *half_written):
+        work = [self.checkpoints, self.scratch, self.start_file, self.outline_file, self.lock_file]
+        for path in (*work, *made, *half_written, *data):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:

@@ -187,7 +187,7 @@ class JobRunner:
             if fruitless >= self._attempts:
                 job.finish("failed", problem=f"its process ended {fruitless} times without getting any further")
                 return
-            if fruitless and self._pause(self._back_off * fruitless):
+            if state.attempts and self._pause(self._back_off * max(1, fruitless)):
                 return
             job.begin(state.attempts + 1, fruitless + 1)
             try:
@@ -195,6 +195,9 @@ class JobRunner:
             except JpetsError as error:
                 job.finish("failed", problem=error.message)
                 return
+            except OSError:  # nothing ran
+                job.change(state="queued", attempts=state.attempts, fruitless=fruitless)
+                raise
             if self._closed or status == DISK_IS_FULL:  # not the job's fault
                 job.change(state="queued", attempts=state.attempts, fruitless=fruitless)
                 if not self._closed:
@@ -286,6 +289,5 @@ class JobRunner:
 
 
 def _has_got_further(job: JobFolder, state: JobState) -> bool:
-    """Whether the last process got further than the one before it: a job of days may see its server killed often."""
-    now, before = job.progress, state.reached
-    return now is not None and (before is None or now.of != before.of or now.step > before.step)
+    """Whether the last process got further than all before it: a job of days may see its server killed often."""
+    return job.furthest != state.reached

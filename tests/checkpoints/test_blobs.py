@@ -87,3 +87,17 @@ def test_sweep_removes_what_dead_writers_left(blobs: LocalBlobs, tmp_path: Path)
         os.utime(path, (path.stat().st_mtime - age,) * 2)
     assert blobs.sweep(50) == 1
     assert names(tmp_path / "blobs") == [".tmp-new", f"{digest}.safetensors"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_first_owner_stays(blobs: LocalBlobs, monkeypatch: pytest.MonkeyPatch, *, links: bool) -> None:
+    """Also on file systems without hard links, as mounts of object stores are."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links")
+
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    blobs.own("1" * 32)
+    blobs.own("2" * 32)
+    assert blobs.owner() == "1" * 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from full_model import Change, biases, everything, ranked, weights_alone, write_full
 from safetensors.numpy import load_file, save_file
 from support import FIXTURES, dense_answer, tiny
@@ -20,6 +22,7 @@ from checkpoints.imports.full import FullModel
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported
 from checkpoints.imports.task import extracted, make_task, read_model
+from checkpoints.tokenizer import differences, sets_space
 from jpets.errors import InvalidBackbone, InvalidTask
 from jpets.types import Task
 
@@ -296,3 +299,27 @@ def test_a_model_whose_tokenizer_acts_differently_is_refused(
     path.write_text(json.dumps(document | change))
     with pytest.raises(InvalidTask, match=f"the tokenizer's {named}: expected what the backbone"):
         read_model(folder, tiny(), Wishes())
+
+
+@pytest.mark.parametrize("stored", ["model", "backbone"])
+def test_padding_and_truncation_that_a_tokenizer_was_saved_with_do_not_matter(tmp_path: Path, stored: str) -> None:
+    """As the usual call of a training loop leaves them: queries are cut and padded otherwise."""
+    folder, backbone = write_full(tmp_path, biases), tiny()
+    padded = tokenizers.Tokenizer.from_str(backbone.tokenizer_json)
+    padded.enable_padding(length=64)
+    padded.enable_truncation(32)
+    if stored == "model":
+        (folder / "tokenizer.json").write_text(padded.to_str())
+    else:
+        backbone = dataclasses.replace(backbone, tokenizer_json=padded.to_str())
+    assert read_model(folder, backbone, Wishes()).head.outputs == 3
+
+
+def test_a_space_before_a_text_is_told(tmp_path: Path) -> None:
+    """Taggers have it: their texts were divided into words."""
+    backbone = tiny("tiny-roberta")
+    document = json.loads(backbone.tokenizer_json)
+    document["pre_tokenizer"]["add_prefix_space"] = not document["pre_tokenizer"]["add_prefix_space"]
+    other = json.dumps(document)
+    assert differences(other, backbone.tokenizer_json, 0) == []
+    assert sets_space(other) != sets_space(backbone.tokenizer_json)

@@ -212,7 +212,9 @@ def test_an_objective_that_never_has_a_finite_loss_is_refused() -> None:
 
     def fit(judge: Any) -> Any:
         first = {"own": {"w": jnp.ones(2)}, "head": {}}
-        return fit_batches(objective, {}, first, lambda epoch, at: jnp.ones(2), 1, plan, rate=1e-3, judge=judge)
+        return fit_batches(
+            objective, {}, first, lambda epoch, at: jnp.ones(2), 1, plan, rate=1e-3, judge=judge, must_improve=True
+        )
 
     with pytest.raises(InvalidInput, match="not finite"):
         fit(lambda own: float("nan"))

@@ -11,6 +11,7 @@ from fake_jobs import KEPT, Published, add, command_of, finished, wait_for
 from jpets.errors import OutOfSpace
 from serving.jobs.folder import JobFolder, JobFolders, JobState
 from serving.jobs.runner import JobRunner
+from serving.jobs.states import JobProgress
 
 
 def test_what_a_server_fails_to_publish_is_tried_again_and_kept(
@@ -32,7 +33,7 @@ def test_what_a_server_fails_to_publish_is_tried_again_and_kept(
 
 
 def test_a_job_waits_for_what_the_system_lacks(jobs: JobFolders, published: Published) -> None:
-    errors = [OSError(errno.EMFILE, "no descriptors"), OSError(errno.EAGAIN, "no processes")]
+    errors = [OSError(errno.EMFILE, "no descriptors"), OSError(errno.EAGAIN, "no processes")] * 4
 
     def command(job: JobFolder) -> list[str]:
         if errors:
@@ -77,3 +78,14 @@ def test_a_finished_job_of_another_version_is_freed(jobs: JobFolders, make_runne
     (old.path / "request.json").write_text('{"kind": "of another version"}')
     make_runner()
     wait_for(lambda: not list(old.path.glob("data.*")))
+
+
+def test_a_job_that_ends_where_others_ended_gets_no_further(jobs: JobFolders) -> None:
+    """The last step that a process told of differs a little each time."""
+    job = add(jobs)
+    for step, furthest in ((149, 149), (141, 149), (149, 149), (150, 150)):
+        job.write_progress(JobProgress(step=step, of=200, loss=None))
+        assert job.furthest == JobProgress(step=furthest, of=200, loss=None)
+        job.begin(job.state.attempts + 1)
+    job.write_progress(JobProgress(step=3, of=90, loss=None))
+    assert job.furthest == JobProgress(step=3, of=90, loss=None), "a second stage"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from jpets.access import DEFAULT_TENANT
 from jpets.app.commands.tasks.repository_store import CATALOG, open_folder
 from jpets.errors import JpetsError, NotFound
 from jpets.types import Task
-from serving.options.sources import PREFIX
 
 PATTERN = "*.safetensors"
 
@@ -49,7 +47,7 @@ def load_tasks(place: Path, backbone: Backbone) -> TaskSet:
 def _files(place: Path, fingerprint: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """(id, what reads the task file), by id."""
     if (place / CATALOG).is_file():
-        with open_folder(place, blobs=os.environ.get(f"{PREFIX}BLOBS") or None) as repository:
+        with open_folder(place) as repository:
             for stored in repository.every(DEFAULT_TENANT):
                 if stored.metadata["backbone"]["fingerprint"] == fingerprint:
                     yield stored.id, partial(repository.read, stored)
