@@ -29,9 +29,9 @@ from jpets.types import BY_MEAN
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 MOST_PROBLEMS = 6
+"""Problems that are shown of a Sentence-Transformers folder."""
 MOST_LAYERS = 1000
 """Their tensors are named before any file is read."""
-"""Problems that are shown of a Sentence-Transformers folder."""
 
 
 def read_backbone(folder: Path, name: str | None = None) -> Backbone:

@@ -39,6 +39,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_optional(path: Path) -> dict[str, Any]:
+    """``read_json``; of a file that is not there nothing."""
+    return read_json(path) if path.is_file() else {}
+
+
 def unsupported(settings: Mapping[str, Any], known: Collection[str], kind: str) -> Iterator[str]:
     """A problem for each option outside ``known`` that is not off: unknown options are never ignored."""
     for name, value in settings.items():

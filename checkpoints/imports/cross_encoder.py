@@ -22,7 +22,7 @@ from checkpoints.sentence import (
     torch_class,
     transformer_settings,
 )
-from checkpoints.settings import expect, read_json
+from checkpoints.settings import expect, read_optional
 from jpets.types import Preprocessing, Relevance
 
 KIND = "CrossEncoder"
@@ -84,5 +84,5 @@ def as_cross_encoder(
 
 def _said(folder: Path) -> Mapping[str, Any]:
     """The library's settings of a cross-encoder, which name their kind; of another folder none."""
-    found = read_json(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
+    found = read_optional(folder / PROMPTS)
     return found if found.get("model_type") == KIND else {}

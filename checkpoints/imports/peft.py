@@ -27,7 +27,7 @@ from checkpoints.imports.sentence import embedding_of
 from checkpoints.imports.tensor_files import read_one_of
 from checkpoints.imports.unread import Problems, Unread
 from checkpoints.sentence import model_folder
-from checkpoints.settings import expect_list, names, read_json, unsupported
+from checkpoints.settings import expect_list, names, read_json, read_optional, unsupported
 from checkpoints.wrappers import unwrapped_name
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Head, HeadType
@@ -181,8 +181,7 @@ def _head(folder: Path, settings: Mapping[str, Any], tensors: Unread, backbone: 
         found = embedding_of(folder, backbone, wishes, problems)
         refuse_idle_wishes(found.head, wishes, problems)
         return found
-    file = model_folder(folder) / "config.json"  # of the model that was tuned; many folders have none
-    model = read_json(file) if file.is_file() else {}
+    model = read_optional(model_folder(folder) / "config.json")  # of the model that was tuned
     head = read_head(tensors, backbone.config, kind, problem_of(model, wishes, problems))
     refuse_idle_wishes(head, wishes, problems)
     labels = labels_of(head, {**model, **settings}, wishes, problems)

@@ -16,7 +16,7 @@ from checkpoints.imports.imported import Imported, revision_of
 from checkpoints.imports.peft import CONFIG, read_peft
 from checkpoints.imports.sentence import cut
 from checkpoints.sentence import model_folder
-from checkpoints.settings import read_json
+from checkpoints.settings import read_json, read_optional
 from checkpoints.validation import refuse, validate
 from jpets.errors import InvalidTask
 from jpets.types import Delta, Preprocessing, Task
@@ -31,8 +31,7 @@ def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported |
     read = read_adapterhub if is_adapterhub(read_json(inner / CONFIG)) else read_peft
     found, problems = read(folder, backbone, wishes), list[str]()
     if found.head.type == "sequence-classification":
-        config = inner / "config.json"
-        found = as_cross_encoder(found, folder, read_json(config) if config.is_file() else {}, backbone, problems)
+        found = as_cross_encoder(found, folder, read_optional(inner / "config.json"), backbone, problems)
     refuse(problems)
     return cut(found, wishes)
 
@@ -63,8 +62,7 @@ def check_model(folder: Path) -> None:
 
 def base_model(folder: Path) -> str:
     """What an adapter's folder says that it was trained on. Raises ``InvalidTask``."""
-    file = model_folder(folder) / CONFIG
-    settings = read_json(file) if file.is_file() else {}
+    settings = read_optional(model_folder(folder) / CONFIG)
     found = settings.get("base_model_name_or_path") or settings.get("model_name")
     if not isinstance(found, str) or not found:
         raise InvalidTask("the folder does not say which backbone it was trained on: give --backbone")

@@ -189,8 +189,9 @@ class JobFolder:
     def furthest(self) -> JobProgress | None:
         """The most progress of all its processes: where one ends differs a little each time."""
         now, before = self.progress, self.state.reached
-        same = now is not None and before is not None and now.of == before.of
-        return before if now is None or (same and before is not None and before.step >= now.step) else now
+        if now is None or (before is not None and now.of == before.of and now.step <= before.step):
+            return before
+        return now
 
     def finish(self, state: JobStateName, **changes: Any) -> None:
         """Keeps the description and the log, and deletes the rest; of a job that is cancelled first the rest, as the
