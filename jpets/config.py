@@ -187,11 +187,13 @@ class EngineSettings:
     )
     max_batch_rows: int = field(default=0, metadata=about("most texts in a batch, 0 for an eighth of its tokens", ge=0))
     slots: int = field(default=32, metadata=about("fewest tasks that each class has room for", ge=1))
-    """Fewest task slots a class's bank is made with; it also gets room for twice the tasks known at start."""
+    """Fewest task slots a class's bank is made with; it also gets room for twice the tasks known at start. Heads and
+    biases get as many for each class of deltas."""
     max_slots: int = field(
         default=1023, metadata=about("most tasks of a class on the device; more take turns there", ge=1)
     )
-    """Most task slots that a class's bank is made with for tasks that may leave the device for others."""
+    """Most task slots that a class's bank is made with for tasks that may leave the device for others. Heads and biases
+    get as many for each class of deltas."""
     policy: Policy = field(default="auto", metadata=about("how waiting texts are batched"))
     """How waiting queries are batched (``jpets.scheduling.policies``), over the shapes of the programs that are ready.
     ``fixed``: ``fixed_batch`` in order of arrival. ``alpha``: the least summed cost of the shared part. ``beta``: each

@@ -13,7 +13,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket, core_programs, widest
 from jpets.engine.compilation.background import BackgroundCompiler
 from jpets.engine.compilation.readiness import Programs
-from jpets.engine.device.classes import covered
+from jpets.engine.device.classes import class_parts, covered
 from jpets.engine.device.memory import WORKING_SHARE, DeviceMemory, slot_bytes
 from jpets.engine.device.replica import Generation, Replica
 from jpets.engine.programs.program import ProgramKey
@@ -106,19 +106,19 @@ class Growth:
     def _open(self, keys: Sequence[ClassKey]) -> None:
         absent = [key for key in keys if key not in self._replica.banks]  # an earlier try may have added some
         if absent:
-            slots = dict.fromkeys(absent, self._fitting(absent))
-            self._stage(partial(self._replica.add_banks, slots))
+            self._stage(partial(self._replica.add_banks, self._fitting(absent)))
             self._memory.banks = self._replica.bank_bytes()
         for program in self._taking_all(self._replica.classes):
             self._bring(program)
         self._tasks.open({key: self._replica.banks[key].slots for key in keys})
         log.info("classes were added", extra={"classes": list(map(str, keys))})
 
-    def _fitting(self, keys: Sequence[ClassKey]) -> int:
+    def _fitting(self, keys: Sequence[ClassKey]) -> dict[ClassKey, int]:
         """Slots of each class that the device has room for. Raises ``OutOfSpace``."""
-        family, programs = self._replica.family, self._replica.programs
-        each = sum(slot_bytes(key, family.config, family.dtype, self._replica.mesh) for key in keys)
-        left = self._memory.limit * (1 - WORKING_SHARE) - self._memory.use(programs).total
+        family, mesh = self._replica.family, self._replica.mesh
+        parts = class_parts({*self._replica.classes, *keys}, family.config, family.dtype, mesh)
+        each = sum(parts[key] * slot_bytes(key, family.config, family.dtype, mesh) for key in keys)
+        left = self._memory.limit * (1 - WORKING_SHARE) - self._memory.use(self._replica.programs).total
         slots = self._slots
         while slots * each > left:
             slots //= 2
@@ -127,7 +127,7 @@ class Growth:
                     f"tasks of shape {list(map(str, keys))} take {each / 1e6:.1f} MB each, and the device has "
                     f"{max(0.0, left) / 1e6:.1f} MB left; raise --device-memory-gb or allow fewer slots (--max-slots)"
                 )
-        return slots
+        return {key: slots * parts[key] for key in keys}
 
     def _stage(self, action: Callable[[], None]) -> None:
         """Several devices must all start the same work in the same order: the owner's."""

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jpets.config import EngineSettings
+from jpets.config import BackboneConfig, EngineSettings
+from jpets.deltas import class_method
 from jpets.deltas.bank import tightest
+from jpets.deltas.bitfit import BIAS_CLASS
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.device.memory import fit_slots, param_bytes
+from jpets.engine.device.memory import fit_slots, param_bytes, slot_bytes
 from jpets.engine.programs.mesh import MeshSlice
 from jpets.engine.programs.network import Network, Params
 from jpets.types import Task
@@ -43,10 +45,11 @@ def class_slots(
     for key, cover in covered({*stay, *shapes, *coming}).items():
         members = kept.get(cover, _Members(0, 0))
         kept[cover] = _Members(members.stay + stay[key], members.coming + coming.get(key, 0))
-    wanted = {key: members.wanted(settings) for key, members in kept.items()}
+    parts = class_parts(kept, network.config, settings.dtype, mesh)
+    wanted = {key: members.wanted(settings, parts[key]) for key, members in kept.items()}
     least = {key: members.least(settings) for key, members in kept.items()}
     taken = param_bytes(network, params, settings.dtype, mesh)
-    fitting = fit_slots(least, wanted, network.config, settings.dtype, taken, limit, mesh)
+    fitting = fit_slots(least, wanted, parts, network.config, settings.dtype, taken, limit, mesh)
     return tuple(sorted(fitting.items()))
 
 
@@ -60,16 +63,32 @@ def covered(keys: Iterable[ClassKey]) -> dict[ClassKey, ClassKey]:
     return found
 
 
+def class_parts(
+    keys: Iterable[ClassKey], config: BackboneConfig, dtype: str, mesh: MeshSlice | None = None
+) -> dict[ClassKey, int]:
+    """How many classes' tasks each class has room for: 1, but for heads and biases, which tasks of every other class
+    have too, as many as the classes that may need them, in no more bytes than the largest of those takes."""
+    sizes = {key: slot_bytes(key, config, dtype, mesh) for key in keys}
+    own = [size for key, size in sizes.items() if class_method(key.method).kind != "head"]
+    return {
+        key: max(1, min(len(own), max(own) // size)) if own and _is_shared(key) else 1 for key, size in sizes.items()
+    }
+
+
+def _is_shared(key: ClassKey) -> bool:
+    return key == BIAS_CLASS or class_method(key.method).kind == "head"
+
+
 class _Members(NamedTuple):
     """Tasks of a class: those that stay on the device, and tasks that may leave it."""
 
     stay: int
     coming: int
 
-    def wanted(self, settings: EngineSettings) -> int:
+    def wanted(self, settings: EngineSettings, parts: int) -> int:
         """Room for twice the tasks, in powers of two: one more task must not make every stored program stale."""
-        rounded = 1 << max(settings.slots, 2 * (self.stay + self.coming)).bit_length()
-        return min(rounded, 2 * self.stay + settings.max_slots + 1) if self.coming else rounded
+        rounded = 1 << max(settings.slots * parts, 2 * (self.stay + self.coming)).bit_length()
+        return min(rounded, 2 * self.stay + settings.max_slots * parts + 1) if self.coming else rounded
 
     def least(self, settings: EngineSettings) -> int:
         """The least slots: for tasks that may leave, as many as a batch has rows."""

@@ -93,20 +93,22 @@ def banks_bytes(
 def fit_slots(
     least: Mapping[ClassKey, int],
     wanted: Mapping[ClassKey, int],
+    parts: Mapping[ClassKey, int],
     config: BackboneConfig,
     dtype: str,
     backbone: int,
     limit: float,
     mesh: MeshSlice | None = None,
 ) -> dict[ClassKey, int]:
-    """``wanted`` slots of each class, or fewer free ones if a limit of so many bytes a device is too small for them.
+    """``wanted`` slots of each class, or fewer free ones if a limit of so many bytes a device is too small for them: at
+    most the same number for each of its ``parts``.
 
     Raises ``OutOfSpace`` where even ``least`` do not fit.
     """
     room = limit * (1 - WORKING_SHARE) - backbone
-    most = max(wanted.values(), default=0)
+    most = max((-(-count // parts[key]) for key, count in wanted.items()), default=0)
     while True:
-        chosen = {key: max(least[key], min(count, most)) for key, count in wanted.items()}
+        chosen = {key: max(least[key], min(count, most * parts[key])) for key, count in wanted.items()}
         taken = banks_bytes(chosen, config, dtype, mesh)
         if taken <= room:
             return chosen

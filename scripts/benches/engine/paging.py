@@ -26,15 +26,14 @@ from jpets.types import BackboneRef, Head, Query, Result, Task
 from jpets.xla_flags import set_xla_flags
 
 TRAFFIC = ("zipf", "uniform", "hot")
+LABELS = 4
 TOLERANCE = 0.05
 """Tolerance of logits: bf16, in programs for banks of other sizes."""
 
 
 def write_tasks(folder: pathlib.Path, backbone: RandomBackbone, methods: Sequence[str], count: int) -> list[str]:
-    """Ids of ``count`` tasks whose files are in ``folder``; files that are there already stay.
-
-    The methods take turns, each with a number of labels of its own, so that its heads have a class of their own too.
-    """
+    """Ids of ``count`` tasks whose files are in ``folder``; files that are there already stay. The methods take turns,
+    and all heads are of one class."""
     config, names = backbone.config, []
     ref = BackboneRef.of(backbone)
     for number in range(count):
@@ -44,11 +43,11 @@ def write_tasks(folder: pathlib.Path, backbone: RandomBackbone, methods: Sequenc
         path = folder / f"{name}.safetensors"
         if path.exists():
             continue
-        rng, labels = np.random.default_rng(number), 4 * 4 ** (number % len(methods))
+        rng = np.random.default_rng(number)
         delta = METHODS[method].init(rng, METHODS[method].usual, config, 0.02)
-        kernel = rng.standard_normal((config.hidden_size, labels), np.float32) * 0.1
-        head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(labels, np.float32)})
-        task = Task(name, ref, (delta,), head, tuple(f"label-{label}" for label in range(labels)))
+        kernel = rng.standard_normal((config.hidden_size, LABELS), np.float32) * 0.1
+        head = Head("sequence-classification", {"kernel": kernel, "bias": np.zeros(LABELS, np.float32)})
+        task = Task(name, ref, (delta,), head, tuple(f"label-{label}" for label in range(LABELS)))
         write_task(task, path)
         if number % 500 == 499:
             console.log(f"{number + 1} task files")

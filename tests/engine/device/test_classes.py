@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections import Counter
 
 import numpy as np
 import pytest
 from support import ENGINE_SETTINGS, make_head, make_task, method_tasks, random_delta, shallow, tiny
 
+from jpets.deltas.bitfit import BIAS_CLASS
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.device.classes import LOWERING, class_slots
+from jpets.engine.device.classes import LOWERING, class_parts, class_slots
 from jpets.engine.device.memory import banks_bytes, param_bytes
 from jpets.engine.workloads.encoder_network import EncoderNetwork
 from jpets.types import Task
@@ -48,6 +50,34 @@ def slots(stay: int, coming: int, limit: float = float("inf")) -> dict[str, int]
 )
 def test_tasks_that_may_leave_share_slots(stay: int, coming: int, expected: int) -> None:
     assert slots(stay, coming) == {"lora": expected, "head": expected}
+
+
+def test_heads_and_biases_have_room_for_the_tasks_of_every_class() -> None:
+    """Tasks of all methods have heads of one class: its slots must not run out before those of the deltas."""
+    config, params = shallow().config, dict(shallow().params)
+    network = EncoderNetwork(config)
+    tasks = method_tasks(shallow())
+    coming = Counter(key for task in tasks for key in network.classes(task, params) for _ in range(100))
+    found = dict(class_slots([], [], coming, network, params, SETTINGS))
+    shared = [key for key in found if key == BIAS_CLASS or key.method == "head"]
+    deltas = [key for key in found if key not in shared]
+    assert len(deltas) > 3 and {found[key] for key in deltas} == {SETTINGS.max_slots + 1}
+    parts = class_parts(found, config, "float32")
+    assert max(parts[key] for key in shared) == len(deltas) + 1, "one of them is the biases'"
+    for key in shared:
+        assert found[key] > min(SETTINGS.max_slots * parts[key], coming[key]), (key, found[key])
+    assert dict(class_slots([], tasks, {}, network, params, SETTINGS)).keys() == found.keys()
+
+
+def test_shared_classes_take_no_more_bytes_than_the_largest_of_the_others() -> None:
+    config = shallow().config
+    small, wide = (ClassKey("lora", (("query", rank),), (0,)) for rank in (8, 16))
+    head, words = (ClassKey("head", (("outputs", n),), (0,)) for n in (4, 4096))
+    parts = class_parts([small, wide, head, words], config, "float32")
+    assert parts == {small: 1, wide: 1, head: 2, words: 1}
+    assert class_parts([head], config, "float32") == {head: 1}
+    biases = class_parts([BIAS_CLASS, head], config, "float32")
+    assert biases == {BIAS_CLASS: 1, head: 1}
 
 
 def test_under_a_limit_a_batch_of_them_still_fits() -> None:

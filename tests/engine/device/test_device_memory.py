@@ -16,6 +16,7 @@ from support import ENGINE_BUCKETS, ENGINE_SETTINGS, logits_of, method_tasks, sh
 
 from jpets.config import NAMED_BACKBONES
 from jpets.deltas import METHODS
+from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.device.classes import class_slots
 from jpets.engine.device.memory import GIGABYTE, banks_bytes, fit_slots, param_bytes, slot_bytes, tree_bytes
@@ -79,13 +80,21 @@ def test_a_limit_takes_free_slots_first() -> None:
         )
     ]
     one = {key: slot_bytes(key, shallow().config, "float32") for key in keys}
-    least, wanted = dict.fromkeys(keys, 3), dict.fromkeys(keys, 32)
+    least, wanted, parts = dict.fromkeys(keys, 3), dict.fromkeys(keys, 32), dict.fromkeys(keys, 1)
     for slots in (32, 16, 8, 4, 3):
         limit = (sum(one.values()) * slots + 1000) * 16 / 15 + 1
-        assert fit_slots(least, wanted, shallow().config, "float32", 1000, limit) == dict.fromkeys(keys, slots)
+        assert fit_slots(least, wanted, parts, shallow().config, "float32", 1000, limit) == dict.fromkeys(keys, slots)
     with pytest.raises(OutOfSpace, match="raise the limit"):
-        fit_slots(least, wanted, shallow().config, "float32", 1000, sum(one.values()) * 3)
-    assert fit_slots(least, wanted, shallow().config, "float32", 1000, math.inf) == wanted
+        fit_slots(least, wanted, parts, shallow().config, "float32", 1000, sum(one.values()) * 3)
+    assert fit_slots(least, wanted, parts, shallow().config, "float32", 1000, math.inf) == wanted
+
+
+def test_under_a_limit_shared_classes_keep_their_parts() -> None:
+    delta, head = ClassKey("lora", (("query", 8),), (0,)), ClassKey("head", (("outputs", 4),), (0,))
+    sizes = {key: slot_bytes(key, shallow().config, "float32") for key in (delta, head)}
+    limit = (sizes[delta] * 8 + sizes[head] * 24) * 16 / 15 + 1
+    least, wanted, parts = {delta: 2, head: 2}, {delta: 32, head: 70}, {delta: 1, head: 3}
+    assert fit_slots(least, wanted, parts, shallow().config, "float32", 0, limit) == {delta: 8, head: 24}
 
 
 def test_the_limit_holds_or_the_engine_does_not_start(tmp_path: pathlib.Path) -> None:
