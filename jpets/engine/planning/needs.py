@@ -32,11 +32,8 @@ class Needs:
         return best_run(self.layout(bucket).run_work) if self.heavy else HEAVY_RUNS[0]
 
     def met_by(self, key: ProgramKey) -> bool:
-        """Long runs are mostly empty if few rows of a task meet, so they are only for rows with long runs."""
         bucket, variant = key.bucket, key.variant
         if not bucket.holds(self.lengths) or (variant.replaced and not self._all_have(variant)):
-            return False
-        if self.heavy and variant.run not in (HEAVY_RUNS[0], self.run(bucket)):
             return False
         return variant.has_room(self._levels(bucket, variant.run if variant.runs else None))
 
