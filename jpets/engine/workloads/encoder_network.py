@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Int
 
-from jpets.config import BackboneConfig, DType
+from jpets.config import LINEAR_SITES, BackboneConfig, DType
 from jpets.deltas import METHODS, class_method, merge_deltas
 from jpets.deltas.bank import lower_task
 from jpets.deltas.fold import fold_pooler
@@ -162,18 +163,26 @@ class EncoderNetwork(Network):
         return Outputs(0, 0, (0,) * heads)  # type: ignore[arg-type]
 
     def arithmetic(self, bucket: Bucket, variant: Variant) -> float:
-        """Multiply-adds; those of attention are weighted."""
+        """Multiply-adds; those of attention are weighted. Products that the variant leaves out do not count."""
         d, layers = self.config.hidden_size, self.config.layers
         attention = ATTENTION * 2 * d * attention_cells(bucket.groups)
         total = layers * (bucket.tokens * self.config.layer_weights() + attention)
         loops = sum(class_method(key.method).kind == "heavy" for key in variant.classes())
-        total = int(total * (1 + HEAVY_LOOP * loops))
+        total = int(total * (1 + HEAVY_LOOP * loops)) - bucket.tokens * self._replaced_weights(variant)
         for key in variant.classes():
             if windowed(key):
                 length = bucket.longest if bucket.rectangular else bucket.segment
                 cells = capacity(bucket, variant.level(key)) * length
                 total += cells * sum(2 * d * size for _, size in key.sites) * len(key.layers)
         return float(total)
+
+    def _replaced_weights(self, variant: Variant) -> int:
+        """Weights of the layers' sites whose shared products the variant leaves out."""
+        replacing = [key for key in variant.classes() if variant.replaced and replaces_weights(key)]
+        places = {
+            (layer, site) for key in replacing for site, _ in key.sites if site in LINEAR_SITES for layer in key.layers
+        }
+        return sum(math.prod(self.config.dims(site)) for _, site in places)
 
     def base_bias(self, params: Params) -> npt.NDArray[np.float32]:
         return np.asarray(params["bias"], np.float32)
