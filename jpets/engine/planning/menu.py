@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from jpets.engine.batch.bucket import Bucket
-from jpets.scheduling.costs.exact_packing import attention_groups, rows_up
-from jpets.scheduling.queue import Ints
+from jpets.scheduling.costs.exact_packing import GROUP_PRICE, length_ladder, rows_up
+from jpets.scheduling.queue import Floats, Groups, Ints
 
 SIZES = (1.0, 0.5, 0.25)
 """Tokens of the learnt shapes, as shares of the most that a batch may have."""
-SPREAD = 1.5
-"""Standard deviations of a batch's number of rows of some length for which a learnt shape has room."""
+SPREAD = 0.7
+"""Standard deviations of a batch's number of rows of some length for which a learnt shape has room. With more,
+attention computes rows that are seldom there; with less, batches are full before their tokens are."""
 SEEN = 4096
 """Lengths of the latest queries from which shapes are learnt."""
 LEAST_SEEN = 256
@@ -75,18 +76,27 @@ class Menu:
 
 def learn_buckets(lengths: Ints, most_rows: int, most_tokens: int) -> Sequence[Bucket]:
     """Shapes for batches of queries with lengths like these [n]."""
-    (groups,) = attention_groups(lengths, np.zeros(len(lengths), np.int_))
+    ladder = length_ladder(int(lengths.max()))
+    upto = np.searchsorted(np.sort(lengths), ladder, side="right") / len(lengths)
     found = []
     for share in SIZES:
         tokens = int(share * most_tokens) // 64 * 64
-        if tokens < groups[-1][1]:
-            continue
-        count = min(most_rows, tokens / lengths.mean())
-        expected = count / len(lengths) * np.diff([0, *(int((lengths <= limit).sum()) for _, limit in groups)])
-        rows = rows_up(np.ceil(expected + SPREAD * np.sqrt(expected)).astype(np.int_))
-        own = tuple((int(n), limit) for n, (_, limit) in zip(rows, groups, strict=True) if n)
-        found.append(Bucket(min(tokens, sum(n * limit for n, limit in own)), own))
+        if tokens >= ladder[-1]:
+            groups = _groups(ladder, min(most_rows, tokens / lengths.mean()) * upto)
+            found.append(Bucket(min(tokens, sum(n * limit for n, limit in groups)), groups))
     return list(dict.fromkeys(found))
+
+
+def _groups(ladder: Ints, expected: Floats) -> Groups:
+    """The one to three groups with the fewest attention positions for about ``expected`` [s] rows of at most ``ladder``
+    [s] tokens."""
+    i, j = np.triu_indices(len(ladder))
+    ends = np.stack([i, j, np.full_like(i, len(ladder) - 1)], axis=-1)
+    rows = np.diff(expected[ends], axis=-1, prepend=0.0)
+    rows = rows_up(np.ceil(rows + SPREAD * np.sqrt(rows)).astype(np.int_))
+    cells = (rows * ladder[ends].astype(float) ** 2).sum(-1) * (1 + GROUP_PRICE * ((rows > 0).sum(-1) - 1))
+    best = int(cells.argmin())
+    return tuple((int(n), int(ladder[end])) for n, end in zip(rows[best], ends[best], strict=True) if n)
 
 
 def expected_rows(bucket: Bucket, lengths: Ints) -> float:

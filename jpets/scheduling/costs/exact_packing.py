@@ -46,8 +46,7 @@ def attention_groups(lengths: Ints, batch: Ints) -> list[Groups]:
 
     A row belongs to the shortest group that is long enough. Lengths and numbers of rows come from ladders.
     """
-    longest = int(lengths.max())
-    ladder = np.append(GROUP_LENGTHS[longest > GROUP_LENGTHS], _ladder_up(longest))
+    ladder = length_ladder(int(lengths.max()))
     steps, count = len(ladder), int(batch.max()) + 1
     taken = np.bincount(batch * steps + np.searchsorted(ladder, lengths), minlength=count * steps).reshape(count, steps)
     upto = np.pad(taken.cumsum(1), ((0, 0), (1, 0)))  # [B, S + 1]: rows of the first s steps
@@ -72,7 +71,9 @@ def rows_up(rows: Ints) -> Ints:
     return -(-rows // step) * step
 
 
-def _ladder_up(longest: int) -> int:
-    """The first group length that takes ``longest`` tokens; past the ladder's end, multiples of 64."""
+def length_ladder(longest: int) -> Ints:
+    """Lengths [s] that groups may have, up to the first that takes ``longest`` tokens; past the ladder's end, that is a
+    multiple of 64."""
     at = int(np.searchsorted(GROUP_LENGTHS, longest))
-    return int(GROUP_LENGTHS[at]) if at < len(GROUP_LENGTHS) else -(-longest // 64) * 64
+    last = int(GROUP_LENGTHS[at]) if at < len(GROUP_LENGTHS) else -(-longest // 64) * 64
+    return np.append(GROUP_LENGTHS[:at], last)
