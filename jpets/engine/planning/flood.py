@@ -34,7 +34,8 @@ class FloodGuard:
         now, most = time.monotonic(), self._most_rows
         self._contention.rate = self._ready.rate
         parties = [pending.party for pending in waiting if pending.priority == waiting[0].priority]
-        modest = self._contention.modest(parties, most, now)
+        below = Counter(pending.party for pending in waiting[len(parties) :])
+        modest = self._contention.modest(parties, most, now, max(below.values(), default=0))
         if not self._contention.lasts(now):
             return None
         lengths, heavy = [p.row.length for p in waiting], [p.row.heavy for p in waiting]

@@ -30,7 +30,7 @@ from jpets.engine.planning.wishes import Wishes
 from jpets.engine.programs.network import Params
 from jpets.engine.programs.program import Program, ProgramKey
 from jpets.engine.queue.pending import Pending
-from jpets.scheduling.order.fairness import fair_batch, fill
+from jpets.scheduling.order.fairness import fair_batch, fill, lacking
 from jpets.scheduling.policies import ready as policies
 from jpets.scheduling.policies.auto import POLICIES, Policy, auto
 from jpets.scheduling.policies.offline import fixed
@@ -62,7 +62,7 @@ class Planner:
         self._pricing = Pricing(lambda: profile.current, settings.max_batch_rows)
         self._policy = named_policy(settings)
         self._wishes = (
-            Wishes(replica, menu, self._predictions, self._pricing, self._policy, compiling.want)
+            Wishes(replica, menu, self._predictions, self._pricing, self._policy, compiling)
             if compiling is not None
             else None
         )
@@ -90,9 +90,11 @@ class Planner:
             return steady_plan(waiting, self._takers(rare=rare), self._predictions.seconds)
         if (contended := self._flood.batch(waiting, rare=rare)) is not None:
             self._kept.forget()
+            self._apart()
             return self.place(contended)
         if self._trunks is not None:
             if (plan := self._trunks.plan(waiting)) is not None:
+                self._apart()
                 return plan
             waiting = self._trunks.without_texts(waiting)
         chosen = self._kept.batch(waiting)
@@ -108,6 +110,10 @@ class Planner:
         batch = [waiting[q] for q in chosen]
         return self.place(batch) if self._hot is None else self._hot.plan(batch, waiting[0], rare=rare)
 
+    def _apart(self) -> None:
+        if self._wishes is not None:
+            self._wishes.apart()
+
     def _takers(self, *, rare: bool) -> Callable[[bool], Takers]:
         return lambda heavy: self.ready.takers(heavy=heavy, rare=rare)
 
@@ -117,7 +123,10 @@ class Planner:
         if len(set(parties)) == 1:
             return chosen
         most, lengths = self._settings.max_batch_rows, [pending.row.length for pending in waiting]
-        shapes = self.ready.shapes_for(frozenset(pending.sort for pending in waiting)).any
+        if not lacking(chosen, parties):
+            return chosen
+        involved = {*range(len(chosen)), *chosen}
+        shapes = self.ready.shapes_of(frozenset(waiting[q].sort for q in involved))
         held = [fill(sorted(chosen), lengths, shape, most) for shape in shapes]
         best = max((members for members in held if 0 in members), key=len)
         return fair_batch(best, parties, lengths, shapes, most)

@@ -4,7 +4,7 @@ the shapes that were learnt from the traffic, or, for a few queries that run one
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant, replaces_weights, windowed
 from jpets.engine.device.replica import Replica
 from jpets.engine.planning.menu import Menu
-from jpets.engine.planning.placing import COARSE_LEVELS, FEW_QUERIES, WORTHWHILE
+from jpets.engine.planning.placing import COARSE_LEVELS, FEW_QUERIES, WORTHWHILE, Compiling
 from jpets.engine.planning.predictions import Predictions
 from jpets.engine.planning.ready_programs import kinds_of, shapes_for
 from jpets.engine.planning.window import Pricing, Window
@@ -34,7 +34,7 @@ STATIC_LEVEL = 4
 
 
 class Wishes:
-    """``policy`` plans windows. ``want`` is told of a program and of the seconds that windows lost without it."""
+    """``policy`` plans windows. ``compiling`` is told of programs and of the seconds that windows lost without them."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class Wishes:
         predictions: Predictions,
         pricing: Pricing,
         policy: Policy,
-        want: Callable[[ProgramKey, float], None],
+        compiling: Compiling,
     ) -> None:
         self._replica = replica
         self._menu = menu
         self._predictions = predictions
         self._pricing = pricing
         self._policy = policy
-        self._want = want
+        self._compiling = compiling
         self._next = 0.0
         """When another window may be looked at (``time.monotonic``)."""
         self._few: bool | None = False
@@ -63,6 +63,10 @@ class Wishes:
         """Is told of the predicted time of a batch that runs."""
         if self._few is not None:
             self._unseen[self._few] += seconds
+
+    def apart(self) -> None:
+        """The next batch is none of a window's plan: its time says nothing of what windows lose."""
+        self._few = None
 
     def planned(self, window: Window, batches: int, seconds: float) -> None:
         """Is told of a window, and of the number of batches and the device's predicted time of its plan in the programs
@@ -88,7 +92,11 @@ class Wishes:
         ready = [(p.key.bucket, p.key.variant, p.seconds) for p in self._replica.for_mixtures]
         variants = possible_variants(window, static_runs=self._replica.family.operators.static_runs)
         possible = {ProgramKey(bucket, own): sort for own, sort in variants.items() for bucket in buckets}
-        new = {key: sort for key, sort in possible.items() if not self._replica.has_program(key)}
+        new = {
+            key: sort
+            for key, sort in possible.items()
+            if not (self._replica.has_program(key) or self._compiling.barred(key))
+        }
         if not new:
             return
         priced = [(key.bucket, key.variant, self._predictions.estimate(key)) for key in new]
@@ -105,7 +113,7 @@ class Wishes:
                 missing[key] = missing.get(key, 0.0) + batch.seconds
         lost = unseen * (1 - best / seconds)
         for key, share in missing.items():
-            self._want(key, lost * share / sum(missing.values()))
+            self._compiling.want(key, lost * share / sum(missing.values()))
 
 
 def _is_shape(batch: Batch, bucket: Bucket) -> bool:

@@ -39,17 +39,21 @@ def fair_batch(
     least urgent queries of parties that got more. So the batch costs what the policy expected. With one party the
     policy's choice stands.
     """
-    owed = Counter(parties[: len(chosen)])
-    lacking = owed - Counter(parties[q] for q in chosen)
-    if not lacking:
+    few = lacking(chosen, parties)
+    if not few:
         return list(chosen)
     holding = [shape for shape in shapes if len(fill(chosen, lengths, shape, most)) == len(chosen)]
     cheapest = min(holding, key=lambda shape: shape.seconds)
     passed = sorted(set(range(len(chosen))).difference(chosen))
-    claims = _take((q for q in passed if lengths[q] <= cheapest.groups[-1][1]), parties, lacking)
-    deserved = _take(sorted(chosen), parties, owed)
+    claims = _take((q for q in passed if lengths[q] <= cheapest.groups[-1][1]), parties, few)
+    deserved = _take(sorted(chosen), parties, Counter(parties[: len(chosen)]))
     rest = sorted(set(chosen).difference(deserved))
     return fill([*deserved, *claims, *rest], lengths, cheapest, most)
+
+
+def lacking(chosen: Sequence[int], parties: Sequence[Hashable]) -> Counter[Hashable]:
+    """The rows that each party is owed and does not have in ``chosen``."""
+    return Counter(parties[: len(chosen)]) - Counter(parties[q] for q in chosen)
 
 
 def _take(candidates: Iterable[int], parties: Sequence[Hashable], allowed: Counter[Hashable]) -> list[int]:

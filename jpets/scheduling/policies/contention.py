@@ -45,11 +45,13 @@ class Contention:
     def lasts(self, now: float) -> bool:
         return now < self._until
 
-    def modest(self, parties: Sequence[Hashable], most: int, now: float) -> list[int]:
+    def modest(self, parties: Sequence[Hashable], most: int, now: float, below: int = 0) -> list[int]:
         """A window's queries of parties that keep to their part and have at most ``most`` queries (a batch's rows)
-        waiting; empty where no party has more."""
+        waiting; empty where no party has more. ``below``: the queries of the party of lower priority that has most of
+        them."""
         counts = Counter(parties)
-        if not self._stretch or max(counts.values()) <= most or len(counts) == 1:
+        flooded = below > most or (len(counts) > 1 and max(counts.values()) > most)
+        if not (self._stretch and flooded):
             self.keeping = set()
             return []
         for party in counts:
