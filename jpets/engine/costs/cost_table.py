@@ -106,6 +106,8 @@ class CostTable:
         known = program.seconds
         program.seconds += HABIT * (min(max(seconds, known / SURPRISE), known * SURPRISE) - known)
         program.followed += 1
+        if program.followed >= SETTLED:
+            program.best = min(program.best, program.seconds)
 
     def estimate(self, key: ProgramKey) -> float:
         """Measured seconds, or what the program's arithmetic says."""

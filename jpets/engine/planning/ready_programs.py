@@ -22,6 +22,10 @@ Takers = Mapping[Bucket, Sequence[Program]]
 KEPT_SECONDS = 1.0
 """Seconds for which shapes keep their costs: programs follow their batches slowly."""
 MOST_KEPT = 256
+UNUSED_SECONDS = 10.0
+"""Seconds without a batch after which a program's time begins to fade."""
+FADING = 0.05
+"""Part of a program's time above its best that fades in ``KEPT_SECONDS``."""
 
 
 class ReadyPrograms:
@@ -68,11 +72,19 @@ class ReadyPrograms:
         self._read()
         if time.monotonic() >= self._shapes_until or len(self._shapes) >= MOST_KEPT:
             self._shapes.clear()
+            self._fade(time.monotonic())
             self._shapes_until = time.monotonic() + KEPT_SECONDS
         if sorts not in self._shapes:
             programs = [(p.key.bucket, p.key.variant, p.seconds) for p in self._programs]
             self._shapes[sorts] = shapes_for(sorts, programs)
         return self._shapes[sorts]
+
+    def _fade(self, now: float) -> None:
+        """Lets programs that are not used be tried again: a batch that ran while something else took the cores may have
+        made one look slower than another, and what is not used would never be found to be faster."""
+        for program in self._programs:
+            if program.seconds > program.best and program.last_used < now - UNUSED_SECONDS:
+                program.seconds += FADING * (program.best - program.seconds)
 
     def shapes_of(self, sorts: frozenset[Sort]) -> Sequence[Shape]:
         """The shapes that one batch of tasks of all these sorts may have."""

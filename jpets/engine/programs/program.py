@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -149,6 +150,8 @@ class Program:
     seconds: float = 0.0
     followed: int = 0
     """Batches that have changed ``seconds``."""
+    best: float = math.inf
+    """The least that ``seconds`` was since it was settled."""
     computed: float = 0.0
     """Seconds that batches took in it, of all that it ran."""
     stored_bytes: int = 0
