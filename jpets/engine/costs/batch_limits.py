@@ -21,8 +21,7 @@ MOST_ROWS = 512
 
 
 def cheap_tokens(points: Iterable[PackedPoint]) -> int | None:
-    """The fewest tokens of a measured shape at which the cost per token has stopped falling; None where nothing was
-    measured."""
+    """The fewest tokens of a measured shape that cost each hardly more than at best; None without measurements."""
     rates = sorted((point.tokens, point.seconds / point.tokens) for point in points)
     if not rates:
         return None
@@ -32,6 +31,10 @@ def cheap_tokens(points: Iterable[PackedPoint]) -> int | None:
 
 def with_batch_limits(settings: EngineSettings, platform: str, points: Iterable[PackedPoint]) -> EngineSettings:
     """``settings`` with the tokens and rows of a batch that the device gains from, where they leave that open (0)."""
-    tokens = settings.max_batch_tokens or cheap_tokens(points) or USUAL_TOKENS.get(platform, MANY_TOKENS)
+    points, usual = list(points), USUAL_TOKENS.get(platform, MANY_TOKENS)
+    cheap = cheap_tokens(points) or usual
+    if cheap == max((point.tokens for point in points), default=0):  # it may fall beyond what was measured
+        cheap = max(cheap, usual)
+    tokens = settings.max_batch_tokens or cheap
     rows = settings.max_batch_rows or min(MOST_ROWS, max(1, tokens // TOKENS_A_ROW))
     return dataclasses.replace(settings, max_batch_tokens=tokens, max_batch_rows=rows)

@@ -18,6 +18,7 @@ from scipy.optimize import nnls
 from jpets.config import DType
 from jpets.deltas import class_method
 from jpets.deltas.bank import slot_arrays
+from jpets.deltas.operators import Operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, Bucket, Variant, make_variant, parse_bucket, replaces_weights
 from jpets.engine.batch.rows import Row
@@ -80,7 +81,9 @@ class Bench:
         self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
         most = max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
         slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are shortened
-        self.family = Family(network, family.dtype, tuple(sorted(slots.items())), chained=family.chained)
+        self.family = dataclasses.replace(
+            family, network=network, slots=tuple(sorted(slots.items())), operators=self._operators(family.operators)
+        )
         params = _random_params(network, family.dtype)
         self.replica = Replica(self.family, params, mesh)
         for key, _ in self.family.slots:
@@ -90,6 +93,14 @@ class Bench:
                     self.replica.write({key: (slot, arrays)})
         self.cases: dict[tuple[ProgramKey, ClassKey | None, OfTasks], Case] = {}
         self._rng = np.random.default_rng(0)
+
+    def _operators(self, operators: Operators) -> Operators:
+        """The candidates that the engine runs, for the shortened classes."""
+        short = {str(key): str(own) for key, own in self._short.items()}
+        renamed = {
+            (short[name], operator): candidate for name, operator, candidate in operators.classes if name in short
+        }
+        return dataclasses.replace(operators, classes=tuple(sorted((*of, each) for of, each in renamed.items())))
 
     def bare(self, bucket: Bucket) -> Callable[[], float]:
         case = self._case(bucket)
@@ -116,17 +127,19 @@ class Bench:
         """The time that rows add to the program that runs without any of them; one program runs any number of rows."""
         bucket, needs = self._heavy_bucket(), {self._short[key]: FULL}
         variants = {run: make_variant(needs, run) for run in HEAVY_CASES}
-        idle = {run: cases[-1] for run, cases in HEAVY_CASES.items()}
+        held = {
+            run: [shape for shape in cases if bucket.holds(np.full(shape[0] * shape[1], shape[2]))]
+            for run, cases in HEAVY_CASES.items()
+        }
         timed = [
             (
                 bucket.run(run),
                 shape,
-                self._case(bucket, variant, key, shape),
-                self._case(bucket, variant, None, idle[run]),
+                self._case(bucket, variants[run], key, shape),
+                self._case(bucket, variants[run], None, shapes[-1]),
             )
-            for run, variant in variants.items()
-            for shape in HEAVY_CASES[run]
-            if bucket.holds(np.full(shape[0] * shape[1], shape[2]))
+            for run, shapes in held.items()
+            for shape in shapes
         ]
 
         def found() -> Steps:

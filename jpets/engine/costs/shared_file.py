@@ -29,12 +29,20 @@ class SharedFile(Generic[T]):
         sweep(path.parent, TEMPORARY, STALE_WRITE_SECONDS)
 
     def read(self) -> T | None:
-        """None where there is nothing to read."""
+        """None where there is nothing that can be read."""
+        try:
+            return self._read()
+        except OSError as error:
+            log.warning("stored costs cannot be read: %s", error)
+            return None
+
+    def _read(self) -> T | None:
+        """None where there is no file, or a damaged one."""
         try:
             return self._parse(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             log.warning("stored costs cannot be used and are measured again: %s", error)
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -46,7 +54,7 @@ class SharedFile(Generic[T]):
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._alone():
-                merged = merge(self.read())
+                merged = merge(self._read())
                 write_atomic(self.path, self._write(merged).encode())
                 return merged
         except (OSError, OutOfSpace) as error:

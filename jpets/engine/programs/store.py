@@ -163,8 +163,11 @@ class ProgramStore:
 
 
 def _cpu() -> str:
-    """The features of the host's processor; a program for a CPU runs only on a CPU with the same ones."""
+    """The features of the host's processor, and how many of its cores this process may use: a program for a CPU runs
+    only on a CPU with the same features, is made for so many cores, and takes another time on more."""
+    cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     info = pathlib.Path("/proc/cpuinfo")
     if not info.exists():
-        return platform.processor()
-    return next((line for line in info.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+        return f"{platform.processor()} {cores}"
+    found = next((line for line in info.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+    return f"{found} {cores}"

@@ -39,3 +39,11 @@ def test_measured_costs_decide() -> None:
     found = with_batch_limits(EngineSettings(), "cpu", points((512, 0.1), (2048, 0.2), (8192, 0.8)))
     assert (found.max_batch_tokens, found.max_batch_rows) == (2048, 256)
     assert with_batch_limits(EngineSettings(), "gpu", []).max_batch_rows == MOST_ROWS
+
+
+@pytest.mark.parametrize(("platform", "usual"), [("cpu", 1024), ("gpu", MANY_TOKENS)])
+def test_a_rate_that_still_falls_at_the_largest_measured_shape_sets_no_limit(platform: str, usual: int) -> None:
+    found = with_batch_limits(EngineSettings(), platform, points((128, 0.1), (256, 0.15)))
+    assert found.max_batch_tokens == usual
+    found = with_batch_limits(EngineSettings(), platform, points((4096, 1.0), (32768, 2.0)))
+    assert found.max_batch_tokens == 32768
