@@ -32,6 +32,8 @@ from pallas_kernels.masked_matmul.batched import masked_matmul_batched, sign_mat
 from pallas_kernels.windows import Runs, take_runs
 
 PLANES = 8
+SHARED_BYTES = 227 << 10
+"""Shared memory that a block of the grid can have (Hopper)."""
 BYTES = 32
 """Bytes of a row of bits that a block takes: their columns fill a row of 64 bytes, which the tensor core can read."""
 OWN_PLANES = PLANES // COMPUTING
@@ -124,8 +126,7 @@ def _launch(
     rows = take_runs(x, runs, length)
     if interpret:
         rows = rows.swapaxes(1, 2)
-    stages = tiles.stages if tokens < 128 else min(tiles.stages, 2)  # what a multiprocessor's shared memory holds
-    block = _Block(tokens, layer, stages, weights, bool(interpret))
+    block = _Block(tokens, layer, min(tiles.stages, _most_stages(tokens)), weights, bool(interpret))
     kernel = pl.kernel(
         block.body,
         out_type=jax.ShapeDtypeStruct(
@@ -145,6 +146,14 @@ def _launch(
     # From blocks of all planes to planes: pieces of 128 bytes, gathered where the tokens gather their rows.
     natural = found.reshape(capacity, length, plane // BYTES, PLANES, BYTES).swapaxes(2, 3)
     return natural.reshape(capacity, length, PLANES * plane)[:, :size]
+
+
+def _most_stages(tokens: int) -> int:
+    """The steps of a block's loop that a multiprocessor's shared memory holds beside its results, with a shared
+    weight."""
+    held = COMPUTING * (2 * DEPTH * OWN_PLANES * BYTES + 4 * tokens * WARPGROUP_ROWS)
+    step = DEPTH * (2 * tokens + BYTES + 2 * PLANES * BYTES)
+    return max(1, (SHARED_BYTES - held) // step)
 
 
 class _Block(NamedTuple):

@@ -43,7 +43,11 @@ LEAST_CAPABILITY = 8.0
 def supported() -> bool:
     """Whether this process's GPU and its cuDNN have fused attention. JAX says what it lacks by an error."""
     device = jax.local_devices()[0]
-    if device.platform != "gpu" or float(getattr(device, "compute_capability", 0)) < LEAST_CAPABILITY:
+    try:
+        capability = float(getattr(device, "compute_capability", 0))
+    except ValueError:  # other makers' devices have names there
+        return False
+    if device.platform != "gpu" or capability < LEAST_CAPABILITY:
         return False
     x = jax.ShapeDtypeStruct((1, 8, 1, 64), jnp.bfloat16)
     attention = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")

@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.numerics import take_rows
 
-
 UNSEEN = -1e30
 """Added to scores of keys that are not seen: so large that nothing of the score is left."""
 

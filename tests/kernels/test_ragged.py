@@ -19,7 +19,14 @@ from pallas_kernels.low_rank import low_rank
 from pallas_kernels.low_rank.mosaic import low_rank_mosaic
 from pallas_kernels.low_rank.mosaic import takes as takes_low_rank
 from pallas_kernels.masked_matmul import masked_matmul, pack_planes, sign_matmul
-from pallas_kernels.masked_matmul.mosaic import Tiles, masked_matmul_mosaic, sign_matmul_mosaic, takes
+from pallas_kernels.masked_matmul.mosaic import (
+    SHARED_BYTES,
+    Tiles,
+    _most_stages,
+    masked_matmul_mosaic,
+    sign_matmul_mosaic,
+    takes,
+)
 from pallas_kernels.packed_attention import AttentionGroup, Prefix, packed_attention
 from pallas_kernels.packed_attention.cudnn import packed_attention_cudnn
 from pallas_kernels.sparse_matmul import block_sparse_matmul, pack_columns, sparse_matmul, tiles_of
@@ -373,3 +380,11 @@ def test_packed_attention(rows: int, extra: tuple[int, ...], attention: str) -> 
         probs /= probs.sum(-1, keepdims=True)
         expected = np.einsum("hqk,khs->qhs", probs, c).reshape(-1, heads * size)
         np.testing.assert_allclose(found[own], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "stages"), [(8, 3), (104, 3), (112, 2), (120, 2), (128, 2)])
+def test_a_block_of_masks_fits_shared_memory(tokens: int, stages: int) -> None:
+    """Selected weights, results, and each step's tokens, bits and shared weights, in bytes."""
+    assert min(Tiles().stages, _most_stages(tokens)) == stages
+    held = 32768 + 512 * tokens
+    assert held + stages * (128 * tokens + 2048 + 32768) <= SHARED_BYTES
