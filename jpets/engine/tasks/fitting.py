@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jpets.deltas.bank import tightest
 from jpets.deltas.protocol import ClassKey
@@ -22,12 +22,13 @@ class Fitting:
         self.classes: Sequence[ClassKey] = tuple(classes)
         self._coming: frozenset[ClassKey] = frozenset()
         """Classes that are being made ready."""
-        self._tightest = functools.lru_cache(maxsize=MOST_SHAPES)(lambda key: tightest(key, self.classes))
+        self._tightest = _remembered(self.classes)
 
     def fit(self, wanted: Sequence[ClassKey]) -> list[ClassKey]:
         """The class that takes each of these. Raises ``UnknownClass`` naming the deltas without one, ``Preparing`` if
         their classes are coming."""
-        fitting = [self._tightest(key) for key in wanted]
+        find = self._tightest
+        fitting = [find(key) for key in wanted]
         absent = [own for own, key in zip(wanted, fitting, strict=True) if key is None]
         if absent and all(tightest(own, tuple(self._coming)) for own in absent):
             raise Preparing("tasks of this shape can be served soon, their programs are being compiled; try again then")
@@ -53,4 +54,9 @@ class Fitting:
         """From now on these classes are there too."""
         with self._lock:
             self.classes = (*self.classes, *keys)
-            self._tightest.cache_clear()
+            self._tightest = _remembered(self.classes)
+
+
+def _remembered(classes: Sequence[ClassKey]) -> Callable[[ClassKey], ClassKey | None]:
+    """``tightest`` among these classes: an answer for fewer classes, still on its way, is not kept for more."""
+    return functools.lru_cache(maxsize=MOST_SHAPES)(lambda key: tightest(key, classes))
