@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from jpets.engine.batch.bucket import Bucket, bucket_menu
-from jpets.engine.planning.menu import LEAST_SEEN, Menu, expected_rows, learn_buckets
+from jpets.engine.planning.menu import LEAST_SEEN, SPREAD, Menu, expected_rows, learn_buckets
+from jpets.scheduling.costs.exact_packing import GROUP_PRICE, length_ladder, rows_up
 
 FIXED = bucket_menu(512, 1024, 128)
 
@@ -26,6 +30,23 @@ def gaussian(count: int, mean: float = 32, std: float = 8) -> np.ndarray:
 def filled(bucket: Bucket, lengths: np.ndarray) -> int:
     """How many of these queries, in their order, a bucket holds."""
     return next((n for n in range(1, len(lengths) + 1) if not bucket.holds(lengths[:n])), len(lengths) + 1) - 1
+
+
+def test_learnt_groups_have_the_fewest_positions_for_the_rows_to_be_expected() -> None:
+    """Beside all choices of limits, one by one."""
+    lengths = np.clip(np.rint(np.random.default_rng(1).lognormal(np.log(24), 0.8, 400)), 3, 500).astype(np.int_)
+    ladder = length_ladder(int(lengths.max())).tolist()
+    for bucket in learn_buckets(lengths, 128, 1024):
+        expected = min(128, bucket.tokens / lengths.mean())
+
+        def positions(limits: Sequence[int], expected: float = expected) -> float:
+            shares = np.diff([0.0, *((lengths <= limit).mean() for limit in limits)])
+            rows = rows_up(np.ceil(shares * expected + SPREAD * np.sqrt(shares * expected)).astype(np.int_))
+            cells = float((rows * np.array(limits, float) ** 2).sum())
+            return cells * (1 + GROUP_PRICE * (int((rows > 0).sum()) - 1))
+
+        choices = [sorted({*own, ladder[-1]}) for few in (0, 1, 2) for own in itertools.combinations(ladder[:-1], few)]
+        assert positions([limit for _, limit in bucket.groups]) == pytest.approx(min(map(positions, choices)))
 
 
 @pytest.mark.parametrize(("mean", "std"), [(32, 8), (12, 3), (200, 80)])

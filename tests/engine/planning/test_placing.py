@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Callable, Sequence
 
 import pytest
-from support import FakeCompiling, pendings
+from support import ENGINE_BUCKETS, FakeCompiling, pendings
 
 from jpets.deltas import class_method
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import FULL, Bucket, Variant, make_variant
+from jpets.engine.batch.bucket import FULL, HEAVY_RUNS, Bucket, Variant, make_variant
 from jpets.engine.costs.cost_table import SETTLED
 from jpets.engine.engine import Engine
 from jpets.engine.planning.menu import Menu
+from jpets.engine.planning.needs import Needs
 from jpets.engine.planning.placing import Placer
 from jpets.engine.planning.predictions import Predictions
 from jpets.engine.programs.program import Program, ProgramKey
@@ -114,3 +116,26 @@ def test_room_for_runs_that_are_all_computed_is_as_tight_as_can_be(
     asked = asked_for(engine, ["diff", "bitfit"], missed=[general])
     assert asked != general and len(heavy(asked)) == 1
     assert asked.variant != make_variant(dict.fromkeys(asked.variant.classes(), FULL))
+
+
+def test_programs_with_long_runs_take_any_rows(engine: Engine) -> None:
+    """The plan of a window chooses them by their predicted time: placing must not know better."""
+    rows = [pending.row for pending in pendings(engine, ["mask", "bitfit", "mask"])]
+    needs = Needs(rows)
+    bucket = max(ENGINE_BUCKETS, key=lambda bucket: bucket.tokens)
+    for run in HEAVY_RUNS:
+        key = ProgramKey(bucket, make_variant(dict.fromkeys(needs.layout(bucket).needs, FULL), run))
+        assert needs.met_by(key)
+
+
+def test_products_that_are_left_out_cost_nothing(engine: Engine) -> None:
+    rows = [pending.row for pending in pendings(engine, ["mask", "mask"])]
+    bucket = max(ENGINE_BUCKETS, key=lambda bucket: bucket.tokens)
+    classes = dict.fromkeys(Needs(rows).layout(bucket).needs, FULL)
+    network = engine.family.network
+    with_products, without = (network.arithmetic(bucket, make_variant(classes, replaced=own)) for own in (False, True))
+    mask = next(key for key in classes if key.method == "mask")
+    config = engine.family.config
+    saved = sum(math.prod(config.dims(site)) for site, _ in mask.sites) * len(mask.layers) * bucket.tokens
+    assert with_products - without == pytest.approx(saved)
+    assert without > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from typing import get_args
 
 import numpy as np
@@ -16,7 +18,7 @@ from jpets.engine.engine import Engine
 from jpets.engine.planning.kept_plan import KeptPlan
 from jpets.engine.planning.menu import Menu
 from jpets.engine.planning.planner import Planner
-from jpets.engine.planning.ready_programs import kinds_of, shapes_for
+from jpets.engine.planning.ready_programs import ReadyPrograms, kinds_of, shapes_for
 from jpets.engine.planning.window import Pricing, read_window
 from jpets.engine.planning.wishes import possible_variants
 from jpets.scheduling.costs.ready_lookup import MIXED
@@ -177,3 +179,68 @@ def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine, monkeypat
         assert bool(wanted) == expected
         assert all(key.bucket in menu.main and not key.variant.has("heavy") for key, _ in wanted)
         assert sum(lost for _, lost in wanted) <= ran
+
+
+def test_windows_ask_for_no_program_that_cannot_be_had(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = FakeCompiling()
+    menu = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
+    planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, menu, compiling=compiling)
+    monkeypatch.setattr(planner._predictions, "estimate", lambda key: 1e-9)
+    monkeypatch.setattr(compiling, "barred", lambda key: key.bucket == menu.main[0])
+    waiting = pendings(engine, [None, "bitfit"] * 150)
+    for _ in range(2):
+        planner.serving(planner.next_batch(waiting))
+        planner._kept.forget()
+        assert planner._wishes is not None
+        planner._wishes._next = 0.0
+    assert compiling.wanted
+    assert all(key.bucket != menu.main[0] for key, _ in compiling.wanted), "the second best is asked for"
+
+
+def test_batches_of_no_window_lose_nothing_for_windows(engine: Engine) -> None:
+    compiling = FakeCompiling()
+    menu = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
+    planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, menu, compiling=compiling)
+    wishes, window = planner._wishes, read_window(pendings(engine, [None, "bitfit"] * 150))
+    assert wishes is not None
+    wishes.planned(window, 10, 1e-9)
+    wishes.apart()
+    wishes.ran(100.0)
+    wishes._next = 0.0
+    wishes.planned(window, 10, 1e9)
+    assert sum(lost for _, lost in compiling.wanted) == 0
+
+
+def test_the_times_of_unused_programs_fade_to_their_best(engine: Engine) -> None:
+    ready, now = ReadyPrograms(engine.replica), time.monotonic()
+    window = read_window(pendings(engine, [None]))
+    used, unused, unsettled = list(engine.replica.for_mixtures)[:3]
+    before = [(p.seconds, p.best, p.last_used) for p in (used, unused, unsettled)]
+    try:
+        for program, best, last in ((used, 1.0, now), (unused, 1.0, now - 60), (unsettled, math.inf, now - 60)):
+            program.seconds, program.best, program.last_used = 2.0, best, last
+        for _ in range(200):
+            ready._shapes_until = 0.0
+            ready.shapes_for(window.sorts)
+        assert used.seconds == 2.0
+        assert unused.seconds == pytest.approx(1.0, rel=0.01)
+        assert unsettled.seconds == 2.0
+    finally:
+        for program, own in zip((used, unused, unsettled), before, strict=True):
+            program.seconds, program.best, program.last_used = own
+
+
+def test_batches_of_several_tenants_are_not_cut_for_a_query_that_is_not_in_them(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, engine.menu)
+    waiting = pendings(engine, [None, "bitfit", None, "bitfit", "mask"])
+    for at, pending in enumerate(waiting):
+        monkeypatch.setattr(pending, "tenant", f"tenant-{at % 2}")
+    asked = []
+    shapes_of = planner.ready.shapes_of
+    monkeypatch.setattr(planner.ready, "shapes_of", lambda sorts: asked.append(sorts) or shapes_of(sorts))
+    assert planner._fair([0, 1, 2, 3], waiting) == [0, 1, 2, 3]
+    assert not asked, "nobody lacks a row"
+    assert len({waiting[q].party for q in planner._fair([0, 2], waiting)}) == 2
+    assert not any(sort.heavy for sorts in asked for sort in sorts)

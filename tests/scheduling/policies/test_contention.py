@@ -32,6 +32,14 @@ def test_without_a_flood_nobody_is_served_out_of_turn() -> None:
     assert not own.lasts(0.0)
 
 
+def test_a_flood_of_lower_priority_is_one_too() -> None:
+    own = contention()
+    assert own.modest(["a"], MOST, 0.0, below=MOST) == []
+    assert own.modest(["a", "b"], MOST, 1.0, below=MOST + 1) == [0, 1]
+    assert own.lasts(1.0)
+    assert own.modest(["a"] * 9, MOST, 9.0, below=MOST + 1) == [], "a flood itself is no reason to wait for it"
+
+
 def test_who_has_little_waiting_goes_before_a_flood() -> None:
     own = contention()
     assert own.modest(["a", "a", "b", "a", "c", "a", "a"], MOST, 5.0) == [2, 4]
