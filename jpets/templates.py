@@ -35,6 +35,18 @@ def filled(template: str, text: str, pair: str | None) -> str:
     return HOLES.sub(lambda found: parts[found[0]], template)
 
 
+def prepared(text: str, pair: str | None, rule: Preprocessing) -> tuple[str, str | None]:
+    """What a rule makes of a query's texts. Raises ``InvalidInput`` for an empty text, and for a second one that the
+    rule's template leaves out."""
+    if not text.strip():
+        raise InvalidInput("the text is empty; send at least one character that is not white space")
+    if rule.template is None:
+        return (rule.prefix or "") + text, pair
+    if pair is not None and "{text_pair}" not in rule.template:
+        raise InvalidInput("the task's template has no place for a second text; send one text")
+    return filled(rule.template, text, pair), None
+
+
 def context_of(text: str, pair: str | None, rule: Preprocessing) -> Context:
     """Where a rule puts the context of a question."""
     if rule.template is None:

@@ -16,7 +16,7 @@ from jpets.errors import InputTooLong, InvalidInput, TooLarge
 from jpets.passage import Passage, passage_of_ids, passage_of_text, trimmed
 from jpets.positions import text_positions
 from jpets.spelling import Spelling, Written
-from jpets.templates import context_of, filled, places_of, prompted
+from jpets.templates import context_of, places_of, prepared, prompted
 from jpets.types import LoadedBackbone, Preprocessing, Query, RowSource
 
 Ints = npt.NDArray[np.int32]
@@ -146,7 +146,7 @@ class TextEncoder:
                 tokens = tokens._replace(spelling=Spelling(own))
             return self._looked_up(tokens, rule.domain)
         assert query.text is not None
-        texts = self._prepare(query.text, query.text_pair, rule)
+        texts = prepared(query.text, query.text_pair, rule)
         truncate = rule.truncation if query.truncate is None else query.truncate
         limit = min(longest, rule.max_length or (self._usual if truncate else longest))
         first, second = self._cut(*texts, limit, truncate=truncate)
@@ -176,7 +176,7 @@ class TextEncoder:
         rule = prompted(rule, query)
         if rule.template is not None or (rule.prefix and query.text_pair is None):
             raise InvalidInput("a long text is read in windows only where the task's rule sets nothing around it")
-        text, pair = self._prepare(query.text, query.text_pair, rule)
+        text, pair = prepared(query.text, query.text_pair, rule)
         if max(len(text), len(pair or "")) > MOST_WHOLE:
             raise InputTooLong(f"a text has more than {MOST_WHOLE} characters, which are read at once; shorten it")
         try:
@@ -185,16 +185,18 @@ class TextEncoder:
             raise InvalidInput("the text is not valid Unicode") from error
         taken = self.tokenizer.num_special_tokens_to_add(pair is not None) + sum(len(own.tokens) for own in parts[:-1])
         room = limit - taken
-        if room <= stride:
+        *before, last = parts
+        whole_fits = 0 < len(last.tokens) <= room
+        if room <= stride and not whole_fits:
             raise InputTooLong(
                 f"windows of {limit} tokens leave room for {max(0, room)} of the text, and neighbours share {stride}: "
                 "take larger windows or a shorter first text"
             )
-        *before, last = parts
-        count = 1 + max(0, -(-(len(last.tokens) - room) // (room - stride)))
+        count = 1 if whole_fits else 1 + max(0, -(-(len(last.tokens) - room) // (room - stride)))
         if count > most:
             raise TooLarge(f"a text makes {count} windows, the limit is {most} more; shorten it, or send fewer texts")
-        last.tokens.truncate(room, stride=stride)
+        if not whole_fits:
+            last.tokens.truncate(room, stride=stride)
         found, pieces = [], [last.tokens, *last.tokens.overflowing]
         if passage:  # no answer stands in white space
             pieces = [each for each in pieces if any(last.text[b:e].strip() for b, e in each.offsets)] or pieces[:1]
@@ -228,7 +230,7 @@ class TextEncoder:
             if (owner := int(owners[at])) < 0:
                 continue
             before = 0 if owner and rule.template is None else begins[owner]
-            begin, end = begin - before, end - before
+            begin, end = max(0, begin - before), end - before  # a token may have the space before its word too
             offsets[at] = begin, end
             own = texts[owner][begin:end]
             if whole.ids[at] == self._unknown:
@@ -250,13 +252,6 @@ class TextEncoder:
         if self._tables is None:
             return tokens
         return tokens._replace(ids=self._tables.rows(tokens.ids, domain))
-
-    def _prepare(self, text: str, pair: str | None, rule: Preprocessing) -> tuple[str, str | None]:
-        if not text.strip():
-            raise InvalidInput("the text is empty; send at least one character that is not white space")
-        if rule.template is not None:
-            return filled(rule.template, text, pair), None
-        return (rule.prefix or "") + text, pair
 
     def _cut(self, text: str, pair: str | None, limit: int, *, truncate: bool) -> tuple[_Part, _Part | None]:
         """The tokens of both texts without special tokens; with these they are at most ``limit``."""

@@ -129,3 +129,18 @@ def test_token_ids_are_a_pair_where_special_ones_divide_them(encoder: TextEncode
 def test_a_question_needs_a_context(encoder: TextEncoder, query: Query) -> None:
     with pytest.raises(InvalidInput, match="context"):
         found(encoder, query)
+
+
+def test_a_word_behind_a_prefix_does_not_begin_before_its_text() -> None:
+    """The space before it is counted to it, and belongs to the prefix."""
+    own = TextEncoder(metaspace(), 10_000, 1, 64)
+    for rule in (Preprocessing(prefix="who? "), Preprocessing(template="who? {text} in:"), Preprocessing()):
+        spelling = own.encode(Query(None, "she plays"), rule, spelled=True).spelling
+        assert spelling is not None and spelling.written is not None
+        offsets = spelling.written.offsets[spelling.of_text == 0].tolist()
+        assert offsets[0][0] == 0 and offsets[-1][1] == len("she plays")
+
+
+def test_a_second_text_without_a_place_is_refused(encoder: TextEncoder) -> None:
+    with pytest.raises(InvalidInput, match="no place for a second text"):
+        encoder.encode(Query("questions", "b", "c"), Preprocessing(template="a {text}"))

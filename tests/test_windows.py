@@ -79,3 +79,12 @@ def test_what_cannot_be_cut_is_refused() -> None:
         encoder.windows(Query(None, " "), PLAIN, 32, 4)
     with pytest.raises(InvalidInput, match="Unicode"):
         encoder.windows(Query(None, "a\ud800"), PLAIN, 32, 4)
+
+
+def test_what_fits_one_window_needs_no_room_for_a_stride() -> None:
+    encoder = TextEncoder.of(tiny("tiny-bert"))
+    query = Query(None, "the library " * 9, "a day")
+    (found,) = encoder.windows(query, PLAIN, 32, 16)
+    assert found.ids.tolist() == encoder.encode(query, PLAIN).ids.tolist()
+    with pytest.raises(InputTooLong, match="neighbours share 16"):
+        encoder.windows(Query(None, query.text, "a day " * 20), PLAIN, 32, 16)

@@ -6,6 +6,8 @@ import pytest
 from runs import Run
 
 from jpets.app.commands.client import query
+from jpets.engine.results import fills as fills_of
+from serving.protocols.schemas import ClassifyItem
 
 
 def answers(run: Run, server: str, *arguments: str, **how: str) -> list[dict]:
@@ -84,6 +86,14 @@ def test_questions_show_the_words_of_their_context(run: Run, server: str) -> Non
 @pytest.mark.parametrize("model", ["vectors", "tiny-bert"])
 def test_embeddings_show_their_shape(run: Run, server: str, model: str) -> None:
     assert rows(run, server, model, "hello") == [["hello", "embedding", "[64]"]]
+
+
+def test_masks_show_texts_with_their_words() -> None:
+    fills = [[{"token": at, "text": "w", "score": 0.5 - at / 100, "sequence": f"w{at}"} for at in range(9)]]
+    item = ClassifyItem.model_validate({"index": 0, "fills": fills})
+    assert query._said(item, None) == [(f"w{at}", 0.5 - at / 100) for at in range(5)]
+    assert [each for each, _ in query._said(item, 7)] == [f"w{at}" for at in range(7)]
+    assert query.SHOWN_LABELS <= fills_of.MOST
 
 
 def test_standard_input_is_read_by_lines(run: Run, server: str) -> None:

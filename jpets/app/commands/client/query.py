@@ -15,8 +15,10 @@ from jpets.errors import InvalidInput
 from serving.protocols.schemas import ClassifyItem
 
 PER_REQUEST = 256
-ALL_LABELS = 1 << 16
-"""``top_k`` that no head exceeds."""
+SHOWN_WORDS = 5
+"""Words for a mask."""
+SHOWN_LABELS = 100
+"""Labels of a text that are asked for where no number is given: as many as every head takes."""
 SHOWN_TEXT = 60
 STDIN = "-"
 
@@ -50,7 +52,7 @@ def query(
     asked = list(_expanded(texts))
     if not asked:
         raise InvalidInput("standard input has no text; write one a line")
-    shown = top_k if top_k is not None or as_json else ALL_LABELS
+    shown = top_k if top_k is not None or as_json else SHOWN_LABELS
     options = {"top_k": shown, "truncate": truncate, "aggregation": aggregation}
     own = {"model": task, "text_pair": text_pair, "prompt_name": prompt_name}
     items = _answers(Server(server), asked, own, options)
@@ -127,6 +129,8 @@ def _said(item: ClassifyItem, top_k: int | None) -> list[tuple[str, float | None
             for each in item.entities
         ]
         return [*found] or [("no entities", None)]
+    if item.fills is not None:
+        return [(each.sequence, each.score) for mask in item.fills for each in mask[: top_k or SHOWN_WORDS]]
     best = [(each.label, each.prob) for each in item.top or ()]
     if top_k is not None:
         return [*best]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jpets.app.commands.offline.input import Asked
 from jpets.engine.interface import Serves
-from jpets.errors import EngineFailure
+from jpets.errors import EngineFailure, JpetsError
 from jpets.types import Query, Result
 from serving.requests.answers import render, render_error
 
@@ -59,7 +59,10 @@ class Scorer:
     def _answer(self, result: Result) -> dict[str, Any]:
         if result.error is not None:
             return render_error(result.error)
-        return render(result, self._top_k)
+        try:
+            return render(result, self._top_k)
+        except JpetsError as error:  # a head may not give as much as is asked for
+            return render_error(error)
 
     def _result(self, future: Future[Result]) -> Result:
         """Waits as long as there is an engine that can answer."""
