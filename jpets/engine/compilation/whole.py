@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from jpets.engine.compilation.process import CompilingProcess
@@ -24,6 +25,9 @@ UNUSED_SHARE = 0.002
 GAIN = 0.1
 """Share of its time that a program gains as one function: MiniLM's on two cores gain a tenth to a fifth."""
 
+RETRY_SECONDS = 600.0
+"""Seconds until a program that could not be had is tried again: there may be room then."""
+
 
 class WholePrograms:
     """``exchange`` receives a program for the place of the one of its key that is served. One thread calls this."""
@@ -41,16 +45,17 @@ class WholePrograms:
         self._process = process
         self._memory = memory
         self._exchange = exchange
-        self.refused: set[ProgramKey] = set()
-        """Programs that could not be had so."""
+        self.refused: dict[ProgramKey, float] = {}
+        """Programs that could not be had so, each with the time from which it is tried again (``time.monotonic``)."""
 
     def worn(self, compile_seconds: float, *, unused: bool) -> ProgramKey | None:
         """The program whose batches have lost most by its functions, if that is a share of what compiling it as one
         takes: as much longer than ``compile_seconds`` as it calls more functions than it has. The share is small where
         the device is ``unused``."""
         least = compile_seconds * (UNUSED_SHARE if unused else IDLE_SHARE)
+        now = time.monotonic()
         most = max(
-            (program for program in self._replica.programs if program.chained and program.key not in self.refused),
+            (p for p in self._replica.programs if p.chained and self.refused.get(p.key, 0.0) <= now),
             key=lambda program: program.computed,
             default=None,
         )
@@ -78,6 +83,6 @@ class WholePrograms:
             log.exception("a program could not be made one function")
             self._store.forget(family, key)
         if not (exchanged or (unless is not None and unless.is_set())):
-            self.refused.add(key)
+            self.refused[key] = time.monotonic() + RETRY_SECONDS
         return_free_memory()
         return exchanged
