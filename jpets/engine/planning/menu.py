@@ -92,8 +92,8 @@ def _groups(ladder: Ints, expected: Floats) -> Groups:
     [s] tokens."""
     i, j = np.triu_indices(len(ladder))
     ends = np.stack([i, j, np.full_like(i, len(ladder) - 1)], axis=-1)
-    rows = np.diff(expected[ends], axis=-1, prepend=0.0)
-    rows = rows_up(np.ceil(rows + SPREAD * np.sqrt(rows)).astype(np.int_))
+    usual = np.diff(expected[ends], axis=-1, prepend=0.0)
+    rows = rows_up(np.ceil(usual + SPREAD * np.sqrt(usual)).astype(np.int_))
     cells = (rows * ladder[ends].astype(float) ** 2).sum(-1) * (1 + GROUP_PRICE * ((rows > 0).sum(-1) - 1))
     best = int(cells.argmin())
     return tuple((int(n), int(ladder[end])) for n, end in zip(rows[best], ends[best], strict=True) if n)

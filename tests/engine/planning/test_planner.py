@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
@@ -21,7 +22,9 @@ from jpets.engine.planning.planner import Planner
 from jpets.engine.planning.ready_programs import ReadyPrograms, kinds_of, shapes_for
 from jpets.engine.planning.window import Pricing, read_window
 from jpets.engine.planning.wishes import possible_variants
+from jpets.engine.tasks.sorts import Sort
 from jpets.scheduling.costs.ready_lookup import MIXED
+from jpets.scheduling.costs.shape import Shape
 from jpets.scheduling.policies.auto import POLICIES, auto
 from jpets.scheduling.queue import BARE
 
@@ -237,9 +240,14 @@ def test_batches_of_several_tenants_are_not_cut_for_a_query_that_is_not_in_them(
     waiting = pendings(engine, [None, "bitfit", None, "bitfit", "mask"])
     for at, pending in enumerate(waiting):
         monkeypatch.setattr(pending, "tenant", f"tenant-{at % 2}")
-    asked = []
+    asked: list[frozenset[Sort]] = []
     shapes_of = planner.ready.shapes_of
-    monkeypatch.setattr(planner.ready, "shapes_of", lambda sorts: asked.append(sorts) or shapes_of(sorts))
+
+    def noted(sorts: frozenset[Sort]) -> Sequence[Shape]:
+        asked.append(sorts)
+        return shapes_of(sorts)
+
+    monkeypatch.setattr(planner.ready, "shapes_of", noted)
     assert planner._fair([0, 1, 2, 3], waiting) == [0, 1, 2, 3]
     assert not asked, "nobody lacks a row"
     assert len({waiting[q].party for q in planner._fair([0, 2], waiting)}) == 2

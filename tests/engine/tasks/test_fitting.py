@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jpets.deltas.bank import tightest
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.tasks import fitting
 from jpets.engine.tasks.fitting import Fitting
@@ -15,7 +16,6 @@ SMALL, WIDE = (ClassKey("lora", (("query", rank),), (0,)) for rank in (8, 16))
 def test_an_answer_for_fewer_classes_is_not_kept_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A class may open while somebody looks for it among those that there were."""
     own = Fitting([])
-    tightest = fitting.tightest
 
     def opens_meanwhile(key: ClassKey, classes: tuple[ClassKey, ...]) -> ClassKey | None:
         found = tightest(key, classes)
