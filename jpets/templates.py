@@ -42,7 +42,7 @@ def prepared(text: str, pair: str | None, rule: Preprocessing) -> tuple[str, str
         raise InvalidInput("the text is empty; send at least one character that is not white space")
     if rule.template is None:
         return (rule.prefix or "") + text, pair
-    if pair is not None and "{text_pair}" not in rule.template:
+    if pair and "{text_pair}" not in rule.template:
         raise InvalidInput("the task's template has no place for a second text; send one text")
     return filled(rule.template, text, pair), None
 

@@ -116,16 +116,20 @@ class Growth:
     def _fitting(self, keys: Sequence[ClassKey]) -> dict[ClassKey, int]:
         """Slots of each class that the device has room for. Raises ``OutOfSpace``."""
         family, mesh = self._replica.family, self._replica.mesh
-        parts = class_parts({*self._replica.classes, *keys}, family.config, family.dtype, mesh)
-        each = sum(parts[key] * slot_bytes(key, family.config, family.dtype, mesh) for key in keys)
+        sizes = {key: slot_bytes(key, family.config, family.dtype, mesh) for key in keys}
+        every = class_parts({*self._replica.classes, *keys}, family.config, family.dtype, mesh)
+        parts = {key: every[key] for key in keys}
         left = self._memory.limit * (1 - WORKING_SHARE) - self._memory.use(self._replica.programs).total
         slots = self._slots
-        while slots * each > left:
+        while slots * sum(parts[key] * size for key, size in sizes.items()) > left:
             slots //= 2
-            if slots < LEAST_SLOTS:
+            if slots < LEAST_SLOTS and max(parts.values()) > 1:
+                slots, parts = LEAST_SLOTS, dict.fromkeys(parts, 1)
+            elif slots < LEAST_SLOTS:
                 raise OutOfSpace(
-                    f"tasks of shape {list(map(str, keys))} take {each / 1e6:.1f} MB each, and the device has "
-                    f"{max(0.0, left) / 1e6:.1f} MB left; raise --device-memory-gb or allow fewer slots (--max-slots)"
+                    f"tasks of shape {list(map(str, keys))} take {sum(sizes.values()) / 1e6:.1f} MB each, and the "
+                    f"device has {max(0.0, left) / 1e6:.1f} MB left; raise --device-memory-gb or allow fewer slots "
+                    "(--max-slots)"
                 )
         return {key: slots * parts[key] for key in keys}
 

@@ -82,7 +82,7 @@ class Programs:
         """Saves the costs that programs were found to have while they served."""
         for program in self._replica.programs:
             if program.followed:  # a mere estimate must not pass for a measurement
-                self._costs.set(program.key, min(program.seconds, program.best))
+                self._costs.set(program.key, program.seconds)
         self._costs.save()
 
     def _try_out(self, program: Program) -> None:

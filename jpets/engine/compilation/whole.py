@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from jpets.engine.compilation.process import CompilingProcess
@@ -26,7 +27,8 @@ GAIN = 0.1
 """Share of its time that a program gains as one function: MiniLM's on two cores gain a tenth to a fifth."""
 
 RETRY_SECONDS = 600.0
-"""Seconds until a program that could not be had is tried again: there may be room then."""
+"""Seconds until a program that could not be had is tried again, as there may be room then; each further time twice as
+long."""
 
 
 class WholePrograms:
@@ -47,6 +49,7 @@ class WholePrograms:
         self._exchange = exchange
         self.refused: dict[ProgramKey, float] = {}
         """Programs that could not be had so, each with the time from which it is tried again (``time.monotonic``)."""
+        self._refusals: Counter[ProgramKey] = Counter()
 
     def worn(self, compile_seconds: float, *, unused: bool) -> ProgramKey | None:
         """The program whose batches have lost most by its functions, if that is a share of what compiling it as one
@@ -83,6 +86,7 @@ class WholePrograms:
             log.exception("a program could not be made one function")
             self._store.forget(family, key)
         if not (exchanged or (unless is not None and unless.is_set())):
-            self.refused[key] = time.monotonic() + RETRY_SECONDS
+            self.refused[key] = time.monotonic() + RETRY_SECONDS * 2 ** self._refusals[key]
+            self._refusals[key] += 1
         return_free_memory()
         return exchanged

@@ -18,7 +18,6 @@ from scipy.optimize import nnls
 from jpets.config import DType
 from jpets.deltas import class_method
 from jpets.deltas.bank import slot_arrays
-from jpets.deltas.operators import Operators
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.batch.bucket import FULL, Bucket, Variant, make_variant, parse_bucket, replaces_weights
 from jpets.engine.batch.rows import Row
@@ -81,9 +80,7 @@ class Bench:
         self._short = {key: _shortened(key, self._layers, self._scale) for key, _ in family.slots}
         most = max(tasks for cases in HEAVY_CASES.values() for tasks, _, _ in cases)
         slots = dict.fromkeys(self._short.values(), 1 + most)  # two classes may become equal when they are shortened
-        self.family = dataclasses.replace(
-            family, network=network, slots=tuple(sorted(slots.items())), operators=self._operators(family.operators)
-        )
+        self.family = Family(network, family.dtype, tuple(sorted(slots.items())), chained=family.chained)
         params = _random_params(network, family.dtype)
         self.replica = Replica(self.family, params, mesh)
         for key, _ in self.family.slots:
@@ -93,14 +90,6 @@ class Bench:
                     self.replica.write({key: (slot, arrays)})
         self.cases: dict[tuple[ProgramKey, ClassKey | None, OfTasks], Case] = {}
         self._rng = np.random.default_rng(0)
-
-    def _operators(self, operators: Operators) -> Operators:
-        """The candidates that the engine runs, for the shortened classes."""
-        short = {str(key): str(own) for key, own in self._short.items()}
-        renamed = {
-            (short[name], operator): candidate for name, operator, candidate in operators.classes if name in short
-        }
-        return dataclasses.replace(operators, classes=tuple(sorted((*of, each) for of, each in renamed.items())))
 
     def bare(self, bucket: Bucket) -> Callable[[], float]:
         case = self._case(bucket)

@@ -27,6 +27,8 @@ HABIT = 0.1
 """Weight of the latest batch in the cost of its program."""
 SETTLED = 20
 """Batches after which a program's time is known, whatever it was estimated at."""
+FORGETTING = 0.01
+"""Part of what a program takes above its best by which each batch raises that: not all slowness passes."""
 SURPRISE = 2.0
 """Factor by which a batch may differ from the expected time; beyond it, something else took the time."""
 FIRST_RATE = 1e-11
@@ -106,8 +108,10 @@ class CostTable:
         known = program.seconds
         program.seconds += HABIT * (min(max(seconds, known / SURPRISE), known * SURPRISE) - known)
         program.followed += 1
-        if program.followed >= SETTLED:
-            program.best = min(program.best, program.seconds)
+        if program.followed >= 2 * SETTLED:
+            program.best = min(program.best + FORGETTING * max(0.0, program.seconds - program.best), program.seconds)
+        elif program.followed == 2 * SETTLED - 1:
+            program.best = program.seconds
 
     def estimate(self, key: ProgramKey) -> float:
         """Measured seconds, or what the program's arithmetic says."""

@@ -112,7 +112,7 @@ def fit_slots(
         taken = banks_bytes(chosen, config, dtype, mesh)
         if taken <= room:
             return chosen
-        if most <= 1:
+        if most < 1:
             raise OutOfSpace(
                 f"the tasks known at start take {taken / GIGABYTE:.2f} GB of device memory beside the backbone's "
                 f"{backbone / GIGABYTE:.2f} GB; {limit / GIGABYTE:.2f} GB may be used, a sixteenth of it by running "

@@ -90,13 +90,14 @@ class Planner:
             return steady_plan(waiting, self._takers(rare=rare), self._predictions.seconds)
         if (contended := self._flood.batch(waiting, rare=rare)) is not None:
             self._kept.forget()
-            self._apart()
+            self._of_window(False)
             return self.place(contended)
         if self._trunks is not None:
             if (plan := self._trunks.plan(waiting)) is not None:
-                self._apart()
+                self._of_window(False)
                 return plan
             waiting = self._trunks.without_texts(waiting)
+        self._of_window(True)
         chosen = self._kept.batch(waiting)
         if chosen is None:
             batches = self._batches(waiting)
@@ -110,9 +111,9 @@ class Planner:
         batch = [waiting[q] for q in chosen]
         return self.place(batch) if self._hot is None else self._hot.plan(batch, waiting[0], rare=rare)
 
-    def _apart(self) -> None:
+    def _of_window(self, one: bool) -> None:
         if self._wishes is not None:
-            self._wishes.apart()
+            (self._wishes.together if one else self._wishes.apart)()
 
     def _takers(self, *, rare: bool) -> Callable[[bool], Takers]:
         return lambda heavy: self.ready.takers(heavy=heavy, rare=rare)

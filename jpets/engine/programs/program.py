@@ -151,7 +151,7 @@ class Program:
     followed: int = 0
     """Batches that have changed ``seconds``."""
     best: float = math.inf
-    """The least that ``seconds`` was since it was settled."""
+    """About the least that ``seconds`` was since it was settled."""
     computed: float = 0.0
     """Seconds that batches took in it, of all that it ran."""
     stored_bytes: int = 0

@@ -89,7 +89,7 @@ class ProgramStore:
             device.device_kind,
             device.client.platform_version,
             str(len(mesh.devices)),
-            _cpu(),
+            _cpu(device.platform),
             *(f"{name}={os.environ.get(name, '')}" for name in COMPILER_VARIABLES),
             json.dumps(compiler_settings(), default=str),
         ]
@@ -162,12 +162,11 @@ class ProgramStore:
         return Program(key, compiled, stored_bytes=len(payload), mappings=left - mappings_left())
 
 
-def _cpu() -> str:
-    """The features of the host's processor, and how many of its cores this process may use: a program for a CPU runs
-    only on a CPU with the same features, is made for so many cores, and takes another time on more."""
-    cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+def _cpu(platform_of_device: str) -> str:
+    """The features of the host's processor, and for a CPU as the device how many of its cores this process may use: a
+    program runs only on a CPU with the same features, is made for so many cores, and takes another time on more."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     info = pathlib.Path("/proc/cpuinfo")
-    if not info.exists():
-        return f"{platform.processor()} {cores}"
-    found = next((line for line in info.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
-    return f"{found} {cores}"
+    lines = info.read_text().splitlines() if info.exists() else []
+    found = next((line for line in lines if line.startswith(("flags", "Features"))), "") or platform.processor()
+    return f"{found} {len(cores)}" if platform_of_device == "cpu" else found

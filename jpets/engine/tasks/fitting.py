@@ -27,8 +27,7 @@ class Fitting:
     def fit(self, wanted: Sequence[ClassKey]) -> list[ClassKey]:
         """The class that takes each of these. Raises ``UnknownClass`` naming the deltas without one, ``Preparing`` if
         their classes are coming."""
-        find = self._tightest
-        fitting = [find(key) for key in wanted]
+        fitting = [self._tightest(key) for key in wanted]
         absent = [own for own, key in zip(wanted, fitting, strict=True) if key is None]
         if absent and all(tightest(own, tuple(self._coming)) for own in absent):
             raise Preparing("tasks of this shape can be served soon, their programs are being compiled; try again then")

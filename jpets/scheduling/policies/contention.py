@@ -56,7 +56,8 @@ class Contention:
             return []
         for party in counts:
             self._levels.setdefault(party, (math.inf, now))  # it has its part, though it may not have been served
-        self.keeping = {p for p, count in counts.items() if count <= most and self._level(p, now) > 0}
+        first = below > most and max(counts.values()) <= most  # their priority goes before the flood, whatever they use
+        self.keeping = {p for p, count in counts.items() if count <= most and (first or self._level(p, now) > 0)}
         if self.keeping:
             self._until = now + BURST
         return [q for q, party in enumerate(parties) if party in self.keeping]

@@ -11,6 +11,7 @@ import pytest
 from paged_engine import SETTINGS, TASKS, loader
 from support import ENGINE_BUCKETS, shallow
 
+from jpets.engine.device import classes
 from jpets.engine.engine import Engine
 
 
@@ -20,9 +21,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def paged(cache: Any) -> Iterator[Callable[..., Engine]]:
-    """Engines that know all tasks and have room for a few; ``loads`` counts how often each was read."""
+def paged(cache: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
+    """Engines that know all tasks and have room for a few, as many of each class; ``loads`` counts how often each was
+    read."""
     made: list[Engine] = []
+    monkeypatch.setattr(classes, "class_parts", lambda keys, *_: dict.fromkeys(keys, 1))
 
     def make(**changes: Any) -> Engine:
         settings = dataclasses.replace(SETTINGS, **changes)

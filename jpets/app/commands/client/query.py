@@ -18,7 +18,7 @@ PER_REQUEST = 256
 SHOWN_WORDS = 5
 """Words for a mask."""
 SHOWN_LABELS = 100
-"""Labels of a text that are asked for where no number is given: as many as every head takes."""
+"""Labels of a text that are asked for where no number is given: a head with words for masks gives no more."""
 SHOWN_TEXT = 60
 STDIN = "-"
 
@@ -135,5 +135,6 @@ def _said(item: ClassifyItem, top_k: int | None) -> list[tuple[str, float | None
     if top_k is not None:
         return [*best]
     if item.labels is not None:
-        return [pair for pair in best if pair[0] in item.labels] or [("no label over its threshold", None)]
+        scores = dict(best)
+        return [(name, scores.get(name)) for name in item.labels] or [("no label over its threshold", None)]
     return [*best[:1]]
