@@ -14,7 +14,7 @@ from jpets.engine.batch.bucket import Bucket, core_programs, widest
 from jpets.engine.compilation.background import BackgroundCompiler
 from jpets.engine.compilation.readiness import Programs
 from jpets.engine.device.classes import class_parts, covered
-from jpets.engine.device.memory import WORKING_SHARE, DeviceMemory, slot_bytes
+from jpets.engine.device.memory import WORKING_SHARE, DeviceMemory, banks_bytes, fit_slots
 from jpets.engine.device.replica import Generation, Replica
 from jpets.engine.programs.program import ProgramKey
 from jpets.engine.tasks.table import TaskTable
@@ -116,22 +116,18 @@ class Growth:
     def _fitting(self, keys: Sequence[ClassKey]) -> dict[ClassKey, int]:
         """Slots of each class that the device has room for. Raises ``OutOfSpace``."""
         family, mesh = self._replica.family, self._replica.mesh
-        sizes = {key: slot_bytes(key, family.config, family.dtype, mesh) for key in keys}
         every = class_parts({*self._replica.classes, *keys}, family.config, family.dtype, mesh)
-        parts = {key: every[key] for key in keys}
-        left = self._memory.limit * (1 - WORKING_SHARE) - self._memory.use(self._replica.programs).total
-        slots = self._slots
-        while slots * sum(parts[key] * size for key, size in sizes.items()) > left:
-            slots //= 2
-            if slots < LEAST_SLOTS and max(parts.values()) > 1:
-                slots, parts = LEAST_SLOTS, dict.fromkeys(parts, 1)
-            elif slots < LEAST_SLOTS:
-                raise OutOfSpace(
-                    f"tasks of shape {list(map(str, keys))} take {sum(sizes.values()) / 1e6:.1f} MB each, and the "
-                    f"device has {max(0.0, left) / 1e6:.1f} MB left; raise --device-memory-gb or allow fewer slots "
-                    "(--max-slots)"
-                )
-        return {key: slots * parts[key] for key in keys}
+        wanted = {key: self._slots * every[key] for key in keys}
+        least, used = dict.fromkeys(keys, LEAST_SLOTS), self._memory.use(self._replica.programs).total
+        try:
+            return fit_slots(least, wanted, every, family.config, family.dtype, used, self._memory.limit, mesh)
+        except OutOfSpace:
+            each = banks_bytes(dict.fromkeys(keys, 1), family.config, family.dtype, mesh)
+            left = max(0.0, self._memory.limit * (1 - WORKING_SHARE) - used)
+            raise OutOfSpace(
+                f"tasks of shape {list(map(str, keys))} take {each / 1e6:.1f} MB each, and the device has "
+                f"{left / 1e6:.1f} MB left; raise --device-memory-gb or allow fewer slots (--max-slots)"
+            ) from None
 
     def _stage(self, action: Callable[[], None]) -> None:
         """Several devices must all start the same work in the same order: the owner's."""

@@ -110,8 +110,6 @@ class CostTable:
         program.followed += 1
         if program.followed >= 2 * SETTLED:
             program.best = min(program.best + FORGETTING * max(0.0, program.seconds - program.best), program.seconds)
-        elif program.followed == 2 * SETTLED - 1:
-            program.best = program.seconds
 
     def estimate(self, key: ProgramKey) -> float:
         """Measured seconds, or what the program's arithmetic says."""

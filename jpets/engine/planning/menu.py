@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from jpets.engine.batch.bucket import Bucket
-from jpets.scheduling.costs.exact_packing import GROUP_PRICE, length_ladder, rows_up
+from jpets.scheduling.costs.exact_packing import length_ladder, priced_cells, rows_up
 from jpets.scheduling.queue import Floats, Groups, Ints
 
 SIZES = (1.0, 0.5, 0.25)
@@ -94,8 +94,7 @@ def _groups(ladder: Ints, expected: Floats) -> Groups:
     ends = np.stack([i, j, np.full_like(i, len(ladder) - 1)], axis=-1)
     usual = np.diff(expected[ends], axis=-1, prepend=0.0)
     rows = rows_up(np.ceil(usual + SPREAD * np.sqrt(usual)).astype(np.int_))
-    cells = (rows * ladder[ends].astype(float) ** 2).sum(-1) * (1 + GROUP_PRICE * ((rows > 0).sum(-1) - 1))
-    best = int(cells.argmin())
+    best = int(priced_cells(rows, ladder[ends]).argmin())
     return tuple((int(n), int(ladder[end])) for n, end in zip(rows[best], ends[best], strict=True) if n)
 
 

@@ -72,6 +72,8 @@ class Planner:
             else None
         )
         self._kept = KeptPlan()
+        self._of_window = False
+        """Whether the latest batch is one of a window's plan: the time of another says nothing of what windows lose."""
         self._settings = settings
         self._hot = (
             HotTasks(merged, self.ready, self._predictions, self._placer)
@@ -85,19 +87,18 @@ class Planner:
         Its companions are the policy's choice, as far as every tenant keeps its part of the batch. While the device is
         ``busy`` with another batch, ``auto`` postpones queries that would leave this one's shape half empty.
         """
+        self._of_window = False
         waiting, rare = self.ready.together(waiting)
         if self._settings.policy == "steady":
             return steady_plan(waiting, self._takers(rare=rare), self._predictions.seconds)
         if (contended := self._flood.batch(waiting, rare=rare)) is not None:
             self._kept.forget()
-            self._of_window(False)
             return self.place(contended)
         if self._trunks is not None:
             if (plan := self._trunks.plan(waiting)) is not None:
-                self._of_window(False)
                 return plan
             waiting = self._trunks.without_texts(waiting)
-        self._of_window(True)
+        self._of_window = True
         chosen = self._kept.batch(waiting)
         if chosen is None:
             batches = self._batches(waiting)
@@ -111,21 +112,15 @@ class Planner:
         batch = [waiting[q] for q in chosen]
         return self.place(batch) if self._hot is None else self._hot.plan(batch, waiting[0], rare=rare)
 
-    def _of_window(self, one: bool) -> None:
-        if self._wishes is not None:
-            (self._wishes.together if one else self._wishes.apart)()
-
     def _takers(self, *, rare: bool) -> Callable[[bool], Takers]:
         return lambda heavy: self.ready.takers(heavy=heavy, rare=rare)
 
     def _fair(self, chosen: list[int], waiting: Sequence[Pending]) -> list[int]:
         """``chosen``, or, for several parties, what keeps each one's part in a shape that takes all of them."""
         parties = [pending.party for pending in waiting]
-        if len(set(parties)) == 1:
-            return chosen
-        most, lengths = self._settings.max_batch_rows, [pending.row.length for pending in waiting]
         if not lacking(chosen, parties):
             return chosen
+        most, lengths = self._settings.max_batch_rows, [pending.row.length for pending in waiting]
         involved = {*range(len(chosen)), *chosen}
         shapes = self.ready.shapes_of(frozenset(waiting[q].sort for q in involved))
         held = [fill(sorted(chosen), lengths, shape, most) for shape in shapes]
@@ -181,7 +176,7 @@ class Planner:
         if self._hot is not None:
             self._hot.serving(plan)
         self._flood.serving(plan.pendings, plan.seconds)
-        if self._wishes is not None:
+        if self._wishes is not None and self._of_window:
             self._wishes.ran(plan.seconds)
 
     def predicted(self, waiting: Sequence[Pending]) -> float:

@@ -70,10 +70,12 @@ class ReadyPrograms:
         """The shapes that batches of tasks of these sorts may have, with their costs. The kinds of ``ReadyShapes`` are
         the places of the sorts' kinds in ``kinds_of(sorts)``."""
         self._read()
-        if time.monotonic() >= self._shapes_until or len(self._shapes) >= MOST_KEPT:
+        if (now := time.monotonic()) >= self._shapes_until:
+            self._fade(now)
             self._shapes.clear()
-            self._fade(time.monotonic())
-            self._shapes_until = time.monotonic() + KEPT_SECONDS
+            self._shapes_until = now + KEPT_SECONDS
+        elif len(self._shapes) >= MOST_KEPT:
+            self._shapes.clear()
         if sorts not in self._shapes:
             programs = [(p.key.bucket, p.key.variant, p.seconds) for p in self._programs]
             self._shapes[sorts] = shapes_for(sorts, programs)

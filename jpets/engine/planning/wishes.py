@@ -55,23 +55,14 @@ class Wishes:
         """When another window may be looked at (``time.monotonic``)."""
         self._few: bool | None = False
         """Whether the last window that was planned had few queries; None where one batch takes them."""
-        self._apart = False
         self._unseen = {True: 0.0, False: 0.0}
         """Predicted seconds of batches since a window was looked at: of windows of few queries, and of others. A single
         query that comes between large windows must not take from what these lose."""
 
     def ran(self, seconds: float) -> None:
-        """Is told of the predicted time of a batch that runs."""
-        if self._few is not None and not self._apart:
+        """Is told of the predicted time of a batch of a window's plan that runs."""
+        if self._few is not None:
             self._unseen[self._few] += seconds
-
-    def apart(self) -> None:
-        """The batch that is planned is none of a window's plan: its time says nothing of what windows lose."""
-        self._apart = True
-
-    def together(self) -> None:
-        """The batch that is planned is one of a window's."""
-        self._apart = False
 
     def planned(self, window: Window, batches: int, seconds: float) -> None:
         """Is told of a window, and of the number of batches and the device's predicted time of its plan in the programs

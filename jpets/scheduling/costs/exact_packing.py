@@ -56,13 +56,20 @@ def attention_groups(lengths: Ints, batch: Ints) -> list[Groups]:
     ends = np.append(0, ladder)
     lengths_at = np.stack(np.broadcast_arrays(ends[i][None], ends[j][None], ends[last][:, None]), axis=-1)
     rows = rows_up(np.maximum(sizes, 0))
-    cells: Floats = (rows * lengths_at.astype(float) ** 2).sum(-1) * (1 + GROUP_PRICE * ((rows > 0).sum(-1) - 1))
+    cells = priced_cells(rows, lengths_at)
     cells[j[None, :] > last[:, None]] = np.inf
     chosen = cells.argmin(1)
     return [
         tuple((int(n), int(length)) for n, length in zip(rows[b, c], lengths_at[b, c], strict=True) if n)
         for b, c in enumerate(chosen)
     ]
+
+
+def priced_cells(rows: Ints, lengths: Ints) -> Floats:
+    """Attention positions [...] of groups of so many rows of these lengths [..., 3], with the price of each further
+    group."""
+    cells: Floats = (rows * lengths.astype(float) ** 2).sum(-1) * (1 + GROUP_PRICE * ((rows > 0).sum(-1) - 1))
+    return cells
 
 
 def rows_up(rows: Ints) -> Ints:

@@ -29,6 +29,14 @@ from jpets.scheduling.policies.auto import POLICIES, auto
 from jpets.scheduling.queue import BARE
 
 
+def asking(engine: Engine) -> tuple[Planner, Menu, FakeCompiling]:
+    """A planner that asks for programs, with a menu that learns."""
+    compiling = FakeCompiling()
+    menu = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
+    planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, menu, compiling=compiling)
+    return planner, menu, compiling
+
+
 def test_every_policy_has_one_name() -> None:
     assert set(get_args(Policy)) == {*POLICIES, "auto", "steady"}
 
@@ -141,9 +149,7 @@ def test_few_queries_that_run_one_by_one_ask_for_a_program_that_takes_them_toget
 
 
 def test_what_large_windows_lose_is_not_forgotten_for_a_single_query(engine: Engine) -> None:
-    compiling = FakeCompiling()
-    menu = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
-    planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, menu, compiling=compiling)
+    planner, _, compiling = asking(engine)
     wishes, window = planner._wishes, read_window(pendings(engine, [None, "bitfit"] * 150))
     assert wishes is not None
     wishes.planned(window, 10, 1e-9)
@@ -157,17 +163,8 @@ def test_what_large_windows_lose_is_not_forgotten_for_a_single_query(engine: Eng
 
 
 def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiling = FakeCompiling()
+    planner, menu, compiling = asking(engine)
     wanted = compiling.wanted
-    menu = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
-    planner = Planner(
-        engine.replica,
-        engine.costs,
-        engine.profile,
-        ENGINE_SETTINGS,
-        menu,
-        compiling=compiling,
-    )
     waiting = pendings(engine, [None, "bitfit"] * 150)
     planner.serving(planner.next_batch(waiting))
     assert menu.main, "lengths were learnt"
@@ -185,9 +182,7 @@ def test_windows_ask_for_the_programs_of_a_better_plan(engine: Engine, monkeypat
 
 
 def test_windows_ask_for_no_program_that_cannot_be_had(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiling = FakeCompiling()
-    menu = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
-    planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, menu, compiling=compiling)
+    planner, menu, compiling = asking(engine)
     monkeypatch.setattr(planner._predictions, "estimate", lambda key: 1e-9)
     monkeypatch.setattr(compiling, "barred", lambda key: key.bucket == menu.main[0])
     waiting = pendings(engine, [None, "bitfit"] * 150)
@@ -200,17 +195,21 @@ def test_windows_ask_for_no_program_that_cannot_be_had(engine: Engine, monkeypat
     assert all(key.bucket != menu.main[0] for key, _ in compiling.wanted), "the second best is asked for"
 
 
-def test_batches_of_no_window_lose_nothing_for_windows(engine: Engine) -> None:
-    compiling = FakeCompiling()
-    menu = Menu(ENGINE_BUCKETS, lambda bucket: engine.family.network.arithmetic(bucket, Variant()), 32, 256)
-    planner = Planner(engine.replica, engine.costs, engine.profile, ENGINE_SETTINGS, menu, compiling=compiling)
-    wishes, window = planner._wishes, read_window(pendings(engine, [None, "bitfit"] * 150))
+def test_batches_of_no_window_lose_nothing_for_windows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, _, compiling = asking(engine)
+    waiting = pendings(engine, [None, "bitfit"] * 150)
+    wishes, window = planner._wishes, read_window(waiting)
     assert wishes is not None
+
+    def runs(seconds: float) -> None:
+        planner.serving(dataclasses.replace(planner.next_batch(waiting), seconds=seconds))
+
     wishes.planned(window, 10, 1e-9)
-    wishes.apart()
-    wishes.ran(100.0)
-    wishes.together()
-    wishes.ran(2.0)
+    with monkeypatch.context() as flood:
+        flood.setattr(planner._flood, "batch", lambda waiting, rare: waiting[:1])
+        runs(100.0)
+    wishes._next = math.inf
+    runs(2.0)
     wishes._next = 0.0
     wishes.planned(window, 10, 1e9)
     assert sum(lost for _, lost in compiling.wanted) == pytest.approx(2.0)

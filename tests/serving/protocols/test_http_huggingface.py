@@ -247,7 +247,7 @@ def test_windows_of_many_texts_are_counted_while_they_are_made(call: Call, monke
             PATH,
             {"inputs": {**ASKED, "context": "word " * 200}, "parameters": {"doc_stride": 63}},
             422,
-            "leave room for",
+            "windows of 64 tokens leave room",
         ),
         (PATH, {"inputs": ASKED, "parameters": {"doc_stride": -1}}, 422, "doc_stride"),
         (PATH, {"inputs": {**ASKED, "question": "who " * 70}}, 422, "leave room for 0"),
