@@ -11,7 +11,7 @@ import jax
 
 from jpets.config import EngineSettings
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import Bucket
+from jpets.engine.batch.bucket import FULL, Bucket, lone_buckets, make_variant
 from jpets.engine.build import make_frame, make_parts
 from jpets.engine.interface import Serves, refuse_group
 from jpets.engine.programs.cache_folder import open_cache
@@ -170,6 +170,12 @@ class Engine(Serves):
 
     def beside(self, rows: int, length: int) -> int:
         return self.profile.current.beside(rows, length)
+
+    def expect(self, classes: Sequence[ClassKey], rows: int) -> None:
+        if not self.settings.background_compile or not self.menu.grows:
+            return
+        variant = make_variant(dict.fromkeys(self.tasks.fitting.fit(classes), FULL))
+        self.compiler.offer([ProgramKey(own, variant) for own in lone_buckets(rows, self.longest)], first=True)
 
     def idle(self, id: str, *, tenant: str = DEFAULT_TENANT) -> bool:
         """Whether no query for this task waits or runs."""

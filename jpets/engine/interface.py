@@ -194,6 +194,11 @@ class Serves(abc.ABC):
         """How many times ``rows`` texts of ``length`` tokens a device computes in at most twice the time of one, by the
         costs that are known now."""
 
+    @abc.abstractmethod
+    def expect(self, classes: Sequence[ClassKey], rows: int) -> None:
+        """Rows of one text will come, for up to ``rows`` tasks of these classes at a time: their programs are compiled
+        before others, if any are in the background. Raises ``UnknownClass``, ``Preparing``."""
+
     def __enter__(self) -> Self:
         return self
 

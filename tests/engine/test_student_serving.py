@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from groups import Clock, answer, ask, group_task, logits_by_size, sized
 from support import ENGINE_BUCKETS, ENGINE_SETTINGS, light_or_mask_task, logits_of, shallow, wait_until
 
 from jpets.config import SizingRule
-from jpets.engine.batch.bucket import Variant
+from jpets.engine.batch.bucket import Variant, lone_buckets
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import ProgramKey, compile_program
 from jpets.engine.students.combining import combined, when_all
@@ -68,6 +69,19 @@ def test_every_student_of_a_group_is_added(serving: Callable[..., StudentServing
     told = engine.report().students
     assert told is not None and (told.groups, told.largest, told.answering) == (1, 3, 3)
     assert told.answers == {3: len(TEXTS)}
+
+
+def test_one_text_finds_programs_for_every_size(tmp_path: Path) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=24, max_batch_tokens=64)
+    with StudentServing.of_tasks(shallow(), [group_task("group", 3)], settings, cache_dir=tmp_path).start() as serving:
+        engine = serving.engine
+        assert isinstance(engine, Engine)
+        shapes = set(lone_buckets(3, 24))
+        assert {bucket.groups for bucket in shapes} == {((n, length),) for n in (1, 2, 3) for length in (16, 24)}
+        wait_until(lambda: shapes <= {program.key.bucket for program in engine.replica.programs})
+        before = engine.stats.fallbacks
+        serving.infer([Query("group", "a text")])
+        assert engine.stats.fallbacks == before
 
 
 def test_students_of_a_hot_group_run_on_merged_copies() -> None:

@@ -78,6 +78,22 @@ def test_a_busy_group_stays_as_small_as_it_is() -> None:
     assert size.answering == 3
 
 
+def test_two_queries_that_meet_now_and_then_keep_no_student_away() -> None:
+    clock = Clock()
+    size = sized(clock, groups=1, together=1, window=120)
+    ask(size, 2)
+    answer(size, 2)
+    assert size.answering == 2
+    for minute in range(2):
+        clock.now = 60.0 * minute + 30
+        ask(size, 2)
+        assert size.answering == 2, "as many students run as before one was dropped: the second query waits less"
+        clock.now += 0.1
+        answer(size, 2)
+    clock.now = 120
+    assert size.answering == 3 and size.additions == 1
+
+
 def test_texts_that_join_a_waiting_element_drop_no_student() -> None:
     size = sized(Clock(), groups=1, together=2)
     ask(size, 4)

@@ -21,6 +21,8 @@ HEAVY_RUNS = (32, 64, 128)
 SETUP_TOKENS = 50
 """Tokens with a heavy product as long as every step's fixed work for its weights (mask, CPU: 48 to 62)."""
 LONE = sys.maxsize
+LONE_LENGTHS = (128, 64)
+"""Longest text that usually comes alone, and that comes so for several rows."""
 STEPS = (16, 32, 64, 128, 256, 512)
 """Lengths of padded rows, below the longest allowed."""
 LONE_STEPS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -269,6 +271,14 @@ def steady_menu(max_length: int, max_tokens: int) -> tuple[Bucket, ...]:
     lengths = [length for length in STEPS if length < max_length] + [max_length]
     rows = [(max(1, max_tokens // length), length) for length in lengths]
     return tuple(Bucket(n * length, ((n, length),)) for n, length in rows)
+
+
+def lone_buckets(rows: int, longest: int) -> list[Bucket]:
+    """Padded rows for one text alone: one row, for lengths up to ``LONE_LENGTHS``, then up to ``rows`` of it at once,
+    for shorter ones."""
+    sizes = sorted({rows, *(2**power for power in range(rows.bit_length()) if 2**power < rows)})
+    lengths = [[length for length in LONE_STEPS if length <= min(longest, most)] for most in LONE_LENGTHS]
+    return [Bucket(n * length, ((n, length),)) for n in sizes for length in lengths[n > 1]]
 
 
 def core_programs(menu: Sequence[Bucket], light: Variant, heavy: Variant) -> list[tuple[Bucket, Variant]]:

@@ -311,6 +311,10 @@ class EngineGroup(Serves):
     def beside(self, rows: int, length: int) -> int:
         return min(member.beside(rows, length) for member in self._members)
 
+    def expect(self, classes: Sequence[ClassKey], rows: int) -> None:
+        for member in self._members:
+            member.expect(classes, rows)
+
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
         home = self.homes.get(TaskName(tenant, id))
         return home.devices if home is not None else ()

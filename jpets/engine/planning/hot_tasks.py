@@ -83,6 +83,9 @@ class HotTasks:
         if not alone:
             return plan
         largest, *others = alone
+        own = alone[largest]
+        if largest in copies and len(own.pendings) == len(plan.pendings) and own.seconds < plan.seconds:
+            return dataclasses.replace(own, saved={largest: plan.seconds - own.seconds})  # nothing is left behind
         sets = [[largest], list(alone)] if others else [[largest]]
         reach = self._placer.reach
         saved, leaving = max(

@@ -52,13 +52,18 @@ class Menu:
         return bucket in self._fixed or bucket.tokens <= self._most_tokens
 
     @property
+    def grows(self) -> bool:
+        """Whether there may be other shapes than those that it was given."""
+        return self._most_tokens > 0
+
+    @property
     def main(self) -> Sequence[Bucket]:
         """The shapes that most batches should have, as far as it is known; all of a menu that was given."""
-        return self._learnt if self._most_tokens else self._fixed
+        return self._learnt if self.grows else self._fixed
 
     def saw(self, lengths: Ints) -> None:
         """Learns from the lengths [n] of queries that came, unless there is no room for learnt shapes."""
-        if not self._most_tokens:
+        if not self.grows:
             return
         self._lengths = np.concatenate([self._lengths, lengths])[-SEEN:]
         self._new += len(lengths)

@@ -128,8 +128,10 @@ class StudentServing(Serves):
         send = partial(self.engine.submit, deadline=deadline, priority=priority, tenant=tenant)
         if not self._groups:
             return send(queries)
-        held = [self._hold(query.task, query.owner or tenant) for query in queries]
+        self._together.look()
+        held: list[Group | None] = []
         try:
+            held += (self._hold(query.task, query.owner or tenant) for query in queries)
             answering = self.size.answering  # one number for all texts, whose scores may be compared
             parts = [self._parts(query, group, answering) for query, group in zip(queries, held, strict=True)]
             futures = iter(self._sent(parts, send))
@@ -177,7 +179,6 @@ class StudentServing(Serves):
             if group is None:
                 return None
             group.asked += 1
-        self._together.look()
         self.size.asked()
         return group
 
@@ -241,6 +242,7 @@ class StudentServing(Serves):
         except BaseException:
             self._remove(group)
             raise
+        self.engine.expect(lowered.students[0].classes, len(group.ids))
         self._replace(name, group)
 
     def register_task(
@@ -264,17 +266,17 @@ class StudentServing(Serves):
             return
         group = group_of(name, load, version, students, next(self._numbers))
         each = len(classes) // students
-        for at, own in enumerate(group.ids):
-            some = classes[at * each : (at + 1) * each]
-            self.engine.register_task(
-                own,
-                group.loader(at),
-                tenant=tenant,
-                version=version,
-                pinned=pinned,
-                classes=some,
-                place=group.place(at),
-            )
+        try:
+            for at, own in enumerate(group.ids):
+                some, place = classes[at * each : (at + 1) * each], group.place(at)
+                self.engine.register_task(
+                    own, group.loader(at), tenant=tenant, version=version, pinned=pinned, classes=some, place=place
+                )
+        except BaseException:
+            self._remove(group)
+            raise
+        with contextlib.suppress(JpetsError):  # of classes that are still to come batches will tell
+            self.engine.expect(classes[:each], students)
         self._replace(name, group)
 
     def prepare(self, classes: Sequence[ClassKey]) -> Future[None]:
@@ -294,6 +296,9 @@ class StudentServing(Serves):
     @property
     def warming(self) -> int:
         return self.engine.warming
+
+    def expect(self, classes: Sequence[ClassKey], rows: int) -> None:
+        self.engine.expect(classes, rows)
 
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
         found = (self.engine.devices_of(one, tenant=tenant) for one in self._ids(id, tenant))

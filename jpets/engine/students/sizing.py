@@ -21,7 +21,9 @@ class GroupSize:
     """The number of students of all groups of an engine, by how many of their queries have no answer yet. Thread-safe.
 
     A *group* is one execution of all present students of a few texts (``together``); as many run side by side as the
-    devices have room for, and the other queries wait in a *buffer* of such elements. ``clock`` gives seconds.
+    devices have room for, and the other queries wait in a *buffer* of such elements. It is full when it would take as
+    long as what runs: the paper's threshold, one element for each group, where room for students makes whole groups.
+    ``clock`` gives seconds.
     """
 
     def __init__(self, rule: SizingRule, devices: int, clock: Callable[[], float]) -> None:
@@ -32,9 +34,9 @@ class GroupSize:
         self._dropped = 0
         self._outstanding = 0
         self._since = math.inf
-        """When the present window began: nothing waits since then. Infinite while something does, or all answer."""
-        self._occupied_time = 0.0
-        """Seconds of the window times the groups that were occupied, up to ``_at``."""
+        """When the present window began: the buffer is not full since then. Infinite while it is, or all answer."""
+        self._asked_for = 0.0
+        """Seconds of the window times the groups that ran or waited, up to ``_at``."""
         self._at = 0.0
         self.drops = 0
         """How often a student was dropped."""
@@ -58,14 +60,14 @@ class GroupSize:
             self._note()
 
     def asked(self) -> None:
-        """A query of a group comes; ``of`` then says how many students answer it. One student is dropped where as many
-        elements wait as there are groups. A query that joins an element which waits already makes none longer."""
+        """A query of a group comes; ``of`` then says how many students answer it. One student is dropped where it fills
+        the buffer. A query that joins an element which waits already makes none longer."""
         with self._lock:
             self._grow()
             before = self._elements
             self._outstanding += 1
-            full = self._elements > before and self._waiting >= self._groups
-            if full and self._dropped < self._largest - 1 and not self.rule.fixed:
+            fills = self._elements > before and self._full
+            if fills and self._dropped < self._largest - 1 and not self.rule.fixed:
                 self._dropped += 1
                 self.drops += 1
                 self._since = math.inf
@@ -122,39 +124,41 @@ class GroupSize:
     @property
     def _groups(self) -> int:
         """Groups of the present size that run side by side."""
-        return max(1, self.rule.groups * self._devices * self._largest // self._size)
+        return max(1, self._room // self._size)
+
+    @property
+    def _room(self) -> int:
+        """Students that run side by side."""
+        return self.rule.groups * self._devices * self._largest
 
     @property
     def _elements(self) -> int:
         return -(-self._outstanding // self._together)
 
     @property
-    def _waiting(self) -> int:
-        """Elements in the buffer."""
-        return max(0, self._elements - self._groups)
-
-    @property
-    def _occupied(self) -> int:
-        return min(self._groups, self._elements)
+    def _full(self) -> bool:
+        """Whether as many students wait in the buffer as run. Groups are no measure: two students leave as many of them
+        as three where three have room."""
+        return self._elements * self._size >= 2 * self._room
 
     def _note(self) -> None:
-        """A window begins when nothing waits any more."""
-        if self._waiting or not self._dropped:
+        """A window begins when the buffer is no longer full."""
+        if self._full or not self._dropped:
             self._since = math.inf
         elif self._since == math.inf:
             self._begin(self._clock())
 
     def _begin(self, now: float) -> None:
-        self._since, self._at, self._occupied_time = now, now, 0.0
+        self._since, self._at, self._asked_for = now, now, 0.0
 
     def _grow(self) -> None:
         """Adds a student at the end of each window in whose mean more students were in idle groups than groups were
-        occupied. The paper looks once, when the buffer has been empty for as long: a query that happens to be computed
-        just then, where one group runs at a time, would keep the size as it is."""
+        occupied or waited for. The paper looks once, when the buffer has been empty for as long: a query that happens
+        to be computed just then, or two that come together now and then, would keep the size as it is."""
         now, window = self._clock(), self.rule.window
         while now - self._since >= window:
             alike, end = self._at == self._since, self._since + window
-            mean = (self._occupied_time + self._occupied * (end - self._at)) / window
+            mean = (self._asked_for + self._elements * (end - self._at)) / window
             self._begin(end)
             if (self._groups - mean) * self._size > mean:
                 self._dropped -= 1
@@ -163,7 +167,7 @@ class GroupSize:
             elif alike:  # so will be all windows until now
                 self._begin(end + (now - end) // window * window)
         if self._since < math.inf:
-            self._occupied_time += self._occupied * (now - self._at)
+            self._asked_for += self._elements * (now - self._at)
             self._at = now
 
 
