@@ -14,8 +14,9 @@ import jax
 from jpets.config import BackboneConfig, EngineSettings
 from jpets.deltas.operators import usual_operators
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, core_programs, widest
+from jpets.engine.batch.bucket import Bucket, Variant, bucket_menu, widest
 from jpets.engine.compilation.background import BackgroundCompiler
+from jpets.engine.compilation.core import Core
 from jpets.engine.compilation.growth import Growth
 from jpets.engine.compilation.program_memory import ProgramMemory
 from jpets.engine.compilation.readiness import Programs
@@ -70,9 +71,7 @@ class Frame:
     limit: float
     """Bytes that the engine may take of each device."""
     family: Family
-    menu: Sequence[Bucket]
-    chosen: bool
-    """Whether the buckets of the menu were given: then there are no others."""
+    cores: Core
     offered: Sequence[ProgramKey]
     """Each bucket of the menu with the light classes, for idle moments; others come when batches miss them."""
     core: Sequence[ProgramKey]
@@ -149,13 +148,10 @@ def make_frame(
     family = dataclasses.replace(family, slots=slots)
     most_tokens = max(longest, settings.max_batch_tokens)
     menu = tuple(buckets) if buckets else bucket_menu(longest, most_tokens, settings.max_batch_rows)
-    light, heavy = (widest([key for key, _ in slots], heavy=each) for each in (False, True))
+    classes = [key for key, _ in slots]
+    light, core = widest(classes, heavy=False), Core(menu, bool(buckets))
     offered = [ProgramKey(bucket, light) for bucket in menu]
-    if buckets:
-        core = [*offered, *(ProgramKey(bucket, heavy) for bucket in menu if heavy != light)]
-    else:
-        core = [ProgramKey(*pair) for pair in core_programs(menu, light, heavy)]
-    return Frame(settings, workload, mesh, limit, family, menu, bool(buckets), offered, core, figures)
+    return Frame(settings, workload, mesh, limit, family, core, offered, core.programs(classes), figures)
 
 
 def _staged(settings: EngineSettings, config: BackboneConfig, platform: str) -> bool:
@@ -173,9 +169,10 @@ def figures_path(folder: pathlib.Path, store: ProgramStore, family: Family) -> p
 
 def make_menu(frame: Frame, settings: EngineSettings) -> Menu:
     """The buckets that programs may be compiled for; those that were given are all."""
-    most = 0 if frame.chosen else max(bucket.tokens for bucket in frame.menu)
+    menu, chosen = frame.cores
+    most = 0 if chosen else max(bucket.tokens for bucket in menu)
     network = frame.family.network
-    return Menu(frame.menu, lambda bucket: network.arithmetic(bucket, Variant()), settings.max_batch_rows, most)
+    return Menu(menu, lambda bucket: network.arithmetic(bucket, Variant()), settings.max_batch_rows, most)
 
 
 def make_parts(backbone: LoadedBackbone, frame: Frame, folder: pathlib.Path) -> Parts:
@@ -276,7 +273,7 @@ def _compilation(
         memory,
         programs,
         compiler if settings.background_compile else None,
-        frame.menu,
+        frame.cores,
         1 << settings.slots.bit_length(),
         liveness.wait,
     )

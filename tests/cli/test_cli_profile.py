@@ -9,7 +9,7 @@ from runs import Run
 from checkpoints.backbone import Backbone
 from checkpoints.task_file import read_task
 from jpets.config import EngineSettings
-from jpets.engine import build
+from jpets.engine.compilation import core
 from jpets.engine.costs import bench, profile_measurement
 from jpets.engine.engine import Engine
 from jpets.engine.programs.program import ProgramKey
@@ -23,7 +23,7 @@ def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "LIGHT_SHAPES", ("2x8",))
     monkeypatch.setattr(bench, "LOOP_SHAPES", ("2x8",))
     monkeypatch.setattr(bench, "HEAVY_CASES", {32: ((1, 1, 8), (2, 1, 8)), 128: ((1, 1, 8),)})
-    monkeypatch.setattr(build, "core_programs", lambda menu, light, heavy: [(menu[0], light)])
+    monkeypatch.setattr(core, "core_programs", lambda menu, light, heavy: [(menu[0], light)])
 
 
 def test_costs_and_the_cost_profile_are_what_the_next_engine_reads(

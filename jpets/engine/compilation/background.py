@@ -87,6 +87,7 @@ class BackgroundCompiler:
         self.process = CompilingProcess(store, folder, replica.mesh)
         self._whole = WholePrograms(replica, store, self.process, memory, exchange)
         self._menu: list[ProgramKey] = []
+        self._expected: list[ProgramKey] = []
         self._wanted = Wanted()
         self._needed: dict[ProgramKey, Future[None]] = {}
         """Programs that are to stay, each with the future that waits for it; they are compiled before all others."""
@@ -141,10 +142,11 @@ class BackgroundCompiler:
             self._changed.notify_all()
             return done
 
-    def offer(self, menu: Iterable[ProgramKey]) -> None:
-        """Adds to the menu."""
+    def offer(self, menu: Iterable[ProgramKey], *, first: bool = False) -> None:
+        """Adds to the menu; ``first``: what expected traffic will miss, which comes before what batches miss."""
         with self._changed:
-            self._menu += menu
+            offered = self._expected if first else self._menu
+            offered += [key for key in menu if key not in offered]
             self._changed.notify_all()
 
     def compile_other(self, family: Family, key: ProgramKey) -> Program | None:
@@ -173,7 +175,8 @@ class BackgroundCompiler:
         with self._changed:
             wanted = self._wanted.count(self.compile_seconds)
             in_parts = self._whole.worn(self.compile_seconds, unused=True) is not None
-            return len(self._menu) + wanted + len(self._needed) + (self._busy or in_parts)
+            missing = len(self._menu) + len(self._expected) + len(self.memory.missing_core())
+            return missing + wanted + len(self._needed) + (self._busy or in_parts)
 
     def close(self) -> None:
         with self._changed:
@@ -194,7 +197,7 @@ class BackgroundCompiler:
             with self._changed:
                 while not (self._closed or (next_one := self._next())):
                     in_parts = self._whole.worn(self.compile_seconds, unused=True) is not None
-                    look_again = self._hurried or in_parts
+                    look_again = self._hurried or in_parts or bool(self.memory.missing_core())
                     if not self._changed.wait(LOOK_SECONDS if look_again else PROCESS_IDLE_SECONDS):
                         self.process.end_if_idle(PROCESS_IDLE_SECONDS)
                 if self._closed:
@@ -229,10 +232,15 @@ class BackgroundCompiler:
                 self._changed.notify_all()
 
     def _next(self) -> _Next | None:
-        """One that is to stay, what batches miss most, or one of the menu."""
+        """One that is to stay, one that keeps rows apart, one that is expected to be missed, what batches miss most, or
+        one of the menu."""
         if self._needed:
             return _Next(next(iter(self._needed)), wanted=False, niceness=IDLE)
         niceness = HURRIED if self._hurried else IDLE
+        if (core := next(filter(self._wanted.open, self.memory.missing_core()), None)) is not None:
+            return _Next(core, wanted=True, niceness=niceness)
+        if self._expected:
+            return _Next(self._expected.pop(0), wanted=True, niceness=niceness)
         if (missed := self._missed()) is not None:
             return _Next(*missed, niceness)
         if self._menu and not self._hurried:
@@ -268,7 +276,7 @@ class BackgroundCompiler:
         wait = min(MOST_RETRY_SECONDS, RETRY_SECONDS * 2 ** self._failures[key])
         self._failures[key] += 1
         with self._changed:
-            self._wanted.put_off(key, wait)
+            self._wanted.put_off([key], wait)
 
     def _bring_needed(self, key: ProgramKey) -> JpetsError | None:
         """Adds a program that is to stay, if it is still missing. Returns the error that keeps it from coming, or
@@ -281,7 +289,11 @@ class BackgroundCompiler:
             return full
         if program is None:
             return EngineFailure("a program could not be compiled; try again later")
+        gone = self.memory.make_room(program, evict=True) or ()  # it comes in any case
+        with self._changed:
+            self._wanted.put_off(gone, IDLE_SECONDS)
         self._add(program)
+        self._failures.pop(key, None)
         self.compiled += 1
         return None
 
@@ -316,17 +328,17 @@ class BackgroundCompiler:
                     return
                 gone = self.memory.make_room(program, evict=wanted)
                 with self._changed:
-                    for absent in gone or ():
-                        self._wanted.put_off(absent, IDLE_SECONDS)
+                    self._wanted.put_off(gone or (), IDLE_SECONDS)
                 if gone is not None and not self._closed:
                     self._add(program)
                     self.memory.added(program)
+                    self._failures.pop(key, None)
                     self.compiled += 1
                     if wanted or niceness == HURRIED:
                         with self._changed:
                             self._wanted.brought()
         if gone is None:
             with self._changed:
-                self._wanted.put_off(key, IDLE_SECONDS)
+                self._wanted.put_off([key], IDLE_SECONDS)
                 if not wanted:
                     self._menu.clear()  # the rest of it comes only if batches miss it

@@ -10,8 +10,8 @@ from functools import partial
 
 from jpets.deltas.bank import tightest
 from jpets.deltas.protocol import ClassKey
-from jpets.engine.batch.bucket import Bucket, core_programs, widest
 from jpets.engine.compilation.background import BackgroundCompiler
+from jpets.engine.compilation.core import Core
 from jpets.engine.compilation.readiness import Programs
 from jpets.engine.device.classes import class_parts, covered
 from jpets.engine.device.memory import WORKING_SHARE, DeviceMemory, banks_bytes, fit_slots
@@ -40,7 +40,7 @@ class Growth:
         memory: DeviceMemory,
         programs: Programs,
         compiler: BackgroundCompiler | None,
-        menu: Sequence[Bucket],
+        cores: Core,
         slots: int,
         wait: Callable[[Future[None]], None],
     ) -> None:
@@ -49,7 +49,9 @@ class Growth:
         self._memory = memory
         self._programs = programs
         self._compiler = compiler
-        self._menu = menu
+        self._cores = cores
+        self._takers: Sequence[ProgramKey] = ()
+        """Programs for any mixture of all classes of the latest opening."""
         self._slots = slots
         self._wait = wait
         self._lock = threading.Lock()
@@ -76,13 +78,13 @@ class Growth:
         if self._promoted.issuperset(keys) or self._compiler is None:
             return
         with self._lock:
-            classes = self._replica.classes
+            classes = self._replica.opened
             if self._promoted == classes:
                 return
             self._promoted = classes
-            core = self._core(classes)
-            self._replica.generations = (*self._replica.generations, Generation(classes, core))
-            self._compiler.offer(core)
+            generation = Generation(classes, self._cores.programs(sorted(classes)))
+            self._replica.generations = (*self._replica.generations, generation)
+            self._compiler.offer(())  # it looks for the core
 
     def close(self) -> None:
         self._closed = True
@@ -108,9 +110,15 @@ class Growth:
         if absent:
             self._stage(partial(self._replica.add_banks, self._fitting(absent)))
             self._memory.banks = self._replica.bank_bytes()
-        for program in self._taking_all(self._replica.classes):
+        classes = frozenset(self._tasks.classes).union(keys)
+        takers = self._cores.takers(sorted(classes))
+        for program in takers:
             self._bring(program)
+        self._replica.opened = classes
         self._tasks.open({key: self._replica.banks[key].slots for key in keys})
+        if self._compiler is not None:
+            self._compiler.memory.free(self._takers)
+        self._takers = takers
         log.info("classes were added", extra={"classes": list(map(str, keys))})
 
     def _fitting(self, keys: Sequence[ClassKey]) -> dict[ClassKey, int]:
@@ -145,13 +153,3 @@ class Growth:
             self._compiler.need(key).result()
         else:
             self._programs.add(self._programs.get(key))
-
-    def _core(self, classes: Iterable[ClassKey]) -> tuple[ProgramKey, ...]:
-        every = tuple(classes)
-        light, heavy = (widest(every, heavy=each) for each in (False, True))
-        return tuple(ProgramKey(*pair) for pair in core_programs(self._menu, light, heavy))
-
-    def _taking_all(self, classes: Iterable[ClassKey]) -> list[ProgramKey]:
-        """Core programs for any mixture of ``classes``."""
-        heavy = widest(classes, heavy=True)
-        return [key for key in self._core(classes) if key.variant == heavy]

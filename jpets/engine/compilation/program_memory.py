@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from jpets.engine.device.memory import DeviceMemory
 from jpets.engine.device.replica import Replica
@@ -23,8 +24,9 @@ class ProgramMemory:
     """Keeps the programs of ``replica`` within ``budget`` bytes of host memory and within the process's memory
     mappings, and the memory of their runs within the device's limit.
 
-    Programs that were there from the start (the core) always stay: together they take any batch. Only one thread calls
-    this, the one that adds programs.
+    Programs that were there from the start always stay: together they take any batch of its classes. So do the core of
+    the newest classes and, until that is there, the core that serves meanwhile. Only one thread, the one that adds
+    programs, makes room.
     """
 
     def __init__(self, replica: Replica, budget: int, device: DeviceMemory) -> None:
@@ -43,6 +45,14 @@ class ProgramMemory:
 
     def has(self, key: ProgramKey) -> bool:
         return self._replica.has_program(key)
+
+    def missing_core(self) -> list[ProgramKey]:
+        """Core programs of the newest classes that are not there: without one of them their rows run apart."""
+        return [key for key in self._replica.generations[-1].core if not self.has(key)]
+
+    def free(self, keys: Iterable[ProgramKey]) -> None:
+        """These programs may leave from now on: others take all that they took. Any thread may call this."""
+        self._added.update(keys)
 
     def has_room(self, key: ProgramKey, *, evict: bool) -> bool:
         """Whether a program that was not compiled yet is likely to fit: it is taken to need what the one with the most
@@ -76,6 +86,12 @@ class ProgramMemory:
         self._added.add(program.key)
         return_free_memory()
 
+    def _core(self) -> frozenset[ProgramKey]:
+        """The core of the newest generation, and of the latest complete one."""
+        generations = self._replica.generations
+        complete = next(each for each in reversed(generations) if all(map(self.has, each.core)))
+        return frozenset((*generations[-1].core, *complete.core))
+
     def _programs(self) -> dict[ProgramKey, Program]:
         return {program.key: program for program in self._replica.programs}
 
@@ -85,7 +101,9 @@ class ProgramMemory:
         programs = self._programs()
         missing = sum(each.host_bytes for each in programs.values()) + like.host_bytes - self._budget
         horizon = time.monotonic() - IDLE_SECONDS
-        idle = [p for own, p in programs.items() if evict and own in self._added and p.last_used < horizon]
+        core = self._core()
+        may_go = [p for own, p in programs.items() if evict and own in self._added and own not in core]
+        idle = [p for p in may_go if key in core or p.last_used < horizon]  # for the core used ones leave too
         leaving: list[ProgramKey] = []
         staying = {**programs, key: like}
         for each in sorted(idle, key=lambda p: p.last_used):

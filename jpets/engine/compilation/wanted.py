@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections.abc import Iterable
 from operator import itemgetter
 
 from jpets.engine.programs.program import ProgramKey
@@ -37,7 +38,7 @@ class Wanted:
         if self.barred(key):
             return
         self._lost, self._at = self.rate * RATE_SECONDS + seconds, time.monotonic()
-        if time.monotonic() < self._not_before.get(key, 0.0):
+        if not self.open(key):
             return
         if len(self._missed) > MOST_WANTED:
             self._missed = dict(heapq.nlargest(MOST_WANTED // 2, self._missed.items(), key=itemgetter(1)))
@@ -59,6 +60,10 @@ class Wanted:
         """Whether a program was put off, and may not be asked for yet."""
         return time.monotonic() < self._not_before.get(key, 0.0) < math.inf
 
+    def open(self, key: ProgramKey) -> bool:
+        """Whether a program may be brought now: it is not on its way, and was not put off."""
+        return time.monotonic() >= self._not_before.get(key, 0.0)
+
     @property
     def rate(self) -> float:
         """Seconds that batches lose in a second for want of programs, lately."""
@@ -78,10 +83,11 @@ class Wanted:
         self._missed.clear()
         self._count_again()
 
-    def put_off(self, key: ProgramKey, seconds: float) -> None:
-        """The program may be asked for again after so many seconds."""
-        self._drop(key)
-        self._not_before[key] = time.monotonic() + seconds
+    def put_off(self, keys: Iterable[ProgramKey], seconds: float) -> None:
+        """The programs may be asked for again after so many seconds."""
+        for key in keys:
+            self._drop(key)
+            self._not_before[key] = time.monotonic() + seconds
 
     def _drop(self, key: ProgramKey) -> None:
         if self._missed.pop(key, None) is not None:

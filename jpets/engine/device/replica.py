@@ -60,7 +60,10 @@ class Replica:
             self._state = self._blank_state()
             self.banks = {key: self._make_bank(key, count) for key, count in family.slots}
         self.generations: Sequence[Generation] = (Generation(self.classes, ()),)
-        """The classes of the start, then all classes each time that more are in use; a new tuple at every change."""
+        """The classes of the start, then all that are open each time that more are in use; a new tuple at every
+        change."""
+        self.opened = self.classes
+        """The classes that tasks may have: others have a bank, and wait for their programs."""
         self._programs: dict[ProgramKey, Program] = {}
         self.programs: Sequence[Program] = ()
         """The programs that are ready; a new tuple at every change."""

@@ -39,6 +39,7 @@ class ReadyPrograms:
         self._replica = replica
         self._programs: Sequence[Program] = ()
         self._generations: Sequence[Generation] = ()
+        self._opened: frozenset[ClassKey] = frozenset()
         self._usual: frozenset[ClassKey] = frozenset()
         self._takers: dict[bool, Takers] = {}
         """The programs that take any mixture of usual classes, with or without heavy ones."""
@@ -104,13 +105,15 @@ class ReadyPrograms:
 
     def _read(self) -> None:
         """Derives the lists anew if the replica's tables have changed."""
-        if self._programs is self._replica.for_mixtures and self._generations is self._replica.generations:
+        there = self._replica
+        unchanged = self._generations is there.generations and self._opened is there.opened
+        if unchanged and self._programs is there.for_mixtures:
             return
-        self._programs, self._generations = self._replica.for_mixtures, self._replica.generations
+        self._programs, self._generations, self._opened = there.for_mixtures, there.generations, there.opened
         ready = [g for g in self._generations if all(map(self._replica.has_program, g.core))]
         self._usual = ready[-1].classes
         self._takers = {heavy: self._covering(self._usual, heavy=heavy) for heavy in (False, True)}
-        self._all_takers = self._covering(self._replica.classes, heavy=True)
+        self._all_takers = self._covering(self._opened, heavy=True)
         self._shapes.clear()
         rates = (b.tokens / p.seconds for b, own in self._takers[False].items() for p in own if p.seconds)
         self._rate = max(rates, default=0.0)

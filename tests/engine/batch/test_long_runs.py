@@ -61,7 +61,7 @@ def test_a_program_of_long_runs_is_for_rows_that_gain_by_them(engine: Engine) ->
     (widest,) = [p for p in engine.replica.programs if p.key.variant.has("heavy") and p.key.bucket.tokens == 256]
     key = ProgramKey(widest.key.bucket, dataclasses.replace(widest.key.variant, run=LONG))
     programs = [*engine.replica.programs, dataclasses.replace(widest, key=key)]
-    known = {name: getattr(engine.replica, name) for name in ("family", "classes", "generations", "mesh")}
+    known = {name: getattr(engine.replica, name) for name in ("family", "classes", "opened", "generations", "mesh")}
     replica: Any = types.SimpleNamespace(
         programs=programs, for_mixtures=programs, has_program=lambda key: True, **known
     )

@@ -29,6 +29,7 @@ from jpets.engine.compilation.program_memory import IDLE_SECONDS
 from jpets.engine.compilation.wanted import Wanted
 from jpets.engine.compilation.whole import IDLE_SHARE
 from jpets.engine.costs.cost_table import CostTable
+from jpets.engine.device.replica import Generation
 from jpets.engine.engine import Engine
 from jpets.engine.programs import store
 from jpets.engine.programs.mesh import first_device
@@ -164,6 +165,21 @@ def test_a_program_that_could_not_be_had_may_be_asked_for_again(
     monkeypatch.setattr(wanted, "time", mock.Mock(monotonic=lambda: time.monotonic() + 2 * RETRY_SECONDS))
     compiler.want(key, compiler.compile_seconds)
     wait_until(lambda: compiler.compiled == before + 1)
+
+
+def test_the_core_of_new_classes_comes_by_itself_after_a_failure(
+    compiler: BackgroundCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, replica, failed = unlisted(19), compiler._replica, compiler.failed
+    generations = (*replica.generations, Generation(replica.classes, (key,)))
+    monkeypatch.setattr(replica, "generations", generations)
+    with monkeypatch.context() as broken:
+        broken.setattr(compiler, "_load", lambda key, niceness: None)
+        compiler.offer(())
+        wait_until(lambda: compiler.failed == failed + 1)
+    assert compiler.waiting and not replica.has_program(key)
+    monkeypatch.setattr(wanted, "time", mock.Mock(monotonic=lambda: time.monotonic() + 2 * RETRY_SECONDS))
+    wait_until(lambda: replica.has_program(key))
 
 
 def test_a_needed_program_that_does_not_run_is_compiled_again(

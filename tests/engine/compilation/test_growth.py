@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ from jpets.engine.compilation.growth import Growth
 from jpets.engine.engine import Engine
 from jpets.engine.group.group import EngineGroup
 from jpets.engine.workloads.registry import network_of
-from jpets.errors import OutOfSpace, Saturated, UnknownClass
+from jpets.errors import EngineFailure, OutOfSpace, Saturated, UnknownClass
 from jpets.types import Query, Result, Task
 
 TASKS = {task.id: task for task in method_tasks(shallow())}
@@ -106,6 +107,23 @@ def test_used_classes_share_batches_with_all_others(program_cache: Path) -> None
         wait_until(lambda: all(map(own.replica.has_program, core)))
         assert all(numbers(result).size for result in own.infer(queries(OLD, NEW)))
         assert own._planner.ready.together([]) == ([], False)
+
+
+def test_classes_whose_programs_failed_keep_no_others_apart(
+    program_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dataclasses.replace(ENGINE_SETTINGS, background_compile=True, max_length=16, max_batch_tokens=64)
+    with Engine(shallow(), [OLD], settings, cache_dir=program_cache).start() as own:
+        with monkeypatch.context() as broken:
+            broken.setattr(own.growth, "_bring", mock.Mock(side_effect=EngineFailure("no")))
+            assert isinstance(own.prepare(classes(HEAVY)).exception(60), EngineFailure)
+        failed = set(classes(HEAVY)) - own.replica.opened
+        assert failed and own._planner.ready.takers(heavy=True, rare=True)
+        own.prepare(classes(NEW)).result(120)
+        own.add_task(NEW)
+        assert not failed & own.replica.generations[-1].classes
+        own.prepare(classes(HEAVY)).result(120)
+        assert failed <= own.replica.opened
 
 
 def test_a_close_ends_what_is_being_made(program_cache: Path) -> None:

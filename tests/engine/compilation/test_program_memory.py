@@ -15,6 +15,7 @@ from jpets.engine.batch.bucket import Bucket, Variant
 from jpets.engine.compilation import program_memory
 from jpets.engine.compilation.program_memory import COUNTED_SECONDS, IDLE_SECONDS, KEPT_MAPPINGS, ProgramMemory
 from jpets.engine.device.memory import DeviceMemory
+from jpets.engine.device.replica import Generation
 from jpets.engine.programs.program import HOST_BYTES_PER_STORED_BYTE, Program, ProgramKey
 
 MB = 2**20
@@ -36,6 +37,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.kept: dict[ProgramKey, Program] = {}
+        self.generations: tuple[Generation, ...] = (Generation(frozenset(), ()),)
 
     @property
     def programs(self) -> list[Program]:
@@ -97,6 +99,29 @@ def test_what_is_in_use_stays(memory: ProgramMemory, shelf: Shelf) -> None:
     shelf.kept[FIRST].last_used = time.monotonic()
     assert memory.make_room(program(THIRD, 3), evict=True) == [SECOND]
     assert memory.make_room(program(SECOND, 3), evict=True) == []
+
+
+def test_used_programs_leave_for_the_core_of_new_classes(memory: ProgramMemory, shelf: Shelf) -> None:
+    shelf.generations = (*shelf.generations, Generation(frozenset(), (SECOND, THIRD)))
+    for own in shelf.kept.values():
+        own.last_used = time.monotonic()
+    assert memory.missing_core() == [THIRD]
+    assert memory.make_room(program(THIRD, 3), evict=True) == [FIRST], "the rest of the core stays"
+
+
+def test_an_older_core_stays_until_the_newer_one_is_there(memory: ProgramMemory, shelf: Shelf) -> None:
+    older, newer = Generation(frozenset(), (FIRST,)), Generation(frozenset(), (SECOND, THIRD))
+    shelf.generations = (*shelf.generations, older, newer)
+    assert memory.make_room(program(THIRD, 3), evict=True) is None
+    shelf.kept[THIRD] = program(THIRD, 0)
+    other = ProgramKey(Bucket(128, ((1, 128),)), Variant())
+    assert memory.make_room(program(other, 3), evict=True) == [FIRST]
+
+
+def test_programs_that_others_replace_may_leave(memory: ProgramMemory, shelf: Shelf) -> None:
+    assert memory.make_room(program(THIRD, 7), evict=True) is None
+    memory.free([CORE])
+    assert memory.make_room(program(THIRD, 4), evict=True) == [CORE]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_the_foremost_are_few_and_in_order() -> None:
         own.miss(key(tokens), tokens / 10)
     assert own.foremost() == [key(tokens) for tokens in range(12, 4, -1)]
     assert own.total == pytest.approx(7.8)
-    own.put_off(key(12), 60)
+    own.put_off([key(12)], 60)
     own.bring(key(11))
     assert own.barred(key(12)) and not own.barred(key(11)) and not own.barred(key(10))
     assert own.foremost()[0] == key(10)
@@ -53,7 +53,7 @@ def test_the_foremost_are_few_and_in_order() -> None:
 def test_what_could_not_be_had_is_asked_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Wanted()
     own.bring(key(1))
-    own.put_off(key(1), 30.0)
+    own.put_off([key(1)], 30.0)
     own.miss(key(1), 1.0)
     assert own.most(0.0) is None
     monkeypatch.setattr(wanted, "time", mock.Mock(monotonic=lambda: float("inf")))
@@ -86,7 +86,7 @@ def test_the_most_and_the_total_are_those_of_a_plain_search(steps: list[tuple[st
                 brought.add(one)
                 lost.pop(one, None)
             elif what == "put_off":
-                own.put_off(one, 60.0)
+                own.put_off([one], 60.0)
                 brought.add(one)
                 lost.pop(one, None)
             else:
