@@ -32,10 +32,11 @@ TOKENS = 512
 ROUNDS = 7
 QUIET = 0.05
 """Seconds without any work before a batch is timed: gaps within a burst of queries are shorter."""
-REST = 20.0
+REST = 8.0
 """Times as long as a timed batch took, nothing is timed after it: few queries come while one runs."""
-MOST_REST = 0.25
-"""The same in seconds, at most: all classes of a usual server are measured within minutes."""
+MOST_REST = 0.1
+"""The same in seconds, at most: a heavy class has nearly two hundred timed batches, and all classes of a usual server
+are measured within minutes."""
 LOOK_AGAIN = 5.0
 """Seconds between looks for classes that came since."""
 TRY_AGAIN = 60.0
