@@ -116,6 +116,8 @@ class Lead:
 
 
 NO_LEAD = Lead()
+LEAST_ROOM = 3
+"""Tokens that a task must leave for a text: one, between two special ones."""
 
 
 class Bound(Protocol):

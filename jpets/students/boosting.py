@@ -164,9 +164,9 @@ class _Course:
         plan = settled(self._plan.training, len(own))
         head: dict[str, Any] = {}
         if not first:
-            plan = dataclasses.replace(
-                plan, epochs=max(plan.epochs, round(LATER * plan.epochs * len(texts) / len(own)))
-            )
+            longer = max(1.0, LATER * len(texts) / len(own))
+            patience = None if plan.patience is None else round(longer * plan.patience)
+            plan = dataclasses.replace(plan, epochs=round(longer * plan.epochs), patience=patience)
             given = self._student.of_texts([start], own.tokens)[0]
             found = best_multiplier(own.lessons.vectors, before[0][chosen], given, to_teacher)
             head["multiplier"] = jnp.float32(max(found, LEAST_MULTIPLIER))

@@ -91,6 +91,7 @@ def prune(
         own,
         rate=student.recipe.rate,
         judge=judge,
+        good_start=True,  # the teacher's head reads what the students have learnt to be
         keeper=keeper,
         report=report,
     )

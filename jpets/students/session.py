@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from jpets.deltas import task_lead
 from jpets.deltas.recipe import FROZEN, FULL
 from jpets.errors import InvalidInput
 from jpets.model.encoder import split
@@ -25,10 +26,11 @@ from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.labels import make_rows
-from jpets.training.methods import checked_settings, first_stage, is_direct
+from jpets.training.methods import checked_settings, first_stage, is_direct, lead_of
 from jpets.training.metrics import check_can_score, main_name, scores
 from jpets.training.predict import group_logits
 from jpets.training.run import Keeper, UpdateReport
+from jpets.training.tokens import text_encoder
 from jpets.types import BackboneRef, LoadedBackbone, Preprocessing, Query, Students, Task
 
 STUDENT_METHOD = "lora"
@@ -81,11 +83,11 @@ def train_group(
     check_method(method, settings, backbone)
     if not held_out:
         raise InvalidInput("a group of students takes held-out texts: they say how many students to train and to keep")
-    config, text = backbone.config, TextEncoder.of(backbone)
+    config, text = backbone.config, text_encoder(backbone, lead_of(method, settings))
     own = teacher.task
     rule = dataclasses.replace(
         own.preprocessing,
-        max_length=min(max_length, config.max_positions),
+        max_length=min(max_length, text.longest),
         truncation=True,
         thresholds=None,
         domain=None,
@@ -157,7 +159,7 @@ def group_scores(task: Task, backbone: LoadedBackbone, examples: Sequence[Exampl
     check_can_score()
     if task.students is None:
         raise InvalidInput(f"task {task.id!r} is no group of students")
-    text = TextEncoder.of(backbone)
+    text = text_encoder(backbone, task_lead(task.parts[0]))
     rows = make_rows(examples, task.head, task.labels, text, task.preprocessing)
     limits = task.preprocessing.thresholds or ()
     logits = group_logits(task, split(backbone.config), dict(backbone.params), text, rows.tokens)

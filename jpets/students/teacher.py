@@ -13,16 +13,17 @@ import numpy as np
 from jaxtyping import Float, Integer
 from safetensors.numpy import load_file, save
 
+from jpets.deltas import task_lead
 from jpets.deltas.fold import fold_pooler
 from jpets.errors import InvalidInput
 from jpets.files import space_errors, write_atomic
 from jpets.model.encoder import split
-from jpets.tokenizing import TextEncoder
 from jpets.training.checkpoints import digest_of
 from jpets.training.data import Example
-from jpets.training.labels import make_rows
+from jpets.training.labels import encoded, make_rows
 from jpets.training.metrics import scores
 from jpets.training.predict import Predictor
+from jpets.training.tokens import text_encoder
 from jpets.types import Head, LoadedBackbone, Query, Task
 
 
@@ -55,7 +56,7 @@ class Teacher:
         check_teacher(task.head)
         self.task = task
         self._params = dict(backbone.params)
-        self._text = TextEncoder.of(backbone)
+        self._text = text_encoder(backbone, task_lead(task))
         self._folded = fold_pooler(task, backbone.config, self._params)
         self._fingerprint = backbone.fingerprint
         self.layers = backbone.config.layers
@@ -67,8 +68,8 @@ class Teacher:
         path = kept / f"lessons-{self._name(examples)}.safetensors" if kept is not None else None
         if path is not None and path.exists():
             return Lessons(**load_file(path))
-        rule = dataclasses.replace(self.task.preprocessing, truncation=True)
-        tokens = [self._text.encode(Query(None, each.plain, each.text_pair), rule) for each in examples]
+        rule = self.task.preprocessing
+        tokens = [encoded(self._text, Query(None, each.plain, each.text_pair), rule) for each in examples]
         both = self._predictor.both(self._params, self._folded.head, tokens, self._folded.deltas)
         lessons = Lessons(np.stack([own[0] for own in both]), np.stack([own[1] for own in both]))
         if not (np.isfinite(lessons.vectors).all() and np.isfinite(lessons.logits).all()):

@@ -31,7 +31,8 @@ class Rows(NamedTuple):
     tags: bool = False
     seconds: Sequence[Tokens] = ()
     cut: Sequence[Sequence[int]] = ()
-    """For tags: the tags of each text's words that have no token, since the text was cut."""
+    """For tags: the tags of each text's words that have no token, since the text was cut; for answers something where
+    that of a text was."""
 
     def texts(self, chosen: Integer[np.ndarray, " n"]) -> list[Tokens]:
         """The texts of some rows; for pairs all first ones, and then all second ones."""

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from jpets.errors import InvalidInput, NotFound
+from jpets.files import read_bounded
 from jpets.training.tables import SHOWN, TAB, read_table, text_lines
 
 Record = Mapping[str, Any]
 MOST_ROWS = 5_000_000
 """Most rows: a few kilobytes of Parquet may hold any number of equal rows."""
 MOST_CHARACTERS = 1 << 30
+MOST_STATE_BYTES = 1 << 20
 NO_DATASET = "expected a file, or a folder that datasets' save_to_disk wrote"
 READ_AT_ONCE = 64
 """Rows of Parquet that are read at once: each may be large though the file is small."""
@@ -201,7 +203,8 @@ def _check_names(folder: Path) -> None:
         splits = sorted(each.name for each in folder.iterdir() if each.is_dir())[:20]
         raise InvalidInput(f"{folder.name}: it holds several splits; give the folder of one of {splits}")
     try:
-        names = [each["filename"] for each in json.loads((folder / "state.json").read_bytes())["_data_files"]]
+        state = json.loads(read_bounded(folder / "state.json", MOST_STATE_BYTES))
+        names = [each["filename"] for each in state["_data_files"]]
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise InvalidInput(f"{folder.name}: {NO_DATASET}") from error
     for name in names:

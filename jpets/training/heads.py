@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from jpets.training.batches import Rows
 from jpets.training.losses import IGNORED
-from jpets.types import Head, HeadType, Pooling, Problem
+from jpets.types import Head, HeadType, Pooling, Problem, Relevance
 
 SCALE = 0.02
 
@@ -22,7 +22,10 @@ def new_head(
     if kind == "embedding":
         return Head(kind, {}, pooling=pooling, normalize=True)
     kernel = np.random.default_rng(seed).normal(0, SCALE, (hidden_size, outputs)).astype(np.float32)
-    return Head(kind, {"kernel": kernel, "bias": np.zeros(outputs, np.float32)}, problem=problem, pooling=pooling)
+    tensors = {"kernel": kernel, "bias": np.zeros(outputs, np.float32)}
+    value = problem == "regression" and outputs == 1  # it is learnt as it is
+    relevance: Relevance | None = "raw" if value else None
+    return Head(kind, tensors, problem=problem, pooling=pooling, relevance=relevance)
 
 
 def at_the_usual_answer(head: Head, rows: Rows) -> Head:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import operator
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jpets.errors import InvalidInput
+from jpets.errors import InputTooLong, InvalidInput
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.batches import Rows
 from jpets.training.data import Example, is_text
@@ -21,6 +22,8 @@ from jpets.training.losses import IGNORED
 from jpets.types import Head, HeadType, Preprocessing, Problem, Query
 
 SHOWN = 10
+CUT_OFF = 1
+"""Stands for an answer that was cut off (``Rows.cut``)."""
 WHOLE = 2.0**53
 """Floating-point numbers from here on are always whole."""
 MOST_NAME_BYTES = 1 << 19
@@ -126,9 +129,10 @@ def make_rows(
                 own, target, lost = _tagged(example, number_of, text, rule)
                 cut.append(lost)
             elif head.type == "question-answering":
-                own, target = _answered(example, text, rule)
+                own, target, lost = _answered(example, text, rule)
+                cut.append(lost)
             else:
-                own = text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule)
+                own = encoded(text, Query(None, example.plain, example.text_pair), rule)
                 target = _target(example.label, head, number_of)
         tokens.append(own)
         targets.append(target)
@@ -161,7 +165,7 @@ def _pairs(examples: Sequence[Example], text: TextEncoder, rule: Preprocessing) 
             if example.text_pair is None:
                 raise InvalidInput("expected a second text; name its column by text_pair")
             for side, own in zip(sides, (example.plain, example.text_pair), strict=True):
-                side.append(text.encode(Query(None, own, truncate=True), rule))
+                side.append(encoded(text, Query(None, own), rule))
             number = number_of.setdefault(example.text_pair, len(number_of))
             targets.append(np.array(number, np.int32) if example.label is None else _likeness(example.label))
     return Rows(sides[0], targets, np.ones(len(targets), np.float32), seconds=sides[1])
@@ -203,9 +207,20 @@ def _number(label: Any, number_of: dict[str, int]) -> int:
     return number_of[str(label)]
 
 
-def _answered(example: Example, text: TextEncoder, rule: Preprocessing) -> tuple[Tokens, npt.NDArray[Any]]:
+def encoded(text: TextEncoder, query: Query, rule: Preprocessing, *, passage: bool = False) -> Tokens:
+    """A text's tokens, as many as a server computes of it; of a text that a server refuses, as it is too long, those
+    that are left where it is cut."""
+    try:
+        return text.encode(query, rule, passage=passage)
+    except InputTooLong:
+        return text.encode(dataclasses.replace(query, truncate=True), rule, passage=passage)
+
+
+def _answered(
+    example: Example, text: TextEncoder, rule: Preprocessing
+) -> tuple[Tokens, npt.NDArray[Any], list[int]]:
     """Tokens of question and context, and the answer's first and last token; the first token of all (``[CLS]``) if the
-    answer was cut off or there is none, as in SQuAD's models."""
+    answer was cut off or there is none, as in SQuAD's models. Also something for an answer that was cut off."""
     label = example.label
     try:
         answer, start = (label[name] for name in ("text", "answer_start"))
@@ -216,12 +231,13 @@ def _answered(example: Example, text: TextEncoder, rule: Preprocessing) -> tuple
         raise InvalidInput(f"expected text and answer_start as label, found {label!r}"[:300]) from error
     if example.text_pair is None or example.text_pair[begin:end] != answer:
         raise InvalidInput("expected a context in text_pair that has the answer at answer_start")
-    encoded = text.encode(Query(None, example.plain, example.text_pair, truncate=True), rule, passage=True)
-    passage = encoded.passage
+    tokens = encoded(text, Query(None, example.plain, example.text_pair), rule, passage=True)
+    passage = tokens.passage
     assert passage is not None and passage.offsets is not None
     touched = [at for at, (a, b) in enumerate(passage.offsets, passage.start) if a < end and b > begin]
     whole = bool(touched) and int(passage.offsets[touched[-1] - passage.start][1]) >= end
-    return encoded, np.array([touched[0], touched[-1]] if whole else [0, 0], np.int32)
+    lost = [CUT_OFF] if answer.strip() and not whole else []
+    return tokens, np.array([touched[0], touched[-1]] if whole else [0, 0], np.int32), lost
 
 
 def _tagged(
@@ -234,13 +250,13 @@ def _tagged(
         raise InvalidInput("expected no second text beside words with tags; leave text_pair out")
     if not isinstance(words, tuple) or not isinstance(label, (list, tuple)) or len(label) != len(words):
         raise InvalidInput("expected a list of words and a list of as many tags")
-    encoded = text.encode(Query(None, " ".join(words), truncate=True), rule, passage=True)
-    passage = encoded.passage
+    tokens = encoded(text, Query(None, " ".join(words)), rule, passage=True)
+    passage = tokens.passage
     assert passage is not None and passage.offsets is not None
     firsts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])
     word_at = {int(first): word for word, first in enumerate(firsts)}
-    target = np.full(len(encoded.ids), IGNORED, np.int32)
+    target = np.full(len(tokens.ids), IGNORED, np.int32)
     for at, (begin, _) in enumerate(passage.offsets, passage.start):
         if (word := word_at.pop(int(begin), None)) is not None:
             target[at] = _number(label[word], number_of)
-    return encoded, target, [_number(label[word], number_of) for word in word_at.values()]
+    return tokens, target, [_number(label[word], number_of) for word in word_at.values()]

@@ -12,13 +12,14 @@ from jpets.model.encoder import split
 from jpets.tokenizing import TextEncoder
 from jpets.training.data import Example
 from jpets.training.linear import FrozenFeatures
-from jpets.training.methods import direct_recipe, together_names
+from jpets.training.methods import direct_recipe, lead_of, together_names
 from jpets.training.plan import Training, settled
 from jpets.training.predict import Predictor
 from jpets.training.prepared import Prepared, domain_of, prepare
 from jpets.training.run import UpdateReport, check_batches
 from jpets.training.session import Result, concluded
 from jpets.training.together import Member, head_kind, train_together
+from jpets.training.tokens import text_encoder
 from jpets.types import LoadedBackbone
 
 
@@ -36,7 +37,8 @@ def train_many(
     """
     check_method(training.method)
     training = dataclasses.replace(training, domain=domain_of(training, backbone))
-    config, base, text = backbone.config, dict(backbone.params), TextEncoder.of(backbone)
+    config, base = backbone.config, dict(backbone.params)
+    text = text_encoder(backbone, lead_of(training.method, training.settings))
     recipe = direct_recipe(training.method, training.settings, config, base, training.plan.seed)
     made = {name: _prepared(name, config, text, training, own) for name, own in examples.items()}
     kinds: dict[object, list[str]] = {}

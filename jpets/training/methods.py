@@ -10,6 +10,7 @@ import numpy as np
 
 from jpets.config import BackboneConfig
 from jpets.deltas import METHODS, trainable
+from jpets.deltas.protocol import NO_LEAD, Lead
 from jpets.deltas.recipe import FROZEN, FULL, Course, Direct, Full, Lesson, Recipe, Stage, Tree
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params
@@ -67,10 +68,9 @@ def direct_recipe(
     settings = checked_settings(method, settings, config)
     if method == FROZEN:
         return Direct((), 0.0, keeps_weights=True)
-    own, course = METHODS[method], _course(method)
-    full = {**(own.usual if course.settings is None else course.settings), **settings}
+    course = _course(method)
     try:
-        delta = own.start(np.random.default_rng(seed), full, config, base)
+        delta = METHODS[method].start(np.random.default_rng(seed), _with_usual(method, settings), config, base)
     except (TypeError, ValueError, KeyError) as error:
         raise InvalidInput(f"{method}: {str(error).removeprefix(f'{method}: ')}") from error
     assert course.rate is not None
@@ -109,6 +109,19 @@ def continued(deltas: Sequence[Delta], config: BackboneConfig, base: Params) -> 
     if fixed := [delta.method for delta in deltas if delta.method not in known]:
         raise InvalidInput(f"training goes on from any of {sorted(known)} together, found {fixed} among them")
     return _direct(tuple(deltas), min(known[delta.method] for delta in deltas))
+
+
+def lead_of(method: str, settings: Mapping[str, Any]) -> Lead:
+    """The virtual tokens that a new delta sets before texts."""
+    if method in (FROZEN, FULL):
+        return NO_LEAD
+    return METHODS[method].lead(Delta(method, _with_usual(method, settings), {}))
+
+
+def _with_usual(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` over those of a usual training."""
+    course = _course(method)
+    return {**(METHODS[method].usual if course.settings is None else course.settings), **settings}
 
 
 def _course(method: str) -> Course:

@@ -34,7 +34,8 @@ def scores(
 ) -> dict[str, float]:
     """The usual scores of each kind of head.
 
-    ``cut``: the tags of each text's words that were cut off; they count as answered with no entity.
+    ``cut``: the tags of each text's words that were cut off, which count as answered with no entity; of a text whose
+    answer was cut off anything, as no span is right.
 
     Single label: accuracy, macro and (of two labels) binary F1, Matthews. Multi-label: F1 micro and macro, exact match.
     Regression: Pearson, Spearman, root mean square error. Tags: accuracy, and F1 of entities. Questions: exact spans.
@@ -48,7 +49,8 @@ def scores(
     if head.type == "embedding":
         return _pair_scores(np.stack(logits), np.asarray(targets))
     if head.type == "question-answering":
-        equal = [np.array_equal(own.argmax(0), target) for own, target in zip(logits, targets, strict=True)]
+        each = zip(logits, targets, cut or [()] * len(targets), strict=True)
+        equal = [not lost and np.array_equal(own.argmax(0), target) for own, target, lost in each]
         return {"exact": float(np.mean(equal))}
     if head.reads_tokens:
         return _tag_scores(names, logits, [np.asarray(own) for own in targets], cut)

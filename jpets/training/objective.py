@@ -31,6 +31,7 @@ def fit_batches(
     rate: float,
     judge: Callable[[Trained], float] | None = None,
     must_improve: bool = False,
+    good_start: bool = False,
     keeper: Keeper | None = None,
     save_every: int = 100,
     report: Callable[[UpdateReport], None] = lambda step: None,
@@ -42,6 +43,7 @@ def fit_batches(
     ``plan.patience`` epochs without better ones. A killed run resumes from ``keeper``'s progress, with the same result.
 
     Where no held-out loss is finite, what training began with is returned; ``must_improve``: raises ``InvalidInput``.
+    ``good_start``: so it is where no epoch is better.
     """
     rule, pace = optimiser(plan), Pace.of(plan, rate)
     total = plan.epochs * per_epoch
@@ -56,6 +58,8 @@ def fit_batches(
     progress = TrainingProgress.at_start(State(trained, rule.init(trained), 0), total)
     if keeper is not None:
         progress = keeper.load(progress)
+    if good_start and judge is not None and not progress.state.step:
+        progress = judged(progress, judge(progress.state.trained))._replace(waited=progress.waited)
     while (step := progress.state.step) < total:
         epoch, at = divmod(step, per_epoch)
         own = progress.state

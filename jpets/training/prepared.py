@@ -47,7 +47,7 @@ def prepare(
     check_can_score()
     rule = dataclasses.replace(
         start.preprocessing if start is not None else Preprocessing(),
-        max_length=min(_most_tokens(training, config, start), config.max_positions),
+        max_length=min(_most_tokens(training, config, start), text.longest),
         truncation=True,
         thresholds=None,
         domain=training.domain,

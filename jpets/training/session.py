@@ -10,23 +10,24 @@ from typing import Any
 import jax
 
 from jpets.config import BackboneConfig
+from jpets.deltas import task_lead
 from jpets.deltas.fold import fold_pooler
 from jpets.deltas.recipe import FULL, Recipe, Stage
 from jpets.errors import InvalidInput
 from jpets.model.encoder import Params, split
-from jpets.tokenizing import TextEncoder
 from jpets.training.baselines import Baselines, baselines
 from jpets.training.batches import Rows
 from jpets.training.checkpoints import Checkpoints, claimed
 from jpets.training.data import Example
 from jpets.training.labels import make_rows
 from jpets.training.linear import FrozenFeatures
-from jpets.training.methods import check_continued, checked_settings, continued, first_stage
+from jpets.training.methods import check_continued, checked_settings, continued, first_stage, lead_of
 from jpets.training.metrics import check_can_score, scores
 from jpets.training.plan import SettledPlan, Training, settled
 from jpets.training.predict import Answer, Predictor, group_logits
 from jpets.training.prepared import Prepared, domain_of, prepare
 from jpets.training.run import Outcome, UpdateReport, train
+from jpets.training.tokens import text_encoder
 from jpets.types import BackboneRef, Head, LoadedBackbone, Task
 
 
@@ -80,7 +81,8 @@ def run_training(
     checked_settings(training.method, training.settings, config)
     training = dataclasses.replace(training, domain=domain_of(training, backbone, start))
     going_on = _going_on(start, training, config, base) if start is not None else None
-    text = TextEncoder.of(backbone)
+    lead = task_lead(start) if start is not None and start.deltas else lead_of(training.method, training.settings)
+    text = text_encoder(backbone, lead)
     made = prepare(config, text, training, examples, held_out, start)
     plan = settled(training.plan, len(made.rows.tokens))
     training = dataclasses.replace(training, plan=plan)
@@ -134,7 +136,7 @@ def task_logits(task: Task, backbone: LoadedBackbone, examples: Sequence[Example
 
 def _answered(task: Task, backbone: LoadedBackbone, examples: Sequence[Example]) -> tuple[Rows, list[Answer]]:
     """The texts and a task's answers; for pairs first those to all first texts, then those to the second ones."""
-    text, params = TextEncoder.of(backbone), dict(backbone.params)
+    text, params = text_encoder(backbone, task_lead(task.parts[0])), dict(backbone.params)
     rows = make_rows(examples, task.head, task.labels, text, task.preprocessing)
     if task.students is not None:
         return rows, list(group_logits(task, split(backbone.config), params, text, rows.tokens)[-1])

@@ -8,11 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from jpets.deltas.protocol import LEAST_ROOM, Lead
+from jpets.errors import InvalidInput
 from jpets.tokenizing import TextEncoder, Tokens
 from jpets.training.forward import PackedRows, TextRows
+from jpets.types import LoadedBackbone
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Lengths that rows are padded to: each has a program of its own."""
+
+
+def text_encoder(backbone: LoadedBackbone, lead: Lead) -> TextEncoder:
+    """Cuts texts where an engine does: as long as the backbone takes them behind ``lead``. Raises ``InvalidInput``
+    where that leaves no room for a text."""
+    places = backbone.config.max_positions
+    room = lead.room(places, places)
+    if room < LEAST_ROOM:
+        raise InvalidInput(
+            f"{lead.tokens} virtual tokens before a text, at position {lead.first_position}, leave {room} of {places} "
+            f"tokens for it, {LEAST_ROOM} are needed; take fewer"
+        )
+    return TextEncoder.for_length(backbone, room)
 
 
 def padded_length(longest: int) -> int:

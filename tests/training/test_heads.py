@@ -52,6 +52,14 @@ def test_no_other_bias_answers_better_unread(kind: HeadType, problem: Problem, o
     assert loss_of_bias(head, rows, head.tensors["bias"]) < loss_of_bias(head, rows, other)
 
 
+def test_a_value_is_what_pairs_are_ranked_by() -> None:
+    """It was learnt as it is: its sigmoid is another number."""
+    assert new_head("sequence-classification", "regression", 1, HIDDEN).relevance == "raw"
+    for problem, outputs in (("regression", 2), ("single-label", 2), ("multi-label", 1)):
+        head = new_head("sequence-classification", problem, outputs, HIDDEN)  # type: ignore[arg-type]
+        assert head.relevance is None
+
+
 def test_what_does_not_occur_is_unlikely_but_possible() -> None:
     sets = rows_of([[0, 1, 1], [0, 0, 1]], np.float32)
     head = at_the_usual_answer(new_head("sequence-classification", "multi-label", 3, HIDDEN), sets)

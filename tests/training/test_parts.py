@@ -273,6 +273,11 @@ def test_answers_become_the_tokens_they_lie_in() -> None:
         head, (), text(), Preprocessing(max_length=10, truncation=True),
     )  # fmt: skip
     assert cut.targets[0].tolist() == [0, 0]
+    for each, right in ((cut, 0.0), (rows, 1.0)):
+        logits = np.zeros((len(each.tokens[0].ids), 2), np.float32)
+        logits[0] = 1
+        found_right = scores(head, (), [logits], each.targets, cut=each.cut)["exact"]
+        assert found_right == right, "no answer is right only where there is none"
     inside = {"text": "library", "answer_start": 4.7}
     for label in ({"text": "x", "answer_start": 0}, {"text": "x"}, {"answer_start": 1}, inside):
         with pytest.raises(InvalidInput, match="row 1: expected"):

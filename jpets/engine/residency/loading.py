@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from jpets.deltas import first_layer, task_lead
 from jpets.deltas.bank import SlotArrays, slot_arrays
-from jpets.deltas.protocol import ClassKey, Lead
+from jpets.deltas.protocol import LEAST_ROOM, ClassKey, Lead
 from jpets.engine.programs.program import Family
 from jpets.engine.results.results import check_answers
 from jpets.engine.tasks.entries import Entry, Resident
@@ -18,8 +18,6 @@ from jpets.types import LoadedBackbone, Pooling, Task
 
 OVERHEAD = 4096
 """Bytes of a loaded task besides its arrays, about."""
-LEAST_ROOM = 3
-"""Tokens that a task must leave for a text: one, between two special ones."""
 
 
 @dataclasses.dataclass(frozen=True)
