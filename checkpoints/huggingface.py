@@ -20,11 +20,13 @@ from checkpoints.families import ACTIVATIONS, FAMILIES, encoder_prefix, tensor_n
 from checkpoints.finite import check_finite
 from checkpoints.listing import listing
 from checkpoints.sentence import MODULES, Sentence, lowered, model_folder, read_sentence
+from checkpoints.settings import MAX_BYTES
 from checkpoints.tensors import read_tensors
 from checkpoints.tokenizer import read_tokenizer
 from checkpoints.wrappers import unwrapped
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone, InvalidTask
+from jpets.files import read_bounded
 from jpets.types import BY_MEAN
 
 Tensors = Mapping[str, npt.NDArray[Any]]
@@ -76,11 +78,13 @@ def _sentence(folder: Path, config: BackboneConfig) -> Sentence:
 def read_settings(folder: Path) -> dict[str, Any]:
     """``config.json`` of a folder. Raises ``InvalidBackbone``."""
     try:
-        settings = json.loads((folder / "config.json").read_bytes())
+        settings = json.loads(read_bounded(folder / "config.json", MAX_BYTES))
     except FileNotFoundError as error:
         raise InvalidBackbone("expected config.json in the folder, found none") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidBackbone("config.json must be a JSON document; download or save it again") from error
+        raise InvalidBackbone(
+            f"config.json must be a JSON document of at most {MAX_BYTES} bytes; save it again"
+        ) from error
     if not isinstance(settings, dict):
         raise InvalidBackbone(f"config.json must hold a JSON object, found {type(settings).__name__}")
     return settings

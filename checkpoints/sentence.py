@@ -22,6 +22,7 @@ import tokenizers
 
 from checkpoints.settings import MAX_BYTES, expect, expect_count, is_number, names, read_json, unsupported
 from jpets.errors import InvalidBackbone, InvalidTask
+from jpets.files import read_bounded
 from jpets.types import EmbeddingRule, Pooling, Preprocessing
 
 MODULES = "modules.json"
@@ -88,7 +89,7 @@ class Module(NamedTuple):
 def model_folder(folder: Path) -> Path:
     """Where the model's own files lie: in a folder of their own where ``modules.json`` says so, as older ones do."""
     try:
-        listed = json.loads((folder / MODULES).read_bytes())
+        listed = json.loads(read_bounded(folder / MODULES, MAX_BYTES))
         places = [str(each["path"]) for each in listed if _kind(str(each["type"])) == "Transformer"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):  # which reading them all refuses
         return folder
@@ -174,9 +175,7 @@ def _kind(reference: str) -> str:
 def listed_modules(folder: Path) -> Sequence[Module]:
     """The modules that have an effect, in their order. Raises ``InvalidTask``."""
     try:
-        if (folder / MODULES).stat().st_size > MAX_BYTES:
-            raise ValueError
-        listed = json.loads((folder / MODULES).read_bytes())
+        listed = json.loads(read_bounded(folder / MODULES, MAX_BYTES))
         modules = [Module(_kind(str(each["type"])), str(each["path"])) for each in listed]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise InvalidTask(f"{MODULES}: expected a list of modules with type and path") from error

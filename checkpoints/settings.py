@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jpets.errors import InvalidTask
+from jpets.files import read_bounded
 
 NEUTRAL: tuple[object, ...] = (None, False, "", [], {})
 """What an option that is off looks like."""
@@ -27,13 +28,11 @@ def names(text: str) -> frozenset[str]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a checkpoint's folder. Raises ``InvalidTask``."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InvalidTask(f"{path.name}: expected at most {MAX_BYTES} bytes, found {path.stat().st_size}")
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_bounded(path, MAX_BYTES))
     except FileNotFoundError as error:
         raise InvalidTask(f"expected {path.name} in the folder, found none") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidTask(f"{path.name} must be a JSON document; save or download it again") from error
+        raise InvalidTask(f"{path.name} must be a JSON document of at most {MAX_BYTES} bytes; save it again") from error
     if not isinstance(found, dict):
         raise InvalidTask(f"{path.name} must hold a JSON object, found {type(found).__name__}")
     return found

@@ -12,8 +12,10 @@ import safetensors
 
 from checkpoints.torch_file import read_torch
 from jpets.errors import InvalidBackbone
+from jpets.files import read_bounded
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+MOST_INDEX_BYTES = 16 << 20
 LARGEST_SINGLE = float(np.finfo(np.float32).max)
 
 
@@ -69,7 +71,7 @@ def index_of(weights: Path) -> Path:
 def shard_names(index: Path) -> list[str]:
     """Names of files beside the index. Raises ``InvalidBackbone``, also for names that lead elsewhere."""
     try:
-        names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+        names = {str(name) for name in json.loads(read_bounded(index, MOST_INDEX_BYTES))["weight_map"].values()}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise InvalidBackbone(f"{index.name}: expected a weight_map of file names; download the file again") from error
     for name in names:

@@ -17,8 +17,13 @@ from tokenizers import Tokenizer
 
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone
+from jpets.files import read_bounded
 
 JSON, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+MAX_BYTES = 16 << 20
+"""Of a configuration: some list thousands of added tokens."""
+MOST_BYTES = 128 << 20
+"""Of a tokenizer: those of 250,000 tokens have 17 MB."""
 OTHER = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 """What the library makes a tokenizer of where there is no ``tokenizer.json``."""
 CONVERTED = ("WordPiece", "BPE", "Unigram")
@@ -110,11 +115,13 @@ def _divider(document: Document) -> Document | None:
 
 def _read_json(path: Path) -> Document:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_bounded(path, MAX_BYTES))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
-        raise InvalidBackbone(f"{path.name} must be a JSON document; download or save it again") from error
+        raise InvalidBackbone(
+            f"{path.name} must be a JSON document of at most {MAX_BYTES} bytes; save it again"
+        ) from error
     if not isinstance(found, dict):
         raise InvalidBackbone(f"{path.name} must hold a JSON object, found {type(found).__name__}")
     return found
@@ -122,11 +129,13 @@ def _read_json(path: Path) -> Document:
 
 def _read_text(folder: Path) -> str | None:
     try:
-        return (folder / JSON).read_text(encoding="utf-8")
+        return read_bounded(folder / JSON, MOST_BYTES).decode()
     except FileNotFoundError:
         return None
-    except UnicodeDecodeError as error:
-        raise InvalidBackbone(f"{JSON} must be a JSON document; save the fast tokenizer again") from error
+    except ValueError as error:
+        raise InvalidBackbone(
+            f"{JSON} must be a JSON document of at most {MOST_BYTES} bytes; save the fast tokenizer again"
+        ) from error
 
 
 def _checked(text: str) -> Document:

@@ -77,6 +77,15 @@ def space_errors() -> Iterator[None]:
         raise
 
 
+def read_bounded(path: Path, most: int) -> bytes:
+    """A file's bytes. Raises ``ValueError`` for more than ``most`` of them, whatever the file says of its size."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path.name} has more than {most} bytes")
+    return content
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames in ``folder`` survive a power cut."""
     _sync(folder)

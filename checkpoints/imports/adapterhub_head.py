@@ -14,6 +14,7 @@ from checkpoints.imports.heads import (
     check_outputs,
     labels_of,
     note_on_labels,
+    note_on_problem,
     read_head,
     read_linear,
     refuse_idle_wishes,
@@ -73,7 +74,8 @@ def read_hub_head(folder: Path, backbone: Backbone, wishes: Wishes, problems: Pr
     tensors.refuse_rest(f"not understood in a head for {backbone.config.family}")
     refuse_idle_wishes(head, wishes, problems.options)
     labels = labels_of(head, settings, wishes, problems.options)
-    return Imported((), head, labels, note_on_labels(labels))
+    noted = note_on_problem(head, wishes.problem) if settings is document else ()  # flexible heads say it
+    return Imported((), head, labels, (*note_on_labels(labels), *noted))
 
 
 def _static(model: str, tensors: Unread, backbone: Backbone, wishes: Wishes) -> Head | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tokenizers
 
 from checkpoints.backbone import Backbone
 from checkpoints.canonical import FloatArray, canonical_shapes, from_params
@@ -28,14 +27,14 @@ from checkpoints.imports.heads import (
 from checkpoints.imports.imported import PLAIN, Imported
 from checkpoints.imports.masked import read_masked_head
 from checkpoints.imports.sentence import cut, embedding_of, is_sentence_folder
+from checkpoints.imports.tokens import check_tokenizer
 from checkpoints.imports.unread import Problems, Unread
-from checkpoints.sentence import lowered, model_folder, transformer_settings
+from checkpoints.sentence import model_folder
 from checkpoints.tensors import read_tensors
-from checkpoints.tokenizer import differences, has_tokenizer, read_tokenizer, sets_space
 from checkpoints.validation import refuse
 from checkpoints.wrappers import unwrapped
 from jpets.config import BackboneConfig
-from jpets.errors import InvalidBackbone, InvalidTask
+from jpets.errors import InvalidTask
 from jpets.types import Head, HeadType, Preprocessing
 
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -84,7 +83,7 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
             if mine[key] != theirs[key]
         ]
     )
-    compared = _check_tokenizer(folder, settings, config, backbone)
+    compared = check_tokenizer(folder, settings, config, backbone)
     stored = unwrapped(read_tensors(inner))
     prefix = encoder_prefix(stored, family)
     pooled = all(f"{prefix}{module}.weight" in stored for _, module, _ in FAMILIES[family].pooler)
@@ -118,44 +117,6 @@ def read_full(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:
     problems.refuse()
     found = cut(found, wishes)
     return FullModel(tensors, found.head, found.labels, (*compared, *found.notes), found.preprocessing)
-
-
-def _check_tokenizer(
-    folder: Path, settings: Mapping[str, Any], config: BackboneConfig, backbone: Backbone
-) -> tuple[str, ...]:
-    """Notes. Raises ``InvalidTask`` for a model whose tokenizer makes other tokens of a text than the backbone's."""
-    inner = model_folder(folder)
-    if not has_tokenizer(inner):
-        return ()
-    try:
-        own = read_tokenizer(inner, settings, config).text
-        ids = tokenizers.Tokenizer.from_str(own).get_vocab()
-    except InvalidBackbone as error:
-        if not (inner / "tokenizer.json").is_file():  # of a kind that needs another library
-            return ("its tokenizer could not be compared with the backbone's",)
-        raise InvalidTask(error.message) from error
-    except Exception as error:  # the tokenizers library raises bare Exception for a file that it cannot read
-        raise InvalidTask("tokenizer.json cannot be read; save the fast tokenizer again") from error
-    theirs = tokenizers.Tokenizer.from_str(backbone.tokenizer_json).get_vocab()
-    others = [token for token, id in ids.items() if theirs.get(token) != id]
-    if others:
-        listed = ", ".join(repr(token[:40]) for token in sorted(others)[:3])
-        raise InvalidTask(
-            f"tokenizer.json: {len(others)} tokens have other numbers than in the backbone {backbone.name!r}, such as "
-            f"{listed}; give the backbone that the model was trained on"
-        )
-    parts = differences(own, backbone.tokenizer_json, config.type_vocab_size)
-    if parts and transformer_settings(folder).get("do_lower_case") is True:  # the library does it before the tokenizer
-        parts = differences(lowered(own), backbone.tokenizer_json, config.type_vocab_size)
-    if parts:
-        raise InvalidTask(
-            f"the tokenizer's {', '.join(parts)}: expected what the backbone {backbone.name!r} has, found another, so "
-            "that texts would become other tokens (as of a model for lower-case texts); give the backbone that the "
-            "model was trained on, with the model's own tokenizer files"
-        )
-    if sets_space(own) != sets_space(backbone.tokenizer_json):
-        return ("its tokenizer and the backbone's differ in whether a space is set before a text's first word",)
-    return ()
 
 
 def _expect_no_labels(settings: Mapping[str, Any], problems: list[str]) -> None:

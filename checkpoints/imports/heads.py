@@ -89,6 +89,16 @@ def read_linear(tensors: Unread, module: str, inputs: int, *, biased: bool = Tru
     return kernel, tensors.take(f"{module}.bias", (outputs or None,)) if biased else np.zeros(outputs, np.float32)
 
 
+def note_on_problem(head: Head, said: Problem | None) -> tuple[str, ...]:
+    """A note where nothing has said what several outputs decide: a model of label sets would answer wrongly."""
+    if said is not None or head.type != "sequence-classification" or head.outputs < 2:
+        return ()
+    return (
+        f"the checkpoint does not say what its {head.outputs} outputs decide: they are taken for classes, of which a "
+        "text has one; for sets of labels say --problem multi-label",
+    )
+
+
 def read_head(tensors: Unread, config: BackboneConfig, kind: HeadType, problem: Problem | None) -> Head:
     """The head of a model whose head modules have their usual names; not of an embedding, which has none.
 

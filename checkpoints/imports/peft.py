@@ -16,6 +16,7 @@ from checkpoints.imports.heads import (
     head_of_names,
     labels_of,
     note_on_labels,
+    note_on_problem,
     problem_of,
     read_head,
     refuse_idle_wishes,
@@ -182,10 +183,11 @@ def _head(folder: Path, settings: Mapping[str, Any], tensors: Unread, backbone: 
         refuse_idle_wishes(found.head, wishes, problems)
         return found
     model = read_optional(model_folder(folder) / "config.json")  # of the model that was tuned
-    head = read_head(tensors, backbone.config, kind, problem_of(model, wishes, problems))
+    problem = problem_of(model, wishes, problems)
+    head = read_head(tensors, backbone.config, kind, problem)
     refuse_idle_wishes(head, wishes, problems)
     labels = labels_of(head, {**model, **settings}, wishes, problems)
-    return Imported((), head, labels, note_on_labels(labels))
+    return Imported((), head, labels, (*note_on_labels(labels), *note_on_problem(head, problem)))
 
 
 def _tuned_model(settings: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from checkpoints.imports.heads import Wishes
 from checkpoints.imports.imported import Imported, revision_of
 from checkpoints.imports.peft import CONFIG, read_peft
 from checkpoints.imports.sentence import cut
+from checkpoints.imports.tokens import check_tokenizer
 from checkpoints.sentence import model_folder
 from checkpoints.settings import read_json, read_optional
 from checkpoints.validation import refuse, validate
@@ -29,11 +30,13 @@ def read_adapter(folder: Path, backbone: Backbone, wishes: Wishes) -> Imported |
         return None
     _check_computes(backbone)
     read = read_adapterhub if is_adapterhub(read_json(inner / CONFIG)) else read_peft
+    model = read_optional(inner / "config.json")  # of the model that was tuned
+    compared = check_tokenizer(folder, {"model_type": backbone.config.family, **model}, backbone.config, backbone)
     found, problems = read(folder, backbone, wishes), list[str]()
     if found.head.type == "sequence-classification":
-        found = as_cross_encoder(found, folder, read_optional(inner / "config.json"), backbone, problems)
+        found = as_cross_encoder(found, folder, model, backbone, problems)
     refuse(problems)
-    return cut(found, wishes)
+    return cut(dataclasses.replace(found, notes=(*compared, *found.notes)), wishes)
 
 
 def read_model(folder: Path, backbone: Backbone, wishes: Wishes) -> FullModel:

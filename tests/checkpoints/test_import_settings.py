@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from imported_tasks import IMPORTS, imported
-from support import tiny
+from support import FIXTURES, tiny
 
 from checkpoints.imports.heads import Wishes
 from checkpoints.imports.task import base_model, read_adapter
@@ -29,6 +29,31 @@ def test_a_revision_of_the_base_model_is_not_taken_for_the_newest(tmp_path: Path
     with pytest.raises(InvalidTask, match="revision: expected none, or main"):
         base_model(folder)
     assert not any("revision" in note for note in notes("main")) and base_model(folder)
+
+
+def test_an_adapter_for_other_tokens_is_refused(tmp_path: Path) -> None:
+    """A trainer saves the tokenizer beside it."""
+    folder = shutil.copytree(IMPORTS / "peft/lora", tmp_path / "lora")
+    own = json.loads((FIXTURES / "tiny-bert" / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(own))
+    assert imported(folder).deltas
+    own["normalizer"]["lowercase"] = not own["normalizer"]["lowercase"]
+    (folder / "tokenizer.json").write_text(json.dumps(own))
+    with pytest.raises(InvalidTask, match="texts would become other tokens"):
+        imported(folder)
+
+
+def test_what_several_outputs_decide_is_noted_where_nothing_says_it(tmp_path: Path) -> None:
+    folder = shutil.copytree(IMPORTS / "peft/lora", tmp_path / "lora")
+
+    def noted(wishes: Wishes) -> bool:
+        found = read_adapter(folder, tiny(), wishes)
+        assert found is not None
+        return any("--problem multi-label" in note for note in found.notes)
+
+    assert noted(Wishes()) and not noted(Wishes(problem="multi-label"))
+    (folder / "config.json").write_text(json.dumps({"problem_type": "single_label_classification"}))
+    assert not noted(Wishes())
 
 
 def test_the_models_own_settings_say_what_a_classifier_decides(tmp_path: Path) -> None:

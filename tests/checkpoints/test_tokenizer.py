@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from checkpoints import tokenizer
 from checkpoints.tokenizer import read_tokenizer
 from jpets.config import BackboneConfig
 from jpets.errors import InvalidBackbone
@@ -195,6 +196,17 @@ def test_pieces(tmp_path: Path, prefix: bool) -> None:
 def test_what_cannot_be_followed_is_refused(bert: Write, settings: dict[str, Any], message: str) -> None:
     folder = bert(settings=settings)
     with pytest.raises(InvalidBackbone, match=message):
+        read_tokenizer(folder, settings_of(folder), CONFIG)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "tokenizer.json"])
+def test_a_file_of_any_size_is_not_read_whole(bert: Write, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """An archive of a megabyte may hold gigabytes of spaces."""
+    monkeypatch.setattr(tokenizer, "MAX_BYTES", 1000)
+    monkeypatch.setattr(tokenizer, "MOST_BYTES", 1000)
+    folder = bert()
+    (folder / name).write_text("{}" + " " * 1000)
+    with pytest.raises(InvalidBackbone, match="of at most 1000 bytes"):
         read_tokenizer(folder, settings_of(folder), CONFIG)
 
 

@@ -28,6 +28,7 @@ ServerUrl = Annotated[
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 TIMEOUT = 120.0
 """Seconds that a server may say nothing."""
+MOST_REFUSAL_BYTES = 1 << 20
 BLOCK = 1 << 20
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FILE_TYPE = "application/octet-stream"
@@ -93,7 +94,7 @@ class Server:
                 return _received(response)
         except urllib.error.HTTPError as error:
             with error:
-                raise self._refusal(error.code, error.read()) from None
+                raise self._refusal(error.code, error.read(MOST_REFUSAL_BYTES)) from None
         except TimeoutError as error:
             self._kept.close()  # the rest of this answer is not the next one's
             raise DeadlineExceeded(f"{self._url} said nothing for {TIMEOUT:g} seconds; try again later") from error
@@ -115,7 +116,7 @@ class Server:
         try:
             told = json.loads(content)["error"]
             code, message = str(told["code"]), str(told["message"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, RecursionError, KeyError, TypeError):
             return self.strange(f" (HTTP {status})")
         return next((kind for kind in _kinds(JpetsError) if kind.code == code), JpetsError)(message)
 
