@@ -36,6 +36,11 @@ class Blobs(Protocol):
 
     def exists(self, digest: str) -> bool: ...
 
+    def damaged(self, digest: str) -> bool:
+        """Whether a stored blob is not the one of its name; ``put`` mends it. False where to tell would take fetching
+        it: remote storages look after what they keep."""
+        ...
+
     def delete(self, digest: str) -> None:
         """Deleting an unknown blob is harmless."""
         ...
@@ -64,6 +69,18 @@ def _holds(path: Path, data: bytes | memoryview) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def _stored(digest: str, what: str) -> Iterator[None]:
+    """Raises ``Saturated`` where the file or its disk fails: it may be mended."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        problem = f"blob {digest[:12]} cannot be {what} now: {error.strerror}; mend its file or disk"
+        raise Saturated(problem) from error
+
+
 class LocalBlobs:
     """Blobs as files ``<sha256>.safetensors`` in one folder, written temp, fsync, rename, fsync of the folder."""
 
@@ -80,18 +97,17 @@ class LocalBlobs:
     def put(self, data: bytes | memoryview) -> str:
         digest = digest_of(data)
         path = self.path(digest)
-        if not _holds(path, data):
-            write_atomic(path, data)
+        with _stored(digest, "written"):
+            if not _holds(path, data):
+                write_atomic(path, data)
         return digest
 
     def read(self, digest: str) -> bytes:
         try:
-            found = self.path(digest).read_bytes()
+            with _stored(digest, "read"):
+                found = self.path(digest).read_bytes()
         except FileNotFoundError as error:
             raise NotFound(f"blob {digest[:12]} is not stored; its task was deleted") from error
-        except OSError as error:
-            problem = f"blob {digest[:12]} cannot be read now: {error.strerror}; mend its file or disk"
-            raise Saturated(problem) from error
         if digest_of(found) != digest:
             raise InvalidTask(f"blob {digest[:12]} was damaged where it is stored; upload the task again")
         return found
@@ -99,8 +115,18 @@ class LocalBlobs:
     def exists(self, digest: str) -> bool:
         return self.path(digest).is_file()
 
+    def damaged(self, digest: str) -> bool:
+        try:
+            self.read(digest)
+        except InvalidTask:
+            return True
+        except NotFound:  # nothing is stored
+            pass
+        return False
+
     def delete(self, digest: str) -> None:
-        self.path(digest).unlink(missing_ok=True)
+        with _stored(digest, "removed"):
+            self.path(digest).unlink(missing_ok=True)
 
     def list(self) -> Iterator[str]:
         names = (path.name.removesuffix(SUFFIX) for path in self._folder.glob(f"*{SUFFIX}"))

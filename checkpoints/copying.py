@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from checkpoints.access import count_change
-from checkpoints.blobs import Blobs, digest_of
+from checkpoints.blobs import Blobs
 from checkpoints.catalog import ALIASES, BACKBONES, KEYS, LAYOUTS, LIMITS, TASKS, USES, VERSIONS, Catalog
 from checkpoints.dialects import insert
 from jpets.errors import Conflict, InvalidTask, NotFound
@@ -20,12 +20,14 @@ FEW = 8
 """Files that are copied while others may not write to the target."""
 AT_ONCE = 500
 """Rows that are written in one statement."""
+SHOWN = 1000
+"""Characters of a message that names damaged files."""
 Rows = Mapping[sa.Table, Sequence[dict[str, Any]]]
 
 
 def copy(source: tuple[Catalog, Blobs], target: tuple[Catalog, Blobs]) -> int:
     """Makes the tasks of ``target`` those of ``source``, as they were at one moment; returns how many versions there
-    are. Files that the target has are not copied again.
+    are. Files that the target has are not copied again, unless they are damaged there.
 
     The target changes in one transaction, in which the database itself counts a change of every task: servers on it
     follow. Version numbers that it gave out are not given out again, and keys that one of both revoked are revoked.
@@ -40,14 +42,13 @@ def copy(source: tuple[Catalog, Blobs], target: tuple[Catalog, Blobs]) -> int:
         rows = _read(catalog)
         digests = {row["digest"] for row in rows[VERSIONS]}
         try:
-            for digest in digests.difference(other_blobs.list()):
-                _copy_file(blobs, other_blobs, digest)
+            there = digests.intersection(other_blobs.list())
+            _copy_files(blobs, other_blobs, [*digests - there, *filter(other_blobs.damaged, there)])
             with other_catalog.write() as connection:
                 absent = digests.difference(other_blobs.list())  # a server on the target removes what no version names
                 if len(absent) > FEW:
                     continue
-                for digest in absent:
-                    _copy_file(blobs, other_blobs, digest)
+                _copy_files(blobs, other_blobs, absent)
                 _write(connection, rows)
         except NotFound as error:
             lacks = f" ({error.message})"
@@ -56,14 +57,19 @@ def copy(source: tuple[Catalog, Blobs], target: tuple[Catalog, Blobs]) -> int:
     raise Conflict(f"the source lacks files, or its tasks are deleted faster than they can be copied; try again{lacks}")
 
 
-def _copy_file(source: Blobs, target: Blobs, digest: str) -> None:
-    """Raises ``NotFound``, ``InvalidTask`` for a file that is not the one of its name."""
-    content = source.read(digest)
-    if digest_of(content) != digest:
+def _copy_files(source: Blobs, target: Blobs, digests: Iterable[str]) -> None:
+    """Raises ``NotFound``; ``InvalidTask``, behind all others, for files that are not those of their names."""
+    damaged = []
+    for digest in digests:
+        try:
+            target.put(source.read(digest))
+        except InvalidTask:
+            damaged.append(digest)
+    if damaged:
         raise InvalidTask(
-            f"the file {digest} of the source is damaged; restore it, or delete the versions that have it"
+            f"files of the source are damaged: {', '.join(damaged)[:SHOWN]}; restore them, or delete the versions that "
+            "have them"
         )
-    target.put(content)
 
 
 def _read(catalog: Catalog) -> Rows:

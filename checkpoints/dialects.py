@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
 
 BUSY = "the catalogue was busy for too long; try again"
+IN_USE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+"""SQLite's errors of transactions that others keep waiting; the last one comes of a log that they hold too long."""
 EVENTS = {"insert": "INSERT", "update": "UPDATE OF state", "delete": "DELETE"}
 """Statements that change which version of a task is served, by the name of their trigger."""
 NUMBER = "coalesce((SELECT max(number) FROM changes), 0) + 1"
@@ -92,7 +94,7 @@ class SQLite:
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             return OutOfSpace(DISK_FULL)
-        return Saturated(BUSY) if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) else None
+        return Saturated(BUSY) if code in IN_USE else None
 
 
 class PostgreSQL:
@@ -117,8 +119,9 @@ class PostgreSQL:
             CREATE TRIGGER changed_{name} AFTER {event} ON versions FOR EACH ROW EXECUTE FUNCTION count_change()"""
         for name, event in EVENTS.items()
     }
-    unreachable = ("08", "53", "57")
-    """Classes of errors of the connection, of the server's resources, and of a server that is shut down."""
+    unreachable = ("08", "53", "57", "58")
+    """Classes of errors of the connection, of the server's resources, of a server that is shut down, and of its
+    system."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -150,7 +153,7 @@ class PostgreSQL:
         state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
         if state == "53100":
             return OutOfSpace("the disk of the catalogue's database is full; free space, then try again")
-        if state == "55P03":
+        if state in ("55P03", "40001", "40P01"):  # waited too long, or two that waited for each other
             return Saturated(BUSY)
         lost = error.connection_invalidated or (state is None and isinstance(error, sa.exc.OperationalError))
         if lost or (state is not None and state[:2] in self.unreachable):

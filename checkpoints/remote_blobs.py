@@ -80,6 +80,9 @@ class RemoteBlobs:
         with _reached():
             return self._size(self._path(digest)) is not None
 
+    def damaged(self, digest: str) -> bool:
+        return False
+
     def delete(self, digest: str) -> None:
         self._cache.delete(digest)
         with _reached(), contextlib.suppress(FileNotFoundError):

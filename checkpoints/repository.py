@@ -30,7 +30,7 @@ from checkpoints.index import IndexedTask, add_uses, age_uses, changed_since, in
 from checkpoints.ownership import check_owner, claim
 from checkpoints.task_document import TaskDocument
 from checkpoints.task_file import read_bytes, read_task
-from checkpoints.versions import ACTIVE, UPLOADED, StoredTask, TaskRows, list_tasks
+from checkpoints.versions import ACTIVE, UPLOADED, Change, StoredTask, TaskRows, list_tasks
 from jpets.errors import JpetsError
 from jpets.types import DEFAULT_TENANT, Task, TaskName
 
@@ -126,11 +126,13 @@ class Repository:
         if_match: int | None = None,
         activate: bool = True,
         validator: Validator | None = None,
+        retain: bool = True,
     ) -> StoredTask:
         """Stores ``data`` as a new version, even if its content is the same.
 
         ``if_match``: the newest version must be this one (0: there must be none). ``activate=False`` leaves the served
-        version as it is until ``activate`` is called. On any error nothing has changed.
+        version as it is. Versions that are too old go, unless ``retain`` is called later. On any error nothing has
+        changed.
         Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``, ``Saturated``.
         """
         check_id(id)
@@ -150,12 +152,16 @@ class Repository:
             rows.check_match(if_match)
             if not self._blobs.exists(digest):
                 self._blobs.put(content)
-            served = rows.served()  # it serves on if this version cannot be loaded
             version = rows.add(row)
-            if version > self._keep:
-                rows.retain(self._keep, served)
+            if retain and version > self._keep:
+                rows.retain(self._keep)
         known = {**row, "metadata": json.loads(document)}
         return StoredTask(tenant, id, version, served=activate, **known)  # an active version that is new is the newest
+
+    def retain(self, id: str, tenant: str) -> None:
+        """Forgets the versions of a task that are too old."""
+        with self._catalog.write() as connection:
+            TaskRows(connection, tenant, id).retain(self._keep)
 
     def get(self, id: str, tenant: str = DEFAULT_TENANT, version: int | str | None = None) -> StoredTask:
         """A version by number or alias; by default the served one, or the newest if none is active yet.
@@ -280,37 +286,30 @@ class Repository:
             rows.find(None)
             return rows.all()
 
-    def activate(self, id: str, version: int, tenant: str = DEFAULT_TENANT) -> StoredTask:
-        """Marks a version as loaded; it is served unless a newer one is active. Raises ``NotFound``."""
-        with self._catalog.write() as connection:
-            rows = TaskRows(connection, tenant, id)
-            rows.find(version)
-            rows.activate(version)
-            return rows.find(version)
-
     def before_served(self, id: str, tenant: str = DEFAULT_TENANT) -> int:
         """The version to which ``rollback`` goes by default. Raises ``NotFound``."""
         with self._catalog.read() as connection:
             return TaskRows(connection, tenant, id).before_served()
-
-    def restore(self, id: str, states: Mapping[int, str], tenant: str = DEFAULT_TENANT) -> None:
-        """Gives versions the states that they had."""
-        with self._catalog.write() as connection:
-            rows = TaskRows(connection, tenant, id)
-            for version, state in states.items():
-                rows.set_state(version, state)
 
     def rollback(self, id: str, to: int | str | None = None, tenant: str = DEFAULT_TENANT) -> StoredTask:
         """Serves version ``to``, by default the active one before the served one; newer ones are withdrawn.
 
         Raises ``NotFound`` if there is no such version.
         """
+        return self.rolled_back(id, to, tenant)[0]
+
+    def rolled_back(self, id: str, to: int | str | None, tenant: str) -> tuple[StoredTask, Sequence[Change]]:
+        """``rollback``, and what it changed, for ``undo``."""
         with self._catalog.write() as connection:
             rows = TaskRows(connection, tenant, id)
             target = rows.find(to).version if to is not None else rows.before_served()
-            rows.withdraw_after(target)
-            rows.activate(target)
-            return rows.find(target)
+            changed = rows.rollback(target)
+            return rows.find(target), changed
+
+    def undo(self, id: str, changes: Sequence[Change], tenant: str) -> None:
+        """Gives versions the states that they had, except those that others changed meanwhile."""
+        with self._catalog.write() as connection:
+            TaskRows(connection, tenant, id).undo(changes)
 
     def alias(self, id: str, name: str, version: int, tenant: str = DEFAULT_TENANT) -> StoredTask:
         """Points alias ``name`` at a version. Raises ``NotFound``, ``InvalidTask`` for an invalid name."""

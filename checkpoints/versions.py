@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
@@ -38,6 +38,14 @@ class StoredTask:
     @property
     def name(self) -> TaskName:
         return TaskName(self.tenant, self.id)
+
+
+class Change(NamedTuple):
+    """Of a version's state."""
+
+    version: int
+    before: State
+    after: State
 
 
 class TaskRows:
@@ -105,14 +113,18 @@ class TaskRows:
         if found != expected:
             raise Conflict(f"task {self._name} is at version {found}, expected {expected}; read it again and retry")
 
-    def activate(self, version: int) -> None:
-        self.set_state(version, ACTIVE)
+    def rollback(self, target: int) -> list[Change]:
+        """Activates a version and withdraws newer ones; returns what that changed."""
+        found = [(each.version, each.state, ACTIVE if each.version == target else WITHDRAWN) for each in self.all()]
+        changes = [Change(*each) for each in found if each[0] >= target and each[1] != each[2]]
+        for change in changes:
+            self._set_state(change.after, VERSIONS.c.version == change.version)
+        return changes
 
-    def set_state(self, version: int, state: str) -> None:
-        self._set_state(state, VERSIONS.c.version == version)
-
-    def withdraw_after(self, version: int) -> None:
-        self._set_state(WITHDRAWN, VERSIONS.c.version > version)
+    def undo(self, changes: Sequence[Change]) -> None:
+        """Takes back those of the changes that nobody has changed since."""
+        for version, before, after in changes:
+            self._set_state(before, sa.and_(VERSIONS.c.version == version, VERSIONS.c.state == after))
 
     def aliases(self) -> dict[str, int]:
         rows = self._connection.execute(sa.select(ALIASES).where(self._mine(ALIASES)))
@@ -122,10 +134,13 @@ class TaskRows:
         self._connection.execute(sa.delete(ALIASES).where(self._mine(ALIASES), ALIASES.c.name == name))
         self._connection.execute(sa.insert(ALIASES).values(**self._key, name=name, version=version))
 
-    def retain(self, keep: int, also: int | None) -> None:
-        """Forgets all but the last ``keep`` versions, the served one, versions with an alias and one that is given."""
-        numbers = sorted(stored.version for stored in self.all())
-        wanted = {*numbers[-keep:], self.served(), also, *self.aliases().values()}
+    def retain(self, keep: int) -> None:
+        """Forgets all but the last ``keep`` versions, versions with an alias, the served one, and the one that was
+        served before: it serves on if the newer one cannot be loaded."""
+        every = self.all()
+        numbers = [stored.version for stored in every]
+        active = [stored.version for stored in every if stored.state == ACTIVE]
+        wanted = {*numbers[-keep:], *active[-2:], *self.aliases().values()}
         old = [number for number in numbers if number not in wanted]
         self._connection.execute(sa.delete(VERSIONS).where(self._mine(VERSIONS), VERSIONS.c.version.in_(old)))
 

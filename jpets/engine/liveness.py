@@ -27,5 +27,7 @@ class Liveness:
             try:
                 return done.result(timeout=PATIENCE)
             except TimeoutError:
-                if not self.live and not done.done():
+                if done.done():  # the work's own error, or it has just ended
+                    return done.result()
+                if not self.live:
                     raise EngineFailure("the engine is not running; start it, or start a new one") from None

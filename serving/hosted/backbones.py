@@ -230,10 +230,11 @@ class Backbones:
     def _free(self, gone: weakref.ref[Serves] | None) -> None:
         """An engine's parts know each other: only the garbage collector finds that nothing else refers to them. Each
         collection stops all threads, so they become rarer."""
-        end, pause = time.monotonic() + LOOKING, POLL
+        waited, pause = 0.0, POLL
         collect_all()
-        while gone is not None and gone() is not None and time.monotonic() < end:
+        while gone is not None and gone() is not None and waited < LOOKING:  # not counting what collections take
             time.sleep(pause)
+            waited += pause
             pause *= 2
             collect_all()
         if gone is not None and gone() is not None:

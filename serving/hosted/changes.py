@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from jpets.engine.interface import Serves
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.errors import InvalidTask, NotFound, Preparing, UnknownClass
+from jpets.errors import InvalidTask, JpetsError, NotFound, Preparing, UnknownClass
 from jpets.types import Task, TaskName
 from serving.hosted.layout import layout_of
 from serving.hosted.preparations import Preparations
 from serving.hosted.repository import StoredTask
 from serving.hosted.served import ServedTasks
 from serving.http.uploads import map_file
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _told(name: TaskName, otherwise: str) -> Iterator[None]:
+    """A problem of the catalogue is no answer to a request whose own outcome is known; the log has it."""
+    try:
+        yield
+    except JpetsError as error:
+        log.warning("%s: %s", otherwise, error.message, extra={"task": name.id})
 
 
 class Changes:
@@ -48,16 +62,19 @@ class Changes:
 
         with tasks.locks.hold(name):
             stored = tasks.repository.put(
-                name.id, map_file(file), tenant=name.tenant, if_match=if_match, validator=acceptable
+                name.id, map_file(file), tenant=name.tenant, if_match=if_match, validator=acceptable, retain=False
             )
             try:
-                tasks.layouts.keep(stored.digest, layout_of(checked[0]))
                 self._preparations.serve(engine, name, checked[0], stored)
             except BaseException:
-                tasks.repository.discard(
-                    name.id, stored.version, name.tenant
-                )  # versions that others added meanwhile stay
+                with _told(name, "a version that is not served stays"):  # versions that others added meanwhile do too
+                    tasks.repository.discard(name.id, stored.version, name.tenant)
                 raise
+            with _told(name, "the next start reads a task to know its layout"):
+                tasks.layouts.keep(stored.digest, layout_of(checked[0]))
+            if self._preparations.get(name) is None:
+                with _told(name, "old versions stay until the next upload"):
+                    tasks.repository.retain(name.id, name.tenant)
             return stored
 
     def rollback(self, name: TaskName, to: int | str | None = None) -> StoredTask:
@@ -65,15 +82,15 @@ class Changes:
         ``NotFound``, ``OutOfSpace``, ``InvalidTask``, ``Saturated``."""
         tasks, engine, repository = self._tasks, self._tasks.engine, self._tasks.repository
         with tasks.locks.hold(name):
-            before = {stored.version: stored.state for stored in repository.versions(name.id, name.tenant)}
             target = repository.before_served(name.id, name.tenant) if to is None else to
             found = repository.get(name.id, name.tenant, target)
             lowered = engine.lower_task(tasks.read(found, name))
-            stored = repository.rollback(name.id, found.version, name.tenant)
+            stored, changed = repository.rolled_back(name.id, found.version, name.tenant)
             try:
                 self._preparations.serve(engine, name, lowered, stored)
             except BaseException:
-                repository.restore(name.id, before, name.tenant)
+                with _told(name, "a version that is not served stays"):
+                    repository.undo(name.id, changed, name.tenant)
                 raise
             return stored
 

@@ -68,10 +68,11 @@ class TaskRepository(Protocol):
         tenant: str = DEFAULT_TENANT,
         if_match: int | None = None,
         validator: Validator | None = None,
+        retain: bool = True,
     ) -> StoredTask:
         """Stores a new version, which is then the served one. On any error nothing has changed.
 
-        ``validator`` replaces the repository's own. Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``.
+        Versions that are too old go, unless ``retain`` is called later. ``validator`` replaces the repository's own. Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``.
         """
         ...
 
@@ -158,12 +159,17 @@ class TaskRepository(Protocol):
         """The version to which ``rollback`` goes by default. Raises ``NotFound``."""
         ...
 
-    def restore(self, id: str, states: Mapping[int, str], tenant: str = DEFAULT_TENANT) -> None:
-        """Gives versions the states that they had."""
+    def retain(self, id: str, tenant: str) -> None:
+        """Forgets the versions of a task that are too old."""
         ...
 
-    def rollback(self, id: str, to: int | str | None = None, tenant: str = DEFAULT_TENANT) -> StoredTask:
-        """Serves version ``to``, by default the one served before, and withdraws the newer ones."""
+    def rolled_back(self, id: str, to: int | str | None, tenant: str) -> tuple[StoredTask, Sequence[Any]]:
+        """Serves version ``to``, by default the one served before, and withdraws the newer ones; also what ``undo``
+        takes."""
+        ...
+
+    def undo(self, id: str, changes: Sequence[Any], tenant: str) -> None:
+        """Gives versions the states that they had, except those that others changed meanwhile."""
         ...
 
     def discard(self, id: str, version: int, tenant: str = DEFAULT_TENANT) -> None:

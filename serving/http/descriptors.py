@@ -1,4 +1,4 @@
-"""File descriptors and disk: how many connections they allow, and the answers where either has run out."""
+"""File descriptors, memory and disk: how many connections they allow, and the answers where one has run out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from jpets.errors import JpetsError, OutOfSpace, Saturated
 from jpets.files import DISK_FULL, NO_SPACE
 
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+NO_MEMORY = (errno.ENOMEM, errno.EAGAIN)
+NO_THREAD = "can't start new thread"
+"""What Python says of it."""
 OTHERS = 0.25
 """Share of the descriptors that connections leave to files: tasks, programs, uploads, the catalogue, children."""
 FEWEST = 8
@@ -32,10 +35,15 @@ def most_connections(wanted: int) -> int:
 
 
 def shortage(error: BaseException | None) -> JpetsError | None:
-    """The error to answer with where ``error``, or its cause, is a lack of descriptors or of space; None otherwise."""
+    """The error to answer with where ``error``, or its cause, is a lack of descriptors, memory, threads or space; None
+    otherwise."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
             return Saturated("the server has no file descriptor free; try again, or raise its limit")
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in NO_MEMORY):
+            return Saturated("the server's host has no memory free; try again, or give it more")
+        if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
+            return Saturated("the server may start no more threads; try again, or raise its limit of processes")
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             return OutOfSpace(DISK_FULL)
         if isinstance(error, sqlite3.OperationalError) and _lacks_descriptors(error):

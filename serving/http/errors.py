@@ -85,7 +85,8 @@ def retry_headers(error: JpetsError | type[JpetsError]) -> dict[str, str]:
 
 def log_unexpected(error: BaseException, request_id: str) -> None:
     """Type and places only: the text of an unforeseen exception may quote a query."""
-    log.error("unexpected error", extra={"type": type(error).__name__, "at": places(error), "request_id": request_id})
+    kind = type(error).__name__
+    log.error("unexpected error: %s", kind, extra={"type": kind, "at": places(error), "request_id": request_id})
 
 
 async def _jpets_error(request: Request, error: Exception) -> Response:

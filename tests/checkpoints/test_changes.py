@@ -24,12 +24,11 @@ OLD = Path(__file__).parents[1] / "fixtures" / "catalog-0.1.0.sql"
     [
         lambda repository, file: repository.put("a", file),
         lambda repository, file: repository.put("a", file, activate=False),
-        lambda repository, file: repository.activate("a", 3),
         lambda repository, file: repository.rollback("a"),
         lambda repository, file: repository.discard("a", 2),
         lambda repository, file: repository.delete("a"),
     ],
-    ids=["put", "put aside", "activate", "rollback", "discard", "delete"],
+    ids=["put", "put aside", "rollback", "discard", "delete"],
 )
 def test_every_change_counts(repository: Repository, files: list[bytes], change: Callable[..., object]) -> None:
     for name in ("a", "b"):
@@ -155,3 +154,31 @@ def test_a_catalogue_that_nobody_may_read_is_busy(
     repository = Repository(tmp_path)
     assert repository.changes(0) == (0, [])
     repository.close()
+
+
+def test_old_versions_stay_until_the_new_one_is_known_to_serve(tmp_path: Path, files: list[bytes]) -> None:
+    repository = Repository(tmp_path / "repository", keep_versions=2)
+    for data in files[:2]:
+        repository.put("sample", data)
+    repository.put("sample", files[2], retain=False)
+    assert [stored.version for stored in repository.versions("sample")] == [1, 2, 3]
+    repository.retain("sample", "default")
+    assert [stored.version for stored in repository.versions("sample")] == [2, 3]
+    repository.close()
+
+
+def test_a_rollback_that_is_taken_back_leaves_what_others_did(repository: Repository, files: list[bytes]) -> None:
+    for data in files[:3]:
+        repository.put("sample", data)
+    back, changed = repository.rolled_back("sample", 1, "default")
+    assert back.version == 1 and [change.version for change in changed] == [2, 3]
+    repository.put("sample", files[3])
+    repository.discard("sample", 2)
+    repository.undo("sample", changed, "default")
+    assert [(each.version, each.state) for each in repository.versions("sample")] == [
+        (1, "active"), (3, "active"), (4, "active"),
+    ]  # fmt: skip
+    back, changed = repository.rolled_back("sample", 1, "default")
+    repository.rollback("sample", 3)
+    repository.undo("sample", changed, "default")
+    assert repository.get("sample").version == 4, "it was withdrawn by both"

@@ -147,6 +147,22 @@ def test_a_damaged_file_is_not_copied(pair: tuple[Repository, Repository], files
         used.copy_to(kept)
 
 
+def test_a_file_that_is_damaged_in_the_copy_is_copied_again(
+    pair: tuple[Repository, Repository], files: list[bytes]
+) -> None:
+    used, kept = pair
+    stored = used.put("a", files[0])
+    used.copy_to(kept)
+    blobs = kept._blobs
+    assert isinstance(blobs, LocalBlobs)
+    path = blobs.path(stored.digest)
+    path.chmod(0o600)
+    path.write_bytes(files[0][:-1])
+    assert blobs.damaged(stored.digest) and not blobs.damaged("0" * 64)
+    used.copy_to(kept)
+    assert told(kept) == told(used) and not blobs.damaged(stored.digest)
+
+
 def test_copies_while_tasks_come_and_go(pair: tuple[Repository, Repository], files: list[bytes]) -> None:
     """Every copy is one moment: as many versions of ``a`` as of ``b``, or one more."""
     used, kept = pair

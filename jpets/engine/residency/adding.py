@@ -16,7 +16,7 @@ from jpets.engine.residency.loading import LoadedTask, TaskLoader
 from jpets.engine.residency.writing import SlotWriter
 from jpets.engine.tasks.lowered import LoweredTask
 from jpets.engine.tasks.table import TaskTable
-from jpets.errors import OutOfSpace
+from jpets.errors import EngineFailure, JpetsError, OutOfSpace
 from jpets.types import Task
 
 T = TypeVar("T")
@@ -78,9 +78,11 @@ class TaskAdder:
         try:
             contents = {key: (slots[key], arrays) for key, arrays in loaded.contents.items()}
             self._wait(self._replica.staging.stage(partial(self._writer.write, contents)))
-        except BaseException:
+        except BaseException as error:
             self._tasks.slots.release(slots)
-            raise
+            if isinstance(error, JpetsError) or not isinstance(error, Exception):
+                raise
+            raise EngineFailure(f"the task could not be written to the device: {type(error).__name__}") from error
         self._tasks.publish(loaded.resident(tenant, slots, version), load, cost, pinned=pinned)
         self._used(keys)
 

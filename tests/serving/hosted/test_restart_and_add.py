@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from clients import Call, client_of, wait_for_preparations
@@ -18,8 +19,9 @@ from jpets.config import EngineSettings
 from jpets.engine.batch.bucket import Bucket
 from jpets.engine.compilation.growth import Growth
 from jpets.engine.engine import Engine
-from jpets.errors import OutOfSpace, UnknownClass
+from jpets.errors import OutOfSpace, Saturated, UnknownClass
 from jpets.types import Task
+from serving.hosted.preparations import Preparations
 from serving.hosted.repository import Validator
 from serving.hosted.service import Service
 from serving.http.settings import ServingSettings
@@ -146,6 +148,34 @@ def test_a_shape_without_room_is_told_and_not_kept(
     assert answer.status_code == (200 if before else 507)
     assert ask(call, "topic").status_code == (200 if before else 404)
     assert len(list(call("GET", "/v1/tasks").json()["tasks"])) == before
+
+
+def test_an_upload_that_fails_costs_no_older_version(
+    start: Start, make_task: Callable[..., Task], settings: ServingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repository keeps five."""
+    service = start()
+    call = client(service, settings)
+
+    def versions() -> list[int]:
+        return [stored.version for stored in service.repository.versions("topic")]
+
+    for _ in range(5):
+        assert put(call, make_task("topic")).status_code in (201, 202)
+        state(call, "topic")
+    with monkeypatch.context() as broken:
+        broken.setattr(Preparations, "serve", mock.Mock(side_effect=Saturated("not now")))
+        assert put(call, make_task("topic")).status_code == 503
+    assert versions() == [1, 2, 3, 4, 5]
+    failing = mock.Mock(side_effect=Saturated("the catalogue is busy"))
+    with monkeypatch.context() as busy:
+        busy.setattr(service.repository, "keep_layouts", failing)
+        busy.setattr(service.repository, "retain", failing)
+        answer = put(call, make_task("topic"))
+        assert (answer.status_code, answer.json()["version"]) == (201, 7), "it is served all the same"
+    assert failing.call_count == 2 and versions() == [1, 2, 3, 4, 5, 7]
+    assert put(call, make_task("topic")).status_code == 201
+    assert versions() == [3, 4, 5, 7, 8]
 
 
 def test_a_task_that_is_deleted_meanwhile_stays_away(

@@ -99,7 +99,7 @@ def test_unforeseen_errors_tell_nobody_the_text(
         answer = call("POST", "/v1/classify", json={"model": "topic", "input": "my secret"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
     assert "secret" not in answer.text
-    record = next(record for record in caplog.records if record.message == "unexpected error")
+    record = next(record for record in caplog.records if record.message.startswith("unexpected error"))
     assert vars(record)["type"] == "KeyError"
     assert not any("secret" in str(vars(record)) for record in caplog.records if record.name.startswith("serving"))
 
@@ -168,7 +168,7 @@ def test_client_that_leaves_in_the_middle_of_its_body(
 
     asyncio.run(create_app(service, settings)({**CLASSIFY}, receive, send))
     assert sent[0]["status"] == 400
-    assert not any(record.message == "unexpected error" for record in caplog.records)
+    assert not any(record.message.startswith("unexpected error") for record in caplog.records)
 
 
 def test_health_before_start_and_while_draining(
