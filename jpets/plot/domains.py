@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 ROOT_NAME = ""
 LOOK_SECONDS = 1.0
 """Seconds between looks for a tree that another process wrote."""
+OTHER_ROOT = "the root of the tables changed: load the backbone again"
 AGAIN_SECONDS = 60.0
 """Seconds after which tables that could not be used are tried again."""
 
@@ -47,7 +48,7 @@ class _View:
     tree: Tree
     lookups: Mapping[str | None, Lookup]
     """By domain; None is the root alone. A domain without one could not be opened. None at all if the root's file was
-    cut off while it was open."""
+    written to while it was open."""
     problems: Mapping[str, str]
     """Why a domain could not be opened, or not in its newest version."""
     first: Mapping[str, int]
@@ -87,7 +88,9 @@ class DomainTables:
         return self._arena.values
 
     def full_name(self, domain: str) -> str:
-        """As ``jpets.types.RowSource`` has it."""
+        """As ``jpets.types.RowSource`` has it: by the tree as it is now, also where no text is looked up."""
+        if tree_stamp(self.folder) != self._stamp:
+            self._take_over()
         return self._view.tree.branch(domain).full_name(domain.partition("@")[0])
 
     def rows(
@@ -138,9 +141,12 @@ class DomainTables:
             made = Branch(**branch)
         except TypeError as error:
             raise InvalidTable(f"domain {domain!r} was made by another version of jpets; make it again") from error
-        self._table(self.tree, made)
+        with self._lock:  # before the tree names it: others take it over as soon as it does
+            self._place(self.tree, made)
 
         def having(tree: Tree) -> Tree:
+            if tree.trunk != self.tree.trunk:
+                raise InvalidTable(OTHER_ROOT)
             present = tree.domains.get(domain)
             if same_layers and present is not None and present.layers != made.layers:
                 raise Conflict(
@@ -173,22 +179,24 @@ class DomainTables:
         return found
 
     def _look(self) -> None:
-        """Has the tree read again, aside, where it was replaced, where a table was cut off, and now and then while one
-        cannot be used."""
+        """Has the tree read again, aside, where it was replaced, where a table was written to, and now and then while
+        one cannot be used."""
         now = time.monotonic()
         if now < self._looks_at:
             return
         self._looks_at = now + LOOK_SECONDS
-        stamp = tree_stamp(self.folder)
-        if stamp != self._stamp or now >= self._again_at or any(own.table.is_cut for own in [*self._placed.values()]):
-            self._stamp, self._again_at = stamp, math.inf
-            threading.Thread(target=self._reload_aside, name="jpets-tables", daemon=True).start()
+        overwritten = any(own.table.is_overwritten for own in [*self._placed.values()])
+        if tree_stamp(self.folder) != self._stamp or now >= self._again_at or overwritten:
+            self._again_at = math.inf
+            threading.Thread(target=self._take_over, name="jpets-tables", daemon=True).start()
 
     def _plan_again(self) -> None:
         """A table that is missing may come back."""
         self._again_at = time.monotonic() + AGAIN_SECONDS if self._view.problems else math.inf
 
-    def _reload_aside(self) -> None:
+    def _take_over(self) -> None:
+        """``reload`` of a tree that others may have written."""
+        self._stamp = tree_stamp(self.folder)
         try:
             self.reload()
         except Exception:  # whatever it was, the next look may be luckier
@@ -202,15 +210,15 @@ class DomainTables:
 
     def _opened(self, tree: Tree, before: _View | None) -> _View:
         if before is not None and tree.trunk != before.tree.trunk:
-            raise InvalidTable("the root of the tables changed: load the backbone again")
+            raise InvalidTable(OTHER_ROOT)
         try:
             root = self._place(tree, tree.root)
         except InvalidTable as error:
             lookup = before.lookups.get(None) if before is not None else None
-            if before is None or (lookup is not None and not lookup.root.is_cut):
+            if before is None or (lookup is not None and not lookup.root.is_overwritten):
                 raise
             log.error("the root of the tables cannot be used any more", extra={"problem": error.message})
-            self._placed = {name: own for name, own in self._placed.items() if not own.table.is_cut}
+            self._placed = {name: own for name, own in self._placed.items() if not own.table.is_overwritten}
             nothing: Mapping[str | None, Lookup] = MappingProxyType({})
             return _View(tree, nothing, MappingProxyType({ROOT_NAME: error.message}), before.first)
         lookups: dict[str | None, Lookup] = {None: Lookup(root.table, None, self._words, self._forms)}
@@ -226,7 +234,7 @@ class DomainTables:
                 old = before.lookups.get(name) if before is not None else None
                 if before is None or old is None or old.domain is None or old.domain.info != tree.info(branch):
                     continue
-                if old.domain.is_cut:
+                if old.domain.is_overwritten:
                     continue
                 lookups[name] = old
                 first[old.domain.name] = before.first[old.domain.name]
@@ -235,8 +243,8 @@ class DomainTables:
 
     def _place(self, tree: Tree, branch: Branch) -> _Placed:
         """Raises ``InvalidTable``, ``OutOfSpace``."""
-        if branch.table in self._placed and self._placed[branch.table].table.is_cut:
-            raise InvalidTable("the table was cut off while it was open; build it again")
+        if branch.table in self._placed and self._placed[branch.table].table.is_overwritten:
+            raise InvalidTable("the table was written to while it was open; build it again")
         if branch.table not in self._placed:
             table = self._table(tree, branch)
             self._placed[branch.table] = _Placed(table, self._arena.map(table))

@@ -110,8 +110,9 @@ class Table:
             if (found := header.info) != info:
                 raise InvalidTable(f"a table must be of {info}, found one of {found}; build it for this backbone")
             parts = Parts(info, header.entries)
-            if (size := os.fstat(file.fileno()).st_size) != parts.end:
-                raise InvalidTable(f"the table must have {parts.end:,} bytes, found {size:,}; build it again")
+            self._stamp = found_size, _ = _stamp(file.fileno())
+            if found_size != parts.end:
+                raise InvalidTable(f"the table must have {parts.end:,} bytes, found {found_size:,}; build it again")
             mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             self.file, self.offset = os.dup(file.fileno()), HEADER_BYTES
             """A descriptor of the file, for as long as the table is open, and where its vectors begin."""
@@ -130,9 +131,10 @@ class Table:
         """Blocks that were compared with their digests."""
 
     @property
-    def is_cut(self) -> bool:
-        """Whether the file was truncated since it was opened: a process that reads past its end is killed."""
-        return os.fstat(self.file).st_size < self.size
+    def is_overwritten(self) -> bool:
+        """Whether the file was truncated or written to since it was opened: a process that reads past its end is
+        killed, and vectors that were found to be sound may be others now."""
+        return _stamp(self.file) != self._stamp
 
     def find(self, keys: Shaped[np.ndarray, " k"]) -> Int[np.ndarray, " k"]:
         """The row of each key, -1 where there is none. Sorted keys are found ten times as fast."""
@@ -161,6 +163,12 @@ class Table:
             if hashlib.sha256(own).digest() != self._digests[int(block) * DIGEST_BYTES :][:DIGEST_BYTES]:
                 raise InvalidTable(f"block {block} of the table is damaged; build it again")
             self._sound[block] = True
+
+
+def _stamp(file: int) -> tuple[int, int]:
+    """Size, and when something was last written."""
+    found = os.fstat(file)
+    return found.st_size, found.st_mtime_ns
 
 
 class TableWriter:
@@ -279,8 +287,11 @@ class Header:
         if hashlib.sha256(content).hexdigest() != name:
             raise InvalidTable("the table's header is damaged, or the file was renamed; build it again")
         document = json.loads(content)
-        if (found := (document["format"], document["block_bytes"])) != (FORMAT, BLOCK_BYTES):
+        if (found := (document.get("format"), document.get("block_bytes"))) != (FORMAT, BLOCK_BYTES):
             raise InvalidTable(f"a table must have format {FORMAT} with blocks of {BLOCK_BYTES} bytes, found {found}")
-        info = document["info"]
-        own = TableInfo(info["layers"], Window(**info["window"]), info["width"], info.get("kept_as", "bfloat16"))
-        return cls(own, document["entries"], document["keys"], document["blocks"])
+        try:
+            info = document["info"]
+            own = TableInfo(info["layers"], Window(**info["window"]), info["width"], info.get("kept_as", "bfloat16"))
+            return cls(own, document["entries"], document["keys"], document["blocks"])
+        except (KeyError, TypeError) as error:
+            raise InvalidTable("the table's header is of another release of jpets; build it again") from error

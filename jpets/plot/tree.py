@@ -72,6 +72,8 @@ class Tree:
             data = json.loads((folder / TREE).read_bytes())
         except FileNotFoundError as error:
             raise NotFound(f"expected tables ({TREE}) in the backbone's folder, found none; build them") from error
+        except OSError as error:
+            raise InvalidTable(f"{TREE} cannot be read: {error.strerror}; mend its file or disk") from error
         except ValueError as error:
             raise InvalidTable(f"{TREE} is damaged; build the tables again") from error
         try:

@@ -99,7 +99,7 @@ class Jobs:
         elif isinstance(request, MakeDomain):
             self._check_domain(request, own.backbone)
             if request.epochs:
-                self.check_domain_unused(own.backbone.name, request.domain)
+                self._check_domain_unused(own.backbone.name, request.domain, FineTune)
         else:
             self._check_task(TaskName(tenant, request.task), own)
         if isinstance(request, FineTune):
@@ -142,6 +142,8 @@ class Jobs:
             repository, name = self._services.repository, self._services.resolve(draft.task_name(needed))
             draft.start_file.write_bytes(repository.read(repository.get(name.id, name.tenant)))
         with self._committing:
+            if isinstance(request, FineTune) and (own := self._service(request)) is not None:
+                _check_known(request.domain, own.backbone)  # it may have been deleted while the data came
             tenant = draft.state.tenant
             _check_waiting(self.folders, tenant, self._coming - Counter({tenant: 1}))
             job = self.folders.commit(draft)
@@ -163,18 +165,25 @@ class Jobs:
                 if backbone in _backbones_of(job.request) and not job.state.is_finished:
                     raise Conflict(f"job {job.id} needs backbone {backbone!r}; cancel it or wait until it has finished")
 
-    def check_domain_unused(self, backbone: str, domain: str) -> None:
-        """Raises ``Conflict`` where a job that has not finished trains a task of the domain."""
+    @contextlib.contextmanager
+    def without_domain(self, backbone: str, domain: str) -> Iterator[None]:
+        """No job of the domain is queued meanwhile. Raises ``Conflict`` where one that has not finished trains a task
+        of it, or makes it anew."""
+        with self._committing:
+            self._check_domain_unused(backbone, domain, FineTune, MakeDomain)
+            yield
+
+    def _check_domain_unused(self, backbone: str, domain: str, *kinds: type[FineTune] | type[MakeDomain]) -> None:
+        """Raises ``Conflict`` where a job of one of the ``kinds`` that has not finished needs the domain."""
         name = domain.partition("@")[0]
         for job in self.folders.all():
             with contextlib.suppress(NotFound):  # removed meanwhile
                 request = job.request
-                if not isinstance(request, FineTune) or request.domain is None or job.state.is_finished:
+                if not isinstance(request, kinds) or request.domain is None or job.state.is_finished:
                     continue
                 if (request.backbone, request.domain.partition("@")[0]) == (backbone, name):
-                    raise Conflict(
-                        f"job {job.id} trains a task of domain {name!r}; cancel it or wait until it has finished"
-                    )
+                    does = "makes" if isinstance(request, MakeDomain) else "trains a task of"
+                    raise Conflict(f"job {job.id} {does} domain {name!r}; cancel it or wait until it has finished")
 
     def counts(self) -> Mapping[str, int]:
         """How many jobs there are in each state."""

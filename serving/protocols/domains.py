@@ -74,8 +74,8 @@ def _delete(services: Services, jobs: Jobs, name: str, backbone: str | None) -> 
         raise NotFound(f"backbone {service.backbone.name!r} has no tables")
     if count := tasks_of_domains(services)[service.backbone.fingerprint, name.partition("@")[0]]:
         raise Conflict(f"{count} tasks use domain {name!r}; delete them first")
-    jobs.check_domain_unused(service.backbone.name, name)
-    service.backbone.tables.remove(name)
+    with jobs.without_domain(service.backbone.name, name):
+        service.backbone.tables.remove(name)
 
 
 def _service(services: Services, name: str | None) -> Service:

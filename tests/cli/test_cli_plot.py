@@ -40,6 +40,8 @@ def test_a_domain_from_a_text_file_and_a_task_on_it(
     monkeypatch.setattr(tables, "LEAST_TOKENS", 10)
     result = run("plot", "domain", folder, texts, "files", *QUICK)
     assert result.exit_code == 0, result.output
+    result = run("plot", "domain", folder, texts, "files", *QUICK)
+    assert result.exit_code == 2 and "--replace" in result.stderr
     listed = json.loads(run("plot", "list", folder, "--json").stdout)
     assert [each["domain"] for each in listed] == ["root", "files"] and listed[1]["share"] == 0.5
     assert "files" in run("plot", "list", folder).stdout

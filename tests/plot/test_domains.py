@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from domain_tables import GAMES, IDS, ROOT, WIDTH, WINDOW, WORDS, alone, grams, make_folder, written
 from support import wait_until
 
 from jpets.errors import Conflict, EngineFailure, InvalidTable, NotFound, OutOfSpace
@@ -18,41 +19,14 @@ from jpets.plot import domains
 from jpets.plot.arena import Arena
 from jpets.plot.domains import DomainTables
 from jpets.plot.forms import SUFFIX, write_forms
-from jpets.plot.ngrams import Window, keys_of, ngrams
-from jpets.plot.table import BLOCK_BYTES, HEADER_BYTES, Table, TableInfo, TableWriter
+from jpets.plot.ngrams import Window, keys_of
+from jpets.plot.table import BLOCK_BYTES, HEADER_BYTES, Table, TableInfo
 from jpets.plot.tree import FORMS, TABLES, TREE, Branch, Tree, table_path
-
-WORDS, WIDTH, WINDOW = 30, 16, Window.of(3)
-ROOT, GAMES = "a" * 64, "b" * 64
-IDS = np.array([7, 8, 9, 7], np.int32)
-
-
-def written(folder: pathlib.Path, layers: str, grams: np.ndarray, seed: int, width: int = WIDTH) -> str:
-    keys = np.unique(keys_of(grams))
-    writer = TableWriter(folder / TABLES, TableInfo(layers, WINDOW, width), keys)
-    values = np.random.default_rng(seed).standard_normal((len(keys), 3, width), np.float32)
-    writer.append(values)
-    return writer.finish().stem
-
-
-def alone(words: int = WORDS) -> np.ndarray:
-    found = np.zeros((words, 3), np.int64)
-    found[:, 1] = np.arange(words) + 1
-    return found
-
-
-def grams(ids: np.ndarray = IDS) -> np.ndarray:
-    return ngrams(ids, None, WINDOW)
 
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A tree whose domain ``games`` has the n-grams of ``IDS``."""
-    (tmp_path / TABLES).mkdir()
-    (tmp_path / "layers").mkdir()
-    root, games = written(tmp_path, ROOT, alone(), 1), written(tmp_path, GAMES, grams(), 2)
-    Tree(WINDOW, WIDTH, 1, Branch(root, ROOT), {"games": Branch(games, GAMES)}).write(tmp_path)
-    return tmp_path
+    return make_folder(tmp_path)
 
 
 def test_tables_whose_normal_forms_are_gone_are_refused(folder: pathlib.Path) -> None:
@@ -298,59 +272,6 @@ def test_a_table_that_comes_back_is_taken(folder: pathlib.Path, monkeypatch: pyt
 
     wait_until(found)
     own.rows(IDS, "games")
-
-
-def test_a_table_that_is_cut_off_while_it_is_open_is_not_read(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading past its end would end the process."""
-    own = DomainTables(folder, WORDS)
-    own.rows(IDS, "games")
-    path = table_path(folder, own.tree.domains["games"])
-    path.chmod(0o644)
-    os.truncate(path, HEADER_BYTES)
-    monkeypatch.setattr(domains, "LOOK_SECONDS", 0.0)
-    own._looks_at = 0.0
-
-    def problem() -> str | None:
-        own.rows(IDS, None)
-        return own.report()[-1].problem
-
-    wait_until(lambda: problem() is not None)
-    assert "cut off" in str(problem())
-    with pytest.raises(EngineFailure):
-        own.rows(IDS, "games")
-
-
-def test_a_root_that_is_cut_off_while_it_is_open_is_not_read_until_it_is_whole_again(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = DomainTables(folder, WORDS)
-    before = own.values[own.rows(IDS, None)]
-    path = table_path(folder, own.tree.root)
-    whole = path.read_bytes()
-    path.chmod(0o644)
-    os.truncate(path, HEADER_BYTES)
-    monkeypatch.setattr(domains, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(domains, "AGAIN_SECONDS", 0.1)
-    own._looks_at = 0.0
-
-    def refused() -> bool:
-        try:
-            own.rows(np.array([], np.int32), None)  # reads nothing, and looks
-        except EngineFailure as error:
-            return "the root is damaged" in error.message
-        return False
-
-    wait_until(refused)
-    with pytest.raises(EngineFailure, match="the root is damaged"):
-        own.rows(IDS, "games")
-    root, *_ = own.report()
-    assert root.problem is not None and root.entries == 0
-    (other := path.with_suffix(".whole")).write_bytes(whole)
-    os.replace(other, path)
-    wait_until(lambda: not refused())
-    np.testing.assert_array_equal(own.values[own.rows(IDS, None)], before)
 
 
 def test_tasks_that_came_meanwhile_keep_the_layers_that_they_learnt_from(folder: pathlib.Path) -> None:

@@ -107,11 +107,19 @@ def domain(
     dtype: TrainingDType = "bfloat16",
     checkpoints: Kept = None,
     seed: Seed = 0,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="train other layers for a domain that is there: its tasks are refused")
+    ] = False,
 ) -> None:
     """Add a domain to a backbone's tables, from texts of it: its n-gram layers are the root's, trained further.
 
     Tasks that are trained with --domain NAME look their texts up there. A server takes the table without a stop.
     """
+    if epochs and not replace and name in _tree(backbone).domains:
+        raise typer.BadParameter(
+            f"there is a domain {name!r}, and tasks that learnt from its layers are refused once it has others: "
+            "--epochs 0 makes it a new table with the layers that it has, --replace trains others"
+        )
     from checkpoints.source import load_backbone
     from jpets.app.jobs.tables import make_domain
 
@@ -202,7 +210,8 @@ def _bytes(backbone: Path, branch: Branch) -> int:
     from checkpoints.native import PLOT
     from jpets.plot.tree import table_path
 
-    return table_path(backbone / PLOT, branch).stat().st_size
+    path = table_path(backbone / PLOT, branch)
+    return path.stat().st_size if path.exists() else 0
 
 
 def _print_made(made: Made, folder: Path, name: str) -> None:

@@ -1,0 +1,114 @@
+"""Tables that others change while they are open."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+
+import numpy as np
+import pytest
+from domain_tables import GAMES, IDS, WORDS, grams, make_folder, written
+from support import wait_until
+
+from jpets.errors import EngineFailure, NotFound, OutOfSpace
+from jpets.plot import domains
+from jpets.plot.domains import DomainTables
+from jpets.plot.table import HEADER_BYTES
+from jpets.plot.tree import Branch, Tree, table_path
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    return make_folder(tmp_path)
+
+
+def test_a_table_that_is_cut_off_while_it_is_open_is_not_read(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading past its end would end the process."""
+    own = DomainTables(folder, WORDS)
+    own.rows(IDS, "games")
+    path = table_path(folder, own.tree.domains["games"])
+    path.chmod(0o644)
+    os.truncate(path, HEADER_BYTES)
+    monkeypatch.setattr(domains, "LOOK_SECONDS", 0.0)
+    own._looks_at = 0.0
+
+    def problem() -> str | None:
+        own.rows(IDS, None)
+        return own.report()[-1].problem
+
+    wait_until(lambda: problem() is not None)
+    assert "written to" in str(problem())
+    with pytest.raises(EngineFailure):
+        own.rows(IDS, "games")
+
+
+def test_a_table_that_is_written_over_in_place_is_not_read(folder: pathlib.Path) -> None:
+    """Its vectors were compared with their digests when they were read first."""
+    own = DomainTables(folder, WORDS)
+    own.rows(IDS, "games")
+    path = table_path(folder, own.tree.domains["games"])
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(HEADER_BYTES)
+        file.write(b"other")
+    assert path.stat().st_size == own.report()[-1].bytes
+    own._looks_at = 0.0
+    own.rows(IDS, None)
+    wait_until(lambda: "written to" in str(own.report()[-1].problem))
+    with pytest.raises(EngineFailure):
+        own.rows(IDS, "games")
+
+
+def test_a_domain_that_others_made_is_known_before_a_text_is_looked_up(folder: pathlib.Path) -> None:
+    own = DomainTables(folder, WORDS)
+    branch = own.tree.domains["games"]
+    Tree.change(folder, lambda tree: tree.having("new", branch))
+    assert own.full_name("new") == branch.full_name("new")
+    Tree.change(folder, lambda tree: tree.without("new"))
+    with pytest.raises(NotFound, match="there is no domain 'new'"):
+        own.full_name("new")
+
+
+def test_a_domain_whose_table_cannot_be_mapped_is_not_in_the_tree(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = DomainTables(folder, WORDS)
+    made = Branch(written(folder, GAMES, grams(), 3), GAMES)
+    monkeypatch.setattr(own._arena, "rows", 0)
+    with pytest.raises(OutOfSpace, match="start the server again"):
+        own.add("more", dataclasses.asdict(made))
+    assert "more" not in Tree.read(folder).domains
+
+
+def test_a_root_that_is_cut_off_while_it_is_open_is_not_read_until_it_is_whole_again(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = DomainTables(folder, WORDS)
+    before = own.values[own.rows(IDS, None)]
+    path = table_path(folder, own.tree.root)
+    whole = path.read_bytes()
+    path.chmod(0o644)
+    os.truncate(path, HEADER_BYTES)
+    monkeypatch.setattr(domains, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(domains, "AGAIN_SECONDS", 0.1)
+    own._looks_at = 0.0
+
+    def refused() -> bool:
+        try:
+            own.rows(np.array([], np.int32), None)  # reads nothing, and looks
+        except EngineFailure as error:
+            return "the root is damaged" in error.message
+        return False
+
+    wait_until(refused)
+    with pytest.raises(EngineFailure, match="the root is damaged"):
+        own.rows(IDS, "games")
+    root, *_ = own.report()
+    assert root.problem is not None and root.entries == 0
+    (other := path.with_suffix(".whole")).write_bytes(whole)
+    os.replace(other, path)
+    wait_until(lambda: not refused())
+    np.testing.assert_array_equal(own.values[own.rows(IDS, None)], before)
