@@ -16,6 +16,7 @@ from serving.http.errors import ErrorBody, install_handlers
 from serving.http.methods import MethodsMiddleware
 from serving.http.parameters import check_parameters
 from serving.http.settings import ServingSettings
+from serving.http.uploads import Room
 from serving.jobs.service import Jobs
 from serving.protocols import (
     backbones,
@@ -57,6 +58,8 @@ route does not know is refused. `HEAD` is answered as `GET`, and `OPTIONS` names
 
 Where the server has keys, every request but those for health needs one: `Authorization: Bearer KEY`, or `X-API-Key`.
 """
+UPLOADS = 4
+"""Task files of the largest size that may be on their way."""
 KEYS = "a key of the server, where it has any"
 TAGS = [
     {"name": "inference", "description": "Labels, entities, answers, values and embeddings of texts"},
@@ -102,7 +105,8 @@ def create_app(
         dependencies=[Depends(check_parameters), Security(HTTPBearer(auto_error=False, description=KEYS))],
     )
     keyring = keyring or Keyring()
-    app.state.context = Context(service, settings, metrics, training, keyring=keyring)
+    room = Room(UPLOADS * settings.max_task_bytes)
+    app.state.context = Context(service, settings, metrics, training, keyring=keyring, room=room)
     for module in (classify, embeddings, fanout, huggingface, models, pooling, rerank, routed, tei):
         app.include_router(module.router, responses=NESTED_ERRORS)
     for module in (tasks, backbones, domains, jobs, keys, students):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from serving.grpc.arrivals import Arrivals, BoundedReflection
 from serving.grpc.health import Health
 from serving.grpc.keys import KeyInterceptor
 from serving.grpc.messages import HEALTH, POOL, SERVICE
@@ -36,11 +37,14 @@ class GrpcServer:
         )
         self._credentials = None if tls is None else grpc.ssl_server_credentials([tls])
         self._server = grpc.aio.server(
-            options=(*ALONE, *bounds), maximum_concurrent_rpcs=limits.most, interceptors=[KeyInterceptor(here)]
+            options=(*ALONE, *bounds),
+            maximum_concurrent_rpcs=limits.most,
+            interceptors=[KeyInterceptor(here), Arrivals(max(1, limits.most // 4))],
         )
         self._server.add_generic_rpc_handlers((InferenceService(here, max(1, limits.most // 2)).handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(Health(here, max(1, limits.most // 4)), self._server)
-        reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), self._server, pool=POOL)
+        own = BoundedReflection((SERVICE, HEALTH, reflection.SERVICE_NAME), POOL, max(1, limits.most // 16))
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(own, self._server)
 
     async def start(self, address: str) -> int:
         """Returns the port that it listens on. Raises ``OSError``."""

@@ -60,6 +60,8 @@ MOST_UNREAD = 8 << 20
 """Bytes of answers that a stream's client has not read, with which no more of its requests are."""
 PAUSE, LOOK = 0.02, 0.5
 """Seconds between looks whether they were read, and whether a stream has to end."""
+ALL_STREAMS = 1.5
+"""Streams of all tenants together, in those that one of them may have: calls of one message need places too."""
 SILENT = 600.0
 """Seconds after which a stream ends on which nothing comes and nothing is worked on."""
 
@@ -195,6 +197,8 @@ class InferenceService:
             tenant = asker.tenant
             if self._streams[tenant] >= self._most_streams:
                 raise Saturated(f"{self._most_streams} streams of yours are open already; end some")
+            if self._streams.total() >= ALL_STREAMS * self._most_streams:
+                raise Saturated("too many streams are open; try again")
         except JpetsError as error:
             await call.abort(code_of(error), error.message)
             return

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import mmap
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 
-from jpets.errors import TooLarge, UnsupportedMedia
+from jpets.errors import Saturated, TooLarge, UnsupportedMedia
 from jpets.free_memory import return_free_memory
 from serving.http.errors import ClientGone
 from serving.http.fields import declared_length
@@ -33,6 +33,39 @@ LARGE = 16 << 20
 
 THREADS = 4
 """Files that are checked at once."""
+FILES = 64
+"""Files that may be on their way: each has a buffer and an open file."""
+FULL = "too many files are on their way; try again"
+
+
+class Room:
+    """Files that are on disk until they are checked: at most so many ``bytes`` and ``files``, but for one alone. Event
+    loop only."""
+
+    def __init__(self, bytes: int = 2 << 30, files: int = FILES) -> None:
+        self._most_bytes, self._most_files = bytes, files
+        self._bytes = self._files = 0
+
+    @contextlib.contextmanager
+    def upload(self) -> Iterator[Callable[[int], None]]:
+        """What counts the bytes of one more file as they come. Raises ``Saturated``, as it does."""
+        if self._files >= self._most_files:
+            raise Saturated(FULL)
+        own = 0
+
+        def count(size: int) -> None:
+            nonlocal own
+            if self._bytes + size > self._most_bytes and self._bytes > own:
+                raise Saturated(FULL)
+            own += size
+            self._bytes += size
+
+        self._files += 1
+        try:
+            yield count
+        finally:
+            self._files -= 1
+            self._bytes -= own
 
 
 class Turns:
@@ -66,9 +99,11 @@ class Writable(Protocol):
     def flush(self) -> Any: ...
 
 
-async def receive(request: Request, file: Writable, limit: int, what: str) -> int:
-    """Writes the body to ``file``; returns its bytes. Raises ``TooLarge`` past ``limit``, ``ClientGone``,
-    ``UnsupportedMedia`` for what is not the file itself."""
+async def receive(
+    request: Request, file: Writable, limit: int, what: str, count: Callable[[int], None] = lambda size: None
+) -> int:
+    """Writes the body to ``file``; returns its bytes. ``count`` is told of them as they come, and may refuse more.
+    Raises ``TooLarge`` past ``limit``, ``ClientGone``, ``UnsupportedMedia`` for what is not the file itself."""
     _check_plain(request)
     if declared_length(request.headers.get("content-length", "0")) > limit:
         raise _too_large(limit, what)
@@ -79,6 +114,7 @@ async def receive(request: Request, file: Writable, limit: int, what: str) -> in
         size += len(chunk)
         if size > limit:
             raise _too_large(limit, what)
+        count(len(chunk))
         if len(waiting) >= CHUNK:
             await asyncio.to_thread(file.write, bytes(waiting))
             waiting.clear()

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
-from jpets.errors import InvalidInput, NotFound, OutOfSpace
+from jpets.errors import InvalidInput, NotFound, OutOfSpace, Saturated
 from jpets.files import space_errors
 from jpets.types import TaskName
 from serving.hosted.repository import StoredTask
@@ -207,10 +207,10 @@ async def _answer(here: Context, stored: StoredTask, status: int) -> JSONRespons
 
 
 def _kept(here: Context, stored: StoredTask) -> Sequence[StoredTask]:
-    """All versions of a task; none if it was deleted just now."""
+    """All versions of a task; none if it was deleted just now, or the catalogue is busy: the change itself is made."""
     try:
         return here.services.repository.versions(stored.id, stored.tenant)
-    except NotFound:
+    except (NotFound, Saturated):
         return ()
 
 
@@ -245,9 +245,9 @@ def _expected(if_match: str | None, if_none_match: str | None) -> int | None:
 async def _received(request: Request, here: Context) -> AsyncIterator[tuple[Path, int]]:
     """The body in a temporary file, which is gone afterwards, and how many bytes it has.
 
-    Raises ``TooLarge``, ``OutOfSpace``, ``ClientGone``.
+    Raises ``TooLarge``, ``OutOfSpace``, ``Saturated``, ``ClientGone``.
     """
     folder = here.settings.upload_folder
-    with space_errors(), tempfile.NamedTemporaryFile(dir=folder, prefix="jpets-") as file:
-        size = await receive(request, file, here.settings.max_task_bytes, "a task file")
+    with here.room.upload() as count, space_errors(), tempfile.NamedTemporaryFile(dir=folder, prefix="jpets-") as file:
+        size = await receive(request, file, here.settings.max_task_bytes, "a task file", count)
         yield Path(file.name), size

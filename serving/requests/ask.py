@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 from jpets.errors import DeadlineExceeded, InvalidInput, JpetsError, TooLarge
-from jpets.types import Fills, Query, Result
+from jpets.types import Classification, Embedding, Fills, Query, Regression, Result, Span, Tokens
 from serving.http.aside import SHORT
 from serving.http.errors import ClientGone
 from serving.http.responses import FastJSONResponse
@@ -30,6 +30,8 @@ Respond = Callable[[Sequence[Result]], Any]
 """Makes the response's content from results, or the response itself."""
 RENDERED = 16
 """The results of this many characters are written in the time that tokenising one takes."""
+WRITTEN = 4
+"""Effort of one of an answer's numbers, in characters."""
 FILLED = SHORT + 1
 """Effort of a mask, in characters: it is compared with all tokens."""
 MOST_MASKS = 256
@@ -115,6 +117,7 @@ async def answer(
         if masks > MOST_MASKS:
             raise TooLarge(f"the texts have {masks} masks, at most {MOST_MASKS} are filled at once; send fewer")
         effort += masks * FILLED * RENDERED
+    effort += WRITTEN * sum(map(_numbers, results))
     return await here.aside.do(effort // RENDERED, partial(respond, effort, results))
 
 
@@ -212,6 +215,13 @@ def _deadline(request: Request, here: Context, timeout: float | None) -> float:
 
 def _effort(query: Query) -> int:
     return EACH + sum(len(part) for part in (query.text, query.text_pair, query.input_ids) if part is not None)
+
+
+def _numbers(result: Result) -> int:
+    """How many numbers an answer is made of."""
+    if isinstance(result, Embedding):
+        return result.embedding.size
+    return result.logits.size if isinstance(result, Classification | Regression | Tokens | Span) else 0
 
 
 async def _client_leaves(request: Request) -> None:

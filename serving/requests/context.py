@@ -19,7 +19,7 @@ from serving.hosted.repository import StoredTask
 from serving.hosted.services import Services
 from serving.http.aside import Aside
 from serving.http.settings import ServingSettings
-from serving.http.uploads import Turns
+from serving.http.uploads import Room, Turns
 from serving.jobs.service import Jobs
 from serving.requests.metrics import Metrics
 from serving.tenants.asker import NOBODY, Asker
@@ -41,6 +41,8 @@ class Context:
     aside: Aside = dataclasses.field(default_factory=Aside)
     turns: Turns = dataclasses.field(default_factory=Turns)
     """Turns of uploads that are checked."""
+    room: Room = dataclasses.field(default_factory=Room)
+    """For uploads that are on their way."""
     keyring: Keyring = dataclasses.field(default_factory=Keyring)
 
     def asked_by(self, asker: Asker) -> Context:

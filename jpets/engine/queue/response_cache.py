@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from jpets.engine.batch.rows import Row
-from jpets.types import Result, Timing
+from jpets.types import Fills, Result, Timing
 
 ENTRY_BYTES = 1024
 """Bytes of an entry besides its numbers: key, result object, places in the cache's tables (measured, rounded up)."""
+NO_IDS, NO_PLACES = np.empty(0, np.int32), np.empty(0, np.intp)
 HIT = Timing(queued=0.0, computed=0.0, bucket="", program="cache", fallback=False)
 
 ResponseKey = tuple[str, object, int, tuple[int, int, bool] | bytes | None, bytes]
@@ -60,7 +61,11 @@ class ResponseCache:
         return None if kept is None else _copied(kept)
 
     def keep(self, key: ResponseKey, result: Result) -> None:
-        """Keeps an answer, unless it has an error or is larger than the budget."""
+        """Keeps an answer, unless it has an error or is larger than the budget. Of a ``Fills`` the outputs alone: the
+        next query with this key brings its own masks and head."""
+        if isinstance(result, Fills):
+            masked = dataclasses.replace(result.masked, ids=NO_IDS, places=NO_PLACES)
+            result = dataclasses.replace(result, masked=masked, tensors={})
         if result.error is None and entry_bytes(result) <= self.budget:
             copy = _copied(result)
             with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from jpets.engine.queue.response_cache import ResponseCache, response_key
 from jpets.engine.queue.sharing import share_texts
 from jpets.engine.results.results import worded
 from jpets.errors import InvalidInput, Saturated
-from jpets.types import Query, Result
+from jpets.types import Fills, Query, Result
 
 
 class Submissions:
@@ -80,5 +81,7 @@ class Submissions:
         if result is None:
             item.keep = partial(responses.keep, key)
             return item
+        if isinstance(result, Fills) and item.resident is not None and item.row.masked is not None:
+            result = dataclasses.replace(result, masked=item.row.masked, tensors=item.resident.task.head.tensors)
         self._answers.give(item, worded(result, item.row.passage, item.row.spelling))
         return item.future

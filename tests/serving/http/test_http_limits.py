@@ -11,16 +11,20 @@ import os
 import socket
 import sqlite3
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from clients import Call, client_of
 from listening import listening
+from support import wait_until
 
+from jpets.errors import Saturated
 from serving.app import create_app
 from serving.hosted.service import Service
 from serving.http.descriptors import FEWEST, most_connections, shortage
 from serving.http.settings import ServingSettings
+from serving.http.uploads import Room
 
 LARGE = 10 << 30
 Ask = Callable[..., tuple[http.client.HTTPResponse, Any]]
@@ -109,6 +113,39 @@ SHORT = {
     errno.ENOSPC: (507, "out_of_space"),
     errno.EDQUOT: (507, "out_of_space"),
 }
+
+
+def test_uploads_on_their_way_are_bounded_together(service: Service, tmp_path: Path) -> None:
+    """Of four times the largest file, whose checks come when all of it is there."""
+    app = create_app(service, ServingSettings(max_task_bytes=1 << 20, upload_folder=tmp_path))
+    put = "PUT /v1/tasks/topic HTTP/1.1\r\nContent-Length: "
+    with listening(app) as url, contextlib.ExitStack() as open_ones:
+        host, port = url.removeprefix("http://").split(":")
+        address, room = (host, int(port)), app.state.context.room
+        for _ in range(4):
+            connection = open_ones.enter_context(socket.create_connection(address, timeout=20))
+            connection.sendall(f"{put}1000000\r\nHost: x\r\n\r\n".encode() + bytes(999_999))
+        wait_until(lambda: room._bytes == 4 * 999_999)
+        with sent(address, f"{put}1000000", bytes(1_000_000)) as answer:
+            assert answer.status == 503 and answer.headers["retry-after"]
+            assert b"too many files are on their way" in answer.read()
+        open_ones.close()
+        wait_until(lambda: not room._bytes)
+        with sent(address, f"{put}4", b"none") as answer:
+            assert answer.status == 422, "there is room again"
+
+
+def test_one_upload_may_take_all_room() -> None:
+    room = Room(10, files=2)
+    with room.upload() as first, room.upload() as second:
+        first(100)
+        first(100)
+        with pytest.raises(Saturated):
+            second(1)
+        with pytest.raises(Saturated), room.upload():
+            pass
+    with room.upload() as alone:
+        alone(11)
 
 
 @pytest.mark.parametrize("number", SHORT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from clients import Call
 
 from jpets.engine.engine import Engine
 from jpets.types import Embedding, Query
-from serving.http.aside import SHORT
+from serving.http.aside import SHORT, Aside
 from serving.http.responses import FastJSONResponse
 
 PATH = "/v1/embeddings"
@@ -77,6 +78,20 @@ def test_many_or_long_texts_are_prepared_in_another_thread(
     loop, *others = threads
     assert len(others) == 2
     assert loop not in others
+
+
+def test_many_numbers_are_written_in_another_thread(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    efforts, do = [], Aside.do
+
+    async def spy(self: Aside, effort: int, work: Callable[[], Any]) -> Any:
+        efforts.append(effort)
+        return await do(self, effort, work)
+
+    monkeypatch.setattr(Aside, "do", spy)
+    for count, wide in ((1, False), (100, True)):
+        efforts.clear()
+        assert call("POST", PATH, json={"model": "tiny-bert", "input": ["a"] * count}).status_code == 200
+        assert (efforts[-1] > SHORT) == wide
 
 
 def test_token_ids_of_one_and_of_several_texts(call: Call, engine: Engine) -> None:

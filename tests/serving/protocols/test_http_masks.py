@@ -18,6 +18,8 @@ from masked import MASKED, masked_task
 from support import random_delta, tiny
 
 from jpets.engine.engine import Engine
+from jpets.engine.queue.response_cache import ResponseCache
+from jpets.engine.results.fills import best_fills
 from jpets.types import Fills, Query
 from serving.app import create_app
 from serving.hosted.repository import Validator
@@ -86,6 +88,21 @@ def test_hugging_faces_client(service: Service, monkeypatch: pytest.MonkeyPatch)
 def test_several_texts_and_five_words_by_default(call: Call) -> None:
     one, two = call("POST", "/hf/words", json={"inputs": [TEXT, TWO]}).json()
     assert len(one) == 5 and [len(own) for own in two] == [5, 5]
+
+
+def test_a_kept_answer_has_the_masks_and_the_head_of_its_query(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are not kept: a head has as many numbers as the vocabulary."""
+    engine = service.engine
+    assert isinstance(engine, Engine)
+    monkeypatch.setattr(engine, "responses", ResponseCache(1 << 20))
+    first, again = (engine.infer([Query("words", TEXT)])[0] for _ in range(2))
+    assert isinstance(first, Fills) and isinstance(again, Fills) and engine.responses.hits == 1
+    assert again.timing is not None and again.timing.program == "cache"
+    assert best_fills(first) == best_fills(again)
+    (kept,) = engine.responses._kept.values()
+    assert isinstance(kept, Fills) and not kept.tensors and not len(kept.masked.ids)
 
 
 def test_classes_are_the_words_and_their_texts(call: Call) -> None:

@@ -1,0 +1,88 @@
+"""Bounds of what may stay open without sending anything: a call takes its place from its headers on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+ARRIVAL_SECONDS = 60.0
+"""Seconds that the one message of a call may take to come."""
+SILENT_SECONDS = 60.0
+"""Seconds without a question after which a stream of reflection ends."""
+Messages = AsyncIterator[Any]
+Handler = Any
+"""``grpc.RpcMethodHandler``: the package has no types."""
+
+
+class Arrivals(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # the package has no types
+    """Ends calls of one message that does not come; at most ``most`` wait for theirs at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._waiting, self._most = 0, most
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
+        own = await continuation(details)
+        if own is None or own.request_streaming:
+            return own
+
+        async def one(messages: Messages, call: Any) -> Any:
+            return await own.unary_unary(await self._only(messages, call), call)
+
+        async def several(messages: Messages, call: Any) -> AsyncIterator[Any]:
+            async for each in own.unary_stream(await self._only(messages, call), call):
+                yield each
+
+        if own.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(several, own.request_deserializer, own.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(one, own.request_deserializer, own.response_serializer)
+
+    async def _only(self, messages: Messages, call: Any) -> Any:
+        """The call's message; aborts it where there is none."""
+        if self._waiting >= self._most:
+            await call.abort(grpc.StatusCode.UNAVAILABLE, "too many calls wait for their message; try again")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(ARRIVAL_SECONDS):
+                return await anext(aiter(messages))
+        except TimeoutError:
+            late = f"expected the message within {ARRIVAL_SECONDS:g} seconds; send it with the call"
+            await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, late)
+        except StopAsyncIteration:
+            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected one message, found none")
+        finally:
+            self._waiting -= 1
+
+
+class BoundedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]
+    """Descriptions of ``services``, on at most ``most`` streams at a time, each until it is silent."""
+
+    def __init__(self, services: tuple[str, ...], pool: Any, most: int) -> None:
+        super().__init__(services, pool)
+        self._open, self._most = 0, most
+
+    async def ServerReflectionInfo(self, request_iterator: Messages, context: Any) -> Messages:
+        if self._open >= self._most:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._most} streams read descriptions already; try again"
+            )
+        self._open += 1
+        try:
+            async for answer in super().ServerReflectionInfo(_until_silent(request_iterator), context):
+                yield answer
+        finally:
+            self._open -= 1
+
+
+async def _until_silent(messages: Messages) -> Messages:
+    each = aiter(messages)
+    while True:
+        try:
+            async with asyncio.timeout(SILENT_SECONDS):
+                message = await anext(each)
+        except (TimeoutError, StopAsyncIteration):
+            return
+        yield message
