@@ -12,6 +12,7 @@ from jpets.errors import InvalidInput
 from jpets.types import Aggregation, Query, Task
 from serving.http.fields import Int64, Many, Text
 from serving.protocols.huggingface_answers import KINDS, Asked, Kind
+from serving.protocols.results import check_length
 from serving.requests.ask import ask, check_count
 from serving.requests.context import Here
 from serving.requests.routes import JSONRoute
@@ -104,6 +105,8 @@ async def answer(
     kind = KINDS[name]
     if refused := sorted(told.keys() - kind.takes):
         raise InvalidInput(f"parameters.{refused[0]}: {name} takes {sorted(kind.takes)}; leave it out")
+    if name == "feature_extraction":
+        check_length(here, found, told.get("normalize"))
     asked = _asked(found, body, told)
     check_count(max(len(asked.texts), len(told.get("candidate_labels", ()))), here)
     if kind.passage is None or (name == "token_classification" and "stride" not in told):

@@ -16,7 +16,7 @@ from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Entity, Fill, Fills, FloatArray, Query, Regression, Result, Span, Task, Tokens
 from serving.protocols.long_texts import answers_of, entities_of
 from serving.protocols.oip.outputs import REPLACED
-from serving.protocols.results import all_of, check_length, class_names, ranked, scored, shortened, vectors_of
+from serving.protocols.results import all_of, class_names, ranked, scored, shortened, vectors_of
 from serving.requests.windows import Cut
 
 Kind = Literal[
@@ -166,12 +166,6 @@ def _answer(asked: Asked, results: Sequence[Result], windows: Sequence[Cut]) -> 
     return best[0] if count == 1 else best
 
 
-def _embedding(asked: Asked) -> list[Query]:
-    """Raises ``InvalidInput``."""
-    check_length(asked.task, asked.told.get("normalize"))
-    return _texts(asked)
-
-
 def _embedded(asked: Asked, results: Sequence[Result]) -> list[FloatArray]:
     vectors = vectors_of(results, asked.told.get("normalize"))
     kept, size = asked.told.get("dimensions"), len(vectors[0])
@@ -230,7 +224,7 @@ KINDS: Mapping[Kind, Answering] = {
         passage=True,
     ),
     "feature_extraction": Answering(
-        "embedding", frozenset({"dimensions", "normalize", "prompt_name", "truncate"}), _embedding, _embedded
+        "embedding", frozenset({"dimensions", "normalize", "prompt_name", "truncate"}), _texts, _embedded
     ),
     "fill_mask": Answering("fill-mask", frozenset({"targets", "top_k", "truncate"}), _texts, _filled),
     "sentence_similarity": Answering("embedding", frozenset({"prompt_name", "truncate"}), _texts, _similar),

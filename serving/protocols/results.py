@@ -12,6 +12,7 @@ from jpets.errors import InvalidInput, Saturated
 from jpets.types import Classification, Embedding, FloatArray, Regression, Result, Task
 from serving.protocols.oip.outputs import REPLACED
 from serving.requests.ask import raise_first_error
+from serving.requests.context import Context
 
 Kind = TypeVar("Kind", bound=Result)
 
@@ -45,11 +46,13 @@ def ranked(names: Sequence[str], scores: FloatArray) -> list[dict[str, Any]]:
     return [{"label": names[at], "score": float(scores[at])} for at in order]
 
 
-def check_length(task: Task | None, unit: bool | None) -> None:
-    """Raises ``InvalidInput`` where vectors should keep the length that they have, not ``unit``, and the head makes it
-    1."""
-    if unit is False and task is not None and task.head.normalize:
-        raise InvalidInput("normalize: this task's vectors have the length 1; leave it out")
+def check_length(here: Context, task: Task | None, unit: bool | None) -> None:
+    """Raises ``InvalidInput`` where vectors should keep the length that they have, not ``unit``, and the head, or the
+    plain backbone, makes it 1."""
+    scaled = here.services.first.backbone.embeds.normalize if task is None else task.head.normalize
+    if unit is False and scaled:
+        whose = "this backbone's" if task is None else "this task's"
+        raise InvalidInput(f"normalize: {whose} vectors have the length 1; leave it out")
 
 
 def vectors_of(results: Sequence[Result], unit: bool | None) -> list[FloatArray]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from jpets.engine.results.numbers import sigmoid
 from jpets.errors import InvalidInput
-from jpets.types import Classification, FloatArray, Query, Regression, Result, Task
+from jpets.types import Classification, FloatArray, Pooling, Query, Regression, Result, Task
 from serving.http.fields import Many, Text
 from serving.http.responses import FastJSONResponse
 from serving.protocols.relevance import best_first, relevances, scoring_task
@@ -63,7 +63,7 @@ async def embed(request: Request, here: Here, task: str, body: Annotated[EmbedRe
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     check_count(len(texts), here)
     unit = body.normalize is not False
-    check_length(found, unit)
+    check_length(here, found, unit)
     name = found.id if found else None
     queries = [Query(name, text, truncate=body.truncate, prompt=body.prompt_name) for text in texts]
     return await ask(request, here, queries, lambda results: vectors_of(results, unit))
@@ -120,7 +120,7 @@ async def info(here: Here, task: str) -> FastJSONResponse:
     return FastJSONResponse(
         {
             "model_id": task,
-            "model_type": _type(found),
+            "model_type": _type(found, here.services.first.backbone.embeds.pooling),
             "max_input_length": longest,
             "max_client_batch_size": here.settings.max_inputs,
             "version": server_version(),
@@ -128,9 +128,10 @@ async def info(here: Here, task: str) -> FastJSONResponse:
     )
 
 
-def _type(task: Task | None) -> dict[str, Any]:
+def _type(task: Task | None, plain: Pooling) -> dict[str, Any]:
+    """``plain`` is how the backbone embeds texts."""
     if task is None or task.head.type == "embedding":
-        return {"embedding": {"pooling": "mean" if task is None else task.head.pooling}}
+        return {"embedding": {"pooling": plain if task is None else task.head.pooling}}
     if task.head.type == "fill-mask":
         raise InvalidInput(f"{task.id!r} has a fill-mask head, which text-embeddings-inference does not have")
     if task.head.type == "sequence-classification" and task.head.outputs == 1:

@@ -84,6 +84,16 @@ def test_vectors_have_the_size_of_their_layer(call: Call, engine: Engine, task: 
     np.testing.assert_allclose(pooled, unit, atol=1e-5)
 
 
+@pytest.mark.parametrize("path", ["/tei/{}/embed", "/hf/{}"])
+def test_vectors_that_have_the_length_1_keep_no_other(call: Call, path: str) -> None:
+    """The plain backbone's have, as its checkpoint says nothing else."""
+    for model, status in (("tiny-bert", 422), ("short", 422), ("wide", 200)):
+        answer = call("POST", path.format(model), json={"inputs": "a", "normalize": False})
+        assert answer.status_code == status, model
+        assert status == 200 or "have the length 1" in answer.json()["error"]["message"]
+    assert call("GET", "/tei/tiny-bert/info").json()["model_type"] == {"embedding": {"pooling": "mean"}}
+
+
 def test_a_vector_has_no_more_numbers_than_its_layer(call: Call) -> None:
     for size, status in ((SIZE, 200), (SIZE + 1, 422)):
         answer = call("POST", "/v1/embeddings", json={"model": "short", "input": "a", "dimensions": size})
