@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -187,6 +188,24 @@ def test_tasks_from_a_file_and_from_a_repository(
         assert score(lines, place=place, out=out).exit_code == 0
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
     assert [list(each["results"]) for each in written(outputs[2])] == [["mood"]] * 3
+
+
+def test_a_tenants_tasks_are_its_own_and_the_shared_ones(score: Run, tasks: dict[str, Task], tmp_path: Path) -> None:
+    place, out = tmp_path / "repository", tmp_path / "out"
+    shared, own = tasks.values()
+    with contextlib.closing(Repository(place)) as repository:
+        repository.put("both", task_to_bytes(dataclasses.replace(shared, id="both")))
+        repository.put("both", task_to_bytes(dataclasses.replace(own, id="both")), tenant="acme")
+        repository.put("shared", task_to_bytes(dataclasses.replace(shared, id="shared")))
+        repository.put("private", task_to_bytes(dataclasses.replace(own, id="private")), tenant="acme")
+    for who, ids in (((), ["both", "shared"]), (("--tenant", "acme"), ["both", "private", "shared"])):
+        assert score([{"text": "a text"}], *who, place=place, out=out).exit_code == 0
+        (answer,) = written(out)
+        assert list(answer["results"]) == ids
+        assert (answer["results"]["both"] == answer["results"]["shared"]) == (not who)
+        out.unlink()
+        out.with_name("out.run.json").unlink()
+    assert "tenant 'other' has no tasks" in score([], "--tenant", "other", place=place, out=out).stderr
 
 
 def test_tasks_that_cannot_be_used(score: Run, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="go on with an OUT that was left unfinished")] = False,
     top_k: Annotated[int | None, typer.Option(min=1, help="add the best labels with their probabilities")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="cut long texts, whatever a task's own rule")] = False,
+    tenant: Annotated[str | None, typer.Option(help="of a repository: its tasks beside those that all share")] = None,
     dtype: Annotated[DType, engine_option("dtype", envvar="JPETS_DTYPE")] = EngineSettings.dtype,
     max_batch_tokens: Annotated[int, typer.Option(min=64, help="most tokens in a batch")] = 1024,
     cache_dir: Annotated[Path | None, typer.Option(file_okay=False, help="folder of compiled programs")] = None,
@@ -68,7 +69,7 @@ def run(
         raise typer.BadParameter("--resume needs files, not standard input or output")
     with busy("read backbone and tasks"):
         loaded = load_backbone(backbone)
-        found = load_tasks(place, loaded)
+        found = load_tasks(place, loaded, tenant)
     record = {
         "input": whole.digest if whole is not None else None,
         "backbone": loaded.fingerprint,

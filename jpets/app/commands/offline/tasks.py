@@ -11,9 +11,10 @@ from typing import NamedTuple
 from checkpoints.backbone import Backbone
 from checkpoints.blobs import digest_of
 from checkpoints.task_file import read_bytes, read_task
+from checkpoints.versions import StoredTask
 from jpets.access import DEFAULT_TENANT
 from jpets.app.commands.tasks.repository_store import CATALOG, open_folder
-from jpets.errors import JpetsError, NotFound
+from jpets.errors import InvalidInput, JpetsError, NotFound
 from jpets.types import Task
 
 PATTERN = "*.safetensors"
@@ -26,11 +27,12 @@ class TaskSet(NamedTuple):
     digests: Mapping[str, str]
 
 
-def load_tasks(place: Path, backbone: Backbone) -> TaskSet:
-    """Every task of ``place``; of a repository those of the backbone, as others may have tasks there too. Raises
-    ``NotFound`` where there is none, ``InvalidTask`` naming the task."""
+def load_tasks(place: Path, backbone: Backbone, tenant: str | None = None) -> TaskSet:
+    """Every task of ``place``; of a repository those of the backbone, as others may have tasks there too, that a
+    ``tenant`` may ask, its own before shared ones. Raises ``NotFound`` where there is none, ``InvalidTask`` naming the
+    task, ``InvalidInput`` for a tenant of what is no repository."""
     tasks, digests = {}, {}
-    for id, read in _files(place, backbone.fingerprint):
+    for id, read in _files(place, backbone.fingerprint, tenant):
         try:
             content = read()
             tasks[id] = read_task(content, id=id, config=backbone.config, backbone=backbone.fingerprint)
@@ -44,13 +46,20 @@ def load_tasks(place: Path, backbone: Backbone) -> TaskSet:
     return TaskSet(MappingProxyType(tasks), MappingProxyType(digests))
 
 
-def _files(place: Path, fingerprint: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _files(place: Path, fingerprint: str, tenant: str | None) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """(id, what reads the task file), by id."""
     if (place / CATALOG).is_file():
         with open_folder(place) as repository:
-            for stored in repository.every(DEFAULT_TENANT):
+            if tenant is not None and tenant not in (DEFAULT_TENANT, *repository.tenants()):
+                raise NotFound(f"tenant {tenant!r} has no tasks in {place}")
+            found: dict[str, StoredTask] = {}
+            for owner in dict.fromkeys((DEFAULT_TENANT, tenant or DEFAULT_TENANT)):
+                found |= {stored.id: stored for stored in repository.every(owner)}
+            for id, stored in sorted(found.items()):
                 if stored.metadata["backbone"]["fingerprint"] == fingerprint:
-                    yield stored.id, partial(repository.read, stored)
+                    yield id, partial(repository.read, stored)
+    elif tenant is not None:
+        raise InvalidInput(f"a tenant has tasks in a repository, and {place} is none; leave --tenant out")
     else:
         for file in sorted(place.glob(PATTERN)) if place.is_dir() else [place]:
             yield file.stem, partial(read_bytes, file)
