@@ -11,13 +11,14 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 from jpets.deltas.protocol import ClassKey
 from jpets.engine.costs.bench import Bench, Case
 from jpets.engine.costs.coarse_profile import priced
-from jpets.engine.costs.figures import Figures
+from jpets.engine.costs.figures import ClassFigures, Figures
 from jpets.engine.costs.live_profile import LiveProfile
 from jpets.engine.device.memory import DeviceMemory, tree_bytes
 from jpets.engine.device.replica import Replica
@@ -41,6 +42,14 @@ LOOK_AGAIN = 5.0
 """Seconds between looks for classes that came since."""
 TRY_AGAIN = 60.0
 """Seconds after which a class that could not be measured is tried again."""
+
+
+class _Prepared(NamedTuple):
+    """A class, the batches to time with their programs, and what makes figures of their times."""
+
+    key: ClassKey
+    cases: Sequence[tuple[Case, Program]]
+    found: Callable[[], ClassFigures]
 
 
 class IdleMeasurement:
@@ -111,17 +120,25 @@ class IdleMeasurement:
             if self._memory.use(self._replica.programs).total > self._memory.limit:
                 raise OutOfSpace(f"measuring costs takes {taken / 1e6:.0f} MB of device memory, and there is no room")
             bare: dict[ProgramKey, Program] = {}
-            for key in keys:
-                self._profile.reload()  # another server, or another device's engine, may have measured it
-                if str(key) in self._profile.coarse:
-                    self._measure_class(key, bench, bare)
+            with ThreadPoolExecutor(1, "jpets-costs-next") as beside:  # compiles for the next class meanwhile
+                coming = beside.submit(self._prepared, keys[0], bench, bare)
+                for following in [*keys[1:], None]:
+                    prepared = coming.result()
+                    if following is not None:
+                        coming = beside.submit(self._prepared, following, bench, bare)
+                    if prepared is not None:
+                        self._measure_class(prepared, bench)
         finally:
             del bench
             self._memory.measuring = 0
             return_free_memory()
 
-    def _measure_class(self, key: ClassKey, bench: Bench, bare: dict[ProgramKey, Program]) -> None:
-        """``bare`` are programs without classes, which each class is compared with."""
+    def _prepared(self, key: ClassKey, bench: Bench, bare: dict[ProgramKey, Program]) -> _Prepared | None:
+        """None where another server, or another device's engine, has measured the class. ``bare`` are programs without
+        classes, which each class is compared with. One class at a time."""
+        self._profile.reload()
+        if str(key) not in self._profile.coarse:
+            return None
         bench.cases.clear()
         found = bench.of_class(key)
         programs = dict(bare)
@@ -134,14 +151,17 @@ class IdleMeasurement:
             programs[wanted] = program
             if not wanted.variant.classes():
                 bare[wanted] = program
-        runs = [(case, bench.run_of(case, programs[case.program])) for case in bench.cases.values()]
+        return _Prepared(key, [(case, programs[case.program]) for case in bench.cases.values()], found)
+
+    def _measure_class(self, prepared: _Prepared, bench: Bench) -> None:
+        runs = [(case, bench.run_of(case, program)) for case, program in prepared.cases]
         for _, run in runs:
             self._first_run(run)
         for _ in range(ROUNDS):
             for case, run in runs:
                 self._time(case, run)
-        self._profile.add(Figures(classes={str(key): found()}))
-        log.info("costs of a class were measured", extra={"class": str(key)})
+        self._profile.add(Figures(classes={str(prepared.key): prepared.found()}))
+        log.info("costs of a class were measured", extra={"class": str(prepared.key)})
 
     def _first_run(self, run: Callable[[], object]) -> None:
         """It takes several times as long as later ones. Several devices must all start the same runs in the same order:
