@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import re
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from jpets.files import TEMPORARY, sweep, write_atomic, write_first
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SUFFIX = ".safetensors"
+NOT_ITS_OWN = (errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""Errors of a file that is not there, and of what the process lacks."""
 OWNER = "owner"
 """The file with the identity of the catalogue."""
 
@@ -74,9 +77,9 @@ def _stored(digest: str, what: str) -> Iterator[None]:
     """Raises ``Saturated`` where the file or its disk fails: it may be mended."""
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if error.errno in NOT_ITS_OWN:
+            raise
         problem = f"blob {digest[:12]} cannot be {what} now: {error.strerror}; mend its file or disk"
         raise Saturated(problem) from error
 

@@ -37,13 +37,15 @@ def copy(source: tuple[Catalog, Blobs], target: tuple[Catalog, Blobs]) -> int:
     ``OutOfSpace``, ``Saturated``.
     """
     (catalog, blobs), (other_catalog, other_blobs) = source, target
-    lacks = ""
+    lacks, sound = "", set[str]()
     for _ in range(TRIES):
         rows = _read(catalog)
         digests = {row["digest"] for row in rows[VERSIONS]}
         try:
             there = digests.intersection(other_blobs.list())
-            _copy_files(blobs, other_blobs, [*digests - there, *filter(other_blobs.damaged, there)])
+            damaged = set(filter(other_blobs.damaged, there - sound))
+            sound |= there - damaged
+            _copy_files(blobs, other_blobs, digests - there | damaged)
             with other_catalog.write() as connection:
                 absent = digests.difference(other_blobs.list())  # a server on the target removes what no version names
                 if len(absent) > FEW:

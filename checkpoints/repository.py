@@ -131,8 +131,8 @@ class Repository:
         """Stores ``data`` as a new version, even if its content is the same.
 
         ``if_match``: the newest version must be this one (0: there must be none). ``activate=False`` leaves the served
-        version as it is. Versions that are too old go, unless ``retain`` is called later. On any error nothing has
-        changed.
+        version as it is. ``retain=False``: versions that are too old stay until ``retain`` is called. On any error
+        nothing has changed.
         Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``, ``Saturated``.
         """
         check_id(id)
@@ -306,10 +306,10 @@ class Repository:
             changed = rows.rollback(target)
             return rows.find(target), changed
 
-    def undo(self, id: str, changes: Sequence[Change], tenant: str) -> None:
-        """Gives versions the states that they had, except those that others changed meanwhile."""
+    def undo(self, id: str, target: int, changes: Sequence[Change], tenant: str) -> None:
+        """Takes back a rollback to ``target``, but for what others changed meanwhile."""
         with self._catalog.write() as connection:
-            TaskRows(connection, tenant, id).undo(changes)
+            TaskRows(connection, tenant, id).undo(target, changes)
 
     def alias(self, id: str, name: str, version: int, tenant: str = DEFAULT_TENANT) -> StoredTask:
         """Points alias ``name`` at a version. Raises ``NotFound``, ``InvalidTask`` for an invalid name."""

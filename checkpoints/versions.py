@@ -121,10 +121,13 @@ class TaskRows:
             self._set_state(change.after, VERSIONS.c.version == change.version)
         return changes
 
-    def undo(self, changes: Sequence[Change]) -> None:
-        """Takes back those of the changes that nobody has changed since."""
+    def undo(self, target: int, changes: Sequence[Change]) -> None:
+        """Takes back those changes of a rollback to ``target`` that nobody has changed since; where another version is
+        served by now, it still is."""
+        served = self.served()
         for version, before, after in changes:
-            self._set_state(before, sa.and_(VERSIONS.c.version == version, VERSIONS.c.state == after))
+            if served in (None, target) or version < served:
+                self._set_state(before, sa.and_(VERSIONS.c.version == version, VERSIONS.c.state == after))
 
     def aliases(self) -> dict[str, int]:
         rows = self._connection.execute(sa.select(ALIASES).where(self._mine(ALIASES)))

@@ -58,8 +58,8 @@ route does not know is refused. `HEAD` is answered as `GET`, and `OPTIONS` names
 
 Where the server has keys, every request but those for health needs one: `Authorization: Bearer KEY`, or `X-API-Key`.
 """
-UPLOADS = 4
-"""Task files of the largest size that may be on their way."""
+UPLOADS, LEAST_UPLOADED = 4, 1 << 30
+"""Task files of the largest size that may be on their way; bytes that may in any case."""
 KEYS = "a key of the server, where it has any"
 TAGS = [
     {"name": "inference", "description": "Labels, entities, answers, values and embeddings of texts"},
@@ -105,7 +105,7 @@ def create_app(
         dependencies=[Depends(check_parameters), Security(HTTPBearer(auto_error=False, description=KEYS))],
     )
     keyring = keyring or Keyring()
-    room = Room(UPLOADS * settings.max_task_bytes)
+    room = Room(max(LEAST_UPLOADED, UPLOADS * settings.max_task_bytes))
     app.state.context = Context(service, settings, metrics, training, keyring=keyring, room=room)
     for module in (classify, embeddings, fanout, huggingface, models, pooling, rerank, routed, tei):
         app.include_router(module.router, responses=NESTED_ERRORS)

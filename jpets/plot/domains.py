@@ -90,7 +90,7 @@ class DomainTables:
     def full_name(self, domain: str) -> str:
         """As ``jpets.types.RowSource`` has it: by the tree as it is now, also where no text is looked up."""
         if tree_stamp(self.folder) != self._stamp:
-            self._take_over()
+            self._take_over()  # or waits for whoever does
         return self._view.tree.branch(domain).full_name(domain.partition("@")[0])
 
     def rows(
@@ -124,8 +124,16 @@ class DomainTables:
         """Reads the tree again: look-ups that come later use its tables. Raises ``NotFound``, ``InvalidTable``; then
         everything stays as it is."""
         with self._lock:
+            self._reload()
+
+    def _reload(self) -> None:
+        """Whatever comes of it, the tree was looked at."""
+        stamp = tree_stamp(self.folder)
+        try:
             self._view = self._opened(Tree.read(self.folder), self._view)
             self._plan_again()
+        finally:
+            self._stamp = stamp
 
     def lasting(self, rows: Int[np.ndarray, " t"]) -> Int[np.ndarray, "t 2"]:
         """As ``jpets.types.RowSource`` has it."""
@@ -187,18 +195,21 @@ class DomainTables:
         self._looks_at = now + LOOK_SECONDS
         overwritten = any(own.table.is_overwritten for own in [*self._placed.values()])
         if tree_stamp(self.folder) != self._stamp or now >= self._again_at or overwritten:
+            due = overwritten or now >= self._again_at
             self._again_at = math.inf
-            threading.Thread(target=self._take_over, name="jpets-tables", daemon=True).start()
+            threading.Thread(target=self._take_over, args=(due,), name="jpets-tables", daemon=True).start()
 
     def _plan_again(self) -> None:
         """A table that is missing may come back."""
         self._again_at = time.monotonic() + AGAIN_SECONDS if self._view.problems else math.inf
 
-    def _take_over(self) -> None:
-        """``reload`` of a tree that others may have written."""
-        self._stamp = tree_stamp(self.folder)
+    def _take_over(self, due: bool = False) -> None:
+        """Reads a tree that others have written, if nobody has meanwhile, or one that is ``due`` for tables that were
+        written to, or could not be used."""
         try:
-            self.reload()
+            with self._lock:
+                if due or tree_stamp(self.folder) != self._stamp:
+                    self._reload()
         except Exception:  # whatever it was, the next look may be luckier
             self._again_at = time.monotonic() + AGAIN_SECONDS
             log.exception("the tables were replaced, and the new ones cannot be used")
@@ -243,9 +254,8 @@ class DomainTables:
 
     def _place(self, tree: Tree, branch: Branch) -> _Placed:
         """Raises ``InvalidTable``, ``OutOfSpace``."""
-        if branch.table in self._placed and self._placed[branch.table].table.is_overwritten:
-            raise InvalidTable("the table was written to while it was open; build it again")
-        if branch.table not in self._placed:
+        placed = self._placed.get(branch.table)
+        if placed is None or placed.table.is_overwritten:  # which may have left it as it was: it is compared anew
             table = self._table(tree, branch)
             self._placed[branch.table] = _Placed(table, self._arena.map(table))
         return self._placed[branch.table]

@@ -216,9 +216,7 @@ def encoded(text: TextEncoder, query: Query, rule: Preprocessing, *, passage: bo
         return text.encode(dataclasses.replace(query, truncate=True), rule, passage=passage)
 
 
-def _answered(
-    example: Example, text: TextEncoder, rule: Preprocessing
-) -> tuple[Tokens, npt.NDArray[Any], list[int]]:
+def _answered(example: Example, text: TextEncoder, rule: Preprocessing) -> tuple[Tokens, npt.NDArray[Any], list[int]]:
     """Tokens of question and context, and the answer's first and last token; the first token of all (``[CLS]``) if the
     answer was cut off or there is none, as in SQuAD's models. Also something for an answer that was cut off."""
     label = example.label

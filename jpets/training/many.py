@@ -38,8 +38,8 @@ def train_many(
     check_method(training.method)
     training = dataclasses.replace(training, domain=domain_of(training, backbone))
     config, base = backbone.config, dict(backbone.params)
-    text = text_encoder(backbone, lead_of(training.method, training.settings))
     recipe = direct_recipe(training.method, training.settings, config, base, training.plan.seed)
+    text = text_encoder(backbone, lead_of(training.method, training.settings))
     made = {name: _prepared(name, config, text, training, own) for name, own in examples.items()}
     kinds: dict[object, list[str]] = {}
     for name, own in made.items():

@@ -42,7 +42,7 @@ class GrpcServer:
             interceptors=[KeyInterceptor(here), Arrivals(max(1, limits.most // 4))],
         )
         self._server.add_generic_rpc_handlers((InferenceService(here, max(1, limits.most // 2)).handlers(),))
-        health_pb2_grpc.add_HealthServicer_to_server(Health(here, max(1, limits.most // 4)), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(Health(here, max(1, limits.most // 8)), self._server)
         own = BoundedReflection((SERVICE, HEALTH, reflection.SERVICE_NAME), POOL, max(1, limits.most // 16))
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(own, self._server)
 

@@ -60,7 +60,7 @@ MOST_UNREAD = 8 << 20
 """Bytes of answers that a stream's client has not read, with which no more of its requests are."""
 PAUSE, LOOK = 0.02, 0.5
 """Seconds between looks whether they were read, and whether a stream has to end."""
-ALL_STREAMS = 1.5
+ALL_STREAMS = 1.25
 """Streams of all tenants together, in those that one of them may have: calls of one message need places too."""
 SILENT = 600.0
 """Seconds after which a stream ends on which nothing comes and nothing is worked on."""

@@ -90,7 +90,7 @@ class Changes:
                 self._preparations.serve(engine, name, lowered, stored)
             except BaseException:
                 with _told(name, "a version that is not served stays"):
-                    repository.undo(name.id, changed, name.tenant)
+                    repository.undo(name.id, stored.version, changed, name.tenant)
                 raise
             return stored
 

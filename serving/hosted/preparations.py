@@ -130,8 +130,9 @@ class Preparations:
                 elif problem is None:
                     stored = self._tasks.repository.get(name.id, name.tenant, version)
                     self.serve(engine, name, engine.lower_task(self._tasks.read(stored, name)), stored)
-                    with contextlib.suppress(JpetsError):  # the next upload does it
-                        self._tasks.repository.retain(name.id, name.tenant)
+                    if self.get(name) is None:
+                        with contextlib.suppress(JpetsError):  # the next upload does it
+                            self._tasks.repository.retain(name.id, name.tenant)
             except Exception as error:  # noqa: BLE001 (any error is the answer to the task's queries)
                 problem = error
             if problem is not None and not self._tasks.closing:

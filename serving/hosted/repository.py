@@ -72,7 +72,8 @@ class TaskRepository(Protocol):
     ) -> StoredTask:
         """Stores a new version, which is then the served one. On any error nothing has changed.
 
-        Versions that are too old go, unless ``retain`` is called later. ``validator`` replaces the repository's own. Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``.
+        ``retain=False``: versions that are too old stay until ``retain`` is called. ``validator`` replaces the
+        repository's own. Raises ``InvalidTask``, ``Conflict``, ``OutOfSpace``.
         """
         ...
 
@@ -168,8 +169,8 @@ class TaskRepository(Protocol):
         takes."""
         ...
 
-    def undo(self, id: str, changes: Sequence[Any], tenant: str) -> None:
-        """Gives versions the states that they had, except those that others changed meanwhile."""
+    def undo(self, id: str, target: int, changes: Sequence[Any], tenant: str) -> None:
+        """Takes back a rollback to ``target``, but for what others changed meanwhile."""
         ...
 
     def discard(self, id: str, version: int, tenant: str = DEFAULT_TENANT) -> None:

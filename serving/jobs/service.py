@@ -133,8 +133,8 @@ class Jobs:
                 self._coming[tenant] -= 1
 
     def commit(self, draft: JobFolder) -> JobFolder:
-        """Queues the draft, with all that it needs, as a job. Raises ``NotFound``, ``Saturated`` where too many wait by
-        now: another server may have taken some in."""
+        """Queues the draft, with all that it needs, as a job. Raises ``NotFound``; ``InvalidInput`` where its domain is
+        gone by now; ``Saturated`` where too many wait by now: another server may have taken some in."""
         request = draft.request
         needed = request.start if isinstance(request, FineTune) else None
         needed = request.teacher if isinstance(request, MakeStudents) else needed

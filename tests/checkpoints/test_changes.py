@@ -174,11 +174,11 @@ def test_a_rollback_that_is_taken_back_leaves_what_others_did(repository: Reposi
     assert back.version == 1 and [change.version for change in changed] == [2, 3]
     repository.put("sample", files[3])
     repository.discard("sample", 2)
-    repository.undo("sample", changed, "default")
+    repository.undo("sample", 1, changed, "default")
     assert [(each.version, each.state) for each in repository.versions("sample")] == [
         (1, "active"), (3, "active"), (4, "active"),
     ]  # fmt: skip
     back, changed = repository.rolled_back("sample", 1, "default")
     repository.rollback("sample", 3)
-    repository.undo("sample", changed, "default")
-    assert repository.get("sample").version == 4, "it was withdrawn by both"
+    repository.undo("sample", 1, changed, "default")
+    assert repository.get("sample").version == 3, "as the other wanted"

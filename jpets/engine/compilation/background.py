@@ -87,7 +87,7 @@ class BackgroundCompiler:
         self.process = CompilingProcess(store, folder, replica.mesh)
         self._whole = WholePrograms(replica, store, self.process, memory, exchange)
         self._menu: list[ProgramKey] = []
-        self._expected: list[ProgramKey] = []
+        self._expected: dict[ProgramKey, None] = {}
         self._wanted = Wanted()
         self._needed: dict[ProgramKey, Future[None]] = {}
         """Programs that are to stay, each with the future that waits for it; they are compiled before all others."""
@@ -145,8 +145,11 @@ class BackgroundCompiler:
     def offer(self, menu: Iterable[ProgramKey], *, first: bool = False) -> None:
         """Adds to the menu; ``first``: what expected traffic will miss, which comes before what batches miss."""
         with self._changed:
-            offered = self._expected if first else self._menu
-            offered += [key for key in menu if key not in offered]
+            if first:
+                absent = (key for key in menu if self._wanted.open(key) and not self.memory.has(key))
+                self._expected.update(dict.fromkeys(absent))
+            else:
+                self._menu += menu
             self._changed.notify_all()
 
     def compile_other(self, family: Family, key: ProgramKey) -> Program | None:
@@ -175,7 +178,8 @@ class BackgroundCompiler:
         with self._changed:
             wanted = self._wanted.count(self.compile_seconds)
             in_parts = self._whole.worn(self.compile_seconds, unused=True) is not None
-            missing = len(self._menu) + len(self._expected) + len(self.memory.missing_core())
+            core = sum(map(self._wanted.open, self.memory.missing_core()))
+            missing = len(self._menu) + len(self._expected) + core
             return missing + wanted + len(self._needed) + (self._busy or in_parts)
 
     def close(self) -> None:
@@ -239,8 +243,9 @@ class BackgroundCompiler:
         niceness = HURRIED if self._hurried else IDLE
         if (core := next(filter(self._wanted.open, self.memory.missing_core()), None)) is not None:
             return _Next(core, wanted=True, niceness=niceness)
-        if self._expected:
-            return _Next(self._expected.pop(0), wanted=True, niceness=niceness)
+        if (expected := next(iter(self._expected), None)) is not None:
+            del self._expected[expected]
+            return _Next(expected, wanted=False, niceness=niceness)
         if (missed := self._missed()) is not None:
             return _Next(*missed, niceness)
         if self._menu and not self._hurried:
@@ -338,7 +343,12 @@ class BackgroundCompiler:
                         with self._changed:
                             self._wanted.brought()
         if gone is None:
+            if key in self.memory.missing_core():
+                log.warning("there is no room for a program without which new classes run apart; it is tried again")
+                self._failed(key)
+                return
             with self._changed:
                 self._wanted.put_off([key], IDLE_SECONDS)
-                if not wanted:
-                    self._menu.clear()  # the rest of it comes only if batches miss it
+                if not wanted:  # the rest comes only if batches miss it
+                    self._menu.clear()
+                    self._expected.clear()

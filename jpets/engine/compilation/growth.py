@@ -112,14 +112,23 @@ class Growth:
             self._memory.banks = self._replica.bank_bytes()
         classes = frozenset(self._tasks.classes).union(keys)
         takers = self._cores.takers(sorted(classes))
-        for program in takers:
-            self._bring(program)
+        try:
+            for program in takers:
+                self._bring(program)
+        except BaseException:
+            self._free(takers)
+            raise
         self._replica.opened = classes
         self._tasks.open({key: self._replica.banks[key].slots for key in keys})
+        self._free(self._takers)
         if self._compiler is not None:
-            self._compiler.memory.free(self._takers)
+            self._compiler.memory.keep(takers)  # some may be there of an opening that failed
         self._takers = takers
         log.info("classes were added", extra={"classes": list(map(str, keys))})
+
+    def _free(self, takers: Iterable[ProgramKey]) -> None:
+        if self._compiler is not None:
+            self._compiler.memory.free(takers)
 
     def _fitting(self, keys: Sequence[ClassKey]) -> dict[ClassKey, int]:
         """Slots of each class that the device has room for. Raises ``OutOfSpace``."""

@@ -54,6 +54,10 @@ class ProgramMemory:
         """These programs may leave from now on: others take all that they took. Any thread may call this."""
         self._added.update(keys)
 
+    def keep(self, keys: Iterable[ProgramKey]) -> None:
+        """These programs have to stay from now on. Any thread may call this."""
+        self._added.difference_update(keys)
+
     def has_room(self, key: ProgramKey, *, evict: bool) -> bool:
         """Whether a program that was not compiled yet is likely to fit: it is taken to need what the one with the most
         similar number of classes does."""

@@ -31,7 +31,7 @@ from jpets.engine.report import BalanceReport, EngineReport
 from jpets.engine.results.stats import BatchObserver
 from jpets.engine.tasks.entries import Entry, Tier
 from jpets.engine.tasks.lowered import LoweredTask
-from jpets.errors import JpetsError, NotFound, OutOfSpace
+from jpets.errors import JpetsError, NotFound, OutOfSpace, Preparing, UnknownClass
 from jpets.free_memory import usual_programs_mb
 from jpets.scheduling.balancing.rounds import AdaptiveInterval
 from jpets.types import DEFAULT_TENANT, LoadedBackbone, Progress, Query, Result, Task, TaskName
@@ -313,7 +313,8 @@ class EngineGroup(Serves):
 
     def expect(self, classes: Sequence[ClassKey], rows: int) -> None:
         for member in self._members:
-            member.expect(classes, rows)
+            with contextlib.suppress(UnknownClass, Preparing):  # the tasks are on others
+                member.expect(classes, rows)
 
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
         home = self.homes.get(TaskName(tenant, id))

@@ -98,7 +98,7 @@ class ReadyPrograms:
     def together(self, waiting: Sequence[Pending]) -> tuple[Sequence[Pending], bool]:
         """The queries that may share a batch with the most urgent one, and whether their classes are rare."""
         self._read()
-        if len(self._usual) == len(self._replica.family.slots):
+        if self._usual.issuperset(self._opened):
             return waiting, False
         rare = [not self._usual.issuperset(pending.row.slots) for pending in waiting]
         return [p for p, own in zip(waiting, rare, strict=True) if own == rare[0]], rare[0]

@@ -235,15 +235,13 @@ class StudentServing(Serves):
         group.outline = dataclasses.replace(lowered.task, deltas=())
         try:
             for at, (id, own) in enumerate(zip(group.ids, lowered.students, strict=True)):
-                again = None if load is None else group.loader(at)
-                self.engine.add_task(
-                    with_id(own, id), tenant=tenant, version=version, load=again, place=group.place(at)
-                )
+                again, where = None if load is None else group.loader(at), group.place(at)
+                self.engine.add_task(with_id(own, id), tenant=tenant, version=version, load=again, place=where)
         except BaseException:
             self._remove(group)
             raise
-        self.engine.expect(lowered.students[0].classes, len(group.ids))
         self._replace(name, group)
+        self._expect(lowered.students[0].classes, len(group.ids))
 
     def register_task(
         self,
@@ -275,9 +273,8 @@ class StudentServing(Serves):
         except BaseException:
             self._remove(group)
             raise
-        with contextlib.suppress(JpetsError):  # of classes that are still to come batches will tell
-            self.engine.expect(classes[:each], students)
         self._replace(name, group)
+        self._expect(classes[:each], students)
 
     def prepare(self, classes: Sequence[ClassKey]) -> Future[None]:
         return self.engine.prepare(classes)
@@ -299,6 +296,10 @@ class StudentServing(Serves):
 
     def expect(self, classes: Sequence[ClassKey], rows: int) -> None:
         self.engine.expect(classes, rows)
+
+    def _expect(self, classes: Sequence[ClassKey], rows: int) -> None:
+        with contextlib.suppress(JpetsError):  # of classes that are still to come batches will tell
+            self.engine.expect(classes, rows)
 
     def devices_of(self, id: str, *, tenant: str = DEFAULT_TENANT) -> Sequence[int]:
         found = (self.engine.devices_of(one, tenant=tenant) for one in self._ids(id, tenant))

@@ -177,7 +177,7 @@ def test_the_core_of_new_classes_comes_by_itself_after_a_failure(
         broken.setattr(compiler, "_load", lambda key, niceness: None)
         compiler.offer(())
         wait_until(lambda: compiler.failed == failed + 1)
-    assert compiler.waiting and not replica.has_program(key)
+    assert not replica.has_program(key) and compiler.barred(key)
     monkeypatch.setattr(wanted, "time", mock.Mock(monotonic=lambda: time.monotonic() + 2 * RETRY_SECONDS))
     wait_until(lambda: replica.has_program(key))
 

@@ -122,6 +122,8 @@ def test_programs_that_others_replace_may_leave(memory: ProgramMemory, shelf: Sh
     assert memory.make_room(program(THIRD, 7), evict=True) is None
     memory.free([CORE])
     assert memory.make_room(program(THIRD, 4), evict=True) == [CORE]
+    memory.keep([FIRST, SECOND])
+    assert memory.make_room(program(THIRD, 5), evict=True) is None
 
 
 @pytest.mark.parametrize(

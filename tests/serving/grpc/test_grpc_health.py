@@ -54,7 +54,7 @@ def test_reflection(channel: grpc.Channel) -> None:
 def test_streams_of_reflection_are_bounded_and_end_where_they_are_silent(
     app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(arrivals, "SILENT_SECONDS", 3.0)
     never = threading.Event()
 
     def silent() -> Iterator[reflection_pb2.ServerReflectionRequest]:

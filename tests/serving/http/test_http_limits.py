@@ -115,8 +115,11 @@ SHORT = {
 }
 
 
-def test_uploads_on_their_way_are_bounded_together(service: Service, tmp_path: Path) -> None:
+def test_uploads_on_their_way_are_bounded_together(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of four times the largest file, whose checks come when all of it is there."""
+    monkeypatch.setattr("serving.app.LEAST_UPLOADED", 0)
     app = create_app(service, ServingSettings(max_task_bytes=1 << 20, upload_folder=tmp_path))
     put = "PUT /v1/tasks/topic HTTP/1.1\r\nContent-Length: "
     with listening(app) as url, contextlib.ExitStack() as open_ones:
