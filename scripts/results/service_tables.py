@@ -292,12 +292,13 @@ def _days(days: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
             *(f"{own[key]:.0f}" for key in ("target_ms", "p95_ms", "p95_in_bursts_ms", "p95_between_ms")),
             percent(own["in_target"], 1),
             *(f"{own[key]:.2f}" for key in ("students", "students_in_bursts")),
+            str(own.get("refused", 0)),
             "yes" if own["whole_again"] else "no",
         ]
         for name, own in days
     ]
     head = ["a day with bursts", "target, ms", "p95, ms", "in bursts", "between", "in target"]
-    return markdown_table([*head, "students, mean", "in bursts", "whole again"], rows)
+    return markdown_table([*head, "students, mean", "in bursts", "refused", "whole again"], rows)
 
 
 def small_tasks() -> str:

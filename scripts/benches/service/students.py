@@ -30,6 +30,7 @@ from jpets.config import BackboneConfig, EngineSettings, SizingRule
 from jpets.deltas import METHODS
 from jpets.engine.engine import Engine
 from jpets.engine.students.serving import StudentServing
+from jpets.errors import Saturated
 from jpets.model.encoder import random_params
 from jpets.students.session import STUDENT_METHOD, default_settings
 from jpets.types import BackboneRef, Delta, Head, LoadedBackbone, Query, Students, Task
@@ -263,13 +264,14 @@ def _day(
         inside = day.in_burst(arrivals)
         told[f"day, {rule}"] = {
             "queries": len(took),
+            "refused": int(np.isnan(took).sum()),
             "target_ms": target,
-            "p95_ms": 1000 * float(np.percentile(took, 95)),
-            "p95_in_bursts_ms": 1000 * float(np.percentile(took[inside], 95)),
-            "p95_between_ms": 1000 * float(np.percentile(took[~inside], 95)),
+            "p95_ms": 1000 * float(np.nanpercentile(took, 95)),
+            "p95_in_bursts_ms": 1000 * float(np.nanpercentile(took[inside], 95)),
+            "p95_between_ms": 1000 * float(np.nanpercentile(took[~inside], 95)),
             "in_target": float((1000 * took <= target).mean()),
-            "students": float(sizes.mean()),
-            "students_in_bursts": float(sizes[inside].mean()),
+            "students": float(np.nanmean(sizes)),
+            "students_in_bursts": float(np.nanmean(sizes[inside])),
             "whole_again": own.size.dropped == 0,
             "together": own.size.together,
         }
@@ -280,8 +282,9 @@ def _day(
 def _play(
     serving: StudentServing, task: str, ids: Sequence[list[int]], arrivals: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds from when each query was to come until its answer, students that made it)."""
-    took, sizes = np.zeros(len(arrivals)), np.zeros(len(arrivals))
+    """(seconds from when each query was to come until its answer, students that made it); NaN where the queue was full
+    and refused it."""
+    took, sizes = np.full(len(arrivals), np.nan), np.full(len(arrivals), np.nan)
     futures = []
     began = time.perf_counter() + 0.1
 
@@ -296,7 +299,10 @@ def _play(
         due = began + offset
         if (wait := due - time.perf_counter()) > 0:
             time.sleep(wait)
-        (future,) = serving.submit([Query(task, input_ids=ids[at % len(ids)])])
+        try:
+            (future,) = serving.submit([Query(task, input_ids=ids[at % len(ids)])])
+        except Saturated:
+            continue
         future.add_done_callback(answered(at, due))
         futures.append(future)
     concurrent.futures.wait(futures)
