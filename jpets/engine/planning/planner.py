@@ -128,7 +128,12 @@ class Planner:
         return fair_batch(best, parties, lengths, shapes, most)
 
     def _batches(self, waiting: Sequence[Pending]) -> list[list[int]]:
-        """The plan of the window, as places in it."""
+        """The plan of the window, as places in it. For one query there is no other, and it is worth no search: most
+        queries of light traffic come alone."""
+        if len(waiting) == 1:
+            if self._wishes is not None:
+                self._wishes.alone()
+            return [[0]]
         window = read_window(waiting)
         costs = self._pricing.costs(window.sorts, self.ready.shapes_for(window.sorts))
         plan = self._policy(window.queue, costs)

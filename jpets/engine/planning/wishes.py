@@ -64,6 +64,10 @@ class Wishes:
         if self._few is not None:
             self._unseen[self._few] += seconds
 
+    def alone(self) -> None:
+        """Is told of a window of one query, whose batch asks for its program itself."""
+        self._few = None
+
     def planned(self, window: Window, batches: int, seconds: float) -> None:
         """Is told of a window, and of the number of batches and the device's predicted time of its plan in the programs
         that are ready. One batch of few queries asks for its program itself, when it is placed."""

@@ -56,6 +56,14 @@ def test_every_policy_serves(engine: Engine, policy: Policy) -> None:
     assert batches < len(waiting) or policy == "beta"
 
 
+def test_one_query_takes_no_search(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, _, _ = asking(engine)
+    monkeypatch.setattr(planner, "_policy", None)
+    for task in ("mask", "adapter", None):
+        (one,) = pendings(engine, [task])
+        assert list(planner.next_batch([one]).pendings) == [one]
+
+
 def test_a_kept_plan_gives_its_batches_until_much_else_comes(engine: Engine) -> None:
     own, waiting = KeptPlan(), pendings(engine, [None] * 20)
     assert own.batch(waiting) is None
