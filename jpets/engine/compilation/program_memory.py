@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from jpets.engine.device.memory import DeviceMemory
 from jpets.engine.device.replica import Replica
@@ -90,6 +90,13 @@ class ProgramMemory:
         self._added.add(program.key)
         return_free_memory()
 
+    def _whole_core_fits(self, like: Program, missing: int, unmapped: int, may_go: Sequence[Program]) -> bool:
+        """Whether all that is missing of the core, each taking what ``like`` does, fits if all these go; ``missing``
+        and ``unmapped`` are for one. A part of it would cost programs in use, and rows would still run apart."""
+        others = len(self.missing_core()) - 1
+        missing += others * like.host_bytes - sum(own.host_bytes for own in may_go)
+        return missing <= 0 <= unmapped - others * like.mappings + sum(own.mappings for own in may_go)
+
     def _core(self) -> frozenset[ProgramKey]:
         """The core of the newest generation, and of the latest complete one."""
         generations = self._replica.generations
@@ -107,7 +114,8 @@ class ProgramMemory:
         horizon = time.monotonic() - IDLE_SECONDS
         core = self._core()
         may_go = [p for own, p in programs.items() if evict and own in self._added and own not in core]
-        idle = [p for p in may_go if key in core or p.last_used < horizon]  # for the core used ones leave too
+        used_too = key in core and self._whole_core_fits(like, missing, unmapped, may_go)
+        idle = [p for p in may_go if used_too or p.last_used < horizon]
         leaving: list[ProgramKey] = []
         staying = {**programs, key: like}
         for each in sorted(idle, key=lambda p: p.last_used):

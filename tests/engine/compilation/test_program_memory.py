@@ -109,6 +109,16 @@ def test_used_programs_leave_for_the_core_of_new_classes(memory: ProgramMemory, 
     assert memory.make_room(program(THIRD, 3), evict=True) == [FIRST], "the rest of the core stays"
 
 
+def test_used_programs_leave_for_a_core_that_fits_whole(memory: ProgramMemory, shelf: Shelf) -> None:
+    """Of ten stored bytes six may go."""
+    fourth = ProgramKey(Bucket(128, ((1, 128),)), Variant())
+    shelf.generations = (*shelf.generations, Generation(frozenset(), (THIRD, fourth)))
+    for own in shelf.kept.values():
+        own.last_used = time.monotonic()
+    assert memory.make_room(program(THIRD, 4), evict=True) is None, "the other one would find no room"
+    assert memory.make_room(program(THIRD, 3), evict=True) == [FIRST]
+
+
 def test_an_older_core_stays_until_the_newer_one_is_there(memory: ProgramMemory, shelf: Shelf) -> None:
     older, newer = Generation(frozenset(), (FIRST,)), Generation(frozenset(), (SECOND, THIRD))
     shelf.generations = (*shelf.generations, older, newer)
