@@ -81,18 +81,21 @@ def add(
     if id is not None and len(found) > 1:
         raise typer.BadParameter(f"--id names one task, found {len(found)} files; rename them, or add each by itself")
     taken: dict[str, Path] = {}
+    for file in found:
+        taken.setdefault(file.stem, file)
     with open_store(context, repository, server, tenant, create=True) as store:
 
-        def add_one(file: Path) -> None:
-            name = file.stem if id is None else id
-            if (other := taken.setdefault(name, file)) != file:
+        def add_one(file: Path) -> TaskDetail:
+            if id is None and (other := taken[file.stem]) != file:
                 raise InvalidInput(f"expected each id once, {other} has this one too; add it by itself with --id")
-            stored = store.add(name, file, if_match)
-            typer.echo(f"added {name} version {stored.version} ({size(stored.bytes)})")
-            if stored.state == "preparing":
-                _wait_until_served(store, name)
+            return store.add(id or file.stem, file, if_match)
 
-        for_each(found, add_one)
+        def tell(stored: TaskDetail) -> None:
+            typer.echo(f"added {stored.id} version {stored.version} ({size(stored.bytes)})")
+            if stored.state == "preparing":
+                _wait_until_served(store, stored.id)
+
+        for_each(found, add_one, tell, store.at_once)
 
 
 def _wait_until_served(store: TaskStore, id: str) -> None:

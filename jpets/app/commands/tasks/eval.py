@@ -76,7 +76,7 @@ def evaluate(
             raise
 
     try:
-        for_each(found, score_or_note)
+        for_each(found, score_or_note, tell=lambda nothing: None)
     finally:
         if several and as_json:
             print_json(results)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -12,7 +15,10 @@ from jpets.app.commands.client.client import NoAnswer
 from jpets.app.commands.output import report_error
 from jpets.errors import InvalidInput, JpetsError, one_line
 
+T = TypeVar("T")
 SUFFIX = ".safetensors"
+AHEAD = 16
+"""Files whose work has begun, or waits for a thread, while that of an earlier one is told."""
 TaskFiles = Annotated[
     list[Path], typer.Argument(exists=True, metavar="FILE...", help="task files (.safetensors), or folders of them")
 ]
@@ -34,23 +40,41 @@ def check_file(path: Path) -> None:
         raise InvalidInput(f"expected a task file or a folder of them, found no {SUFFIX} file in it")
 
 
-def for_each(files: Sequence[Path], work: Callable[[Path], None]) -> None:
-    """Calls ``work`` with each file. Where it fails, that is reported in a line with the file's name, the others go on,
-    and the command ends with exit code 1. Where a server no longer answers, ``NoAnswer`` ends it at once."""
+def for_each(files: Sequence[Path], work: Callable[[Path], T], tell: Callable[[T], None], at_once: int = 1) -> None:
+    """Tells what ``work`` gives of each file, in their order, ``at_once`` of them in threads. Where it fails, that is
+    reported in a line with the file's name, the others go on, and the command ends with exit code 1. Where a server no
+    longer answers, ``NoAnswer`` ends it at once."""
     if len(files) == 1:
         check_file(files[0])
-        work(files[0])
+        tell(work(files[0]))
         return
+
+    def checked(file: Path) -> T:
+        check_file(file)
+        return work(file)
+
     failed = 0
-    for file in files:
-        try:
-            check_file(file)
-            work(file)
-        except NoAnswer:
-            raise
-        except (JpetsError, OSError) as error:
-            report_error(f"{file}: {one_line(error)}")
-            failed += 1
+    with ThreadPoolExecutor(at_once) as pool:
+        for file, found in _started(pool if at_once > 1 else None, checked, files):
+            try:
+                tell(found())
+            except NoAnswer:
+                raise
+            except (JpetsError, OSError) as error:
+                report_error(f"{file}: {one_line(error)}")
+                failed += 1
     if failed:
         report_error(f"{failed} of {len(files)} files failed")
         raise typer.Exit(1)
+
+
+def _started(
+    pool: ThreadPoolExecutor | None, work: Callable[[Path], T], files: Sequence[Path]
+) -> Iterator[tuple[Path, Callable[[], T]]]:
+    """Each file with what waits for its work, or does it; not many files ahead."""
+    coming: deque[tuple[Path, Callable[[], T]]] = deque()
+    for file in files:
+        coming.append((file, partial(work, file) if pool is None else pool.submit(work, file).result))
+        if len(coming) > AHEAD:
+            yield coming.popleft()
+    yield from coming

@@ -17,6 +17,8 @@ PAGE = 500
 class ServerStore:
     """A ``TaskStore``. The server checks files against its backbone."""
 
+    at_once = 1
+
     def __init__(self, server: Server) -> None:
         self._server = server
 

@@ -28,6 +28,9 @@ OwnerOption = Annotated[
 class TaskStore(Protocol):
     """Every method raises ``NotFound`` for a task that is not there."""
 
+    at_once: int
+    """Tasks that are worth adding at a time: a disk makes sure of several files in the time of one."""
+
     def tasks(self) -> Iterator[TaskSummary]:
         """Every task, by id."""
         ...
